@@ -4,10 +4,10 @@
     CAUSES["locked_memory"].blame       # "link": the rank that reports it is not named as the culprit
     next_step("exit", (3,))             # "Read the end of the log of rank 3: it exited by itself."
 
-A cause found in records, a log or a dump has the same row. Derived from this table: the next step, what is
-still to be collected, the kind and rank class of a line in a log, the sentences of `hangs.summary` and
-`deaths.analyze`, `Kind.user_causes`, and the anchors of the runbook. For a new cause add a row and a section of
-docs/runbook.md; a rule of a log (`store/readers/logs/rules/*.toml`) or an analyzer then names it.
+A cause has one row, whether it is found in records, a log or a dump. Derived from this table: the next step, what to
+collect, the kind and rank class of a log line, the sentences of `hangs.summary` and `deaths.analyze`,
+`Kind.user_causes`, and the anchors of the runbook. For a new cause add a row, a section in docs/runbook.md, and a log
+rule (`store/readers/logs/rules/*.toml`) or an analyzer that names it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from analyzers.wording import ranks_text
 __all__ = ["CAUSES", "COLLECT", "SIGNALS", "Blame", "Cause", "anchor", "names", "next_step"]
 
 Blame = Literal["rank", "link", "job"]
-"""rank: the rank that reports it is the culprit. link: it lies between ranks. job: it lies in the job's settings."""
+"""Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +31,20 @@ class Cause:
     name: str
     kind: Literal["rank_lost", "hang"]
     do: str
-    """Next step. `{ranks}`, and what is empty where it is unknown: `{caller}`, `{stack}`, `{unseen}`, `{devices}`."""
+    """Next step, with `{ranks}` and the optional `{caller}`, `{stack}`, `{unseen}` and `{devices}` (`next_step`)."""
     seen: str = ""
     """Sentence for findings from a run's records; the analyzer fills in names. Empty: the analyzer writes it."""
     text: str = ""
-    """Sentence for findings from a log line, with `{who}`, `{error}` and `{at}`. Empty: no single line proves it."""
+    """Sentence for findings from a log line, with `{who}`, `{error}` and `{at}`. Empty: no log line names it."""
     collect: tuple[str, ...] = ()
-    """Commands that settle it, with capitals where something has to be filled in."""
+    """Commands that confirm the cause; words in capitals are placeholders."""
     blame: Blame = "rank"
     is_proven_by_line: bool = True
-    """False: a peer that died leaves the same line, so it is only suspected."""
+    """False: the death of a peer leaves the same line, so the cause is only suspected."""
     by_user: bool = False
-    """It lies in the user's code, data or wish, never in a machine."""
+    """True if the user's code, data or decision is the cause, never a machine."""
     names_call: bool = False
-    """True if its first sentence names the call in which the others wait."""
+    """True if `seen` names the call in which the other ranks wait."""
 
     @property
     def advice(self) -> str:
@@ -95,7 +95,7 @@ _LOST_RANKS = (
           collect=("the logs of all ranks", _KERNEL)),
     Cause(name="host_out_of_memory", kind="rank_lost",
           do="Give the job more host memory, or use fewer loader workers and less caching per process.",
-          text="{who} could not get host memory{at}"),
+          text="{who} could not allocate host memory{at}"),
     Cause(name="device_error", kind="rank_lost",
           do="Drain the node, run `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and `dmesg -T | grep -i xid` there, "
           "reset or replace the GPU.",
@@ -113,22 +113,22 @@ _LOST_RANKS = (
           do="Enlarge /dev/shm (docker run --ipc=host or --shm-size, an emptyDir with medium: Memory).",
           text="{who} ran out of shared memory (/dev/shm){at}"),
     Cause(name="disk_full", kind="rank_lost", do="Free space on the file system, or write somewhere else.",
-          text="{who} could not write: no space or no quota is left{at}"),
+          text="{who} could not write: the disk or its quota is full{at}"),
     Cause(name="too_many_files", kind="rank_lost",
           do="Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system').",
           text="{who} ran out of file descriptors{at}"),
     Cause(name="too_many_processes", kind="rank_lost",
-          do="Raise the limit of processes (`ulimit -u`, the cgroup's pids.max), or start fewer threads "
+          do="Raise the process limit (`ulimit -u`, the cgroup's pids.max), or start fewer threads "
           "(OMP_NUM_THREADS).",
           text="{who} could not start a thread or process{at}: {error}"),
     Cause(name="file_system", kind="rank_lost",
           do="Check that mount on that host (`mount`, `dmesg -T`) and its server, then start again from a checkpoint.",
-          text="{who} got an error of a file system{at}: {error}"),
+          text="{who} got a file system error{at}: {error}"),
     Cause(name="download", kind="rank_lost",
-          do="Give every node access to that address, or download before and set HF_HUB_OFFLINE=1.",
+          do="Give every node access to that address, or download beforehand and set HF_HUB_OFFLINE=1.",
           text="{who} could not load from or save to a remote address{at}: {error}"),
     Cause(name="checkpoint_damaged", kind="rank_lost",
-          do="Go back to the checkpoint before, and write checkpoints to a temporary name first.",
+          do="Resume from the previous checkpoint, and write checkpoints to a temporary name first.",
           text="{who} could not read a checkpoint: the file is damaged or incomplete{at}"),
     Cause(name="checkpoint_differs", kind="rank_lost", blame="job", by_user=True,
           do="Build the model as it was when the checkpoint was written: the same configuration, vocabulary and "
@@ -139,9 +139,9 @@ _LOST_RANKS = (
           text="Two ranks use the same GPU: {error}"),
     Cause(name="version_mismatch", kind="rank_lost", blame="job",
           do="Install the same versions of driver, CUDA and NCCL on all nodes.",
-          text="Versions that do not fit together: {error}"),
+          text="Incompatible versions: {error}"),
     Cause(name="unused_parameters", kind="rank_lost", by_user=True,
-          do="Use find_unused_parameters=True, or make every parameter take part in the loss.",
+          do="Use find_unused_parameters=True, or make the loss depend on every parameter.",
           text="{who} did not use all parameters in a step, and DDP waits for their gradients{at}"),
     Cause(name="unreachable", kind="rank_lost", blame="link",
           do="Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that all nodes share, and open "
@@ -157,17 +157,17 @@ _LOST_RANKS = (
           collect=("ibstat; ibqueryerrors # on both ends", _KERNEL)),
     Cause(name="rendezvous", kind="rank_lost", blame="link", is_proven_by_line=False,
           do="Check the node that did not join: its launcher's log, its firewall, MASTER_ADDR and MASTER_PORT.",
-          text="The ranks did not all meet at the rendezvous: {error}",
+          text="Not all ranks joined the rendezvous: {error}",
           collect=("the launcher's log of every node", "nc -vz MASTER_ADDR MASTER_PORT # from every node")),
     Cause(name="port_in_use", kind="rank_lost", blame="link",
           do="Choose another MASTER_PORT (--rdzv-endpoint host:0), or end the process that still holds it.",
           text="A port is taken by another process: {error}"),
     Cause(name="port_denied", kind="rank_lost", blame="link",
           do="Choose a MASTER_PORT of 1024 or more: only root may listen on a lower one.",
-          text="A process may not listen on its port: {error}"),
+          text="A process is not allowed to listen on its port: {error}"),
     Cause(name="locked_memory", kind="rank_lost", blame="link",
           do="Raise `ulimit -l` where the processes start (limits.conf, docker run --ulimit memlock=-1).",
-          text="The limit of locked memory is too small for RDMA: {error}"),
+          text="The locked-memory limit is too low for RDMA: {error}"),
     Cause(name="nccl_error", kind="rank_lost", blame="link", is_proven_by_line=False,
           do="Run again with NCCL_DEBUG=WARN: NCCL then prints the cause.",
           text="{who} got an error from NCCL that does not name its cause: {error}",
@@ -175,7 +175,7 @@ _LOST_RANKS = (
     Cause(name="unnamed_error", kind="rank_lost",
           do="Read that line and those around it, and the end of every rank's log: no rule says what it means."),
     Cause(name="launch_failed", kind="rank_lost",
-          do="Start a plain command on that node in the same way (srun, ssh) and put right what it reports.",
+          do="Start a plain command on that node in the same way (srun, ssh) and fix what it reports.",
           collect=("srun --nodelist NODE hostname    |    ssh NODE hostname", "scontrol show node NODE")),
     Cause(name="time_limit", kind="rank_lost",
           do="Ask for more time, or save checkpoints before the limit and resume."),
@@ -198,7 +198,7 @@ _HANGS = (
           seen="{who} {hang} writing a checkpoint{at}{inside}"),
     Cause(name="evaluate", kind="hang", by_user=True, do=_CODE_OF_CALL, seen="{who} {hang} in evaluation{at}{inside}"),
     Cause(name="compile", kind="hang",
-          do="See whether the compiler of {ranks} works (processes below it), or do without `torch.compile`.",
+          do="Check whether the compiler of {ranks} is busy (its child processes), or disable `torch.compile`.",
           seen="{who} {have} not finished compiling{at}{inside}"),
     Cause(name="mismatch", kind="hang", blame="job", is_proven_by_line=False, by_user=True,
           do="Find the branch that depends on the rank or on its data.",
@@ -217,7 +217,7 @@ _HANGS = (
           text="The model's parameters differ between ranks: {error}"),
     Cause(name="skipped", kind="hang", names_call=True, by_user=True, do=_CODE_OF_CALL,
           seen="{who} skipped {call}{at} and {are} ahead of the others{sides_if_any}"),
-    Cause(name="desync", kind="hang", do="Find the collective that {ranks} made more or less often than the others."),
+    Cause(name="desync", kind="hang", do="Find the collective that {ranks} called more or less often than the others."),
     Cause(name="not_seen", kind="hang", names_call=True,
           do="Analyze the folders of all nodes together (`rankscope collect`), or the published address: {unseen} left "
           "no records in this folder."),
@@ -239,7 +239,7 @@ _HANGS = (
           seen="{who} {make} no progress{at} outside of any collective: {doing}{where}"),
 )  # fmt: skip
 CAUSES: Mapping[str, Cause] = {cause.name: cause for cause in (*_LOST_RANKS, *_HANGS)}
-"""By name; a name stands for one cause whatever it was read from."""
+"""By name."""
 
 SIGNALS: Mapping[str, Cause] = {
     "SIGKILL": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
@@ -250,11 +250,11 @@ SIGNALS: Mapping[str, Cause] = {
         do="Find the native stack of {ranks}: a core dump, or its log with `PYTHONFAULTHANDLER=1`.",
         collect=(_KERNEL, "coredumpctl gdb # or: python -X faulthandler")),
     "SIGBUS": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
-        do="Look whether /dev/shm or a mapped file's disk was full on the host of {ranks} (`df -h`), and enlarge it "
+        do="Check whether /dev/shm or a mapped file's disk was full on the host of {ranks} (`df -h`), and enlarge it "
            "(docker run --ipc=host or --shm-size).",
         collect=("df -h /dev/shm # on the host of that rank", _KERNEL)),
 }  # fmt: skip
-"""The cause `signal` where the signal says more."""
+"""Rows of the cause `signal` for signals with a more specific next step."""
 COLLECT: Mapping[str, tuple[str, ...]] = {
     **{row.name: row.collect for row in CAUSES.values() if row.collect},
     **{signal: row.collect for signal, row in SIGNALS.items()},
@@ -266,7 +266,7 @@ COLLECT: Mapping[str, tuple[str, ...]] = {
 
 
 def names(kind: str, *, by_user: bool = False) -> frozenset[str]:
-    """Names of the causes of a kind of finding; `by_user`: of those that no machine can be to blame for."""
+    """Names of the causes of a kind of finding; `by_user`: only those that are never a machine's fault."""
     return frozenset(row.name for row in CAUSES.values() if row.kind == kind and (row.by_user or not by_user))
 
 

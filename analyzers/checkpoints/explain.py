@@ -14,27 +14,28 @@ _WHAT = {"saved": "save", "copied": "copy"}
 
 
 def _why_failed(finding: Finding) -> str:
-    of = finding.evidence
-    good = of.get("num_good_since")
-    saved = "copied" if of.get("tier") == "remote" else "saved"
+    facts = finding.evidence
+    good = facts.get("num_good_since")
+    saved = "copied" if facts.get("tier") == "remote" else "saved"
     since = f"{counted(good, 'later ' + _WHAT[saved])} succeeded" if good else f"nothing has been {saved} since"
-    lines = str(of.get("reason") or "no reason was recorded").splitlines()
+    lines = str(facts.get("reason") or "no reason was recorded").splitlines()
     return sentence(f"{lines[0][:140].replace(';', ',').rstrip('.')}, and {since}")
 
 
 def _why_age(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"{of.get('age_steps', '?')} steps or {number(of.get('lost_s'))} s of training have no good save, with one "
-        f"due every {of.get('interval_steps', '?')} steps."
+        f"The last good save is {facts.get('age_steps', '?')} steps or {number(facts.get('lost_s'))} s of "
+        f"training old. A save is due every {facts.get('interval_steps', '?')} steps."
     )
 
 
 def _why_cost(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"{of.get('num_saves', '?')} saves stalled training for {percent(of.get('stall_ratio'))} of the time. "
-        f"{of.get('num_delayed', '?')} were delayed, and the longest took {number(of.get('longest_save_s'))} s."
+        f"{facts.get('num_saves', '?')} saves stalled training for {percent(facts.get('stall_ratio'))} of the "
+        f"time. {facts.get('num_delayed', '?')} were delayed, and the longest took "
+        f"{number(facts.get('longest_save_s'))} s."
     )
 
 
@@ -45,7 +46,7 @@ WHY: Mapping[str, Callable[[Finding], str]] = {
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
     "checkpoint_failed": lambda finding: (
-        "Check the address, its credentials and the service. The checkpoints on the disk are whole."
+        "Check the address, its credentials and the service. The checkpoints on disk are complete."
         if finding.evidence.get("tier") == "remote"
         else "Free space on the disk, or repair the file system that the reason names."
     ),

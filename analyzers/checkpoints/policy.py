@@ -1,4 +1,4 @@
-"""The failure rate that is assumed without failures, and the age at which a save is old."""
+"""The failure rate assumed for a run without failures, and the age at which a save is too old."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class FailurePolicy:
     days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours per GPU."""
 
     def knows_rate(self, num_failures: int) -> bool:
-        """Return False after one or two failures; without any, the assumed rate counts as known."""
+        """Return False after one or two failures; after none the assumed rate is used."""
         return not 0 < num_failures < SHARED.min_times

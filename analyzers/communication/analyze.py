@@ -1,16 +1,16 @@
-"""Cost of communication: how much is exposed, how fast it is, and what would make it cheaper.
+"""Cost of communication: how much of it is exposed, its bandwidth, and what would make it cheaper.
 
     findings = communication(store, Scope())       # kinds exposed_communication, low_bandwidth, small_buckets
 
-1. `account.device.exposure` measures what is exposed and what overlapped. The share of exposed transfers is reported as
-   a measurement, and as advice from `exposed_ratio` of the step on. Waiting for late ranks belongs to stragglers.
-2. `bandwidth` measures each operation, size and group against the best seen. A mesh dimension whose large messages are
-   `slow_factor` slower than those of another one is advice: it lies over a slower link than the others.
-3. Gradient buckets are too small if latency costs more than moving their bytes, and if fewer of them would take
-   `saving_ratio` off the step.
+1. `account.device.exposure` separates exposed from overlapped communication. The share of exposed transfers is always
+   reported, and is advice from `SHARED.cost_ratio` of the step. Waiting for late ranks is left to the stragglers.
+2. `bandwidth` compares each operation, size and group with the fastest of the run. A mesh dimension whose large
+   messages are slower than those of another one by `SHARED.clear_factor` is advice: its links are slower.
+3. Gradient buckets are too small if their latency exceeds the time to move their bytes, and merging them would save
+   `SHARED.saving_ratio` of the step.
 
-One group that is slower than others is a slow link (`link_search`, kind straggler), and transfers that become slower
-for all are a drop of the throughput: both are faults. The findings here are about how the run was set up.
+The findings here are about how the run was set up. Faults are found elsewhere: a group slower than its peers is a slow
+link (`link_search`, kind straggler), and transfers that slow down in all groups reduce the throughput.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GRADIENTS = ("all_reduce", "reduce_scatter")
 
 
 def communication(source: Source, scope: Scope, policy: CommunicationPolicy | None = None) -> list[Finding]:
-    """Judge the newest attempt with enough steps; a run of one rank has no findings."""
+    """Analyze the newest attempt with enough steps; a run of one rank has no findings."""
     policy = policy or CommunicationPolicy()
     needed = {"collectives": ("step", "op", "process_group", "bytes", "issue_ns", "end_ns"), "steps": ("duration_ns",)}
     if absent := lacking(source, **needed):
@@ -69,7 +69,7 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
         if contradicted := contradiction(source, attempt):
             return [_insufficient(contradicted)]
         if measured.num_steps >= SHARED.min_steps:
-            return _judged(source, attempt, measured, policy, _planned_ratio(scope.manifest))
+            return _findings(source, attempt, measured, policy, _planned_ratio(scope.manifest))
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     if num_ranks < 2:
         return []
@@ -77,13 +77,13 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
 
 
 def _planned_ratio(manifest: Mapping[str, Any]) -> float | None:
-    """Share of the step that the trainer's plan gives to exposed communication."""
+    """Share of the step that the trainer's plan expects for exposed communication."""
     plan = manifest.get("planned")
     ratio: Any = plan.get("communication_ratio") if isinstance(plan, Mapping) else None
     return float(ratio) if is_number(ratio) and 0 <= ratio <= 1 else None
 
 
-def _judged(
+def _findings(
     source: Source, attempt: int, measured: Exposure, policy: CommunicationPolicy, planned_ratio: float | None
 ) -> list[Finding]:
     phases = [
@@ -98,7 +98,7 @@ def _judged(
     if slow := _slow_dimension(attempt, classes, policy):
         found.append(slow)
     ((num_steps,),) = source.rows("SELECT count(DISTINCT step) FROM collectives WHERE attempt = ?", [attempt])
-    # What is also reduced in a forward pass is no gradient: activations, of tensor or sequence parallelism.
+    # Sizes that are also reduced in a forward pass are activations of tensor or sequence parallelism, not gradients.
     rows = source.rows(
         "SELECT DISTINCT op, process_group, bytes FROM collectives WHERE attempt = ? AND phase = 'forward'", [attempt]
     )
@@ -118,16 +118,16 @@ def _exposed(
     busy = float(measured.busy_ms.sum())
     hidden = float(measured.overlapped_ms.sum()) / busy if busy else 0.0
     step_ms = float(np.median(measured.step_ms))
-    is_much = transfer >= SHARED.cost_ratio
+    is_costly = transfer >= SHARED.cost_ratio
     planned = "" if planned_ratio is None else f" (planned: {percent(planned_ratio)})"
     return Finding(
         analyzer="communication",
         kind="exposed_communication",
         severity="info",
-        status="advice" if is_much else "ok",
+        status="advice" if is_costly else "ok",
         first_step=int(measured.step.min()),
         last_step=int(measured.step.max()),
-        cause="transfer" if is_much else "",
+        cause="transfer" if is_costly else "",
         summary=f"Exposed communication, not counting waits for late ranks, takes {100 * transfer:.0f} % of the step "
         f"time{planned} from step {int(measured.step.min())} to {int(measured.step.max())}. "
         f"{100 * hidden:.0f} % of all communication is overlapped.",
@@ -140,14 +140,14 @@ def _exposed(
             "exposed_ms": round(exposed * step_ms, 3),
             "step_ms": round(step_ms, 3),
             "steps_measured": measured.num_steps,
-            "classes": [_described(one) for one in classes[:_SHOWN_CLASSES]],
+            "classes": [_class_evidence(one) for one in classes[:_SHOWN_CLASSES]],
         },
         advice="exposed-communication",
         attempt=attempt,
     )
 
 
-def _described(one: CallClass) -> dict[str, object]:
+def _class_evidence(one: CallClass) -> dict[str, object]:
     return {
         "op": one.op,
         "process_group": one.process_group,
@@ -160,16 +160,16 @@ def _described(one: CallClass) -> dict[str, object]:
 
 
 def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: CommunicationPolicy) -> Finding | None:
-    """Find the mesh dimension whose large messages are much slower than the best of another one."""
-    speed: dict[str, CallClass] = {}
+    """Find the mesh dimension whose fastest large messages are much slower than those of another one."""
+    fastest: dict[str, CallClass] = {}
     for one in classes:
         if one.num_bytes >= policy.large_bytes and one.num_members > 1:
-            before = speed.get(one.dimension)
-            if before is None or one.bus_gb_per_s > before.bus_gb_per_s:
-                speed[one.dimension] = one
-    if len(speed) < 2:
+            known = fastest.get(one.dimension)
+            if known is None or one.bus_gb_per_s > known.bus_gb_per_s:
+                fastest[one.dimension] = one
+    if len(fastest) < 2:
         return None
-    ordered = sorted(speed.values(), key=lambda one: one.bus_gb_per_s)
+    ordered = sorted(fastest.values(), key=lambda one: one.bus_gb_per_s)
     slow, best = ordered[0], ordered[-1]
     factor = best.bus_gb_per_s / slow.bus_gb_per_s
     if factor < SHARED.clear_factor:
@@ -215,12 +215,12 @@ def _small_buckets(
             and one.num_bytes >= SHARED.min_payload_bytes
             and latency_ms(one, best) >= SHARED.explained_ratio * one.transfer_ms
         ]
-        calls = sum(one.num_calls for one in small) / num_steps
-        if calls < policy.min_buckets:
+        calls_per_step = sum(one.num_calls for one in small) / num_steps
+        if calls_per_step < policy.min_buckets:
             continue
         lost_ms = sum(latency_ms(one, best) * one.num_calls for one in small) / num_steps
-        # One call remains; latency that the backward pass hides costs nothing now.
-        gain_ms = min(lost_ms * (1 - 1 / calls), exposed_ms)
+        # Merging leaves one call's latency, and saves nothing of what the backward pass already hides.
+        gain_ms = min(lost_ms * (1 - 1 / calls_per_step), exposed_ms)
         if gain_ms < SHARED.saving_ratio * step_ms:
             continue
         mean_bytes = sum(one.num_bytes * one.num_calls for one in small) / sum(one.num_calls for one in small)
@@ -228,15 +228,15 @@ def _small_buckets(
             Finding.advise(
                 "communication",
                 "small_buckets",
-                f"{calls:.0f} {op} calls per step in {group_text(group)} are mostly latency "
+                f"{calls_per_step:.0f} {op} calls per step in {group_text(group)} are mostly latency "
                 f"({mean_bytes / 2**10:,.0f} KiB each). "
                 f"Larger buckets would save up to {gain_ms:.3g} of {step_ms:.3g} ms per step.",
                 attempt=attempt,
                 cause=op,
                 evidence={
-                    "calls_a_step": round(calls, 2),
+                    "calls_a_step": round(calls_per_step, 2),
                     "mean_bytes": round(mean_bytes),
-                    "latency_ms": round(lost_ms / calls, 4),
+                    "latency_ms": round(lost_ms / calls_per_step, 4),
                     "gain_ms": round(gain_ms, 3),
                     "gain_ratio": round(gain_ms / step_ms, 4),
                     "best_gb_per_s": float(f"{best:.4g}"),

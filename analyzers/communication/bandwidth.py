@@ -1,14 +1,14 @@
-"""Bandwidth of collectives: transfer time and bus bandwidth by operation, group and size, against the best seen.
+"""Bandwidth of collectives: transfer time and bus bandwidth by operation, group and size, relative to the fastest.
 
     for call in call_classes(source, attempt=0):
         call.op, call.process_group, call.num_bytes, call.bus_gb_per_s, call.of_best_ratio
 
-* The member with the shortest time in a call came last: its time is the transfer, without waiting. A call that was
-  made while others of its group were in flight counts from their end: they occupied the link until then.
-* *Bus bandwidth* makes operations and group sizes comparable: the bytes that a ring sends over each link, which are
-  2 (N - 1) / N of the data for an all_reduce and (N - 1) / N for what gathers or scatters, over the transfer time. A
-  ring cannot be faster than its slowest link, so this is bounded by the hardware, not by N.
-* *Best seen* is the fastest class of the run, by its median: what the machine can do.
+* The last member to enter a call has the shortest time in it: the transfer, without waiting. If earlier calls of the
+  group are still in flight, the call is timed from their end, because they occupy the link until then.
+* *Bus bandwidth* makes operations and group sizes comparable: the bytes that a ring sends over each link, divided by
+  the transfer time. The bytes are 2 (N - 1) / N of the data for an all_reduce, and (N - 1) / N for an all_gather,
+  reduce_scatter or all_to_all. A ring is as fast as its slowest link, so the hardware bounds this value, not N.
+* The reference is the class of the run with the highest median: what the machine can do.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from analyzers.wording import group_text
 __all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
 
 MAX_CALLS = 2_000_000
-"""Rows of collectives that are read; of more, every k-th step."""
+"""Rows of collectives up to which all are read; above, every k-th step."""
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
-"""Bytes over each link of a ring / recorded bytes: the input of this rank, which for an all_gather is one part of N."""
+"""Bytes over each link of a ring, relative to the recorded bytes, which are the rank's input: for an all_gather 1 / N
+of the data."""
 _COLUMNS = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
 
 
@@ -43,12 +44,12 @@ class CallClass:
     num_members: int
     num_calls: float
     transfer_ms: float
-    """Transfer time of a call, median over the steps."""
+    """Mean transfer time of a step's calls, median over the steps."""
     bus_gb_per_s: float
     wait_s: float
-    """Wait of all members together, over the run."""
+    """Total wait of all members over the run."""
     of_best_ratio: float
-    """Bus bandwidth over that of the fastest class in the run."""
+    """Bus bandwidth relative to the fastest class in the run."""
 
     @property
     def dimension(self) -> str:
@@ -71,7 +72,7 @@ class CallClass:
 
 
 def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = (), limit: int = 1_000) -> list[CallClass]:
-    """Classes of an attempt's group calls (no point-to-point), the most waiting first; `phases` empty: of all."""
+    """Classes of an attempt's collectives in `phases` (empty: all), by descending wait; no point-to-point calls."""
     found = call_columns(source, attempt=attempt, phases=phases, limit=limit)
     rows = [
         (str(op or ""), str(group or ""), int(size or 0), int(members), float(calls), float(took), float(speed),
@@ -94,10 +95,9 @@ def call_columns(
 ) -> dict[str, npt.NDArray]:  # type: ignore[type-arg]
     """Columns op, process_group, bytes, n (members), num_calls, transfer_ms (median of steps), bus_gb_per_s, wait_s.
 
-    Transfer and bandwidth of a send or recv are not measured: its time includes the wait for the other rank.
-
-    The most waiting comes first; empty columns without recorded calls. Of long runs every k-th step is read, and calls
-    and waiting are scaled up.
+    Ordered by descending wait; empty columns without recorded calls. A send or recv has no transfer time and bandwidth,
+    because its duration includes the wait for the other rank. In long runs every k-th step is read, and calls and waits
+    are scaled up.
     """
     if not source.has("collectives"):
         return {name: np.zeros(0) for name in _COLUMNS}
@@ -131,5 +131,5 @@ def call_columns(
 
 
 def latency_ms(small: CallClass, best_gb_per_s: float) -> float:
-    """Time of a call beyond moving its bytes at the best bandwidth seen (ms)."""
+    """Transfer time of a call beyond that of its bytes at the best bandwidth (ms)."""
     return max(0.0, small.transfer_ms - small.bus_bytes / (best_gb_per_s * 1e6))

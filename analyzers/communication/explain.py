@@ -11,26 +11,26 @@ __all__ = ["NEXT", "WHY"]
 
 
 def _exposed(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"Ranks are blocked in communication for {number(of.get('exposed_ms'))} of {number(of.get('step_ms'))} ms per "
-        f"step, and wait for late ranks in {percent(of.get('waiting_for_late_ratio'))} of the step."
+        f"Ranks are blocked in communication for {number(facts.get('exposed_ms'))} of {number(facts.get('step_ms'))} "
+        f"ms per step, and wait for late ranks in {percent(facts.get('waiting_for_late_ratio'))} of the step."
     )
 
 
 def _bandwidth(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"A transfer takes {number(of.get('transfer_ms'))} ms where the best bandwidth seen would take "
-        f"{number(of.get('at_best_ms'))} ms."
+        f"A transfer takes {number(facts.get('transfer_ms'))} ms where the best bandwidth seen would take "
+        f"{number(facts.get('at_best_ms'))} ms."
     )
 
 
 def _buckets(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"Each of {number(of.get('calls_a_step'))} calls per step costs {number(of.get('latency_ms'))} ms on top of "
-        f"moving its bytes at {rate_text(of.get('best_gb_per_s'))}."
+        f"Each of {number(facts.get('calls_a_step'))} calls per step costs {number(facts.get('latency_ms'))} ms on top "
+        f"of moving its bytes at {rate_text(facts.get('best_gb_per_s'))}."
     )
 
 

@@ -4,10 +4,10 @@
     # "after is better than before. It takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses are
     #  bitwise identical in 60 steps."
 
-A difference within its interval or noise decides nothing; where speed and loss disagree, only the reader can weigh
-them. A run that did not finish, alone has a critical finding (`analyzers.compare.shortcomings`), or trains another
-model, may be called faster or lower in loss, never better. Where the steps of both runs have different numbers of
-tokens, the loss at equal steps decides nothing.
+A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
+called better. A run with a shortcoming (`analyzers.compare.shortcomings`: it did not finish, it alone has a critical
+finding) or that trains another model may be called faster or lower in loss, but never better. If the runs have
+different numbers of tokens per step, the loss at equal steps does not count.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from analyzers.stragglers.throughput import Change
 __all__ = ["answer", "loss_sentence", "speed_words"]
 
 FACTOR_FROM = 1.5
-"""Ratio of times from which a factor is printed instead of a percentage."""
+"""Ratio of times from which "1.50x faster" is printed instead of a percentage."""
 
 
 def answer(
     run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = "",
     against_either: str = "",
 ) -> str:  # fmt: skip
-    """Return which run is better and why, B against A. `against_a`, `against_b`: why that run is not called better;
-    `against_either`: why none is."""
-    faster = 0 if speed is None or speed.low <= 1 <= speed.high else 1 if speed.high < 1 else -1
-    learns = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
+    """Return which run is better and why. `against_a` and `against_b` are shortcomings of one run, `against_either` is
+    a reason to call neither better."""
+    # +1: B wins, -1: A wins, 0: undecided.
+    by_speed = 0 if speed is None else int(speed.high < 1) - int(speed.low > 1)
+    by_loss = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
     parts = []
-    if faster * learns < 0:
-        fast, low = (run_b, run_a) if faster > 0 else (run_a, run_b)
+    if by_speed * by_loss < 0:
+        fast, low = (run_b, run_a) if by_speed > 0 else (run_a, run_b)
         parts.append(f"{fast} is faster, {low} has the lower loss.")
-    elif faster + learns:
-        better, worse = (run_b, run_a) if faster + learns > 0 else (run_a, run_b)
+    elif by_speed + by_loss:
+        better, worse = (run_b, run_a) if by_speed + by_loss > 0 else (run_a, run_b)
         but = " and ".join(filter(None, (against_b if better == run_b else against_a, against_either)))
         if but:
-            gained = " and has the lower loss" if faster and learns else ""
-            ahead = f"{better} is faster than {worse}{gained}" if faster else f"{better} has the lower loss"
+            and_loss = " and has the lower loss" if by_speed and by_loss else ""
+            ahead = f"{better} is faster than {worse}{and_loss}" if by_speed else f"{better} has the lower loss"
             parts.append(f"{ahead}, but {but}.")
         else:
             parts.append(f"{better} is better than {worse}.")
@@ -56,7 +57,7 @@ def answer(
 
 
 def speed_words(speed: Change) -> str:
-    """`takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %)`, without a subject."""
+    """Predicate: `takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %)`."""
     per = "token" if speed.per_token else "step"
     if speed.low <= 1 <= speed.high:
         low, high = 100 * (speed.low - 1), 100 * (speed.high - 1)
@@ -76,7 +77,7 @@ def speed_words(speed: Change) -> str:
 
 
 def loss_sentence(loss: LossChange | None) -> str:
-    """Compare the second run's loss with the first's in a sentence."""
+    """One sentence on the loss of run B relative to run A."""
     if loss is None:
         return "Too few common steps to compare the loss."
     if loss.first_different_step is None:
@@ -86,7 +87,7 @@ def loss_sentence(loss: LossChange | None) -> str:
     noise = f"beyond its noise of {loss.noise:.2g}"
     if not loss.is_real:
         noise = f"which may be chance (less than {factor:.0f} times its noise of {loss.noise:.2g})"
-    other = "" if loss.equal_tokens else " Their steps have different numbers of tokens, so this decides nothing."
+    other = "" if loss.equal_tokens else " This decides nothing: the runs train different numbers of tokens per step."
     end = f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}"
     if loss.difference == 0:
         end = "The loss is the same at the end"

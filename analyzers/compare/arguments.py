@@ -1,6 +1,6 @@
-"""The arguments of two recorded commands as settings: what a script was started with.
+"""Arguments of a script's recorded command as settings, to compare runs.
 
-arguments(["train.py", "--lr", "3e-3", "--fault=spike", "--bf16"])
+arguments({"attached": True, "command": ["train.py", "--lr", "3e-3", "--fault=spike", "--bf16"]})
 # {"--lr": "3e-3", "--fault": "spike", "--bf16": "set", "arguments": "train.py"}
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 __all__ = ["arguments"]
 
 MAX_ARGUMENTS = 200
-MAX_VALUE = 200
+MAX_VALUE_CHARS = 200
 
 
 def arguments(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Options by name, and the rest in order; of a script only: the trainer records all that its command sets."""
+    """Options by name and the positional arguments in order. Empty for the trainer, whose settings are recorded."""
     command = manifest.get("command")
     if not manifest.get("attached") or not isinstance(command, list):
         return {}
@@ -34,8 +34,9 @@ def arguments(manifest: Mapping[str, Any]) -> dict[str, str]:
             while words and not _is_option(words[0]):
                 values.append(words.pop(0))
             value = " ".join(values) or "set"
-        found[name[:MAX_VALUE]] = f"{found[name]}, {value}"[:MAX_VALUE] if name in found else value[:MAX_VALUE]
-    return {**found, "arguments": " ".join(rest)[:MAX_VALUE]} if rest else found
+        value = f"{found[name]}, {value}" if name in found else value
+        found[name[:MAX_VALUE_CHARS]] = value[:MAX_VALUE_CHARS]
+    return {**found, "arguments": " ".join(rest)[:MAX_VALUE_CHARS]} if rest else found
 
 
 def _is_option(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""Two loss curves at equal steps: the difference at their end, its noise, and where they part.
+"""Two loss curves at equal steps: the difference at their end, its noise, and where they diverge.
 
 change = loss_change(a, b)
 change.difference, change.noise, change.first_different_step
@@ -19,23 +19,23 @@ __all__ = ["LossChange", "loss_change"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossChange:
-    """Two loss curves at equal steps, over the last tenth of them. In nats; positive: the second loss is higher."""
+    """Difference over the last tenth of the common steps, in nats; positive: the second loss is higher."""
 
     common_steps: int
     difference: float
     noise: float
-    """Standard error of the difference, from how much each curve jumps from step to step."""
+    """Standard error of the difference, from the step-to-step changes of both curves."""
     first_different_step: int | None
     """First step at which the losses are not bitwise identical; None if they always are."""
 
     is_real: bool
-    """A difference beyond the noise."""
+    """True if the difference exceeds the noise."""
     equal_tokens: bool = True
-    """False where a step of one run has other numbers of tokens: then equal steps are not equal training."""
+    """False if the runs train different numbers of tokens per step, so that equal steps cannot be compared."""
 
 
 def _losses(source: Source) -> dict[int, float]:
-    """{step: loss} of the kept executions: the last one of each step."""
+    """{step: loss}; for a step that ran more than once, the last execution."""
     table = source.query(
         """
         SELECT step, arg_max(loss, (attempt, start_ns)) AS loss FROM steps

@@ -1,12 +1,12 @@
-"""Scaling efficiency: throughput at N ranks over N times that at one, from recorded runs.
+"""Scaling efficiency of recorded runs: throughput at N ranks relative to N times that of one rank.
 
     scaling = scaling_of([Side(...), Side(...), ...])
     scaling.kind                         # strong | weak | mixed
     scaling.points[2].efficiency_ratio   # 0.87, with .low and .high
 
 *Strong*: the same tokens per step on more ranks; *weak*: the same tokens per step and rank. The run with the fewest
-ranks is the base: ideal is its throughput per rank. The serial share is that of Karp and Flatt (1990): the part of the
-base's work that does not get faster, from the speed-up alone; if it grows with N, it is overhead.
+ranks is the base; ideal scaling keeps its throughput per rank. The serial share is the experimentally determined serial
+fraction of Karp and Flatt (1990), computed from the speed-up. If it grows with N, overhead grows with N.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IN_STEPS = ("training", *_LOSSES)
 
 
 class ScalingError(ValueError):
-    """These runs cannot be compared; the text is one sentence."""
+    """The runs cannot be compared; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +47,19 @@ class Point:
     step_ms: float
     tokens_per_s: float
     speedup: float
-    """Over the base."""
+    """Relative to the base."""
     efficiency_ratio: float
     low: float
     high: float
-    """95 % interval of the efficiency, from resampled blocks of steps; equal to it for the base."""
+    """95 % interval of the efficiency, from resampled blocks of steps; for the base equal to the efficiency."""
     serial_ratio: float | None
-    """Karp-Flatt; None for the base, and where scaling is not strong."""
+    """Karp-Flatt; None for the base and unless scaling is strong."""
     shares: Mapping[str, float]
-    """Shares of the time in steps: training, communication, straggler, bubble, data; empty if it is not known."""
+    """Shares of the step time: training, communication, straggler, bubble, data; empty if not recorded."""
 
     @property
     def lost_to(self) -> str:
-        """The largest part of a step besides training; empty if it is not known."""
+        """Name of the largest share besides training; empty if not recorded."""
         losses = {name: self.shares.get(name, 0.0) for name in _LOSSES}
         worst = max(losses, key=lambda name: losses[name])
         return _LOSSES[worst] if losses[worst] > 0 else ""
@@ -68,16 +68,17 @@ class Point:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     kind: str
-    """strong | weak | mixed (neither the tokens per step nor per rank are constant)."""
+    """strong | weak | mixed: neither the tokens per step nor those per step and rank are constant."""
     points: tuple[Point, ...]
-    """By the number of ranks; the first is the base."""
+    """Ordered by number of ranks; the first is the base."""
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "points": [asdict(point) | {"lost_to": point.lost_to} for point in self.points]}
 
 
 def scaling_of(sides: Sequence[Side]) -> Scaling:
-    """Raises ScalingError for runs without steps or tokens, or all with the same number of ranks."""
+    """Compare each run with the one of the fewest ranks. Raises ScalingError if a run has no steps or tokens, or if all
+    have the same number of ranks."""
     runs = [_Run.of(side) for side in sides]
     runs.sort(key=lambda run: (run.num_ranks, run.name))
     if runs[0].num_ranks == runs[-1].num_ranks:
@@ -130,7 +131,7 @@ def _point(run: _Run, base: _Run, kind: str) -> Point:
     work = run.tokens_per_step / base.tokens_per_step
     efficiency = low = high = work * base_ms / step_ms / ranks
     if run is not base:
-        # Of whole steps: tokens are the same in all of them.
+        # `work` accounts for the tokens, so only step times are compared.
         change = between(_without_tokens(base.times), _without_tokens(run.times))
         if change is not None:
             efficiency, low, high = (work / ratio / ranks for ratio in (change.ratio, change.high, change.low))

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from analyzers.corruption.replicas import ALL_TENSORS
-from analyzers.figures.drawing import bars
-from analyzers.figures.drawing import focus as against
+from analyzers.figures.drawing import bars, focus
 from analyzers.figures.drawing.titled_figure import Drawing
 from analyzers.figures.ranks import agreement
 from analyzers.figures.ranks.rank_values import against_others, attempt_of
@@ -23,7 +22,7 @@ MAX_RANKS = 64
 
 
 def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Agreement of each rank with its replicas, check by check."""
+    """Agreement of each rank with its replicas at each check."""
     attempt = attempt_of(source, finding)
     if attempt is None or missing_tables(source, "fingerprints"):
         return
@@ -47,23 +46,23 @@ def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
     rank, step, state = ints(table["rank"]), ints(table["step"]), floats(table["state"])
     if not len(rank):
         return
-    # Of many ranks the suspects first, then the lowest.
+    # All suspects, filled up with the lowest other ranks.
     wrong = sorted(set(finding.ranks) | set(rank[state > 0].tolist()))[:MAX_RANKS]
     others = [one for one in np.unique(rank).tolist() if one not in wrong]
     ranks = sorted(wrong + others[: MAX_RANKS - len(wrong)])
     steps = np.unique(step).tolist()
     grid = np.full((len(ranks), len(steps)), np.nan)
-    for of, at, value in zip(rank.tolist(), step.tolist(), state.tolist(), strict=True):
-        if of in ranks:
-            grid[ranks.index(of), steps.index(at)] = value
+    for row, column, value in zip(rank.tolist(), step.tolist(), state.tolist(), strict=True):
+        if row in ranks:
+            grid[ranks.index(row), steps.index(column)] = value
     tensors = [str(name) for name in evidence_of(finding).get("tensors", ()) if name != ALL_TENSORS]
-    figure = agreement.draw([f"rank {of}" for of in ranks], [str(at) for at in steps], grid, x="step of the check")
+    figure = agreement.draw([f"rank {row}" for row in ranks], list(map(str, steps)), grid, x="step of the check")
     what = "Agreement with replicas" if finding.kind == "replica_mismatch" else "Checks of the state"
     yield Drawing(title=f"{what}{f': {tensors[0]}' if len(tensors) == 1 else ''}", figure=figure)
 
 
 def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The peak of the gradient, its expected value and its value when recomputed; the gradient norm over the steps."""
+    """The gradient's peak as expected, computed and recomputed, and the gradient norm over the steps."""
     numbers = evidence_of(finding)
     peak, again, ratio = (numbers.get(name) for name in ("peak", "peak_again", "ratio"))
     if peak and ratio:
@@ -76,7 +75,7 @@ def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
     if attempt is not None and finding.ranks and not lacking(source, steps=("local_grad_norm",)):
         comparison = against_others(source, attempt, finding.ranks, "local_grad_norm")
         if len(comparison.x) > 1:
-            figure = against.draw(comparison, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
+            figure = focus.draw(comparison, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
             yield Drawing(title=f"Gradient norm of {ranks_text(finding.ranks)} against the others", figure=figure)
 
 

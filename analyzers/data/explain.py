@@ -11,11 +11,11 @@ __all__ = ["NEXT", "WHY"]
 
 
 def _why(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"Loading takes {percent(of.get('data_ratio'))} of a step: {number(of.get('data_ms'))} of "
-        f"{number(of.get('step_ms'))} ms (at most {number(of.get('data_highest_ms'))} ms), in "
-        f"{of.get('starved_steps', '?')} of {of.get('steps', '?')} steps."
+        f"Loading takes {percent(facts.get('data_ratio'))} of a step: {number(facts.get('data_ms'))} of "
+        f"{number(facts.get('step_ms'))} ms (at most {number(facts.get('data_highest_ms'))} ms), in "
+        f"{facts.get('starved_steps', '?')} of {facts.get('steps', '?')} steps."
     )
 
 
@@ -30,10 +30,10 @@ def _next(finding: Finding) -> str:
 
 
 def _padding(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"{of.get('padded_tokens', 0):,} of {of.get('tokens', 0):,} positions are masked: they take compute and memory "
-        "and train nothing."
+        f"{facts.get('padded_tokens', 0):,} of {facts.get('tokens', 0):,} positions are masked: they take compute and "
+        "memory and train nothing."
     )
 
 

@@ -23,24 +23,26 @@ MAX_MESSAGE = 140
 
 
 def _why_lost(finding: Finding) -> str:
-    of = evidence_of(finding)
-    lines = str(of.get("message") or "").strip().splitlines()
-    error = ": ".join(str(part) for part in (of.get("error_type"), *lines[:1]) if part)
-    code = "" if of.get("exit_code") is None else f"exit code {of['exit_code']}"
+    facts = evidence_of(finding)
+    lines = str(facts.get("message") or "").strip().splitlines()
+    error = ": ".join(str(part) for part in (facts.get("error_type"), *lines[:1]) if part)
+    code = "" if facts.get("exit_code") is None else f"exit code {facts['exit_code']}"
     if finding.cause == "launcher_lost":
         return sentence(
-            f"process {of.get('launcher_pid')} was gone: killed, crashed, or ended by a disk that took no record"
+            f"process {facts.get('launcher_pid')} was gone: killed, crashed, or ended by a disk that took no record"
         )
     if finding.cause == "node_failed":
-        return sentence(f"no digest of node {of.get('node_rank')} came for {of.get('silent_s')} s and none after that")
+        return sentence(
+            f"no digest of node {facts.get('node_rank')} came for {facts.get('silent_s')} s and none after that"
+        )
     if finding.cause == "out_of_memory" and (used := why_text(finding)):
         return sentence(used)
-    what = error or str(of.get("signal") or "") or code or "no error was recorded"
+    what = error or str(facts.get("signal") or "") or code or "no error was recorded"
     what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")
     if what.lower() in finding.summary.lower():
         return ""  # the summary has all of it
-    at = f" ({of['raised_at']})" if of.get("raised_at") else ""
-    victims = counted(len(of.get("victims") or []), "other rank" if finding.ranks else "rank")
+    at = f" ({facts['raised_at']})" if facts.get("raised_at") else ""
+    victims = counted(len(facts.get("victims") or []), "other rank" if finding.ranks else "rank")
     return sentence(what + at + (f", and {victims} ended because of it" if victims else ""))
 
 
@@ -60,10 +62,10 @@ def _next_exception(finding: Finding, rank: str) -> str:
 
 
 def _next_out_of_memory(finding: Finding, rank: str) -> str:
-    of = finding.evidence
-    if others_hold_it(of):
-        return sentence(f"end or move the other processes on that device: {holders_text(of)}")
-    if not is_number(of.get("requested_bytes")) and _LIBRARY.search(str(of.get("message") or "")):
+    facts = finding.evidence
+    if others_hold_it(facts):
+        return sentence(f"end or move the other processes on that device: {holders_text(facts)}")
+    if not is_number(facts.get("requested_bytes")) and _LIBRARY.search(str(facts.get("message") or "")):
         return (
             "See who holds the device's memory (`nvidia-smi`), and leave some to the libraries: they allocate "
             "outside of torch's cache."
@@ -75,7 +77,7 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
-    if of.get("lines"):  # of a text, which has no memory over the steps
+    if facts.get("lines"):  # of a text, which has no memory over the steps
         return next_step("out_of_memory", finding.ranks)
     return f"Compare the memory of {rank} over the steps and with that of its peers."
 

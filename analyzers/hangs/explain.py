@@ -13,21 +13,25 @@ __all__ = ["NEXT", "WHY"]
 
 
 def _why_hang(finding: Finding) -> str:
-    of = evidence_of(finding)
-    waiting, silent_s = of.get("waiting_ranks") or [], of.get("silent_s")
+    facts = evidence_of(finding)
+    waiting, silent_s = facts.get("waiting_ranks") or [], facts.get("silent_s")
     silent = f" for {number(silent_s, 4)} s" if silent_s else ""
-    call = f" in {of['op']} #{of['seq']} (group {_cut(group_text(str(of['process_group'])))})" if "op" in of else ""
-    caller = f" at {of['caller']}" if of.get("caller") else ""
+    call = (
+        f" in {facts['op']} #{facts['seq']} (group {_cut(group_text(str(facts['process_group'])))})"
+        if "op" in facts
+        else ""
+    )
+    caller = f" at {facts['caller']}" if facts.get("caller") else ""
     if not waiting:
         return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()
-    listed = of.get("waiting_calls") or {}  # those of ranks that turned out to be culprits, too
+    listed = facts.get("waiting_calls") or {}  # those of ranks that turned out to be culprits, too
     calls = {text: kept for text, ranks in listed.items() if (kept := set(ranks) & set(waiting))}
     text = next(iter(calls), "")
     num_here, elsewhere = len(waiting), ""
     if text:  # more than the first ranks of a call are not listed: the others are those of other calls
         num_elsewhere = sum(len(ranks) for other, ranks in calls.items() if other != text)
         num_here, call = len(waiting) - num_elsewhere, f" in {text}"
-        caller = caller if text.startswith(f"{of.get('op')} #{of.get('seq')} ") else ""
+        caller = caller if text.startswith(f"{facts.get('op')} #{facts.get('seq')} ") else ""
         elsewhere = f", {counted(num_elsewhere, 'rank')} in other calls" if num_elsewhere else ""
     who = f"{counted(num_here, 'rank')} waited{call}{caller}{silent}{elsewhere}"
     return f"{sentence(who)} {_limit(finding)}".strip()
@@ -75,9 +79,9 @@ def _stuck_line(finding: Finding) -> str:
 
 
 def _why_node_silent(finding: Finding) -> str:
-    of = finding.evidence
-    after = "it reports again" if of.get("heard_again") else "nothing has arrived since"
-    return f"Its watch reports once a second, but sent nothing for {number(of.get('silent_s'))} s, and {after}."
+    facts = finding.evidence
+    after = "it reports again" if facts.get("heard_again") else "nothing has arrived since"
+    return f"Its watch reports once a second, but sent nothing for {number(facts.get('silent_s'))} s, and {after}."
 
 
 def _next_node_silent(finding: Finding) -> str:
@@ -87,9 +91,9 @@ def _next_node_silent(finding: Finding) -> str:
 
 
 def _why_desync(finding: Finding) -> str:
-    of = finding.evidence
-    off = counted(of.get("num_calls"), "call")
-    before, since = (counted(of.get(name), "step") for name in ("steps_before", "steps_since"))
+    facts = finding.evidence
+    off = counted(facts.get("num_calls"), "call")
+    before, since = (counted(facts.get(name), "step") for name in ("steps_before", "steps_since"))
     return f"The numbers of the group's calls agreed in {before} before, and have been {off} off in {since} since."
 
 
@@ -99,8 +103,8 @@ def _next_desync(finding: Finding) -> str:
 
 
 def _why_standstill(finding: Finding) -> str:
-    of = evidence_of(finding)
-    waited = of.get("waiting_ranks") or []
+    facts = evidence_of(finding)
+    waited = facts.get("waiting_ranks") or []
     others = f"{ranks_text(waited)} waited in collectives meanwhile" if waited else "no rank waited for another"
     return f"That is longer than a hang in this run, and {others}."
 

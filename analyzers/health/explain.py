@@ -19,54 +19,60 @@ _LINKS = (
 
 
 def _why_xid(finding: Finding) -> str:
-    of = finding.evidence
-    lines = str(of.get("message") or "").strip().splitlines()
-    times = "once" if of.get("count") == 1 else f"{of.get('count', '?')} times"
+    facts = finding.evidence
+    lines = str(facts.get("message") or "").strip().splitlines()
+    times = "once" if facts.get("count") == 1 else f"{facts.get('count', '?')} times"
     message = f": {lines[0][:120].replace(';', ',').rstrip('.')}" if lines else ""
-    return sentence(f"the driver of {of.get('node') or 'its host'} reported it {times}, class {finding.cause}{message}")
+    return sentence(
+        f"the driver of {facts.get('node') or 'its host'} reported it {times}, class {finding.cause}{message}"
+    )
 
 
 def _why_memory_errors(finding: Finding) -> str:
-    of = finding.evidence
-    counts = ", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in _ECC if of.get(name))
+    facts = finding.evidence
+    counts = ", ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in _ECC if facts.get(name))
     return f"Rise of the device's counters during the run: {counts or 'none, but its row-remap flag is set'}."
 
 
 def _why_throttled(finding: Finding) -> str:
-    of = evidence_of(finding)
-    clock, hottest = of.get("clock_median_hertz"), of.get("hottest_celsius")
+    facts = evidence_of(finding)
+    clock, hottest = facts.get("clock_median_hertz"), facts.get("hottest_celsius")
     at = f", median clock {number(clock / 1e6, 4)} MHz" if clock is not None and is_number(clock) else ""
     heat = f", at most {number(hottest)} degrees" if is_number(hottest) else ""
-    readings = of.get("readings", "?")
-    return f"The reason was active in {percent(of.get('throttled_ratio'))} of {readings} readings under load{heat}{at}."
+    readings = facts.get("readings", "?")
+    return (
+        f"The reason was active in {percent(facts.get('throttled_ratio'))} of {readings} readings under load{heat}{at}."
+    )
 
 
 def _why_links(finding: Finding) -> str:
-    of = finding.evidence
-    counts = [f"{of[name]:,} {words}" for name, words in _LINKS if is_number(of.get(name))]
-    whose = "host" if of.get("device") == "host" else "device"
+    facts = finding.evidence
+    counts = [f"{facts[name]:,} {words}" for name, words in _LINKS if is_number(facts.get(name))]
+    whose = "host" if facts.get("device") == "host" else "device"
     return f"Rise of the {whose}'s counters during the run: {', '.join(counts)}."
 
 
 def _why_pressure(finding: Finding) -> str:
-    of = evidence_of(finding)
+    facts = evidence_of(finding)
     if finding.cause == "disk":
-        least = size_text(of.get("disk_free_lowest_bytes"))
-        return f"{size_text(of.get('disk_free_bytes'))} are free now, and {least} at the lowest."
+        least = size_text(facts.get("disk_free_lowest_bytes"))
+        return f"{size_text(facts.get('disk_free_bytes'))} are free now, and {least} at the lowest."
     if finding.cause == "cpu_limit":
-        return f"That is {percent(of.get('throttled_ratio'))} of the time, as the cgroup counts it (throttled_usec)."
+        return f"That is {percent(facts.get('throttled_ratio'))} of the time, as the cgroup counts it (throttled_usec)."
     if finding.cause == "disk_latency":
-        slow = f"{of.get('request') or 'request'}s from {number(1e3 * HealthPolicy().disk_latency_s)} ms on"
-        median_s = of.get("latency_median_s")
+        slow = f"{facts.get('request') or 'request'}s from {number(1e3 * HealthPolicy().disk_latency_s)} ms on"
+        median_s = facts.get("latency_median_s")
         took = (
             f"a median of {number(1e3 * median_s)} ms" if median_s is not None and is_number(median_s) else "no median"
         )
-        return f"{percent(of.get('slow_ratio'))} of the readings had {slow}, with {took}."
+        return f"{percent(facts.get('slow_ratio'))} of the readings had {slow}, with {took}."
     if finding.cause == "memory":
-        return f"Pressure stall information: {percent(of.get('memory_pressure_ratio'))} on average over the readings."
+        return (
+            f"Pressure stall information: {percent(facts.get('memory_pressure_ratio'))} on average over the readings."
+        )
     return (
-        f"In {percent(of.get('waiting_ratio'))} of the readings too many processes were runnable for "
-        f"{of.get('num_cpus', '?')} CPUs, {number(of.get('load_median'))} at the median."
+        f"In {percent(facts.get('waiting_ratio'))} of the readings too many processes were runnable for "
+        f"{facts.get('num_cpus', '?')} CPUs, {number(facts.get('load_median'))} at the median."
     )
 
 

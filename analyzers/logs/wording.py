@@ -36,7 +36,7 @@ DO_OF_LINE: Mapping[str, str] = {
     "AMD_SERIALIZE_KERNEL=3) to get its line, or under compute-sanitizer. It is the device only where "
     "`dmesg -T | grep -i xid` there has more than 13, 31, 43 or 45.",
     "download_denied": "The account may not read that address: log in (`hf auth login`, HF_TOKEN) and ask for access, "
-    "or download before and set HF_HUB_OFFLINE=1.",
+    "or download beforehand and set HF_HUB_OFFLINE=1.",
     "remote_store": "The store or its account refused, or did not answer: check the credentials' lifetime, the limits "
     "of requests, and the route from that node; save to a local disk first and upload from there (a tracker: offline).",
     "fabric_provider": "The library found no transport that works here: list what libfabric or UCX has (`fi_info`, "

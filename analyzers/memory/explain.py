@@ -11,28 +11,30 @@ __all__ = ["NEXT", "WHY"]
 
 
 def _why_growth(finding: Finding) -> str:
-    of = finding.evidence
-    left = f", with {size_text(of.get('left_bytes'))} left" if is_number(of.get("left_bytes")) else ""
-    first, last = size_text(of.get("memory_first_bytes")), size_text(of.get("memory_last_bytes"))
+    facts = finding.evidence
+    left = f", with {size_text(facts.get('left_bytes'))} left" if is_number(facts.get("left_bytes")) else ""
+    first, last = size_text(facts.get("memory_first_bytes")), size_text(facts.get("memory_last_bytes"))
     return f"It rose from {first} to {last}, as fast in the last third as before{left}."
 
 
 def _why_limit(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     if finding.cause == "allocator":
-        sizes = f"{size_text(of.get('reserved_bytes'))} reserved, {size_text(of.get('allocated_bytes'))} allocated"
-        seconds = of.get("num_seconds_with_retries", "?")
-        return f"PyTorch counted {of.get('num_retries', '?')} retries in {seconds} seconds of the run, with {sizes}."
+        sizes = (
+            f"{size_text(facts.get('reserved_bytes'))} reserved, {size_text(facts.get('allocated_bytes'))} allocated"
+        )
+        seconds = facts.get("num_seconds_with_retries", "?")
+        return f"PyTorch counted {facts.get('num_retries', '?')} retries in {seconds} seconds of the run, with {sizes}."
     return (
-        f"Readings show at most {size_text(of.get('highest_bytes'))} of {size_text(of.get('total_bytes'))} in use, "
-        f"{size_text(of.get('newest_bytes'))} in the newest."
+        f"Readings show at most {size_text(facts.get('highest_bytes'))} of {size_text(facts.get('total_bytes'))} in "
+        f"use, {size_text(facts.get('newest_bytes'))} in the newest."
     )
 
 
 def _why_imbalance(finding: Finding) -> str:
-    of = finding.evidence
-    peers = size_text(of.get("highest_of_peers_bytes"))
-    return f"Its peak is {size_text(of.get('highest_bytes'))}, that of its peers {peers}."
+    facts = finding.evidence
+    peers = size_text(facts.get("highest_of_peers_bytes"))
+    return f"Its peak is {size_text(facts.get('highest_bytes'))}, that of its peers {peers}."
 
 
 def _next_limit(finding: Finding) -> str:

@@ -14,56 +14,64 @@ Explain = Callable[[Finding], str]
 
 
 def _non_finite(finding: Finding) -> str:
-    of = evidence_of(finding)
+    facts = evidence_of(finding)
     origin = ""
-    if of.get("origin_module"):
-        operation = f" ({of['origin_operation']})" if of.get("origin_operation") else ""
-        origin = f"the replay found the first bad output in {of['origin_module']}{operation}"
-    if of.get("num_flagged_inputs"):
-        first = f", first in {of['op']} #{of['seq']} of {group_text(str(of['process_group']))}" if "op" in of else ""
-        inputs = f"{of['num_flagged_inputs']} of {of.get('num_checked_inputs', '?')} checked inputs of collectives"
+    if facts.get("origin_module"):
+        operation = f" ({facts['origin_operation']})" if facts.get("origin_operation") else ""
+        origin = f"the replay found the first bad output in {facts['origin_module']}{operation}"
+    if facts.get("num_flagged_inputs"):
+        first = (
+            f", first in {facts['op']} #{facts['seq']} of {group_text(str(facts['process_group']))}"
+            if "op" in facts
+            else ""
+        )
+        inputs = (
+            f"{facts['num_flagged_inputs']} of {facts.get('num_checked_inputs', '?')} checked inputs of collectives"
+        )
         if finding.cause == "reduction":
             return f"Only {inputs} held NaN or Inf, all of them in calls after that reduction."
         return f"Before the reduction {inputs} held NaN or Inf{first}{f', and {origin}' if origin else ''}."
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
-    if of.get("named_by") == NORM:
+    if facts.get("named_by") == NORM:
         return "Every rank counted its gradients' NaN and Inf elements: there were none."
-    if of.get("ranks_with_nonfinite_local_loss"):
-        shared = ", which sum over their tensor-parallel group" if of.get("named_by") == "tensor_parallel_group" else ""
-        return f"The local loss was NaN or Inf on {ranks_text(of['ranks_with_nonfinite_local_loss'])}{shared}."
-    if bad := of.get("ranks_with_nonfinite_gradient"):
+    if facts.get("ranks_with_nonfinite_local_loss"):
+        shared = (
+            ", which sum over their tensor-parallel group" if facts.get("named_by") == "tensor_parallel_group" else ""
+        )
+        return f"The local loss was NaN or Inf on {ranks_text(facts['ranks_with_nonfinite_local_loss'])}{shared}."
+    if bad := facts.get("ranks_with_nonfinite_gradient"):
         return f"The own gradient of {ranks_text(bad)} held NaN or Inf before it was reduced."
-    if checked := of.get("ranks_with_checked_gradient"):
+    if checked := facts.get("ranks_with_checked_gradient"):
         return f"The own gradients of {ranks_text(checked)} were finite before they were reduced."
-    if of.get("num_checked_inputs"):
-        return f"All {of['num_checked_inputs']} checked inputs of collectives were finite before their reduction."
+    if facts.get("num_checked_inputs"):
+        return f"All {facts['num_checked_inputs']} checked inputs of collectives were finite before their reduction."
     return "Inputs of collectives were not checked, so only a rank's own loss or gradients can identify it."
 
 
 def _loss_spike(finding: Finding) -> str:
-    of = finding.evidence
-    norm = f", gradient norm {number(of['grad_norm'])}" if is_number(of.get("grad_norm")) else ""
-    before = f"{number(of.get('loss_z'))} sigma above its recent level of {number(of.get('loss_before'), 4)}"
-    return f"The loss is {number(of.get('loss'), 4)}, {before}{norm}."
+    facts = finding.evidence
+    norm = f", gradient norm {number(facts['grad_norm'])}" if is_number(facts.get("grad_norm")) else ""
+    before = f"{number(facts.get('loss_z'))} sigma above its recent level of {number(facts.get('loss_before'), 4)}"
+    return f"The loss is {number(facts.get('loss'), 4)}, {before}{norm}."
 
 
 def _divergence(finding: Finding) -> str:
-    of = finding.evidence
-    medians = f"from {number(of.get('loss_lowest'), 4)} to {number(of.get('loss_highest'), 4)}"
-    return f"The median loss of 20 steps rose {medians}, {number(of.get('rise_z'))} times its noise."
+    facts = finding.evidence
+    medians = f"from {number(facts.get('loss_lowest'), 4)} to {number(facts.get('loss_highest'), 4)}"
+    return f"The median loss of 20 steps rose {medians}, {number(facts.get('rise_z'))} times its noise."
 
 
 def _overfitting(finding: Finding) -> str:
-    of = finding.evidence
-    since = counted(of.get("evaluations_since_lowest"), "evaluation")
+    facts = finding.evidence
+    since = counted(facts.get("evaluations_since_lowest"), "evaluation")
     return f"In {since} since then none was as low, and the newest are above it by more than the noise."
 
 
 def _logged_value(finding: Finding) -> str:
-    of = finding.evidence
-    steps = counted(of.get("num_steps"), "step")
-    return f"The two differ by the same factor of {number(of.get('ratio'), 4)} in {steps}."
+    facts = finding.evidence
+    steps = counted(facts.get("num_steps"), "step")
+    return f"The two differ by the same factor of {number(facts.get('ratio'), 4)} in {steps}."
 
 
 def _loss_scale(finding: Finding) -> str:
@@ -71,33 +79,37 @@ def _loss_scale(finding: Finding) -> str:
 
 
 def _gradient_flow(finding: Finding) -> str:
-    of = evidence_of(finding)
+    facts = evidence_of(finding)
     if finding.cause == "whole":
-        rise = number(of.get("rise_factor_ratio"))
+        rise = number(facts.get("rise_factor_ratio"))
         return f"The norm is {rise} times its maximum in the first quarter of the run, also in the median block."
-    blocks = f"{of.get('num_blocks', '?')} of {of.get('num_blocks_of_model', '?')} blocks"
-    which = f"{blocks} ({listed(of.get('blocks') or [], 6)})"
+    blocks = f"{facts.get('num_blocks', '?')} of {facts.get('num_blocks_of_model', '?')} blocks"
+    which = f"{blocks} ({listed(facts.get('blocks') or [], 6)})"
     if finding.cause == "zero":
-        return f"All gradients of {which} are zero, and the median block has {number(of.get('norm_of_median_block'))}."
-    return f"The norm is {number(of.get('norm'))} against {number(of.get('norm_of_others'))} elsewhere, in {which}."
+        return (
+            f"All gradients of {which} are zero, and the median block has {number(facts.get('norm_of_median_block'))}."
+        )
+    return (
+        f"The norm is {number(facts.get('norm'))} against {number(facts.get('norm_of_others'))} elsewhere, in {which}."
+    )
 
 
 def _gradient_noise(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"Over {of.get('samples', '?')} samples the noise scale is {number(of.get('low_tokens'), 2)} to "
-        f"{number(of.get('high_tokens'), 2)} tokens, against {number(of.get('batch_tokens'), 2)} in a batch."
+        f"Over {facts.get('samples', '?')} samples the noise scale is {number(facts.get('low_tokens'), 2)} to "
+        f"{number(facts.get('high_tokens'), 2)} tokens, against {number(facts.get('batch_tokens'), 2)} in a batch."
     )
 
 
 def _expert_imbalance(finding: Finding) -> str:
-    of = finding.evidence
-    over, limit = f"over {of.get('num_samples', '?')} samples", of.get("limit_ratio")
+    facts = finding.evidence
+    over, limit = f"over {facts.get('num_samples', '?')} samples", facts.get("limit_ratio")
     if finding.cause == "dropped":
-        worst = f"{percent(of.get('worst_ratio'))} in block {of.get('worst_layer', '?')}"
-        dropped = f"{percent(of.get('dropped_ratio'))} of all token-to-expert assignments were dropped {over}"
+        worst = f"{percent(facts.get('worst_ratio'))} in block {facts.get('worst_layer', '?')}"
+        dropped = f"{percent(facts.get('dropped_ratio'))} of all token-to-expert assignments were dropped {over}"
         return f"{dropped}, {worst} (limit {percent(limit)})."
-    load = number(of.get("load_ratio"))
+    load = number(facts.get("load_ratio"))
     return f"The load of the expert was {load} times an even share {over} (limit {number(limit)})."
 
 

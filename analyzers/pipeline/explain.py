@@ -12,10 +12,10 @@ __all__ = ["NEXT", "WHY"]
 
 
 def _bubble(finding: Finding) -> str:
-    of = finding.evidence
+    facts = finding.evidence
     return (
-        f"Ranks are idle for {percent(of.get('idle_ratio'))} of {number(of.get('pipeline_ms'))} ms per step, in "
-        f"{of.get('num_steps_measured', '?')} steps."
+        f"Ranks are idle for {percent(facts.get('idle_ratio'))} of {number(facts.get('pipeline_ms'))} ms per step, in "
+        f"{facts.get('num_steps_measured', '?')} steps."
     )
 
 
@@ -26,12 +26,13 @@ def _imbalance(finding: Finding) -> str:
 
 def _next_bubble(finding: Finding) -> str:
     """Change that would shorten it most, with its number: another cut of the stages, or more microbatches."""
-    of = finding.evidence
+    facts = finding.evidence
     names = ("excess_imbalance_ratio", "idle_expected_ratio", "num_microbatches")
-    uneven, own, count = (cast("Any", of.get(name)) for name in names)
-    if of.get("heaviest_stage") is not None and is_number(uneven) and is_number(own) and uneven >= own / 2:
-        return f"Move {percent(of.get('lighten_ratio'))} of stage {of['heaviest_stage']} away (parallel.stage_costs)."
-    if not is_number(own) or not is_number(count) or of.get("idle_expected_from") != "formula":
+    uneven, own, count = (cast("Any", facts.get(name)) for name in names)
+    if facts.get("heaviest_stage") is not None and is_number(uneven) and is_number(own) and uneven >= own / 2:
+        stage = facts["heaviest_stage"]
+        return f"Move {percent(facts.get('lighten_ratio'))} of stage {stage} away (parallel.stage_costs)."
+    if not is_number(own) or not is_number(count) or facts.get("idle_expected_from") != "formula":
         return "Use more microbatches or an interleaved schedule, or balance the stages."
     # Idle a / (m + a) of the time with m microbatches, for a that the schedule and the stages decide.
     return (

@@ -1,10 +1,10 @@
-"""Find the places that show each column and kind of event, from the source; for `docs/schema.md` and a test.
+"""Find where each column and event kind is shown, by parsing the source; for `docs/schema.md` and a test.
 
     shown("steps", "data_ns")                    # ["exporters", "findings", "goodput"]
     not_shown()                                  # ["steps.column", "event_kind"]: recorded and shown nowhere
 
-A column counts as shown in a module that names it together with its table, in SQL or in code; a kind of event where
-`event_kinds` is asked for it. Names that are put together (f"{phase}_wait_ns") count where the module has the parts.
+A column counts as shown by a module that names both it and its table, in SQL or in code; an event kind by a module that
+names it. A name built from parts (f"{phase}_wait_ns") counts if the module also has the parts.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _PLACES = (
       ("report", "verdict", "figures", "whatif", "compare", "fleet", "profiling")),
     ("analyzers/plugin_calls/", ""),
 )  # fmt: skip
-"""Where a module's answers are shown, by the beginning of its path; the first that fits. Empty: it shows nothing."""
+"""Surface of a module, by the prefix of its path; the first match counts. Empty: it shows nothing."""
 _LISTS_ALL = (
     "dashboard/views/sql.py", "dashboard/views/events.py", "rankscope/commands/sql.py",
     "analyzers/report/where_shown.py", "analyzers/report/schema_page.py",
 )  # fmt: skip
-"""Modules that name records without showing them (examples of SQL), or that show every kind of event."""
+"""Modules that name records without showing them (SQL examples), or that show every event kind."""
 _READERS = ("analyzers", "dashboard/views", "dashboard/data", "dashboard/drawing", "watch/exporting", "rankscope")
 _BY_SQL = {
     "nccl_calls": {
-        "nccl_seq": "tells a call of NCCL's own log", "root": "of broadcast and reduce",
+        "nccl_seq": "number of the call in NCCL's own log", "root": "of broadcast and reduce",
         "channels_stopped": "state of a call in flight",
     },
     "nccl_communicators": {"comm_rank": "key", "event_mask": "asked for by the plugin", "created_ns": "key"},
@@ -54,23 +54,23 @@ _BY_SQL = {
     "nccl_links": {"start_ns": "begin of the window", "progress_ns": "state of an operation in flight",
                    "op_num_steps": "state of an operation in flight"},
 }  # fmt: skip
-"""Columns that only SQL reads, and what they are for: keys, and details of what is shown."""
-_TOLD_ONLY = ("peer_copy", "verdict_refused", "records_retired", "budget_exceeded")
-"""Kinds with a size or a duration that say what the telemetry did: the page of events is their place."""
+"""Columns for users' SQL only, and their purpose: keys, and details of what is shown."""
+_EVENTS_PAGE = ("peer_copy", "verdict_refused", "records_retired", "budget_exceeded")
+"""Measured event kinds about the telemetry itself, which only the events page shows."""
 _NAMES_OF_PARTS = frozenset((*COMPUTE_PHASES, *GAPS))
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Words of a module's code and texts, without its docstrings, and the patterns of names that it puts together."""
+    """Words in a module's code and strings, except its docstrings, and patterns of the names it builds from parts."""
 
     place: str
     words: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
 
     def names(self, word: str) -> bool:
-        """Return True if the word stands in the module, whole or put together from parts that stand there."""
+        """Return True if the module contains the word, or builds it from parts that it contains."""
         return word in self.words or any(
             (match := pattern.fullmatch(word)) is not None
             and all(part in self.words or part in _NAMES_OF_PARTS for part in match.groups())
@@ -79,7 +79,7 @@ class Module:
 
 
 def place_of(path: str) -> str:
-    """Surface on which what the module reads is shown; empty: on none."""
+    """Surface that shows what the module reads; empty if none does."""
     if path in _LISTS_ALL:
         return ""
     for start, place in _PLACES:
@@ -122,7 +122,7 @@ def _module(tree: ast.Module, place: str) -> Module:
 
 
 def _patterns(text: ast.JoinedStr) -> Iterator[re.Pattern[str]]:
-    """Names with a part that is filled in: of f"{phase}_wait_ns" the pattern (\\w+)_wait_ns."""
+    """Patterns of names with one variable part: (\\w+)_wait_ns for f"{phase}_wait_ns"."""
     joined = "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in text.values)
     for name in re.findall(r"[\w\0]*\w\0[\w\0]*|[\w\0]*\0\w[\w\0]*", joined):
         if name.count("\0") == 1 and "_" in name:
@@ -130,17 +130,17 @@ def _patterns(text: ast.JoinedStr) -> Iterator[re.Pattern[str]]:
 
 
 def shown(table: str, column: str) -> list[str]:
-    """Surfaces of a column."""
+    """Surfaces that show a column."""
     return sorted({one.place for one in modules() if one.names(table) and one.names(column)})
 
 
 def shown_event(kind: str) -> list[str]:
-    """Surfaces of a kind of event, besides the page of events, which shows all."""
+    """Surfaces that show an event kind, besides the events page, which shows all."""
     return sorted({one.place for one in modules() if kind.upper() in one.words or kind in one.words})
 
 
 def not_shown() -> list[str]:
-    """Columns that nothing shows, and kinds of events with a measured number that only the page of events shows."""
+    """Columns that no surface shows, and measured event kinds that only the events page shows."""
     columns = [
         f"{table.name}.{column.name}"
         for table in TABLES.values()
@@ -148,11 +148,11 @@ def not_shown() -> list[str]:
         if not shown(table.name, column.name) and column.name not in _BY_SQL.get(table.name, {})
     ]
     measured = [
-        name for name, kind in EVENT_KINDS.items() if any(map(_is_measured, kind.fields)) and name not in _TOLD_ONLY
+        name for name, kind in EVENT_KINDS.items() if any(map(_is_measured, kind.fields)) and name not in _EVENTS_PAGE
     ]
     return columns + [name for name in measured if not shown_event(name)]
 
 
 def _is_measured(column: Column) -> bool:
-    """Return True for a duration, a size or a share: what people plot, other than counts, names and times."""
+    """Return True for a duration, size or share, which is worth plotting, unlike counts, names and times."""
     return column.unit in ("s", "By", "nats") or column.name.endswith(("_s", "_ms", "_bytes", "_ratio"))

@@ -31,8 +31,8 @@ def _measured(name: str, value: Any) -> str:
 
 
 def _why_startup(finding: Finding) -> str:
-    of = finding.evidence
-    parts = [f"{piece} {number(of[f'{piece}_s'])} s" for piece in PIECES if f"{piece}_s" in of]
+    facts = finding.evidence
+    parts = [f"{piece} {number(facts[f'{piece}_s'])} s" for piece in PIECES if f"{piece}_s" in facts]
     return f"Parts of the start: {', '.join(parts).replace('first_step', 'first step')}."
 
 

@@ -20,13 +20,13 @@ _GAPS = {
 
 
 def _straggler(finding: Finding) -> str:
-    of = evidence_of(finding)
+    facts = evidence_of(finding)
     if finding.cause == "communication":
-        others = f"{number(of.get('transfer_of_others_ms'))} ms in the other groups"
-        if "transfer_before_ms" in of:
-            others = f"{number(of['transfer_before_ms'])} ms before"
-        return f"A transfer takes {number(of.get('transfer_ms'))} ms, against {others}."
-    factors, excess = of.get("phase_factors_ratio") or {}, of.get("phase_excess_ms") or {}
+        others = f"{number(facts.get('transfer_of_others_ms'))} ms in the other groups"
+        if "transfer_before_ms" in facts:
+            others = f"{number(facts['transfer_before_ms'])} ms before"
+        return f"A transfer takes {number(facts.get('transfer_ms'))} ms, against {others}."
+    factors, excess = facts.get("phase_factors_ratio") or {}, facts.get("phase_excess_ms") or {}
     if "whole_step" in factors:  # no phase was recorded
         factors = {"whole step": factors["whole_step"]}
     phases = ", ".join(
@@ -34,59 +34,62 @@ def _straggler(finding: Finding) -> str:
         if is_number(value) and value < 10
         else f"{_GAPS.get(name, name)} +{number(excess.get(name, 0))} ms"
         for name, value in factors.items()
-        if name not in _GAPS or excess.get(name, 0) >= SHARED.cost_ratio * (of.get("excess_ms") or 0)
+        if name not in _GAPS or excess.get(name, 0) >= SHARED.cost_ratio * (facts.get("excess_ms") or 0)
     )
-    others = "its own past" if of.get("compared_with") else "its peers"
-    caused: Any = of.get("caused_wait_ratio")
+    others = "its own past" if facts.get("compared_with") else "its peers"
+    caused: Any = facts.get("caused_wait_ratio")
     share = ""
     if is_number(caused) and round(caused, 2):
         share = f"caused {percent(caused)} of the waiting in collectives"
     if not phases:  # known from arrivals alone
         share = share and f" and {share}"
-        return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share}."
+        return f"It came last into {percent(facts.get('arrives_last_ratio'))} of the collectives{share}."
     where = ""
-    if of.get("measured_by") and not of.get("place"):
-        is_cpu_time = of["measured_by"] == "CPU time"
+    if facts.get("measured_by") and not facts.get("place"):
+        is_cpu_time = facts["measured_by"] == "CPU time"
         what = "These are wall times: CPU time is known for whole steps only"
         where = f" {what if is_cpu_time else 'Where in the step was not measured'}."
     gaps = [name for name in factors if f"{_GAPS.get(name, name)} +" in phases]
-    total = of.get("excess_ms")
+    total = facts.get("excess_ms")
     if gaps and is_number(total) and abs(excess.get(gaps[0], 0) - total) >= SHARED.equal_ratio * total:  # type: ignore[operator]
         phases += f", all together {total:+.1f} ms"
-    return f"Against {others}: {phases}{share and f'. It {share}'}.{_profile(of) or _line(of) or where}"
+    return f"Against {others}: {phases}{share and f'. It {share}'}.{_profile(facts) or _line(facts) or where}"
 
 
-def _profile(of: Mapping[str, Any]) -> str:
+def _profile(facts: Mapping[str, Any]) -> str:
     """Operator in which the rank spends the most beyond its peer, by a capture of both."""
-    operators = of.get("profile_operators")
+    operators = facts.get("profile_operators")
     if not isinstance(operators, list) or not operators:
         return ""
-    steps = f"{of.get('profile_first_step')} to {of.get('profile_last_step')}"
-    return f" A trace of steps {steps} has {operators[0]} a step against rank {of.get('profile_peer_rank')}."
+    steps = f"{facts.get('profile_first_step')} to {facts.get('profile_last_step')}"
+    return f" A trace of steps {steps} has {operators[0]} a step against rank {facts.get('profile_peer_rank')}."
 
 
-def _line(of: Mapping[str, object]) -> str:
+def _line(facts: Mapping[str, object]) -> str:
     """Line of code that the rank is in and its peers are not, by samples of its stacks."""
-    if not of.get("line"):
+    if not facts.get("line"):
         return ""
-    return f" In {percent(of.get('line_share_ratio'))} of {of.get('num_stack_samples')} stacks it is in {of['line']}."
+    share = percent(facts.get("line_share_ratio"))
+    return f" In {share} of {facts.get('num_stack_samples')} stacks it is in {facts['line']}."
 
 
 def _throughput(finding: Finding) -> str:
-    of = finding.evidence
-    if "factor_low_ratio" in of:
-        return f"A step takes {number(of.get('step_ms'))} ms, against {number(of.get('step_before_ms'))} ms."
+    facts = finding.evidence
+    if "factor_low_ratio" in facts:
+        return f"A step takes {number(facts.get('step_ms'))} ms, against {number(facts.get('step_before_ms'))} ms."
     if finding.cause == "periodic":
-        return f"{of.get('times')} steps at equal distances took {number(of.get('slow_step_ms'))} ms."
+        return f"{facts.get('times')} steps at equal distances took {number(facts.get('slow_step_ms'))} ms."
     rises = ", ".join(
         f"{name.removesuffix('_rise_ms')} {value:+.3g} ms"
-        for name, value in of.items()
+        for name, value in facts.items()
         if name.endswith("_rise_ms") and is_number(value)
     )
-    if not rises and "step_ms" not in of:
+    if not rises and "step_ms" not in facts:
         return "Every line after it prints a lower throughput than those before."
     if not rises:
-        return f"A step takes {number(of.get('step_ms'))} ms, against {number(of.get('step_before_ms'))} ms before."
+        return (
+            f"A step takes {number(facts.get('step_ms'))} ms, against {number(facts.get('step_before_ms'))} ms before."
+        )
     return f"Changes per step: {rises}."
 
 

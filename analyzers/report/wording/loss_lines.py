@@ -15,7 +15,7 @@ __all__ = ["loss_line", "validation_line"]
 
 
 def loss_line(facts: Mapping[str, Any]) -> str:
-    """First and last loss and the change between them; a loss that was lost is never given as the end."""
+    """First and last loss and the change between them. If the loss became NaN or Inf for good, it has no end value."""
     first, last = (loss_text(facts[name], 4) for name in ("first_loss", "last_loss"))
     if (lost_at := facts.get("loss_lost_at_step")) is not None:
         return f"{first} at the start, {last} at the last finite step. NaN or Inf from step {lost_at:,} to the end."
@@ -36,7 +36,7 @@ def _times(ratio: float) -> str:
 
 
 def validation_line(validation: Mapping[str, Any]) -> str:
-    """The last validation loss, and the lowest if that is another one."""
+    """The last validation loss, and the lowest if they differ."""
     last = f"Loss {loss_text(validation['last_loss'], 4)} at step {validation['last_step']:,}"
     if validation["lowest_step"] == validation["last_step"]:
         return f"{last}, the lowest of {counted(validation['evaluations'], 'evaluation')}."

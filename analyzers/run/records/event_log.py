@@ -3,7 +3,7 @@
     log = EventLog.load(source, (event_kinds.ROLLBACK, event_kinds.BATCH_SKIPPED))
     log.of(event_kinds.ROLLBACK, attempt=0)[0].detail["to_step"]
 
-The content of an event was written by the run and may be damaged: every look-up has a type and a default.
+The run wrote the events' contents, which may be damaged: every lookup has a type and a default.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from analyzers.source import Source
 __all__ = ["Event", "EventLog", "parsed_detail"]
 
 MAX_EVENTS = 200_000
-"""Events read of one run; of a run that writes more the rest is ignored."""
+"""Events read per run; later ones are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `rank` -1 is a node process; `detail` is the whole line as it was written."""
+    """One event. `rank` -1 is a node process; `detail` is the parsed line."""
 
     wall_ns: int
     attempt: int
@@ -34,35 +34,35 @@ class Event:
     detail: dict[str, Any]
 
     def integer(self, key: str, default: int = -1) -> int:
-        """`detail[key]` as an int, or the default where it is something else."""
+        """`detail[key]` if it is an int, else the default."""
         value = self.detail.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
     def text(self, key: str, default: str = "") -> str:
-        """`detail[key]` as text, or the default where it is something else."""
+        """`detail[key]` if it is text, else the default."""
         value = self.detail.get(key)
         return value if isinstance(value, str) else default
 
     def number(self, key: str) -> float | None:
-        """`detail[key]` as a float; None where it is missing or no number."""
+        """`detail[key]` as a float; None if it is missing or not a number."""
         try:
             return float(self.detail[key])
         except (KeyError, TypeError, ValueError):
             return None
 
     def integers(self, key: str) -> list[int]:
-        """`detail[key]` as a list of ints; what is no int is left out."""
+        """The ints in the list `detail[key]`."""
         value = self.detail.get(key)
         return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
 
     def texts(self, key: str) -> list[str]:
-        """`detail[key]` as a list of text; what is no text is left out."""
+        """The strings in the list `detail[key]`."""
         value = self.detail.get(key)
         return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 class EventLog:
-    """Events in the order of their wall clocks."""
+    """Events ordered by wall time."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_kind: dict[str, list[Event]] = {}
@@ -71,7 +71,7 @@ class EventLog:
 
     @classmethod
     def load(cls, source: Source, kinds: Sequence[str], attempt: int | None = None) -> EventLog:
-        """Read the events of these kinds; none where there is no table of events."""
+        """Read the events of these kinds; empty without a table of events."""
         if not source.has("events"):
             return cls([])
         few = source.few_events() if isinstance(source, Remembered) else None
@@ -85,21 +85,21 @@ class EventLog:
         return cls(
             Event(
                 wall_ns or 0,
-                found if found is not None else -1,
+                event_attempt if event_attempt is not None else -1,
                 rank if rank is not None else -1,
                 step,
                 kind,
                 parsed_detail(detail),
             )
-            for wall_ns, found, rank, step, kind, detail in rows
+            for wall_ns, event_attempt, rank, step, kind, detail in rows
         )
 
     def all(self) -> list[Event]:
-        """Every event, of one kind after the other."""
+        """Every event, grouped by kind."""
         return [event for events in self._by_kind.values() for event in events]
 
     def of(self, kind: str, *, attempt: int | None = None, step: int | None = None) -> list[Event]:
-        """Events of a kind, of one attempt and one step if those are given."""
+        """Events of a kind, filtered by attempt and step if given."""
         return [
             event
             for event in self._by_kind.get(kind, [])
@@ -108,7 +108,7 @@ class EventLog:
 
 
 def parsed_detail(detail: Any) -> dict[str, Any]:
-    """An event's whole line; empty if it is no JSON object."""
+    """An event's parsed line; empty if it is not a JSON object."""
     if isinstance(detail, str):
         try:
             detail = json.loads(detail)

@@ -38,7 +38,7 @@ def test_each_ranks_call_stands_in_the_rows_and_the_odd_rank_in_the_next_step(di
     )
     assert not {"collective", "sequence number", "numbers", "seen on hosts only"} & rows.keys()
     assert rows["what devices ran"] == "not recorded"
-    assert next_step(finding).startswith("Find the collective that rank 5 made more or less often than the others.")
+    assert next_step(finding).startswith("Find the collective that rank 5 called more or less often than the others.")
 
 
 def test_what_is_to_be_copied_is_whole_and_nothing_is_padded(diagnosis: Diagnosis) -> None:
