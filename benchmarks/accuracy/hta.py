@@ -1,14 +1,14 @@
 """Compute, communication, exposed and idle time of traces, compared with HolisticTraceAnalysis on the same files.
 
     python -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
-    python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python                # traces made here, a shape a row
-    python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python traces/*.json  # your own
+    python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python                # synthetic traces, one row per shape
+    python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python traces/*.json  # recorded traces
     python -m benchmarks.accuracy.hta --reports TraceLens/tests/traces            # TraceLens' published reports
 
-HolisticTraceAnalysis (HTA) runs in an interpreter of its own, so that neither needs the other's libraries. Its numbers
-are shares of the time from the first to the last kernel, ours of the steps' windows: the steps here follow each other
-without a gap, as those of a training loop do. TraceLens publishes traces with the report of each (`gpu_timeline.csv`);
-its shares are of the same time, or of a step. Exit code 1 if a share differs by more than a point.
+HolisticTraceAnalysis (HTA) runs in a separate interpreter, so that the dependencies of the two never meet. HTA's shares
+are of the time from the first to the last kernel, Rankscope's of the steps' windows. They agree for steps without gaps
+between them, as in a training loop. TraceLens publishes traces with their reports (`gpu_timeline.csv`), whose shares
+are of the first to the last kernel or of a step. Exit code 1 if a share differs by more than a percentage point.
 """
 
 from __future__ import annotations
@@ -51,40 +51,40 @@ print(json.dumps({
 
 
 def main() -> int:
-    """Print a table; exit 1 beyond a point of difference."""
+    """Print a table; return 1 if a share differs by more than `MAX_POINTS`."""
     parser = argument_parser(__doc__)
-    other = parser.add_mutually_exclusive_group(required=True)
-    other.add_argument("--python", help="interpreter that has HolisticTraceAnalysis")
-    other.add_argument("--reports", type=Path, help="folder of traces with TraceLens' reports")
-    parser.add_argument("traces", nargs="*", type=Path, help="traces of yours instead of those made here")
+    reference = parser.add_mutually_exclusive_group(required=True)
+    reference.add_argument("--python", help="interpreter with HolisticTraceAnalysis installed")
+    reference.add_argument("--reports", type=Path, help="folder of traces with TraceLens' reports")
+    parser.add_argument("traces", nargs="*", type=Path, help="recorded traces to use instead of synthetic ones")
     options = parser.parse_args()
-    theirs_by = "HTA" if options.python else "TraceLens"
-    print(markdown_head("trace", *(f"{part}: ours, {theirs_by}" for part in PARTS), "largest difference, points"))
+    tool = "HTA" if options.python else "TraceLens"
+    print(markdown_head("trace", *(f"{part}: Rankscope, {tool}" for part in PARTS), "largest difference, points"))
     worst = 0.0
     with TemporaryDirectory(prefix="rankscope-hta-") as folder:
         files = [(path.name, path) for path in options.traces] or [
-            (shape, made(Path(folder), shape, seed)) for seed, shape in enumerate(SHAPES)
+            (shape, write_trace(Path(folder), shape, seed)) for seed, shape in enumerate(SHAPES)
         ]
         if options.reports:
-            files = [(str(path.relative_to(options.reports)), path) for path in reported(options.reports)]
+            files = [(str(path.relative_to(options.reports)), path) for path in traces_with_report(options.reports)]
         for name, path in files:
-            ours = ours_of(path)
-            theirs = theirs_of(path, options.python) if options.python else report_of(path)
-            apart = 100 * max(abs(ours[part] - theirs[part]) for part in PARTS)
-            worst = max(worst, apart)
-            cells = [f"{100 * ours[part]:.1f} %, {100 * theirs[part]:.1f} %" for part in PARTS]
-            print(markdown_row(name, *cells, f"{apart:.2f}"), flush=True)
+            own = rankscope_shares(path)
+            expected = hta_shares(path, options.python) if options.python else tracelens_shares(path)
+            difference = 100 * max(abs(own[part] - expected[part]) for part in PARTS)
+            worst = max(worst, difference)
+            cells = [f"{100 * own[part]:.1f} %, {100 * expected[part]:.1f} %" for part in PARTS]
+            print(markdown_row(name, *cells, f"{difference:.2f}"), flush=True)
     return int(worst > MAX_POINTS)
 
 
-def ours_of(path: Path) -> dict[str, float]:
-    """Our shares of the steps' time."""
+def rankscope_shares(path: Path) -> dict[str, float]:
+    """Rankscope's shares of the steps' time."""
     parts = breakdown(read_trace(path, is_only=True))
     total = float(parts["step"].sum())
     return {part: float(parts[part].sum()) / total for part in PARTS}
 
 
-def theirs_of(path: Path, python: str) -> dict[str, float]:
+def hta_shares(path: Path, python: str) -> dict[str, float]:
     """HTA's shares of the time from the first to the last kernel."""
     done = subprocess.run([python, "-c", HTA, str(path)], capture_output=True, text=True, timeout=600)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -94,8 +94,8 @@ def theirs_of(path: Path, python: str) -> dict[str, float]:
     return found
 
 
-def reported(folder: Path) -> list[Path]:
-    """Traces with a report of TraceLens next to them."""
+def traces_with_report(folder: Path) -> list[Path]:
+    """Traces with a TraceLens report next to them."""
     return sorted(path for path in folder.rglob("*.json.gz") if any(place.exists() for place in _reports(path)))
 
 
@@ -107,7 +107,7 @@ def _reports(trace: Path) -> tuple[Path, ...]:
     )
 
 
-def report_of(trace: Path) -> dict[str, float]:
+def tracelens_shares(trace: Path) -> dict[str, float]:
     """TraceLens' published shares of a trace."""
     report = next(place for place in _reports(trace) if place.exists())
     with report.open(newline="") as lines:
@@ -119,8 +119,8 @@ def report_of(trace: Path) -> dict[str, float]:
     }  # fmt: skip
 
 
-def made(folder: Path, shape: str, seed: int) -> Path:
-    """A trace of a training loop: compute, hidden and exposed reductions, gaps, copies."""
+def write_trace(folder: Path, shape: str, seed: int) -> Path:
+    """Write a synthetic trace of a training loop: compute, hidden and exposed reductions, gaps, copies."""
     rng = np.random.default_rng(seed)
     events: list[dict[str, Any]] = []
     now, correlation = 1e6, 0
@@ -138,9 +138,9 @@ def made(folder: Path, shape: str, seed: int) -> Path:
                 begin_us, took = now + long_us * 0.4, long_us * float(rng.uniform(0.2, 1.4))
                 correlation = _launched(events, _NCCL, begin_us, took, 20, correlation, shape)
             if shape == "copies" and rng.random() < 0.3:
-                after = now + long_us * 2.1
+                long_us *= 2.1  # behind any communication of this kernel
+                after = now + long_us
                 correlation = _launched(events, "Memcpy HtoD (Pinned -> Device)", after, 60.0, 5, correlation, shape)
-                long_us *= 2.1
                 long_us += 60
             now += long_us + float(rng.exponential(gap_us))
         correlation = _launched(events, _NCCL, now, float(rng.uniform(800, 3000)), 20, correlation, shape)
@@ -148,13 +148,14 @@ def made(folder: Path, shape: str, seed: int) -> Path:
         events.append(_mark("user_annotation", step, begin - 300.0, now - begin, 1))
         if shape != "no device marks":
             events.append(_mark("gpu_user_annotation", step, begin, now - begin, 7))
-    order = {"traceEvents": events} if shape != "events after metadata" else {}
-    whole = {
+    trace: dict[str, Any] = {
         "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU", "totalGlobalMem": 8 << 30}],
-        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1}, **order, "traceName": "t",
-        "baseTimeNanoseconds": 0, **({"traceEvents": events} if not order else {}),
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1}, "traceEvents": events, "traceName": "t",
+        "baseTimeNanoseconds": 0,
     }  # fmt: skip
-    blob = json.dumps(whole).encode()
+    if shape == "events after metadata":
+        trace["traceEvents"] = trace.pop("traceEvents")  # to the end
+    blob = json.dumps(trace).encode()
     path = folder / f"{shape.replace(' ', '_')}.json{'.gz' if shape == 'gzip' else ''}"
     path.write_bytes(gzip.compress(blob) if shape == "gzip" else blob)
     return path
@@ -166,7 +167,7 @@ _NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 def _launched(
     events: list[dict[str, Any]], name: str, ts: float, dur: float, stream: int, correlation: int, shape: str
 ) -> int:
-    """A kernel and the runtime call that launched it; returns the next correlation number."""
+    """Append a kernel and the runtime call that launched it; return the next correlation id."""
     is_copy = name.startswith("Memcpy")
     runtime = "cuda_runtime" if shape != "ROCm" else "hip_runtime"
     call = "cudaMemcpyAsync" if is_copy else "cudaLaunchKernel"

@@ -1,11 +1,10 @@
-"""Memory of real ranks, from the allocator's own events in each: what `benchmarks.accuracy.plan` holds the plan of a
-layout to.
+"""Memory of real ranks, measured by allocator events: the reference for the plans of `benchmarks.accuracy.plan`.
 
     measured = measure_layout(config, num_ranks=2)          # of rank 0
     measured.peak
 
-The processes are one gloo group on this machine and train as the worker does: the same `build`, the same phases. What
-gloo's own threads allocate is not seen.
+The processes form one gloo group on this machine and train with the worker's `build` and phases. Allocations by gloo's
+threads are not seen.
 """
 
 from __future__ import annotations
@@ -33,27 +32,25 @@ from trainer.training.build import build
 __all__ = ["RankMeasured", "measure_layout", "measured_rank"]
 
 _WARM_UP_STEPS = 2
-"""They make the optimizer's state and what FSDP keeps from step to step."""
-
-_BATCHES_OF_EXPERTS = 3
-"""Measured, since a rank's experts get more of the tokens of one batch than of another; without experts one will do."""
+"""They allocate the optimizer state and the buffers that FSDP keeps between steps."""
+_EXPERT_BATCHES = 3
+"""Batches measured for a model with experts, because the number of tokens routed to a rank's experts varies."""
 REPEATS = 10
-"""Steps with each batch; the one that needed least counts."""
+"""Steps per batch; the one with the smallest peak counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMeasured:
-    """Bytes of one rank."""
+    """Memory of one rank, in bytes."""
 
     parameters: int
     optimizer: int
     peak: int
-    """The most within a step, parameters, optimizer state and errors of compression included; the mean over batches."""
+    """Peak within a step, with parameters, optimizer state and compression errors; mean over the batches."""
 
 
 def measured_rank(config: Config, world_size: int, *, repeats: int = REPEATS) -> RankMeasured:
-    """A step of this rank, in whatever process group there is; called on all ranks alike. With few repeats the peak may
-    be too high."""
+    """Measure a step of this rank; called on all ranks. With few repeats the peak may be too high."""
     training = build(config, resolve(config, world_size), torch.device("cpu"))
 
     numbers = count()
@@ -65,11 +62,10 @@ def measured_rank(config: Config, world_size: int, *, repeats: int = REPEATS) ->
 
     for number in range(_WARM_UP_STEPS):
         step(training.batch(number))
-    num_batches = _BATCHES_OF_EXPERTS if config.model.num_experts else 1
+    num_batches = _EXPERT_BATCHES if config.model.num_experts else 1
     batches = [training.batch(_WARM_UP_STEPS + number) for number in range(num_batches)]
-    # gloo's threads may hold a buffer for a moment longer than the call that it was for: less is nearer to the need of
-    # the same batch, and only of the same.
-    most = [min(allocated(partial(step, batch))[1] for _ in range(repeats)) for batch in batches]
+    # gloo's threads may free a buffer late, so the smallest of a batch's peaks is the most accurate.
+    peaks = [min(allocated(partial(step, batch))[1] for _ in range(repeats)) for batch in batches]
     training.close()
     sizes = {
         name: value.numel() * value.element_size() for name, value in local_tensors(training_tensors(training)).items()
@@ -77,11 +73,11 @@ def measured_rank(config: Config, world_size: int, *, repeats: int = REPEATS) ->
     parameters = sum(size for name, size in sizes.items() if name.startswith("model."))
     errors = sum(size for name, size in sizes.items() if name.startswith("compression."))
     state = sum(sizes.values())
-    return RankMeasured(parameters=parameters, optimizer=state - parameters - errors, peak=state + round(mean(most)))
+    return RankMeasured(parameters=parameters, optimizer=state - parameters - errors, peak=state + round(mean(peaks)))
 
 
 def measure_layout(config: Config, num_ranks: int) -> RankMeasured:
-    """Rank 0 of so many processes."""
+    """Measure rank 0 of a group of `num_ranks` processes."""
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         mp.spawn(_rank_main, args=(config.model_dump_json(), num_ranks, folder), nprocs=num_ranks)
         return RankMeasured(**json.loads((Path(folder) / "measured.json").read_text()))

@@ -1,19 +1,19 @@
-"""Error of the what-if: real runs in which a slowdown comes and goes, predicted and measured without it.
+"""Error of the what-if: step times without a slowdown, predicted from a real run and measured in it.
 
     python -m benchmarks.accuracy.whatif  # 4 ranks, DDP, slow_compute x 1.5, 4 pairs of blocks
     python -m benchmarks.accuracy.whatif --kind slow_data --layout fsdp --blocks 6
     python -m benchmarks.accuracy.whatif --quick
     python -m benchmarks.accuracy.whatif --published StragglerAnalysis/data     # exit code 1 beyond 2 %
 
-One run: blocks of steps with the fault and blocks without it take turns in the same processes, so that what else the
-machine does meets both alike. From the records of each slow block alone `analyzers.whatif.what_if` says what a step
-takes without the fault; the blocks before and after say what it really takes. The error is predicted / measured - 1.
+Blocks of steps with and without the fault alternate in one run, so that other load on the machine affects both alike.
+`analyzers.whatif.what_if` predicts the step time without the fault from the records of one slow block; the mean of the
+blocks before and after it is the measured time. The error is predicted / measured - 1.
 
-With more ranks than cores a rank that computes less leaves its core to the others, who then really become faster: that
-no replay can know. `slow_data` sleeps and takes nobody's core.
+With more ranks than cores, a rank that computes less leaves CPU time to the others, which then run faster. A replay
+cannot predict that. `slow_data` sleeps and uses no CPU.
 
-ByteDance publishes the operations of three jobs (`trace-*.parquet`) with their slowdown S (`result-*.json`); here S
-comes from `analyzers.whatif.pipeline_jobs`.
+`--published`: ByteDance publishes the operations of three jobs (`trace-*.parquet`) with their slowdown S
+(`result-*.json`), which is compared with that of `analyzers.whatif.pipeline_jobs`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from probes.tape.rundir import RunDir
 from store import Store
 from store.readers.operations import read_operations
 
-WARM_UP = 20
+WARM_UP_STEPS = 20
 MAX_PUBLISHED_RATIO = 0.02
-EDGE = 2
-"""First steps of a block that are left out: the fault begins inside the first."""
+EDGE_STEPS = 2
+"""Steps skipped at the start of a block, because the fault starts in the middle of the first one."""
 MODEL = ("model.dim=96", "model.num_layers=4", "model.num_heads=4", "data.seq_len=96", "train.global_batch_size=16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One block with the fault, milliseconds a step. `measured_ms` is the mean of the blocks beside it."""
+    """One block with the fault, milliseconds per step. `measured_ms` is the mean of the adjacent blocks."""
 
     first_step: int
     slow_ms: float
@@ -63,19 +63,19 @@ class Block:
 
     @property
     def error_ratio(self) -> float:
-        """Predicted over measured, less one."""
+        """Predicted / measured - 1."""
         return self.predicted_ms / self.measured_ms - 1
 
     @property
     def drift_ratio(self) -> float:
-        """Difference of the two blocks without the fault: the machine's own variation."""
+        """Relative difference of the adjacent blocks: the machine's variation."""
         return self.after_ms / self.before_ms - 1
 
 
 def train(options: argparse.Namespace, folder: Path) -> RunDir:
-    """The run, with the fault in every second block. Raises RuntimeError if it does not finish."""
+    """Train with the fault in every second block. Raises RuntimeError if the run fails."""
     ranks, mesh = LAYOUTS[options.layout]
-    total = WARM_UP + (2 * options.blocks + 1) * options.steps
+    total = WARM_UP_STEPS + (2 * options.blocks + 1) * options.steps
     settings = [
         *MODEL, *(f"parallel.{setting}" for setting in mesh), f"train.steps={total}", f"run.seed={options.seed}",
         f"run.dir={folder}", "run.name=whatif", f"checkpoint.interval={10 * total}",
@@ -95,20 +95,20 @@ def train(options: argparse.Namespace, folder: Path) -> RunDir:
 
 def slow_blocks(options: argparse.Namespace) -> list[int]:
     """First steps of the blocks with the fault."""
-    return [WARM_UP + 1 + (2 * number + 1) * options.steps for number in range(options.blocks)]
+    return [WARM_UP_STEPS + 1 + (2 * number + 1) * options.steps for number in range(options.blocks)]
 
 
 def compare(store: Store, options: argparse.Namespace) -> list[Block]:
-    """Predicted and measured, block by block."""
+    """Predict and measure each block; blocks without enough records are skipped."""
     stage, _ = load_places(store, 0)
     peers = [rank for rank in stage if stage[rank] == stage[options.rank]]
     found = []
     for first in slow_blocks(options):
-        graph = load_graph(store, 0, first + EDGE, first + options.steps - 1)
+        graph = load_graph(store, 0, first + EDGE_STEPS, first + options.steps - 1)
         if graph is None:
             continue
-        before = _mean_ms(store, first - options.steps + EDGE, first - 1)
-        after = _mean_ms(store, first + options.steps + EDGE, first + 2 * options.steps - 1)
+        before = _mean_ms(store, first - options.steps + EDGE_STEPS, first - 1)
+        after = _mean_ms(store, first + options.steps + EDGE_STEPS, first + 2 * options.steps - 1)
         found.append(
             Block(
                 first_step=first,
@@ -125,7 +125,7 @@ def compare(store: Store, options: argparse.Namespace) -> list[Block]:
 
 
 def _mean_ms(store: Store, first: int, last: int) -> float:
-    """Time from the begin of the first to the end of the last step, a step; median over the ranks."""
+    """Mean step time from the start of the first to the end of the last step; median over the ranks."""
     ((took,),) = store.rows(
         "SELECT median(took) FROM (SELECT (max(start_ns + duration_ns) - min(start_ns)) / 1e6 AS took FROM steps "
         "WHERE step BETWEEN ? AND ? GROUP BY rank)",
@@ -135,23 +135,22 @@ def _mean_ms(store: Store, first: int, last: int) -> float:
 
 
 def compare_published(folder: Path) -> int:
-    """S of each published job, by both; 1 if one differs by more than `MAX_PUBLISHED_RATIO`."""
+    """Print both S of each published job; return 1 if one differs by more than `MAX_PUBLISHED_RATIO`."""
     worst = 0.0
-    print(markdown_head("job", "S: ours", "published", "difference"))
+    print(markdown_head("job", "S: Rankscope", "published", "difference"))
     for path in sorted(folder.glob("trace-*.parquet")):
-        ours = what_if_of_operations(read_operations(path)).slowdown
+        slowdown = what_if_of_operations(read_operations(path)).slowdown
         result = path.with_name(f"result-{path.stem.removeprefix('trace-')}.json")
-        theirs = float(json.loads(result.read_text(encoding="utf-8"))["blocking_slowdown"])
-        worst = max(worst, abs(ours / theirs - 1))
-        print(
-            markdown_row(path.stem, f"{ours:.3f}", f"{theirs:.3f}", f"{100 * (ours / theirs - 1):+.2f} %"), flush=True
-        )
+        published = float(json.loads(result.read_text(encoding="utf-8"))["blocking_slowdown"])
+        difference = slowdown / published - 1
+        worst = max(worst, abs(difference))
+        print(markdown_row(path.stem, f"{slowdown:.3f}", f"{published:.3f}", f"{100 * difference:+.2f} %"), flush=True)
     return int(worst > MAX_PUBLISHED_RATIO)
 
 
 def print_table(blocks: Sequence[Block]) -> None:
-    """Every block, then the mean with its interval."""
-    print(f"{'from step':>9} {'with it':>9} {'predicted':>9} {'measured':>9} {'error':>8} {'drift':>8}  basis")
+    """Print every block, then the mean error with its interval."""
+    print(f"{'from step':>9} {'slow':>9} {'predicted':>9} {'measured':>9} {'error':>8} {'drift':>8}  basis")
     for block in blocks:
         print(
             f"{block.first_step:9} {block.slow_ms:6.1f} ms {block.predicted_ms:6.1f} ms {block.measured_ms:6.1f} ms "
@@ -160,13 +159,9 @@ def print_table(blocks: Sequence[Block]) -> None:
     ratio = sum(block.predicted_ms for block in blocks) / sum(block.measured_ms for block in blocks)
     errors = np.array([block.error_ratio for block in blocks])
     half = 1.96 * float(errors.std(ddof=1)) / np.sqrt(len(errors)) if len(errors) > 1 else float("nan")
-    gain = sum(block.slow_ms for block in blocks) / sum(block.measured_ms for block in blocks)
-    print(
-        f"all blocks: {100 * (ratio - 1):+.1f} % (95 %: +- {100 * half:.1f}); the fault makes steps {gain:.2f}x as long"
-    )
-    print(
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; drift: blocks without the fault against each other"
-    )
+    factor = sum(block.slow_ms for block in blocks) / sum(block.measured_ms for block in blocks)
+    print(f"all blocks: {100 * (ratio - 1):+.1f} % (95 %: +- {100 * half:.1f}); slow steps take {factor:.2f}x")
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; drift: the block after against the one before")
 
 
 def main() -> int:
@@ -174,7 +169,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=("slow_compute", "slow_data"), default="slow_compute")
     parser.add_argument("--layout", choices=LAYOUTS, default="ddp")
     parser.add_argument("--rank", type=int, default=1, help="the slow rank (1)")
-    parser.add_argument("--factor", type=float, default=1.5, help="how many times as long it takes (1.5)")
+    parser.add_argument("--factor", type=float, default=1.5, help="slowdown factor of the fault (1.5)")
     parser.add_argument("--blocks", type=int, default=4, help="blocks with the fault (4)")
     parser.add_argument("--steps", type=int, default=40, help="steps in a block (40)")
     parser.add_argument("--seed", type=int, default=0)
@@ -192,7 +187,7 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not blocks:
-        print("no block was recorded whole", file=sys.stderr)
+        print("no block was recorded completely", file=sys.stderr)
         return 1
     print_table(blocks)
     figures = [asdict(block) | {"error_ratio": block.error_ratio} for block in blocks]

@@ -1,11 +1,11 @@
-"""Slow rank and phase as named by TraceML and by Rankscope, each alone on the same script, one phase after another.
+"""Slow rank and phase as named by TraceML and by Rankscope, in separate runs of one script, for each slow phase.
 
     python -m benchmarks.cost.compare_traceml --traceml-python PYTHON     # with traceml-ai and torch
     python -m benchmarks.cost.compare_traceml --traceml-python PYTHON --places forward,nothing --delay-ms 20 --steps 200
 
-The script is plain DDP; rank 1 takes longer in one place of each step. For TraceML each step is wrapped in
-`trace_step`, as its documentation asks; nothing is changed for Rankscope. TraceML's answer is `primary_diagnosis` and
-the diagnosis of the step time in its `final_summary.json`; Rankscope's is all stragglers of `rankscope analyze`.
+The script is plain DDP; rank 1 is delayed at one place in each step. For TraceML each step is wrapped in `trace_step`,
+as its documentation asks; for Rankscope the script is unchanged. TraceML's answer is `primary_diagnosis` and the
+diagnosis of the step time in its `final_summary.json`; Rankscope's is every finding of `rankscope analyze`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLACES = (
 SLOW_RANK = 1
 LIMIT_S = 600.0
 READY_S = 240.0
-"""Time that TraceML's aggregator gets to start instead of 15 s: a crowded machine needs more."""
+"""Start-up timeout of TraceML's aggregator; its default of 15 s is too short on a loaded machine."""
 LAUNCH_TRACEML = f"""
 import sys
 import traceml_ai.launcher.commands as commands
@@ -124,7 +124,7 @@ dist.destroy_process_group()
 
 
 def ask_rankscope(script: Path, words: list[str], folder: Path) -> dict[str, Any]:
-    """Run the script under `rankscope run` and judge it."""
+    """Run the script under `rankscope run` and diagnose the run."""
     run = RunDir(folder / "run")
     command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run.path), "--nproc-per-node", "2"]
     launch([*command, str(script), *words, "rankscope"], folder / "rankscope.log", os.environ)
@@ -159,9 +159,9 @@ def launch(command: list[str], log: Path, environment: Mapping[str, str]) -> Non
 
 
 def main() -> int:
-    """Entry of the benchmark; 1 if we did not name the rank alone, or named one where nothing was slow."""
+    """Return 1 if Rankscope did not name exactly the slow rank, or named one when nothing was slow."""
     parser = argument_parser(__doc__, json=True)
-    parser.add_argument("--traceml-python", help="interpreter with traceml-ai; without it we are asked alone")
+    parser.add_argument("--traceml-python", help="interpreter with traceml-ai; without it only Rankscope runs")
     parser.add_argument("--places", default=",".join(PLACES))
     parser.add_argument("--delay-ms", type=float, default=40.0)
     parser.add_argument("--steps", type=int, default=150)
@@ -173,18 +173,19 @@ def main() -> int:
             folder = Path(path)
             script = folder / "train.py"
             script.write_text(SCRIPT)
-            ours = ask_rankscope(script, words, folder)
-            theirs = ask_traceml(options.traceml_python, script, words, folder) if options.traceml_python else None
-        rows[name] = {"rankscope": ours, "traceml": theirs}
-        slow = [tuple(one["ranks"]) for one in ours["findings"]]
+            answer = ask_rankscope(script, words, folder)
+            traceml = ask_traceml(options.traceml_python, script, words, folder) if options.traceml_python else None
+        rows[name] = {"rankscope": answer, "traceml": traceml}
+        findings = answer["findings"]
+        slow = [tuple(one["ranks"]) for one in findings]
         wrong += slow != ([] if name == "nothing" else [(SLOW_RANK,)])
-        texts = [f"rank {one['ranks']} {one['cause']} {one['place']} {one['line'] or ''}" for one in ours["findings"]]
-        console.print(f"{name}: we: {'; '.join(texts) or 'nothing'}", markup=False, highlight=False)
-        if theirs is not None:
-            primary = theirs["primary"]
+        texts = [f"rank {one['ranks']} {one['cause']} {one['place']} {one['line'] or ''}" for one in findings]
+        console.print(f"{name}: Rankscope: {'; '.join(texts) or 'nothing'}", markup=False, highlight=False)
+        if traceml is not None:
+            primary = traceml["primary"]
             console.print(f"{name}: TraceML: {primary['kind']}: {primary['summary']}", markup=False, highlight=False)
         write_json(options.json, rows)
-    console.print(f"{len(rows) - wrong} of {len(rows)} right by us")
+    console.print(f"Rankscope is right in {len(rows) - wrong} of {len(rows)}")
     return 1 if wrong else 0
 
 

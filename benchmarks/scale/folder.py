@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.accuracy.hta import made
+from benchmarks.accuracy.hta import write_trace
 from benchmarks.harness import argument_parser
 from benchmarks.scale.logs import diagnose_apart
 from benchmarks.scale.ranks import make_dumps
@@ -52,7 +52,7 @@ def write(path: Path, num_files: int) -> int:
         rows = "".join(f"{step},{2.5 - 1e-3 * step:.4f}\n" for step in range(0, 200, 10))
         (path / "tables" / f"rank_{rank}_metrics.csv").write_text("step,train_loss\n" + rows, encoding="utf-8")
     with TemporaryDirectory() as folder:
-        trace = made(Path(folder), "plain", 0).read_text(encoding="utf-8")
+        trace = write_trace(Path(folder), "plain", 0).read_text(encoding="utf-8")
     for rank in range(TRACES):
         named = trace.replace('"rank": 0, "world_size": 1', f'"rank": {rank}, "world_size": {TRACES}')
         (path / "traces" / f"rank{rank}.pt.trace.json").write_text(named, encoding="utf-8")
