@@ -2,7 +2,7 @@
 
     ANALYSES = (Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),)
 
-    FILES = FileAnalysis(format="inspector", kind="straggler", read=read_inspected, run=late_ranks, facts=facts)
+    FILES = FileAnalysis(format="inspector", kind="straggler", read=read_inspector_job, run=late_ranks, facts=facts)
 
 Each package of `analyzers` lists its own in `analyze.ANALYSES`; `diagnose` and `live` run them all. What it asks of
 files that other programs wrote is in the modules that `analyze.OF_FILES` names, imported where there are such files. An

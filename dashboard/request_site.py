@@ -1,10 +1,10 @@
-"""Refuse requests of other sites: every answer, not only the WebSocket, asks for the server's own name and origin.
+"""Refuse cross-site requests: check `Host` and `Origin` of every request, not only of the WebSocket.
 
-    check_every_request()        # before Streamlit makes its app
+    check_every_request()        # before Streamlit creates its app
 
-Streamlit compares `server.allowedHosts` with the `Host` of a WebSocket alone, and takes the origin of any port of
-localhost. A page of another site whose name points here (DNS rebinding) could read files of the server; one of another
-program on this machine could open the pages.
+Streamlit checks `Host` against `server.allowedHosts` only for the WebSocket, and accepts an origin on any port of
+localhost. Through DNS rebinding another site could read the server's files, and a page of another program on this
+machine could open the WebSocket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[N
 
 
 def is_own_request(host: str | None, origin: str | None, allowed_hosts: Collection[str]) -> bool:
-    """Return True if `Host` is one of the names of the server, and `Origin`, where there is one, the same with port."""
+    """Return True if `Host` is a name of the server and `Origin`, if there is one, has the same host and port."""
     try:
         own = urlsplit(f"//{host or ''}")
         own_port, name = own.port, (own.hostname or "").rstrip(".")
@@ -31,12 +31,12 @@ def is_own_request(host: str | None, origin: str | None, allowed_hosts: Collecti
         page = urlsplit(origin)
         default = {"http": 80, "https": 443}.get(page.scheme)
         return default is not None and (page.hostname, page.port or default) == (own.hostname, own_port or default)
-    except ValueError:  # no port, no address
+    except ValueError:  # malformed port or address
         return False
 
 
 class SiteCheck:
-    """ASGI middleware: 403 for a request of another site, before anything else looks at it."""
+    """ASGI middleware: answer 403 to a cross-site request before any other code sees it."""
 
     def __init__(self, app: App, allowed_hosts: Collection[str]) -> None:
         self._app, self._allowed_hosts = app, allowed_hosts
@@ -44,14 +44,14 @@ class SiteCheck:
     async def __call__(
         self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward or refuse a request."""
         if scope["type"] not in ("http", "websocket") or self._is_own(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
             await send({"type": "http.response.body", "body": b"Refused: this address is not the dashboard's own.\n"})
         else:
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+            await send({"type": "websocket.close", "code": 1008})  # the server answers 403, as it is not yet accepted
 
     def _is_own(self, scope: Scope) -> bool:
         headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -62,7 +62,7 @@ class SiteCheck:
 
 
 def check_every_request() -> None:
-    """Put the check before all that Streamlit does with a request. Raises AttributeError where it cannot be put."""
+    """Install the check before Streamlit's own middleware. Raises AttributeError if Streamlit has no such hook."""
     from starlette.middleware import Middleware
     from streamlit import config
     from streamlit.web.server.starlette import starlette_app

@@ -1,6 +1,6 @@
-"""The file with the token that visitors of the dashboard have to show.
+"""The file with the access token of the dashboard.
 
-read_token(Path("token"))        # ValueError for one that others may read, or that is too short
+read_token(Path("token"))        # ValueError if other users can read it, or if the token is too short
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_BYTES = 4096
 
 
 def read_token(path: Path) -> str:
-    """The token of a file. Raises ValueError for one that others may read, or that is too short to be safe."""
+    """Read the token. Raises ValueError if other users can read the file, or if the token is too short to be safe."""
     try:
         token = read_plain(path, MAX_BYTES).decode("utf-8", "replace").strip()
         mode = path.stat().st_mode

@@ -107,7 +107,7 @@ class _Record:
 
     def started(self, pid: int, launcher_pid: int) -> None:
         """Write the rank's identity, and start a watch next to the first rank of each node."""
-        from rankscope.probes.attach.launch.watch_process import digest_address, leave_watch
+        from rankscope.probes.attach.launch.watch_process import digest_address, start_detached_watch
         from rankscope.probes.attach.retention_line import print_retention
         from rankscope.probes.tape import event_kinds
         from rankscope.probes.tape.attempts import start_ticks
@@ -131,7 +131,7 @@ class _Record:
                 event_kinds.RUN_STARTED, node_rank=identity.node_rank, nproc_per_node=identity.node_size()
             )
             num_nodes, digests = digest_address()
-            leave_watch(self._run.path, identity.node_rank, launcher_pid, num_nodes=num_nodes, digests=digests)
+            start_detached_watch(self._run.path, identity.node_rank, launcher_pid, num_nodes=num_nodes, digests=digests)
             print_retention(self._run, identity)
 
     def ended(self, code: int) -> None:

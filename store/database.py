@@ -323,7 +323,7 @@ def translated(error: Exception, path: Path | str) -> StoreError:
         return StoreError(f"{path} cannot be written: {line}; free some space, nothing is lost")
     damaged = isinstance(error, (duckdb.InternalException, duckdb.SerializationException))
     if damaged or any(mark in text for mark in _DAMAGED):
-        return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` makes it again from the tapes")
+        return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` rebuilds it from the tapes")
     return StoreError(f"{path}: {line}")
 
 

@@ -95,7 +95,7 @@ class Store:
             paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on) if catch_up else run.stores()
             paths = paths if node is None or catch_up else [path for path in paths if path == run.store(node)]
             if not paths:
-                raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
+                raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader has built one")
             try:
                 connection = connect_attached(_named(paths), wait_s=wait_s, threads=threads)
             except StoreCorruptError:

@@ -1,11 +1,11 @@
 """Access to a run for the dashboard: its version, short-lived readers, cached queries, state and diagnosis.
 
     access = RunAccess(run)
-    access.version()                     # changes when there are new data
+    access.version()                     # changes with new data
     access.ask(load_overview, 40)        # load_overview(store, 40), through the cache
     access.state(), access.diagnosis()
 
-How its store is opened, and its tapes ingested before that, is in `shared_store`.
+`shared_store` ingests the run's tapes and opens its store.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from store.sql.console import ConsoleAnswer
 __all__ = ["FIRST_S", "LARGE_BYTES", "RunAccess"]
 
 LARGE_BYTES = 256 << 20
-"""Store size from which pages take noticeably long."""
-JUDGED_APART_BYTES = 16 << 20
-"""Store size from which a run is judged in a separate process: the analyzers would hold the GIL for seconds."""
+"""Store size from which pages are noticeably slow."""
+SEPARATE_PROCESS_BYTES = 16 << 20
+"""Store size from which a run is diagnosed in a separate process: the analyzers would hold the GIL for seconds."""
 FIRST_S, AGAIN_S = 0.4, 0.1
-"""Seconds that a part of a page waits for its first answer, and for a newer one, before the others are drawn."""
+"""How long drawing a part of a page waits for its first result, and for a newer one, before it draws the next part."""
 STATE_S = 0.6
-"""Seconds that a page waits for the run's state, before it says that the run is being read."""
+"""How long a page waits for the run's state before it says that the run is being read."""
 
 
 class RunAccess:
@@ -65,7 +65,7 @@ class RunAccess:
         return self.run.manifest()
 
     def version(self) -> Hashable:
-        """A value that changes whenever there are new data."""
+        """A value that changes with new data."""
         parts = files_version(self.run)
         if not self.is_watched and self._may_grow():
             return (*parts, int(time.monotonic() / CATCH_UP_S))
@@ -76,18 +76,18 @@ class RunAccess:
         return self._store.session(may_grow=self.is_watched or self._may_grow())
 
     def ask_sql(self, statement: str, *, max_rows: int, limit_s: float) -> ConsoleAnswer:
-        """Run one reading statement in a process with limits of memory and time. Raises StoreError."""
+        """Run one read-only statement in a process with memory and time limits. Raises StoreError."""
         catch_up = self._store.is_due(may_grow=self._may_grow())
         return sql_process.ask(self.run, statement, max_rows=max_rows, limit_s=limit_s, catch_up=catch_up)
 
     def size_bytes(self) -> int:
-        """Size of its stores."""
+        """Total size of the run's stores."""
         return sum(path.stat().st_size for path in self.run.stores() if path.exists())
 
     def ask(
         self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S, often: bool = False
     ) -> Answer:
-        """`load(store, *parameters)` for the newest version of the run; `often`: refreshed with shorter pauses."""
+        """`load(store, *parameters)` for the newest version of the run; `often`: refresh with shorter pauses."""
 
         def compute() -> Any:
             with self.open() as store:
@@ -105,7 +105,7 @@ class RunAccess:
         )
 
     def state(self, *, first_s: float = STATE_S) -> Answer:
-        """The RunState; computed every second while the run may go on, also without new records."""
+        """The RunState; while the run may be alive, computed every second even without new records."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
         def compute() -> RunState:
@@ -122,7 +122,7 @@ class RunAccess:
         )  # fmt: skip
 
     def summary(self, answers: Answers) -> Answer:
-        """The line of this run in the table of runs (`run_summary`), among `answers`, without waiting for it."""
+        """The run's row in the table of runs (`run_summary`), cached in `answers`; never waits."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
         def compute() -> dict[str, Any]:
@@ -134,18 +134,18 @@ class RunAccess:
         return answers.get(key, (self.version(), watched), compute, patience_s=0.0, again_s=0.0)
 
     def judged(self, answers: Answers) -> Answer:
-        """The worst finding of the run's diagnosis (`worst_of`), among `answers`, without waiting for it."""
+        """The worst finding of the run's diagnosis (`worst_of`), cached in `answers`; never waits."""
         version = (self.version(), self.is_watched)
         key = ("judged", str(self.run.path))
         return answers.get(key, version, lambda: worst_of(self._diagnosed(version)), patience_s=0.0, again_s=0.0)
 
     def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
-        """The Diagnosis of the whole run, as in `rankscope analyze`; a slow one comes with a later poll."""
+        """The Diagnosis of the whole run, as in `rankscope analyze`; a slow one is returned by a later poll."""
         watched = self.is_watched
 
         version = (self.version(), watched)
         key = ("diagnosis", str(self.run.path))
-        patience_s = 0.0 if self.size_bytes() >= JUDGED_APART_BYTES else first_s  # it takes longer anyway
+        patience_s = 0.0 if self.size_bytes() >= SEPARATE_PROCESS_BYTES else first_s  # it would not finish in time
         return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
 
     def compared_with(self, other: RunAccess) -> Answer:
@@ -158,7 +158,7 @@ class RunAccess:
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
-        for one in (other, self):  # its first reading ingests its tapes, which changes its version
+        for one in (other, self):  # the first read ingests the tapes, which changes the version in the cache key below
             state = one.state(first_s=FIRST_S)
             if state.value is None:
                 return state
@@ -175,7 +175,7 @@ class RunAccess:
             if known is not None and known[0] == version:
                 return known[1]
             now_ns = stored_until_ns(self.run) if self.is_watched else None
-            if self.size_bytes() >= JUDGED_APART_BYTES:
+            if self.size_bytes() >= SEPARATE_PROCESS_BYTES:
                 with self.open():  # ingests the tapes of a run without a watch
                     pass
                 found = diagnose_in_process(self.run, now_ns=now_ns)
@@ -186,5 +186,6 @@ class RunAccess:
             return found
 
     def _may_grow(self) -> bool:
-        """Return True if its last state was that of a live run; an unknown one is none, or the first is asked twice."""
+        """Return True if the last known state is that of a live run. Before the first state it is False, since counting
+        such a run as live would compute its state twice."""
         return self._last_state.is_live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -48,6 +49,7 @@ def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
 @framed("Recovery")
 def checkpoints(view: View) -> None:
     """Draw the timeline of the run, then its rollbacks and checkpoints."""
+    # Rounded, so that the polls of four seconds share a cache entry.
     data = view.ask(load_timeline, int(time.time()) // 4 * 4 if view.state.is_live else None)
     if data is None:
         return
@@ -75,7 +77,7 @@ def checkpoints(view: View) -> None:
     table(
         {
             "step": [saved["step"][i] for i in rows], "attempt": [saved["attempt"][i] for i in rows],
-            "states, in order": [saved["states"][i] for i in rows],
+            "state history": [saved["states"][i] for i in rows],
             "size": [units.data_size(_number(saved["bytes"][i])) for i in rows],
             "duration (ms)": [_number(saved["duration_ms"][i]) for i in rows],
             "stall (ms)": [_number(saved["stall_ms"][i]) for i in rows],
@@ -93,11 +95,11 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return round(number, 3) if number == number else None
+    return None if math.isnan(number) else round(number, 3)
 
 
 def _failure_rate(failures: Any) -> str:
-    """Source of the failure rate; a note where it rests on too few failures."""
+    """Where the failure rate comes from, and whether it rests on too few failures."""
     if not isinstance(failures, int) or failures <= 0:
         return "No rank failed in this run: the failure rate is assumed."
     times = "failure" if failures == 1 else "failures"
@@ -106,14 +108,14 @@ def _failure_rate(failures: Any) -> str:
 
 
 def _interval(view: View) -> None:
-    """Draw the suggested checkpoint interval of `analyze`."""
+    """Draw the checkpoint interval suggested by `analyze`."""
     diagnosis = view.diagnosis()
     interval = diagnosis.run.get("checkpoint_interval") if diagnosis is not None else None
     if isinstance(interval, dict) and isinstance(interval.get("steps"), int):
         st.caption(
             markdown_text(
                 f"Suggested checkpoint interval: {interval['steps']:,} steps, which loses the least time to saves and "
-                f"repeated steps. A save to disk stalls training for {units.duration(interval.get('cost_s'))} here, "
-                f"in the median of {interval.get('num_saves')}. {_failure_rate(interval.get('num_failures'))}"
+                f"repeated steps. A save to disk stalls training for {units.duration(interval.get('cost_s'))} here "
+                f"(median of {interval.get('num_saves')}). {_failure_rate(interval.get('num_failures'))}"
             )
         )

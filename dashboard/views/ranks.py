@@ -1,4 +1,4 @@
-"""Page of ranks: heatmap rank x step, slowest ranks, the mesh, and two ranks side by side."""
+"""Page of ranks: heatmap of ranks and steps, slowest ranks, the mesh, and two ranks side by side."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from dashboard.views.rank_and_step import rank_and_step
 
 __all__ = ["ranks"]
 
-GLANCE_ROWS = 5_000_000
+PREVIEW_ROWS = 5_000_000
 EXCESS = "over peers"
 MAX_MARKED_RANKS = 4
-"""A finding of more ranks is no mark on the heatmap."""
+"""Findings that name more ranks are not marked on the heatmap."""
 _COLUMNS = {
     "rank": "rank", "own_ms": "own work (ms)", "step_ms": "step time (ms)", "waiting_ms": "waiting (ms)",
     "memory_mib": "memory, largest (MiB)",
@@ -33,13 +33,13 @@ _COLUMNS = {
 
 
 def load_matrix(source: Source, measure: str, is_excess: bool) -> Any:
-    """Rank x step, as recorded or over the median of the peers."""
+    """Load the matrix of ranks and steps, as recorded or as excess over the median of the peers."""
     return _matrix_of(source, measure, is_excess, None)
 
 
-def load_glance(source: Source, measure: str, is_excess: bool) -> Any:
+def load_preview(source: Source, measure: str, is_excess: bool) -> Any:
     """Load a preview from a few million rows, shown until all have been read."""
-    return _matrix_of(source, measure, is_excess, GLANCE_ROWS)
+    return _matrix_of(source, measure, is_excess, PREVIEW_ROWS)
 
 
 def _matrix_of(source: Source, measure: str, is_excess: bool, max_rows: int | None) -> rank_step.Matrix | Excess:
@@ -52,7 +52,7 @@ def _matrix_of(source: Source, measure: str, is_excess: bool, max_rows: int | No
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
-    """Medians of each rank, their phases and places."""
+    """Medians of each rank, its phases and its place in the mesh."""
     return {
         "ranking": queries.ranking(source, 0, 1 << 60),
         "work": rank_step.own_work(source),
@@ -61,13 +61,13 @@ def load_ranks(source: Source) -> dict[str, Any]:
 
 
 def load_pair(source: Source, a: int, b: int, measure: str) -> Any:
-    """Two ranks over the steps."""
+    """One measure of two ranks over the steps."""
     return queries.two_ranks(source, a, b, measure)
 
 
 @framed("Ranks")
 def ranks(view: View) -> None:
-    """The heatmap with a chosen rank and step, then the ranking, the mesh and two ranks."""
+    """Draw the heatmap with a chosen rank and step, then the ranking, the mesh and two ranks."""
     measure, is_excess = _measure()
     matrix = _matrix(view, measure, is_excess)
     if matrix is None:
@@ -114,7 +114,7 @@ def _caption(matrix: Any) -> str:
     if isinstance(matrix, Excess):
         largest = int(matrix.members.max(initial=1))
         if largest > 1:
-            parts.append(f"A row is the mean of up to {counted(largest, 'rank')}, or the one of them that stands out.")
+            parts.append(f"A row is the mean of up to {counted(largest, 'rank')}, or the outlier among them.")
         if matrix.steps_per_cell > 1:
             parts.append(f"A cell is the mean of {counted(matrix.steps_per_cell, 'step')}.")
         if matrix.noise > 0:
@@ -145,7 +145,7 @@ def _measure() -> tuple[str, bool]:
 
 
 def _marks(view: View) -> tuple[heatmap.Mark, ...]:
-    """Findings that name a few ranks and steps."""
+    """Marks of findings that name a few ranks and a step."""
     diagnosis = view.diagnosis()
     return tuple(
         heatmap.Mark(
@@ -159,7 +159,7 @@ def _marks(view: View) -> tuple[heatmap.Mark, ...]:
 
 
 def _matrix(view: View, measure: str, is_excess: bool) -> Any:
-    """The matrix; of a large run one of some steps until the whole one is computed."""
+    """The matrix; for a large run a preview until it is computed."""
     if view.access.size_bytes() < LARGE_BYTES:
         return view.ask(load_matrix, measure, is_excess)
     whole = view.access.ask(load_matrix, measure, is_excess, first_s=0.0)
@@ -167,7 +167,7 @@ def _matrix(view: View, measure: str, is_excess: bool) -> Any:
         view.is_pending |= not whole.is_fresh
         return whole.value
     view.expect(whole)
-    return view.ask(load_glance, measure, is_excess)
+    return view.ask(load_preview, measure, is_excess)
 
 
 def _straggler_ranks(view: View) -> list[int]:
@@ -184,14 +184,15 @@ def _mesh(data: dict[str, Any]) -> None:
     if not found:
         empty_state("All ranks have the same coordinates in the mesh, or they were not recorded.")
         return
-    parts = ("local_rank", "node_rank")  # the host of a rank matters less than its work
-    found.sort(key=lambda name: (name in parts, -sizes[name]))
+    of_host = ("local_rank", "node_rank")  # parallel dimensions first: they explain more than the host
+    found.sort(key=lambda name: (name in of_host, -sizes[name]))
     shown = st.columns(2)
     columns = shown[0].selectbox(
         "Across", found, key="mesh-across", bind="query-params", format_func=lambda name: mesh.DIMENSIONS[name]
     )
     others = [name for name in mesh.DIMENSIONS if name != columns]
     filled = {name: mesh.filled_ratio(places, name, columns) for name in others}
+    # Down the side: the dimension that fills most cells; in a mesh of one or two dimensions preferably the node.
     others.sort(
         key=lambda name: (
             name == "local_rank", -filled[name], name != "node_rank" or len(found) > 2, -sizes.get(name, 0),

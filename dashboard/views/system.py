@@ -20,15 +20,15 @@ from probes.tape.redaction.printable import visible
 __all__ = ["system"]
 
 MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-_OF_PIPELINE = ("schedule", "stages_per_rank", "stage_costs")
-"""Settings without effect in a run without a pipeline."""
-OF_TRAIN = ("precision", "activation_checkpointing", "compile", "compile_backend", "device", "backend")
-
+_PIPELINE_SETTINGS = ("schedule", "stages_per_rank", "stage_costs")
+"""Settings in section `parallel` that have no effect without a pipeline."""
+TRAIN_SETTINGS = ("precision", "activation_checkpointing", "compile", "compile_backend", "device", "backend")
+"""Settings in section `train` that concern torch and its backends."""
 MAX_VARIABLES = 100
 
 
 def load_system(source: Source) -> dict[str, Any]:
-    """Ranks, groups, communicators, states of the plugin."""
+    """Ranks, process groups, communicators, and the profiler plugin's state on each rank."""
     return {
         "ranks": system_queries.ranks(source), "groups": system_queries.groups(source),
         "communicators": system_queries.communicators(source), "plugin": system_queries.plugin_states(source),
@@ -37,7 +37,7 @@ def load_system(source: Source) -> dict[str, Any]:
 
 @framed("System")
 def system(view: View) -> None:
-    """Draw what the run ran on and with."""
+    """Draw the run's hardware, versions and settings."""
     found = view.ask(load_system)
     if found is None:
         return
@@ -64,7 +64,7 @@ def system(view: View) -> None:
 def _tiles(manifest: Mapping[str, Any], ranks: list[dict[str, Any]]) -> None:
     sizes = manifest.get("mesh")
     mesh = sizes if isinstance(sizes, Mapping) else {}
-    wide = [f"{name} {mesh[name]}" for name in MESH if isinstance(mesh.get(name), int) and mesh[name] > 1]
+    dimensions = [f"{name} {mesh[name]}" for name in MESH if isinstance(mesh.get(name), int) and mesh[name] > 1]
     hosts = {row["host"] for row in ranks if row["host"]}
     kinds = {str(row["device"]).split(":")[0] for row in ranks if row["device"]}
     tiles(
@@ -72,7 +72,7 @@ def _tiles(manifest: Mapping[str, Any], ranks: list[dict[str, Any]]) -> None:
             ("Ranks", str(len(ranks) or manifest.get("world_size") or "unknown"), None, None),
             ("Hosts", str(len(hosts) or "unknown"), None, None),
             ("Devices", visible(", ".join(sorted(kinds)))[:40] or "unknown", None, None),
-            ("Mesh", " x ".join(wide) or ("one of each" if mesh else "unknown"), None,
+            ("Mesh", " x ".join(dimensions) or ("all 1" if mesh else "unknown"), None,
              "Dimensions of the device mesh that are larger than one."),
         ],
         key="system",
@@ -95,11 +95,11 @@ def _versions(manifest: Mapping[str, Any]) -> None:
 
 
 def _settings(manifest: Mapping[str, Any]) -> None:
-    without_effect = () if (read(ParallelFacts, manifest).pp or 0) > 1 else _OF_PIPELINE
+    without_effect = () if (read(ParallelFacts, manifest).pp or 0) > 1 else _PIPELINE_SETTINGS
     rows = [
         {"setting": f"{section}.{name}", "value": value}
         for section, name, value in flat(manifest.get("config"))
-        if (section == "parallel" and name not in without_effect) or (section == "train" and name in OF_TRAIN)
+        if (section == "parallel" and name not in without_effect) or (section == "train" and name in TRAIN_SETTINGS)
     ]
     if matmul := manifest.get("float32_matmul_precision"):
         rows.append({"setting": "torch.float32_matmul_precision", "value": str(matmul)[:80]})
@@ -109,9 +109,9 @@ def _settings(manifest: Mapping[str, Any]) -> None:
     if rows:
         table(rows, key="system-settings")
     else:
-        empty_state("The run records no settings of the loop.", "A loop that attached keeps its settings to itself.")
-    whose = "are rank 0's" if isinstance(variables, Mapping) else "were not recorded with this run"
-    st.caption(f"Variables of NCCL, gloo, CUDA and torch {whose}: `rankscope preflight` compares them between nodes.")
+        empty_state("The run has no recorded settings.", "Only the trainer of Rankscope records them.")
+    source = "are those of rank 0" if isinstance(variables, Mapping) else "were not recorded with this run"
+    st.caption(f"Variables of NCCL, gloo, CUDA and torch {source}: `rankscope preflight` compares them between nodes.")
 
 
 def _topology(ranks: list[dict[str, Any]]) -> None:

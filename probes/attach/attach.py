@@ -52,7 +52,7 @@ from .launch import mesh as mesh_of_loop
 from .launch.announcement import VARIABLE as ANNOUNCED_IN
 from .launch.announcement import Watch, announce
 from .launch.identity import Identity, launcher_pid
-from .launch.watch_process import digest_address, leave_watch
+from .launch.watch_process import digest_address, start_detached_watch
 from .loop.living import Living
 from .loop.loop_hooks import LoopPhases
 from .loop.tokens import keep_flops_per_token
@@ -388,7 +388,7 @@ def _attach(
                 asked = Watch(node_rank=identity.node_rank, num_nodes=num_nodes, digests=digests)
                 announce(run, recorder.attempt, watch=asked)
             else:
-                leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+                start_detached_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
             print_retention(run, identity)
     if identity.rank == 0:
         logger.info("rankscope records to %s", run.path)

@@ -32,9 +32,8 @@ def replay(
     """Recompute one step of a run from the newest good checkpoint before it, and report whether the fault recurs:
     first module and operation, forward or backward, on which rank, with which inputs and samples.
 
-    Works on a dead or a live run and writes nothing into it. One process for replicas
-    (DDP), otherwise as many as the run had.
-    Steps between the checkpoint and N are recomputed too. Injected faults are not injected again.
+    Works on a live or finished run and writes nothing into it. DDP needs one process, other layouts as many as the run
+    had. Steps between the checkpoint and N are recomputed too. Faults are not injected again.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
@@ -51,7 +50,7 @@ def replay(
         echo(line, err=True)
 
     try:
-        again = replay_step(run, step, device=device, report=report)
+        replayed = replay_step(run, step, device=device, report=report)
     except (RunError, StoreError, CheckpointError, StorageError, ConfigError, ReplayError) as error:
         fail(str(error))
     except OSError as error:
@@ -59,47 +58,46 @@ def replay(
     if output == "json":
         from analyzers.report.json import plain
 
-        echo(json.dumps(plain(again.to_json()), indent=2))
+        echo(json.dumps(plain(replayed.to_json()), indent=2))
         return
     from analyzers.report.terminal.replay_text import render
 
-    target = again.target
+    target = replayed.target
     render(
-        again.found,
+        replayed.found,
         console(),
         kind=target.kind,
         ranks=target.ranks,
-        figures=_figures(again),
-        loss=again.loss,
+        figures=_figures(replayed),
+        loss=replayed.loss,
         recorded=target.loss,
-        doubts=_doubts(again),
+        doubts=_doubts(replayed),
     )
 
 
-def _figures(again: ReplayReport) -> list[tuple[str, str]]:
-    target = again.target
+def _figures(replayed: ReplayReport) -> list[tuple[str, str]]:
+    target = replayed.target
     state = f"checkpoint of step {target.state_step}" if target.checkpoint else "the initial state"
-    way = f", then {len(target.way)} step{'s' * (len(target.way) > 1)} recomputed" if target.way else ""
-    processes = "1 process" if again.num_processes == 1 else f"{again.num_processes} processes"
+    num_updates = len(target.updates)
+    updates = f", then {num_updates} step{'s' * (num_updates > 1)} recomputed" if num_updates else ""
+    processes = "1 process" if replayed.num_processes == 1 else f"{replayed.num_processes} processes"
     return [
-        ("loss", f"{again.loss:.6g} (recorded {target.loss:.6g})"),
-        ("grad norm", f"{again.grad_norm:.6g} (recorded {target.grad_norm:.6g})"),
-        ("state", f"{state}{way}"),
-        ("batch", f"{target.batch_index}, {again.found.num_samples} samples"),
-        ("took", f"{again.duration_s:.1f} s in {processes}"),
+        ("loss", f"{replayed.loss:.6g} (recorded {target.loss:.6g})"),
+        ("grad norm", f"{replayed.grad_norm:.6g} (recorded {target.grad_norm:.6g})"),
+        ("state", f"{state}{updates}"),
+        ("batch", f"{target.batch_index}, {replayed.found.num_samples} samples"),
+        ("took", f"{replayed.duration_s:.1f} s in {processes}"),
     ]
 
 
-def _doubts(again: ReplayReport) -> list[str]:
+def _doubts(replayed: ReplayReport) -> list[str]:
     """Reasons why the replayed state may differ from the run's."""
     doubts = []
-    if again.data_differs:
+    if replayed.data_differs:
         doubts.append("The data set is not the one that the run trained on: batches and samples differ.")
-    worst = again.worst_way_ratio
+    worst = replayed.worst_way_ratio
     if worst is not None and (worst > DRIFT_RATIO or math.isnan(worst)):
-        doubts.append(
-            f"A recomputed loss differs by {100 * worst:.2g} % from its record: the state is not quite the same."
-        )
-    if again.target.checkpoint and not again.target.is_good:
-        doubts.append(f"The checkpoint of step {again.target.state_step} was not verified as good.")
+        doubts.append(f"A recomputed loss differs by {100 * worst:.2g} % from its record, so the state differs too.")
+    if replayed.target.checkpoint and not replayed.target.is_good:
+        doubts.append(f"The checkpoint of step {replayed.target.state_step} was not verified as good.")
     return doubts

@@ -1,18 +1,18 @@
-"""Tapes and events into the store, exactly once.
+"""Ingest tapes and events into the store, exactly once.
 
     with Ingester(run) as ingester:
-        result = ingester.tick()          # what came since the last tick
+        result = ingester.tick()          # everything written since the last tick
         result.rows["steps"]
 
 One tick:
 
-1. Poll the files (`tail`). If nothing is new, that is all: the database is not opened.
-2. Open the database; if it is another one than last time, take the read positions from it and poll again.
-3. In one transaction append finished records, replace the open ones, append events, and write the read positions.
-4. Close it, so that readers have their turn. Only now the new positions count.
+1. Poll the files (`tail`). If nothing is new, the database is not opened.
+2. Open the database. If it is not the one of the last tick, load its read positions and poll again.
+3. In one transaction append finished records, replace open ones, append events, and write the read positions.
+4. Close it to let readers in. Only then do the new positions take effect.
 
-A kill at any moment leaves the rows and their positions, or neither. The store can be deleted beneath a living
-ingester: the next tick makes it again from the tapes.
+A kill at any time leaves both the rows and their positions, or neither. If the store is deleted while an ingester runs,
+the next tick rebuilds it from the tapes.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from store.ingest.transaction import Transfer
 __all__ = ["Ingester", "TickResult"]
 
 logger = logging.getLogger("rankscope.store")
-MAX_REASON = 300
+MAX_REASON_CHARS = 300
 MAX_WAIT_S = 8.0
-"""With readers that take turns the file is nearly always in use: after a tick that found it so, the next waits
-twice as long for a gap, up to this."""
-TICK_BYTES = 256 << 20  # of tapes in one transaction: bounds memory, and what a kill makes us do again
+"""Several readers may keep the file in use nearly all the time: after each tick that could not open it, the next one
+waits twice as long, up to this limit."""
+TICK_BYTES = 256 << 20  # of tapes per transaction: bounds memory, and the work repeated after a kill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +69,17 @@ class TickResult:
     rows: dict[str, int] = field(default_factory=dict)
     """Finished rows appended, by table."""
     lag: bool = False
-    """More is there already; tick again."""
+    """True if more records are waiting: tick again at once."""
     busy: bool = False
-    """A reader had the store open for too long; nothing was lost, the next tick takes it up."""
+    """True if a reader held the store open for too long. Nothing was lost; the next tick continues."""
     skipped_lines: int = 0
-    """Lines of events that could not be read, so far."""
+    """Total of unreadable event lines so far."""
     truncated: tuple[str, ...] = ()
-    """Tapes that are shorter than their headers say."""
+    """Tapes shorter than their headers say."""
     damaged: tuple[str, ...] = ()
-    """Files that could not be read, or not wholly."""
+    """Files that could not be read completely."""
     quarantined: Path | None = None
-    """Path to which an unusable store was moved."""
+    """New path of a store that was unusable."""
     bytes_read: int = 0
     duration_s: float = 0.0
 
@@ -90,7 +90,7 @@ class TickResult:
 
 
 class Ingester:
-    """The writer of one node's store. Raises StoreLockedError if another process is it already."""
+    """The writer of one node's store. Raises StoreLockedError if the store already has one."""
 
     def __init__(
         self,
@@ -103,10 +103,8 @@ class Ingester:
         store_path: Path | None = None,
         folders: Sequence[Folder] | None = None,
     ) -> None:
-        """`store_path` writes elsewhere than to the run's folder; then no writer's lock is taken.
-
-        `folders` are the node's, if they are known (`folders_by_node`) and no more will come.
-        """
+        """`store_path`: write outside the run's folder, without a writer lock. `folders`: the node's rank folders, if
+        known (`folders_by_node`) and complete."""
         self.run = run
         self.path = store_path or run.store(node_rank)
         self._lock = None if store_path else WriterLock(self.path, role=role)
@@ -116,22 +114,22 @@ class Ingester:
         self.folders = NodeFolders(run, node_rank, given=folders)
         self._tail = Tail(run, self.folders, syncs_events=role == "watch" and store_path is None)
         self._state = ReadState()
-        self._identity: tuple[int, ...] | None = None  # of the file as we left it
+        self._identity: tuple[int, ...] | None = None  # of the file after our last write
         self._ticks = -1
-        self._num_busy = 0  # ticks in a row that found the file in use
+        self._num_busy = 0  # consecutive ticks that found the file in use
         self._dictionary = Dictionary()
-        self._books: dict[str, NameBook] = {}
-        self._set_aside = ""  # what is not yet in the store of how it came to be made again
+        self._name_books: dict[str, NameBook] = {}
+        self._pending_problem = ""  # why the store was rebuilt, to be recorded in the new one
 
     def close(self) -> None:
-        """Give up the right to write."""
+        """Release the writer lock."""
         if self._lock:
             self._lock.close()
         if self._held:
             self._held.close()
 
     def mark_ingested(self, wall_ns: int) -> None:
-        """Note for readers that the store has all that was recorded until then (epoch nanoseconds)."""
+        """Tell readers that the store holds all records up to this time (epoch nanoseconds)."""
         if self._lock:
             self._lock.mark_ingested(wall_ns)
 
@@ -144,9 +142,9 @@ class Ingester:
         self.close()
 
     def tick(self, *, thorough: bool = False) -> TickResult:
-        """Bring the store up to date. `thorough` searches tapes to their ends: for runs whose writers are gone.
+        """Bring the store up to date. `thorough`: search tapes to their ends, for runs whose writers are gone.
 
-        Raises StoreError if the store cannot be written (a full disk, no permission); the next tick tries again.
+        Raises StoreError if the store cannot be written (full disk, no permission); the next tick retries.
         """
         start = time.perf_counter()
         if self._held and (problem := self._held.problem()):
@@ -169,22 +167,22 @@ class Ingester:
         return replace(self._result(start, transfer), quarantined=quarantined)
 
     def set_aside(self, error: StoreCorruptError) -> Path | None:
-        """Set a damaged store aside; the next tick makes it again from the tapes. Returns where it is now.
+        """Move a damaged store aside, and return its new path; the next tick rebuilds it from the tapes.
 
-        The new store lists it as a problem: a report that is made later says it too.
+        The new store records this as a problem, for later reports.
         """
         quarantined = quarantine(self.path)
         logger.warning("%s (set aside: %s)", error, quarantined)
         lost = self._carry_over(quarantined)
-        if lost or not isinstance(error, StoreOutdatedError):  # one of an older version is made again without loss
+        if lost or not isinstance(error, StoreOutdatedError):  # rebuilding an outdated store without loss is no problem
             reason = str(error).removeprefix(f"{self.path} ").partition("; `rankscope")[0]
-            reason = reason.replace(f"{self.path.parent}{os.sep}", "")[:MAX_REASON]
+            reason = reason.replace(f"{self.path.parent}{os.sep}", "")[:MAX_REASON_CHARS]
             where = f"set aside as {quarantined.name}, " if quarantined and self._lock else ""
-            self._set_aside = f"{reason}; {where}made again from the tapes{lost}"
+            self._pending_problem = f"{reason}; {where}rebuilt from the tapes{lost}"
         return quarantined
 
     def catch_up(self) -> dict[str, int]:
-        """Tick thoroughly until nothing is left; returns the rows appended by table. Raises StoreBusyError."""
+        """Tick thoroughly until nothing is left; return the number of appended rows by table. Raises StoreBusyError."""
         rows: Counter[str] = Counter()
         while True:
             result = self.tick(thorough=True)
@@ -195,13 +193,13 @@ class Ingester:
                 return dict(rows)
 
     def retire(self, before_ns: int) -> dict[str, int]:
-        """Turn older calls into totals; returns the segments that may be removed: {path: places}. Raises StoreError."""
+        """Replace older calls by totals; return the segments that may be deleted: {path: places}. Raises StoreError."""
         import duckdb
 
         connection = connect_writer(self.path, wait_s=self._wait_s, threads=self._threads)
         try:
             if known_store(connection, self.path) != (self._state.store_id, self._state.generation):
-                return {}  # another process wrote it: the next tick reads its positions
+                return {}  # another process wrote the store: the next tick reads its positions
             fold_calls(connection, before_ns)
         except duckdb.Error as error:
             raise translated(error, self.path) from error
@@ -211,7 +209,7 @@ class Ingester:
         return dict(retirable(self.run, self.folders, self._state, before_ns))
 
     def _carry_over(self, former: Path | None) -> str:
-        """Keep the rows of retired tapes, which are in the former store alone; returns what to say of a loss."""
+        """Copy the rows of retired tapes, which only the former store has; return a clause on what was lost."""
         if not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
             return ""
         try:
@@ -224,7 +222,7 @@ class Ingester:
 
     @property
     def _patience_s(self) -> float:
-        """Seconds that the next tick waits for the file."""
+        """How long the next tick waits for the file."""
         return min(self._wait_s * 2.0 ** min(self._num_busy, 16), max(self._wait_s, MAX_WAIT_S))
 
     def _is_idle(self, thorough: bool) -> bool:
@@ -254,12 +252,12 @@ class Ingester:
                 self._state = load(connection)
             redact = Redactor.of(self.run.private_manifest())
             transfer = Transfer(connection, self._dictionary, self._state, redact)
-            if self._set_aside:
-                transfer.take_problem(self.path.name, self._set_aside)
+            if self._pending_problem:
+                transfer.take_problem(self.path.name, self._pending_problem)
             with interruptible():
                 self._take_all(transfer, thorough)
                 changes = transfer.finish()
-                for path, book in self._books.items():
+                for path, book in self._name_books.items():
                     if book.problem:
                         transfer.take_problem(path, book.problem)
                 save(connection, changes)
@@ -268,7 +266,7 @@ class Ingester:
             raise translated(error, self.path) from error
         finally:
             connection.close()
-        self._set_aside = ""
+        self._pending_problem = ""
         self._state = self._state.updated(changes)
         self._identity = identity_of(self.path)
         return transfer
@@ -282,7 +280,7 @@ class Ingester:
             elif isinstance(new, NewEvents):
                 transfer.take_events(new)
             else:
-                transfer.take_segment(new, anchor_ns=self._anchor(new, transfer), names=self._book(new))
+                transfer.take_segment(new, anchor_ns=self._anchor(new, transfer), names=self._names(new))
             if transfer.bytes_read >= TICK_BYTES:
                 transfer.is_partial = True
                 break
@@ -290,7 +288,7 @@ class Ingester:
     def _anchor(self, new: NewRecords, transfer: Transfer) -> int:
         """Return epoch minus monotonic time (ns): one value for all segments of a rank.
 
-        A node's tapes are written by process after process, maybe with a reboot between: each has its own.
+        A node's segments each have their own, because several processes write them, perhaps with a reboot in between.
         """
         name = new.folder.name
         if new.folder.is_node:
@@ -302,11 +300,11 @@ class Ingester:
             transfer.changes.anchors[name] = known
         return known
 
-    def _book(self, new: NewRecords) -> NameBook:
+    def _names(self, new: NewRecords) -> NameBook:
         name = f"{new.folder.name}/{new.header.table.names_file}"
-        if name not in self._books:
-            self._books[name] = NameBook(self.run.path / name, self._dictionary)
-        return self._books[name]
+        if name not in self._name_books:
+            self._name_books[name] = NameBook(self.run.path / name, self._dictionary)
+        return self._name_books[name]
 
     def _result(self, start: float, transfer: Transfer | None = None) -> TickResult:
         problems = self._state.problems

@@ -3,11 +3,11 @@
     read = read_inspector(Path("nccl-inspector-771/gpu-01-pid-71.log"))
     read.calls["0x7f8c", 3].seq, read.calls["0x7f8c", 3].exec_us      # by communicator and rank in it
 
-    read = read_inspected(survey(folder))        # all processes of a job
-    read.ranks, read.num_ranks, read.columns()   # by the ranks of the largest communicator; columns of `collectives`
+    job = read_inspector_job(survey(folder))     # all processes of a job
+    job.largest, job.num_ranks, job.columns()    # by the ranks of the largest communicator; columns of `collectives`
 
-It has completed collectives only, so not the call in which a rank hangs. Times are durations: each row begins at 0, and
-clocks of ranks are not compared.
+The inspector logs only completed collectives, so never the call in which a rank hangs. It records durations: each row
+starts at 0, and the ranks' clocks are not compared.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from store.readers.dumps.recorded_call import short_text, whole_number
 from store.readers.untrusted.confined import confined
 from store.readers.untrusted.external_files import SourceError, Survey, head, unpacked
 
-__all__ = ["InspectedCalls", "InspectedJob", "InspectorLog", "is_inspector", "read_inspected", "read_inspector"]
+__all__ = ["InspectedCalls", "InspectedJob", "InspectorLog", "is_inspector", "read_inspector", "read_inspector_job"]
 
 MAX_CALLS = 5_000_000
 MAX_LINE_BYTES = 1 << 20
 _PARTS = (b"coll_perf", b"p2p_perf", b"dump_stats")
-"""A line's own part: a collective, a send or receive, or counts of what was written (format 4.2)."""
+"""Keys of a line's content: a collective, a send or receive, or statistics of the log (format 4.2)."""
 _METRIC = b"nccl_collective_exec_time_microseconds"
 _LABEL = re.compile(rb'(\w{1,40})="((?:[^"\\]|\\.){0,300})"')
 
 
 @dataclass(slots=True)
 class InspectedCalls:
-    """One rank's completed collectives of one communicator, in the order in which they ended."""
+    """One rank's completed collectives of one communicator, in order of completion."""
 
     num_ranks: int
     process: tuple[str, int]
-    """Host and pid, which are the same in all communicators of a rank."""
+    """Host and pid, to find the rank in other communicators."""
     _seq: list[int] = field(default_factory=list)
     _exec_us: list[float] = field(default_factory=list)
     ops: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class InspectedCalls:
         return np.array(self._exec_us, dtype=np.float64)
 
     def by_number(self) -> tuple[Ints, Floats]:
-        """Ascending sequence numbers with their times; for a repeated number the last time."""
+        """Ascending sequence numbers with their times; of a repeated number the last one."""
         seq, newest = np.unique(self.seq[::-1], return_index=True)
         return seq, self.exec_us[::-1][newest]
 
@@ -81,13 +81,13 @@ class InspectorLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedJob:
-    """The files of a job by communicator and rank in it. Ranks are those of the largest communicator."""
+    """The calls of a job by communicator and rank in it. The job's ranks are those of the largest communicator."""
 
     groups: dict[str, dict[int, InspectedCalls]]
 
     @property
     def largest(self) -> dict[int, InspectedCalls]:
-        """The communicator with the most ranks, among those the one with the most files; empty without files."""
+        """The communicator with the most ranks, then the most files; empty without files."""
 
         def size(members: dict[int, InspectedCalls]) -> tuple[int, int]:
             return max(calls.num_ranks for calls in members.values()), len(members)
@@ -96,7 +96,7 @@ class InspectedJob:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks of the job; there may be fewer files."""
+        """Number of ranks of the job, of which some may have no file."""
         return max((calls.num_ranks for calls in self.largest.values()), default=len(self.largest))
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -105,7 +105,7 @@ class InspectedJob:
         known = [(group, rank_of[calls.process], *calls.by_number()) for group, members in self.groups.items()
                  for calls in members.values() if calls.process in rank_of]  # fmt: skip
         lengths = [len(seq) for _, _, seq, _ in known]
-        ended_ns = np.concatenate([exec_us for *_, exec_us in known]) * 1000.0
+        durations_ns = np.concatenate([exec_us for *_, exec_us in known]) * 1000.0
         return {
             "rank": np.repeat([rank for _, rank, _, _ in known], lengths),
             "process_group": np.repeat([group for group, *_ in known], lengths).astype(object),
@@ -113,12 +113,12 @@ class InspectedJob:
             "op": np.full(sum(lengths), "collective", dtype=object),
             "step": np.zeros(sum(lengths), dtype=np.int64),
             "issue_ns": np.zeros(sum(lengths), dtype=np.int64),
-            "end_ns": ended_ns.astype(np.int64),
+            "end_ns": durations_ns.astype(np.int64),
         }
 
 
 def is_inspector(first: bytes) -> bool:
-    """Return True if a file begins with a line of the inspector."""
+    """Return True if a file starts with a line of the inspector."""
     is_log = b'"inspector_output_format_version"' in first and any(b'"' + part + b'"' in first for part in _PARTS)
     return is_log or is_scrape(first)
 
@@ -128,7 +128,7 @@ def is_scrape(first: bytes) -> bool:
     return _METRIC + b"{" in first
 
 
-def read_inspected(found: Survey) -> InspectedJob:
+def read_inspector_job(found: Survey) -> InspectedJob:
     """Read the files of a job; unreadable ones are added to `found.problems`."""
     groups: dict[str, dict[int, InspectedCalls]] = {}
     for path in found.paths:
@@ -172,7 +172,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
         if len(rest) > MAX_LINE_BYTES:
-            raise SourceError("has a line that is longer than any of the inspector's")
+            raise SourceError("has a line that is too long for the inspector")
     yield rest
 
 
@@ -181,10 +181,10 @@ def _take_sample(line: bytes, log: InspectorLog) -> None:
         return
     labels = {key.decode(): value.decode("utf-8", "replace") for key, value in _LABEL.findall(line)}
     if "coll_sn" not in labels and "comm_name" in labels:
-        log.problem = "states means of many calls, without rank and number: late ranks are seen in the JSON logs only"
+        log.problem = "holds means over calls, without ranks and sequence numbers; late ranks need the JSON logs"
         return
     words = line.rpartition(b"}")[2].split()
-    device = labels.get("gpu_device_id", "").removeprefix("GPU")  # a GPU's file, in which no process is named
+    device = labels.get("gpu_device_id", "").removeprefix("GPU")  # a file per GPU names no process
     texts = labels | {"pid": labels.get("pid", device), "n_ranks": labels.get("nranks", labels.get("n_ranks", ""))}
     numbers = {name: int(texts[name]) for name in ("rank", "n_ranks", "pid", "coll_sn")
                if texts.get(name, "").isdecimal()}  # fmt: skip

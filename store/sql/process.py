@@ -1,11 +1,11 @@
-"""Run a user's SQL statement in a separate process, with limits that hold whatever DuckDB does.
+"""Run a user's SQL statement in a separate process, with limits that do not depend on DuckDB.
 
     answer = ask(run, "SELECT rank, median(duration_ns) FROM steps GROUP BY rank", max_rows=1000, limit_s=20)
     answer.names, answer.rows, answer.is_cut
 
-The kernel bounds its memory (RLIMIT_AS) and its time: some operators allocate beyond DuckDB's own accounting, and some
-do not stop when they are interrupted. A process that is over a limit is ended, and the caller gets a StoreError. One
-process is kept for the next question, so a simple one costs no start.
+The kernel limits the memory (RLIMIT_AS), and a process that exceeds the time limit is killed: some operators allocate
+beyond DuckDB's accounting, and some ignore an interrupt. The caller then gets a StoreError. One idle process is kept
+for the next statement, which saves its start-up time.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from store.sql.console import ConsoleAnswer
 __all__ = ["ask", "warm_up"]
 
 MAX_AT_ONCE = 3
-"""Statements that are run at the same time; one more is refused."""
+"""Limit on concurrent statements; further ones are refused."""
 WAIT_S = 5.0
-"""For a writer that has a file open."""
+"""How long a statement waits for a writer that has a file open."""
 CATCH_UP_WAIT_S = 10.0
 MEMORY_BYTES = 1 << 30
 MAX_ANSWER_BYTES = 65 << 20
@@ -55,7 +55,7 @@ class _Child(LimitedProcess):
 
 
 class _Pool:
-    """At most one idle process, and MAX_AT_ONCE that work."""
+    """At most one idle process and `MAX_AT_ONCE` busy ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,18 +64,18 @@ class _Pool:
         self._owner_pid = os.getpid()
 
     def warm_up(self) -> None:
-        """Start a process for the next question, unless one waits."""
+        """Start a process for the next statement, unless one is idle."""
         with self._lock:
             self._forget_after_fork()
             if self._idle is None:
                 self._idle = _Child()
 
     def take(self) -> _Child:
-        """A process that the caller gives back or ends. Raises StoreError."""
+        """A process that the caller must give back or end. Raises StoreError."""
         with self._lock:
             self._forget_after_fork()
             if len(self._working) >= MAX_AT_ONCE:
-                raise StoreError(f"{MAX_AT_ONCE} statements are being run already: try again when one has ended")
+                raise StoreError(f"{MAX_AT_ONCE} statements are already running: try again when one has ended")
             child, self._idle = self._idle, None
             if child is None or child.process.poll() is not None:
                 child = _Child()
@@ -83,7 +83,7 @@ class _Pool:
             return child
 
     def give_back(self, child: _Child) -> None:
-        """Keep a process that has answered, or end it where one waits already."""
+        """Keep a process that has answered, or end it if another one is idle."""
         with self._lock:
             if self._idle is None:
                 self._idle = child
@@ -98,7 +98,7 @@ class _Pool:
             self._working.discard(child)
 
     def close(self) -> None:
-        """End the process that waits."""
+        """End the idle process."""
         with self._lock:
             self._forget_after_fork()
             child, self._idle = self._idle, None
@@ -106,7 +106,7 @@ class _Pool:
             child.kill()
 
     def _forget_after_fork(self) -> None:
-        if self._owner_pid != os.getpid():  # a fork must not talk to its parent's process
+        if self._owner_pid != os.getpid():  # a forked child must not use its parent's processes
             self._idle, self._working, self._owner_pid = None, set(), os.getpid()
 
 
@@ -118,15 +118,15 @@ warm_up = _pool.warm_up
 def ask(
     run: RunDir, sql: str, *, max_rows: int, limit_s: float, memory_bytes: int = MEMORY_BYTES, catch_up: bool = True
 ) -> ConsoleAnswer:
-    """The answer to one reading statement over a run's records. Raises StoreError.
+    """The answer to one read-only statement on a run's records. Raises StoreError.
 
-    `memory_bytes`: what it may allocate beyond what an empty connection takes. `catch_up`: as in `Store.open`, in this
-    process and not counted.
+    `memory_bytes`: limit on memory beyond that of an idle connection. `catch_up`: as in `Store.open`; runs in this
+    process, outside the limits.
     """
     with contextlib.ExitStack() as scratch:
         files = stores_up_to_date(run, scratch, CATCH_UP_WAIT_S) if catch_up else run.stores()
         if not files:
-            raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
+            raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader has built one")
         return _ask(files, sql, max_rows, limit_s, memory_bytes)
 
 
@@ -157,20 +157,22 @@ def _ask(files: Sequence[Path], sql: str, max_rows: int, limit_s: float, memory_
 
 
 def _too_large(memory_bytes: int) -> str:
-    return f"it needed more than {memory_bytes / 2**30:.3g} GiB of memory and was ended: query fewer steps or ranks"
+    return f"it needed more than {memory_bytes / 2**30:.3g} GiB of memory and was stopped: query fewer steps or ranks"
 
 
-class _Values(pickle.Unpickler):
+class _PlainValues(pickle.Unpickler):
+    """Unpickles SQL values only: a child may be compromised by the statement it ran."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _VALUES:
-            raise pickle.UnpicklingError(f"names {module}.{name}")
+            raise pickle.UnpicklingError(f"it contains {module}.{name}")
         return super().find_class(module, name)
 
 
 def _loads(blob: bytes) -> dict[str, Any]:
     try:
-        found = _Values(io.BytesIO(blob)).load()
+        found = _PlainValues(io.BytesIO(blob)).load()
     except pickle.UnpicklingError as error:
-        raise StoreError(f"the answer cannot be read: it {error}") from None
+        raise StoreError(f"the answer cannot be read: {error}") from None
     assert isinstance(found, dict)
     return found

@@ -1,10 +1,10 @@
-"""State of a training: tensors by name, and a few plain values that are the same on every rank.
+"""Training state: tensors by name, and a few plain values that are the same on every rank.
 
     tensors = training_tensors(training)            # live: "model.blocks.0.mlp.up.weight", "optimizer.<name>.exp_avg"
     values = Values(position=Position(step=40, batch_index=41), scaler=None, detector={...})
 
-Parameters have one name in every parallel layout, so these names mean the same after a change of layout; sharded
-tensors are DTensors, which know what part of the whole they are.
+A parameter has the same name in every parallel layout, so a state can be loaded into another layout. Sharded tensors
+are DTensors, which know their part of the full tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STATE_KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """The state that is no tensor."""
+    """State other than tensors."""
 
     position: Position
     scaler: Mapping[str, float] | None = None
@@ -54,18 +54,18 @@ class Values:
 
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Values:
-        """Raises KeyError, TypeError or ValueError for anything else."""
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError for malformed values."""
         position = {key: int(loaded["position"][key]) for key in ("step", "batch_index")}
         return cls(position=Position(**position), scaler=loaded["scaler"], detector=dict(loaded["detector"]))
 
 
 def training_tensors(training: Training) -> dict[str, Tensor]:
-    """Parameters and optimizer state of this rank, live, in an order that is the same each time.
+    """Parameters, optimizer state and compression errors of this rank, not copied, in a fixed order.
 
-    Under ZeRO-1 ranks differ in what they hold of the optimizer's state; all parameters come before it.
+    Parameters come first, because under ZeRO-1 the optimizer states of the ranks differ.
     """
     tensors: dict[str, Tensor] = {}
-    parameters = list(training.named_parameters())  # a walk through all modules
+    parameters = list(training.named_parameters())  # walks through all modules, so only once
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()
     state = optimizer_state(training.optimizer)
@@ -78,14 +78,14 @@ def training_tensors(training: Training) -> dict[str, Tensor]:
 
 
 def local_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """This rank's own memory behind them."""
+    """The tensors in this rank's memory: a DTensor's local shard, others as they are."""
     return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in tensors.items()}
 
 
 def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> None:
-    """Give the optimizer those state tensors whose names are in `saved`, to be filled by the loader.
+    """Allocate the optimizer state tensors whose names are in `saved`; the loader fills them.
 
-    Under ZeRO-1 only what this rank updates. Raises ConfigError for the state of another optimizer.
+    Under ZeRO-1 only for parameters that this rank updates. Raises ConfigError for the state of another optimizer.
     """
     for compression in training.compressions:
         compression.allocate(saved)
@@ -98,14 +98,14 @@ def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> No
         for key in [key for key in _STATE_KEYS if f"optimizer.{name}.{key}" in saved]:
             if key not in own_keys:
                 raise ConfigError(
-                    f"optim.name = {training.config.optim.name!r}: the state was saved with another optimizer, which "
-                    f"kept {key} of {name}; use the one that the run began with"
+                    f"optim.name = {training.config.optim.name!r}: the state was saved by another optimizer, which "
+                    f"kept {key} of {name}; use the one with which the run started"
                 )
             state[parameter][key] = empty_state(training.optimizer, parameter, key)
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Every random generator of this process, as byte tensors."""
+    """States of all random generators of this process, as tensors."""
     _, words, place, has_gauss, cached = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     state = {
@@ -121,7 +121,7 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set every generator to what `rng_state` found."""
+    """Set all generators to a result of `rng_state`."""
     torch.set_rng_state(state["torch"])
     version, gauss, has_gauss = state["python_rest"].tolist()
     random.setstate((int(version), tuple(state["python"].tolist()), gauss if has_gauss else None))

@@ -1,10 +1,10 @@
-"""Runs one scenario of a drill as a user would: `rankscope train` in a separate process.
+"""Run one scenario of a drill as a user would: `rankscope train` in a separate process.
 
-    result = execute(scenario, base, folder, limit_s=180, server=PreforkServer(), say=print)
+    result = execute(scenario, base, folder, limit_s=180, server=PreforkServer(), on_line=print)
     result.run, result.wall_s, result.problem
 
-With a server parent the command is forked from a process that has imported torch; else it is a new interpreter. The
-process is asked to end at the limit, and whatever of the run is left after that is killed by its id.
+With a `server` the command is forked from a process that has already imported torch; without one, a new interpreter is
+started. At the time limit the launcher gets SIGTERM, then SIGKILL together with the remaining processes of the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from watch.processes import kill, processes_of
 __all__ = ["Base", "Executed", "execute"]
 
 _END_S = 40.0
-"""After SIGTERM: the ranks may finish their step and save."""
+"""Time after SIGTERM for the ranks to finish their step and save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """A run that is over. `run` is None if it never began; `problem` says so, or that it did not end in time."""
+    """A finished run. `run` is None if it did not start; `problem` says why, or that the time limit was exceeded."""
 
     run: RunDir | None
     wall_s: float
@@ -60,9 +60,9 @@ def execute(
     server: PreforkServer | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> Executed:
-    """Train the scenario to its end in `folder`; `on_line` gets each line that the run prints, from another thread.
+    """Train the scenario to its end in `folder`; another thread calls `on_line` with each printed line.
 
-    On KeyboardInterrupt the run is ended first.
+    KeyboardInterrupt ends the run before it is raised.
     """
     folder.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -107,7 +107,7 @@ def _start(arguments: list[str], server: PreforkServer | None) -> StartedCommand
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C is for the drill, which ends the run
+        start_new_session=True,  # Ctrl-C reaches only the drill, which then ends the run
         env=environment,
     )
 
@@ -127,7 +127,7 @@ def _run_in(folder: Path) -> RunDir | None:
 
 
 def _end(process: StartedCommand | subprocess.Popen[str], folder: Path) -> None:
-    """Ask the launcher to end, then end it and the ranks that it leaves behind."""
+    """Terminate the launcher; after `_END_S` kill it and its remaining ranks."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_S)

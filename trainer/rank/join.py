@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from probes.attach.launch.identity import Identity
-from probes.attach.launch.watch_process import digest_address, leave_watch
+from probes.attach.launch.watch_process import digest_address, start_detached_watch
 from probes.fail_open import failing_open, probes_disabled
 from probes.profiling.attach import profile_steps
 from probes.recorder import NullRecorder, Recorder
@@ -122,7 +122,7 @@ def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int,
         if identity.local_rank == 0:
             with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
                 num_nodes, digests = digest_address()
-                leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+                start_detached_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     return recorder
 
 

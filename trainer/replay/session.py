@@ -48,7 +48,7 @@ class ReplayReport:
     loss: float
     grad_norm: float
     worst_way_ratio: float | None
-    """Largest relative difference of a loss on the way from its record."""
+    """Largest relative difference between a recomputed loss before the step and its record."""
     data_differs: bool
     num_processes: int
     duration_s: float
@@ -64,7 +64,7 @@ class ReplayReport:
             "loss": self.loss,
             "grad_norm": self.grad_norm,
             "state_step": self.target.state_step,
-            "steps_taken_again": len(self.target.way),
+            "steps_taken_again": len(self.target.updates),
             "worst_way_ratio": self.worst_way_ratio,
             "data_differs": self.data_differs,
             "num_processes": self.num_processes,

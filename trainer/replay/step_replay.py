@@ -63,7 +63,7 @@ class ProcessReplay:
 
     events: list[dict[str, Any]]
     worst_way_ratio: float | None
-    """Largest difference of a loss on the way from its record, relative; None without a way or records."""
+    """Largest relative difference between a recomputed loss before the step and its record; None without any."""
     data_differs: bool
     """The data set does not give the next batch that it gave when the checkpoint was written."""
 
@@ -129,15 +129,15 @@ class _StepReplayer:
         else:
             self.training.fill_weights()
         events = []
-        if target.way and target.kind != "healthy":
+        if target.updates and target.kind != "healthy":
             self.report(f"Replaying batch {target.batch_index} on the state of step {target.state_step}")
             events += self._replayed("restored", target.state_step)
-        for number, update in enumerate(target.way, start=1):
+        for number, update in enumerate(target.updates, start=1):
             loss = self._take(update)
             if (was := losses.get(update.step)) and math.isfinite(was):
                 worst = max(worst or 0.0, abs(loss / was - 1.0))
-            if number % 10 == 0 or number == len(target.way):
-                self.report(f"Retook step {update.step} ({number} of {len(target.way)}): loss {loss:.4f}")
+            if number % 10 == 0 or number == len(target.updates):
+                self.report(f"Recomputed step {update.step} ({number} of {len(target.updates)}): loss {loss:.4f}")
         self.report(f"Replaying step {target.step} with every operation watched")
         return ProcessReplay(
             events=[*self._replayed("same", target.step - 1), *events], worst_way_ratio=worst, data_differs=differs

@@ -2,12 +2,12 @@
 
     target = find_target(store, run, step=40)
     target.batch_index, target.kind         # 39, "non_finite"
-    target.state_step, target.way           # 32, the steps 33 to 39 as they were taken (batch, rate)
+    target.state_step, target.updates       # 32, the recorded updates of steps 33 to 39 (batch, learning rate)
 
-A step runs again with the same number after a rollback or a restart. Wanted is the execution that went wrong: the first
-that was refused or not finite, else the last. The state is that of the newest checkpoint before it that the guard
-found good, else of the newest; without one it is the initial state, which follows from the seed. What was trained on
-between that state and the step is in the records, so the same updates can be taken again.
+A step may run more than once, after a rollback or a restart. The target is the execution that went wrong: the first
+that was refused or not finite, otherwise the last. It is replayed from the newest earlier checkpoint that the guard
+found good, otherwise from the newest, otherwise from the initial state, which the seed determines. The records hold the
+batches and learning rates in between, so the same updates can be recomputed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from trainer.checkpoint.state import Values
 __all__ = ["ReplayError", "Target", "Update", "find_target"]
 
 LEVEL_STEPS = 20
-"""Steps before a spike whose median loss is what was usual, where no event says it."""
+"""Steps before a spike whose median loss is the usual level, if no event records it."""
 
 
 class ReplayError(ValueError):
-    """The step cannot be replayed; one line that says why and what to do."""
+    """The step cannot be replayed; the message is one line with the reason and the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A step that was taken: its batch and learning rate (None: that of the configuration)."""
+    """A recorded step: its batch and learning rate (None: that of the configuration)."""
 
     step: int
     batch_index: int
@@ -51,7 +51,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One execution of a step, and the state that it is replayed from."""
+    """One execution of a step, and the state from which it is replayed."""
 
     step: int
     attempt: int
@@ -62,20 +62,21 @@ class Target:
     loss_level: float
     """For a spike: the usual loss before it."""
     ranks: tuple[int, ...]
-    """Ranks that the records name; empty for a healthy step."""
+    """Ranks that the records blame; empty for a healthy step."""
     checkpoint: str
-    """Folder of the state, empty for the initial one."""
+    """Checkpoint folder; empty for the initial state."""
     state_step: int
     is_good: bool
-    way: tuple[Update, ...]
+    updates: tuple[Update, ...]
+    """Steps between the state and the target."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, loaded: dict[str, Any]) -> Target:
-        way = tuple(Update(**update) for update in loaded["way"])
-        return cls(**(loaded | {"way": way, "ranks": tuple(loaded["ranks"])}))
+        updates = tuple(Update(**update) for update in loaded["updates"])
+        return cls(**(loaded | {"updates": updates, "ranks": tuple(loaded["ranks"])}))
 
 
 def find_target(source: Source, run: RunDir, step: int) -> Target:
@@ -97,7 +98,7 @@ def find_target(source: Source, run: RunDir, step: int) -> Target:
         checkpoint=str(checkpoint or ""),
         state_step=state_step,
         is_good=is_good,
-        way=_way(source, state_step, step, start_ns),
+        updates=_updates(source, state_step, step, start_ns),
     )
 
 
@@ -167,7 +168,7 @@ def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, 
     return folder, saved, is_good
 
 
-def _way(source: Source, state_step: int, step: int, start_ns: int) -> tuple[Update, ...]:
+def _updates(source: Source, state_step: int, step: int, start_ns: int) -> tuple[Update, ...]:
     """The updates between the state and the step, as they were taken in the end."""
     rows: Sequence[tuple[Any, ...]] = source.rows(
         "SELECT step, arg_max(batch_index, start_ns), arg_max(lr, start_ns) FROM steps WHERE rank >= 0 "

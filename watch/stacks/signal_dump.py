@@ -1,8 +1,8 @@
-"""Python stacks of all ranks of a node by signal, also of ranks that are blocked inside a collective.
+"""Python stacks of a node's ranks by signal, even of ranks blocked in a collective.
 
-Every rank registers `faulthandler` on two signals with its own file (`probes.tape.stack_file`); watch sends
-one and waits until the files have grown and grow no more (`take_stacks`): a rank that is killed next would leave half a
-stack. A stopped process answers when it is continued or not at all, so the wait has a deadline.
+Every rank registers `faulthandler` for two signals with its own file (`probes.tape.stack_file`). Watch sends one and
+waits until the files have grown and stop growing (`take_stacks`), since killing a rank earlier would truncate its
+stack. A stopped process may never answer, so the wait has a deadline.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["take_stacks"]
 
 WAIT_S = 1.0
 POLL_S = 0.02
-"""A file of the same size after so long is complete: a stack is written line by line, in one go."""
+"""A file whose size is unchanged after this time is complete: `faulthandler` writes without pausing."""
 
 
 def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threads: bool = False) -> list[int]:
     """Signal {rank: pid} to write their stacks; returns the ranks that answered within a second.
 
-    `all_threads`: not only the main one; for processes that are ended next, since it may end them.
+    `all_threads`: dump all threads, which may crash the process; only for processes that are about to be killed.
     """
     number = ALL_THREADS_SIGNAL if all_threads else MAIN_THREAD_SIGNAL
     before = {}
@@ -32,7 +32,7 @@ def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threa
         path = stack_path(run, attempt, rank)
         if not path.exists() or os_state(pid)[0] in ("", "Z", "X", "T", "t"):
             continue
-        size = path.stat().st_size  # before the signal: the answer may be there at once
+        size = path.stat().st_size  # before the signal, which may be answered immediately
         if kill(pid, number):
             before[rank] = size
     deadline = time.monotonic() + WAIT_S

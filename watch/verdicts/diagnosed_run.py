@@ -6,7 +6,7 @@
 While a run is ending its records are not complete: ranks raise the errors of broken connections before the launcher
 has recorded which rank died. So the verdict waits a few seconds for the last records, reads what a `watch` has not
 ingested yet, and says "Still reading" where the end of a rank is still unexplained. A store in which a query meets
-damage is set aside and made again from the tapes.
+damage is set aside and rebuilt from the tapes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Diagnosis of the inspector's files: the rank that the others wait for.
 
-late_ranks(read_inspected(survey(folder)))
+late_ranks(read_inspector_job(survey(folder)))
 
 1. Of one collective the rank with the shortest time came last; the others waited the difference to it (`arrivals`).
 2. A rank that comes last in most collectives of a communicator, and for which the others wait a good part of their
@@ -18,7 +18,7 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.stragglers.comparison.arrivals import LastRank, last_ranks
 from analyzers.stragglers.policy import InspectorPolicy
-from store.readers.inspector import InspectedJob, read_inspected
+from store.readers.inspector import InspectedJob, read_inspector_job
 from store.readers.memory_store import MemoryStore
 
 __all__ = ["FILES", "late_ranks"]
@@ -83,4 +83,4 @@ def _facts(job: InspectedJob) -> dict[str, Any]:
 
 _insufficient = partial(Finding.not_judged, "straggler", "straggler", "Late ranks were not checked")
 _in_part = partial(Finding.not_judged, "straggler", "straggler", "Late ranks were not fully checked", in_part=True)
-FILES = FileAnalysis(format="inspector", kind="straggler", read=read_inspected, run=late_ranks, facts=_facts)
+FILES = FileAnalysis(format="inspector", kind="straggler", read=read_inspector_job, run=late_ranks, facts=_facts)

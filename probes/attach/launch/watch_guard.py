@@ -1,6 +1,6 @@
 """Supervise a `watch` under other launchers: restart it after a kill, stop or crash.
 
-    python -m probes.attach.launch.watch_guard RUN NODE_RANK LAUNCHER_PID NUM_NODES DIGESTS  # `leave_watch`
+    python -m probes.attach.launch.watch_guard RUN NODE_RANK LAUNCHER_PID NUM_NODES DIGESTS  # `start_detached_watch`
 
 It is a separate process, not a thread of the rank: it costs the training nothing, and works while the rank hangs with
 Python's lock held, and over the restarts of its ranks. It imports the standard library alone.

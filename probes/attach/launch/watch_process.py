@@ -2,10 +2,10 @@
 
     process = start_watch(run.path, node_rank, launcher_pid)       # a child of the launcher
     process = start_watch(..., heartbeat_fd=write_end)             # writes a byte into this pipe once a second
-    leave_watch(run.path, node_rank)      # detached, for a rank that may die; `watch_guard` next to it restarts it
+    start_detached_watch(run.path, node_rank)      # outlives the rank that starts it; `watch_guard` restarts it
 
-A second watch of a node ends by itself with one line (it cannot have the writer's right), so every
-process that may be the first starts one.
+A second watch of a node exits by itself with one log line, because it cannot get the writer lock. So every process that
+may be the first starts one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 from .own_process import own_process
 
-__all__ = ["digest_address", "leave_watch", "start_watch"]
+__all__ = ["digest_address", "start_detached_watch", "start_watch"]
 
-# Forks once more and goes: the script that is being trained may wait for its own children, and must not find this one.
-_LEAVE = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
+# A double fork: a training script that waits for all of its children must not wait for this one.
+_DETACH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def start_watch(
@@ -36,8 +36,8 @@ def start_watch(
 ) -> subprocess.Popen[bytes]:
     """Start a watch process for a run; its log is `logs/watch-node<k>.log` in the run's folder.
 
-    `digests`: HOST:PORT of the store through which the watches of several nodes talk. `options`: further ones of
-    `rankscope watch`.
+    `digests`: HOST:PORT of the store through which the watches of several nodes communicate. `options`: further options
+    of `rankscope watch`.
     """
     beats = ["--heartbeat-fd", str(heartbeat_fd)] if heartbeat_fd >= 0 else []
     fds = (heartbeat_fd,) if beats else ()
@@ -48,13 +48,13 @@ def start_watch(
     return _start(run_dir, node_rank, command, environment, fds)
 
 
-def leave_watch(
+def start_detached_watch(
     run_dir: Path, node_rank: int = 0, launcher_pid: int = 0, *, num_nodes: int = 1, digests: str = ""
 ) -> None:
     """Start `watch` detached from this process, supervised by `watch_guard`."""
     arguments = (str(run_dir), str(node_rank), str(launcher_pid), str(num_nodes), digests)
     command, environment = own_process("probes.attach.launch.watch_guard", *arguments)
-    _start(run_dir, node_rank, [sys.executable, "-S", "-E", "-c", _LEAVE, *command], environment).wait(60)
+    _start(run_dir, node_rank, [sys.executable, "-S", "-E", "-c", _DETACH, *command], environment).wait(60)
 
 
 def digest_address(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -77,7 +77,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C in the terminal is for the trainer; watch records how it ends
+            start_new_session=True,  # Ctrl-C in the terminal must not reach watch, which records how the run ends
             env=environment,
             pass_fds=fds,
         )

@@ -3,9 +3,9 @@
     environments = EnvironmentPhases(phases)
     environments.patch(imports)
 
-The phase lasts from the first action since the last update to the first thing that trains: one span however many
-actions there are, as an environment may take microseconds for each. Policies that choose the actions in between are
-part of it. Environments are known by the classes that their libraries put around each, or that each calls.
+The phase is one span from the first action after an update to the start of training: an action may take only
+microseconds, too short for a span each. It includes the policy that chooses the actions. Environments are recognised by
+their libraries' base classes and wrappers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["ENVIRONMENT", "EnvironmentPhases"]
 
 ENVIRONMENT = "environment"
 _PLACES = (
-    ("gymnasium.core", "Env", "reset"),  # each environment's own `reset` begins with it
-    ("gymnasium.wrappers.common", "OrderEnforcing", "step"),  # around all that `gymnasium.make` returns
+    ("gymnasium.core", "Env", "reset"),  # every environment's `reset` calls it first
+    ("gymnasium.wrappers.common", "OrderEnforcing", "step"),  # wraps everything that `gymnasium.make` returns
     ("gymnasium.vector.vector_env", "VectorEnv", "reset"),
     ("gymnasium.vector.sync_vector_env", "SyncVectorEnv", "step"),
     ("gymnasium.vector.async_vector_env", "AsyncVectorEnv", "step_wait"),
@@ -49,20 +49,20 @@ class _Phases(Protocol):
 
 
 class EnvironmentPhases:
-    """Records when the loop's thread acts in an environment; what trains ends the phase."""
+    """Starts the phase when the loop acts in an environment; the next training phase ends it."""
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
 
     def patch(self, imports: OnImport) -> None:
-        """Wrap the classes of the libraries that are imported, and of the others once they are."""
+        """Wrap the classes of imported libraries now, and those of others when they are imported."""
         for module, owner, method in _PLACES:
             imports.when(module, partial(self._patch, owner, method))
 
     def _patch(self, owner: str, method: str, module: ModuleType) -> None:
-        place = getattr(module, owner, None)
-        if hasattr(place, method):
-            self._phases.replace(place, method, self._act)
+        environment_class = getattr(module, owner, None)
+        if hasattr(environment_class, method):
+            self._phases.replace(environment_class, method, self._act)
 
     def _act(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._phases.is_in(ENVIRONMENT):

@@ -1,4 +1,4 @@
-"""A name for a process group that is the same on all its members and that a person can read.
+"""Readable label of a process group, the same on all its members.
 
 >>> compact_ranks([0, 1, 2, 3])
 '0-3'
@@ -16,18 +16,18 @@ from collections.abc import Sequence
 
 __all__ = ["compact_ranks", "group_label"]
 
-MAX_LISTED = 4  # so many ranks without a pattern are written out
+MAX_LISTED = 4  # ranks without a pattern that are listed; more are hashed
 _DESCRIPTIONS = {"default_pg": "world", "undefined": "group", "": "group"}
 
 
 def group_label(description: str, ranks: Sequence[int]) -> str:
-    """`<mesh dimension or description>:<ranks>`; a description that torch made up becomes `world` or `group`."""
+    """`<mesh dimension or description>:<ranks>`; torch's default descriptions become `world` or `group`."""
     kind = _DESCRIPTIONS.get(description, description.removeprefix("mesh_"))
     return f"{kind.replace(':', '_')}:{compact_ranks(ranks)}"
 
 
 def compact_ranks(ranks: Sequence[int]) -> str:
-    """`3`, `0-3` (each), `0-12/4` (every fourth), `0,1,5`, or `n=17@ab12cd`: how many, and a hash of which."""
+    """`3`, `0-3` (all), `0-12/4` (every fourth), `0,1,5`, or `n=17@ab12cd` (number and hash of the ranks)."""
     if len(ranks) == 1:
         return str(ranks[0])
     steps = {after - before for before, after in itertools.pairwise(ranks)}

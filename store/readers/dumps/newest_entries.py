@@ -1,20 +1,19 @@
-"""The newest entries of a pickled flight-recorder ring, without building those that say nothing any more.
+"""The newest entries of a pickled flight-recorder ring, without unpickling the irrelevant ones.
 
-    top = newest_entries(blob, unpickle)      # the first entry and the newest ones; None: it has to be read whole
+    top = newest_entries(blob, unpickle)      # the first entry and the newest ones; None: read the full dump
 
-Of a ring of 2,000 entries nearly all are complete, and unpickling them is most of the work of a dump (6 ms of 8; 4,096
-ranks leave 8 million). A pickle has no index, but it repeats itself: each entry begins with the same key, and keys and
-frequent values are references to where they stood first (`BINGET`).
+Nearly all of a ring's 2,000 entries are complete, and unpickling them is most of the work for a dump (6 of 8 ms; 4,096
+ranks leave 8 million entries). A pickle has no index, but it is regular: each entry starts with the same key, and keys
+and frequent values are references to their first occurrence (`BINGET`).
 
-1. The first entries are unpickled, which gives the number of each key and value in the memo.
-2. The tail is found by searching for the begin of an entry, and unpickled with that memo.
-3. What lies between is counted, not built: the entries there must all be complete, or all be in flight, none of them a
-   p2p call, and each of a group that is in the tail too; and there must be as many as the numbers of the entries before
-   and behind leave room for.
+1. Unpickle the first entries (the head), which gives the memo index of each key and value.
+2. Find the newest entries (the tail) by searching for the start of an entry, and unpickle them with that memo.
+3. Count the entries in between without unpickling them. They must be all complete or all in flight, contain no
+   point-to-point call, belong to groups that are in the tail too, and match the record ids before and after them.
 
-Of complete calls only the newest matter, of those in flight the oldest too: those of the head. Where anything is
-otherwise (one call that never ended among others that did, a coalesced batch, a backend without events, a value
-that the tail refers to and the first entries do not have, another pickler's layout) the answer is None.
+Of complete calls only the newest matter; of calls in flight also the oldest, which are in the head. In all other cases
+the result is None: an unfinished call among finished ones, a coalesced batch, a backend without events, a memo index
+that is not in the head, another pickler's layout.
 """
 
 from __future__ import annotations
@@ -29,22 +28,25 @@ __all__ = ["Memo", "Shortened", "newest_entries"]
 
 
 class Memo(Protocol):
-    """Copy the memo of an unpickler: only another unpickler takes it (that of Python 3.11 takes a dict)."""
+    """The memo of an unpickler, which another unpickler accepts as it is (in Python 3.11 as a dict)."""
 
     def copy(self) -> dict[int, Any]:
-        """By place."""
+        """Values by memo index."""
 
 
 HEADS = (16, 320)
-"""Entries that are built for the memo; the second if the tail refers to more, as to the calls of a whole step."""
+"""Numbers of first entries to unpickle; the second is tried if the tail refers to more values than the first has."""
 TAILS = (32, 400)
-"""Newest entries that are built; the second, if a group is too rare among them."""
+"""Numbers of newest entries to unpickle; the second is tried if a group is too rare in the first."""
 MIN_OF_GROUP = 4
-_BEGIN = re.compile(
+"""Entries of a group in the tail from which its older ones may be skipped."""
+_ENTRIES_START = re.compile(
     rb"X\x07\0\0\0entries(?:q.|r....)?\](?:q.|r....)?\(\}(?:q.|r....)?\(X(?P<size>[\x01-\x1f])\0\0\0", re.DOTALL
 )
-_FRESH = b"\x80\x02}(X\x07\0\0\0entries]("
-_NO_EVENTS = b"gloo:"
+_TAIL_START = b"\x80\x02}(X\x07\0\0\0entries]("  # PROTO 2, EMPTY_DICT, MARK, "entries", EMPTY_LIST, MARK
+_HEAD_END = b"eu."  # APPENDS, SETITEMS, STOP
+_FALSE, _TUPLE2 = b"\x89", b"\x86"
+_NO_EVENTS = b"gloo:"  # a backend without events, whose states are not known
 Unpickle = Callable[[bytes, Memo | None], tuple[Any, Memo]]
 
 
@@ -55,14 +57,14 @@ class Shortened(dict[str, Any]):
 
 
 def newest_entries(blob: bytes, unpickle: Unpickle) -> Shortened | None:
-    """`unpickle(bytes, memo)` gives the value and the memo; whatever it raises means that the dump is read whole."""
-    begin = _BEGIN.search(blob, 0, 1 << 20)
-    if begin is None or b"coalesced" in blob or _NO_EVENTS in blob:
+    """`unpickle(bytes, memo)` returns the value and the memo; if it raises, the result is None."""
+    start = _ENTRIES_START.search(blob, 0, 1 << 20)
+    if start is None or b"coalesced" in blob or _NO_EVENTS in blob:
         return None
-    key = blob[begin.end() : begin.end() + begin["size"][0]].decode("utf-8", "replace")
+    key = blob[start.end() : start.end() + start["size"][0]].decode("utf-8", "replace")
     for num_head, num_tail in product(HEADS, TAILS):
         try:
-            found = _shortened(blob, begin.end(), key, (num_head, num_tail), unpickle)
+            found = _shortened(blob, start.end(), key, (num_head, num_tail), unpickle)
         except Exception:
             continue
         if found is not None:
@@ -79,10 +81,10 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     cut = _nth(blob, mark, put.end(), sizes[0])
     tail = _nth_last(blob, mark, cut, sizes[1]) if cut else 0
     if not tail or tail - cut < cut:
-        return None  # hardly anything to leave out
-    head_end, tail_begin = _begin_of(blob, cut), _begin_of(blob, tail)
-    top, memo = unpickle(blob[:head_end] + b"eu.", None)
-    rest, _ = unpickle(_FRESH + blob[tail_begin:], memo)
+        return None  # hardly anything to skip
+    head_end, tail_start = _entry_start(blob, cut), _entry_start(blob, tail)
+    top, memo = unpickle(blob[:head_end] + _HEAD_END, None)
+    rest, _ = unpickle(_TAIL_START + blob[tail_start:], memo)
     entries, newest = top["entries"], rest["entries"]
     number = newest[0]["record_id"] - entries[-1]["record_id"] - 1
     between = _Between(blob, (cut, tail), _places(memo.copy()))
@@ -94,7 +96,7 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     for entry in entries:
         if entry["state"] not in shared or entry["is_p2p"] is not False or entry["process_group"] not in groups:
             return None
-    first = entries[:1] if "completed" in shared else entries  # the oldest that is open is what the rank waits in
+    first = entries[:1] if "completed" in shared else entries  # the rank waits in its oldest open call
     found = Shortened(top | rest | {"entries": [*first, *newest]})
     found.num_left_out = len(entries) - len(first) + number
     return found
@@ -102,38 +104,38 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """The part of a dump that is not built. `places`: where texts, and pairs of them, stand in the memo."""
+    """The part of a dump that is not unpickled. `places`: memo indices of strings and pairs of strings."""
 
     blob: bytes
     part: tuple[int, int]
     places: Mapping[Any, list[int]]
 
     def count(self, key: str, *values: Any) -> int:
-        """Count the entries whose key has one of these values."""
+        """Count the entries in which `key` has one of these values."""
         return sum(self._count(key, get) for value in values for get in _gets(self.places, value))
 
     def is_plain(self, number: int, newest: list[dict[str, Any]]) -> bool:
-        """Return True if these are `number` collectives of groups that are not rare in the tail."""
-        if self._count("is_p2p", b"\x89") != number:
+        """Return True if the part holds `number` collectives, all of groups that have enough entries in the tail."""
+        if self._count("is_p2p", _FALSE) != number:
             return False
-        of_groups = 0
+        total = 0
         for group in {entry["process_group"] for entry in newest}:
             name, description = group
-            there = self.count("process_group", group)
-            if there < number:  # a pair that is rebuilt each time
+            count = self.count("process_group", group)
+            if count < number:  # the tuple may also be built anew from its two strings
                 pairs = product(_gets(self.places, name), _gets(self.places, description))
-                there += sum(self._count("process_group", a + b + b"\x86") for a, b in pairs)
-            if there and sum(entry["process_group"] == group for entry in newest) < MIN_OF_GROUP:
+                count += sum(self._count("process_group", a + b + _TUPLE2) for a, b in pairs)
+            if count and sum(entry["process_group"] == group for entry in newest) < MIN_OF_GROUP:
                 return False
-            of_groups += there
-        return of_groups == number
+            total += count
+        return total == number
 
     def _count(self, key: str, value: bytes) -> int:
         return sum(self.blob.count(get + value, *self.part) for get in _gets(self.places, key))
 
 
 def _places(memo: dict[int, Any]) -> Mapping[Any, list[int]]:
-    """Return the memo index of each text, and of each pair of texts."""
+    """Memo indices of each string and each tuple of strings."""
     found: dict[Any, list[int]] = {}
     for place, value in memo.items():
         if type(value) is str or (type(value) is tuple and all(type(part) is str for part in value)):
@@ -142,13 +144,13 @@ def _places(memo: dict[int, Any]) -> Mapping[Any, list[int]]:
 
 
 def _gets(places: Mapping[Any, list[int]], value: Any) -> Iterator[bytes]:
-    """The operations that fetch a value from the memo."""
+    """The opcodes (BINGET, LONG_BINGET) that fetch a value from the memo."""
     for place in places.get(value, ()):
         yield b"h" + bytes([place]) if place < 256 else b"j" + place.to_bytes(4, "little")
 
 
 def _nth(blob: bytes, mark: bytes, at: int, number: int) -> int:
-    """Return the offset of the n-th mark from a place on; 0 if there are fewer."""
+    """Offset of the n-th mark from `at` on; 0 if there are fewer."""
     at -= 1
     for _ in range(number):
         at = blob.find(mark, at + 1)
@@ -158,7 +160,7 @@ def _nth(blob: bytes, mark: bytes, at: int, number: int) -> int:
 
 
 def _nth_last(blob: bytes, mark: bytes, first: int, number: int) -> int:
-    """Return the offset of the n-th mark from the end; 0 if there are fewer behind `first`."""
+    """Offset of the n-th mark from the end; 0 if there are fewer after `first`."""
     at = len(blob)
     for _ in range(number):
         at = blob.rfind(mark, first, at)
@@ -167,9 +169,9 @@ def _nth_last(blob: bytes, mark: bytes, first: int, number: int) -> int:
     return at
 
 
-def _begin_of(blob: bytes, mark: int) -> int:
-    """The begin of the entry whose keys begin at a mark: the empty dict, and its place in the memo if it has one."""
+def _entry_start(blob: bytes, mark: int) -> int:
+    """Start of the entry whose keys start at a mark: EMPTY_DICT, and the opcode that puts it into the memo if any."""
     for width, put in ((1, b"}"), (3, b"}q"), (6, b"}r")):
         if blob[mark - width : mark - width + len(put)] == put:
             return mark - width
-    raise ValueError("not the begin of an entry")
+    raise ValueError("not the start of an entry")

@@ -1,7 +1,7 @@
-"""Check the rows that a reader plug-in returns: known columns, values of their types, ranks and steps in range.
+"""Check the rows returned by a reader plug-in: known columns, values of their types, ranks and steps in range.
 
 for table, row in checked_rows(module.read(path)):
-    ...                             # ("steps", {...}), at the end ("refused", "2 rows of steps: step is missing")
+    ...                             # ("steps", {...}), finally ("refused", "2 rows of steps: step is missing")
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Rows = list[dict[str, Any]]
 
 
 def checked_rows(found: Any) -> Iterator[tuple[str, Any]]:
-    """(table, row), then ("refused", reason) for each kind of row that is not used. Raises TypeError or ValueError if
-    it is no mapping of our tables at all."""
+    """Yield (table, row), then ("refused", reason) for the most frequent reasons. Raises TypeError or ValueError if
+    `found` is not a mapping of known tables."""
     if not isinstance(found, Mapping):
-        raise TypeError(f"read returned a {type(found).__name__} in place of rows by table")
+        raise TypeError(f"read returned a {type(found).__name__} instead of rows by table")
     if unknown := sorted(str(table) for table in found if table not in READ_TABLES):
-        raise ValueError(f"no rows can be read into {', '.join(unknown)}: the tables are {', '.join(READ_TABLES)}")
+        raise ValueError(f"unknown tables {', '.join(unknown)}: the tables are {', '.join(READ_TABLES)}")
     reasons: Counter[tuple[str, str]] = Counter()
     for table, rows in found.items():
         for number, row in enumerate(islice(rows, MAX_ROWS + 1)):
@@ -54,9 +54,9 @@ def checked_rows(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def checked_row(row: Any, table: str) -> dict[str, Any]:
-    """The row with plain values. Raises TypeError or ValueError with one line."""
+    """The row with plain Python values. Raises TypeError or ValueError with a one-line message."""
     if not isinstance(row, Mapping):
-        raise TypeError(f"a {type(row).__name__} is no row")
+        raise TypeError(f"a row is a {type(row).__name__} instead of a mapping")
     columns = _COLUMNS[table]
     for name in _NEEDED[table]:
         if row.get(name) is None:
@@ -70,7 +70,7 @@ def checked_row(row: Any, table: str) -> dict[str, Any]:
     if table == "log_events":
         _check_kind(str(kept["kind"]))
         if not isinstance(kept.get("fields", {}), dict):
-            raise ValueError(f"fields is a {type(kept['fields']).__name__}, and names its values")
+            raise ValueError(f"fields is a {type(kept['fields']).__name__} instead of a mapping")
         kept.setdefault("line", 0)
         kept.setdefault("fields", _fields(str(kept["kind"]), str(kept.get("message", ""))))
     if not -1 <= kept.get("rank", 0) < MAX_RANK or kept.get("step", 0) < 0:
@@ -79,16 +79,16 @@ def checked_row(row: Any, table: str) -> dict[str, Any]:
 
 
 def _check_kind(kind: str) -> None:
-    """A line of a log is judged by the rule that has its kind: of another one nothing is known."""
+    """Raise ValueError for a kind that no rule has: only rules say what a log line means."""
     if kind in (known := _log_kinds()):
         return
     near = get_close_matches(kind, known, n=3, cutoff=0.4)
-    hint = f" (near it: {', '.join(near)})" if near else ""
-    raise ValueError(f"kind {kind[:60]!r} is none of the rules'{hint}")
+    hint = f" (similar: {', '.join(near)})" if near else ""
+    raise ValueError(f"no rule has kind {kind[:60]!r}{hint}")
 
 
 def _fields(kind: str, message: str) -> dict[str, Any]:
-    """Fields that the rules of this kind take out of a message, as they do in a text log."""
+    """Fields that the rules of this kind extract from the message, as in a text log."""
     if kind == "exception":
         return read_last_line(message, (), Prefix()) or {"message": message}
     for rule in load_rules():
@@ -103,7 +103,7 @@ def _log_kinds() -> tuple[str, ...]:
 
 
 def _value(value: Any, name: str, kind: str) -> Any:
-    if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a number of numpy's
+    if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a numpy scalar
         value = value.item()
     if kind in _WHOLE:
         if isinstance(value, float) and value.is_integer():
@@ -118,5 +118,5 @@ def _value(value: Any, name: str, kind: str) -> Any:
     else:
         is_valid = isinstance(value, str) and len(value) <= MAX_TEXT_CHARS
     if not is_valid:
-        raise ValueError(f"{name} is a {type(value).__name__} that a column of {kind} cannot hold")
+        raise ValueError(f"{name} is a {type(value).__name__} that does not fit a column of type {kind}")
     return value

@@ -1,4 +1,4 @@
-"""Table of `nvidia-smi dmon`, also as CSV and with `-o DT`: readings of GPUs, a second apart unless it has times."""
+"""Read `nvidia-smi dmon` tables, also as CSV and with `-o DT`. Without times, readings are taken to be 1 s apart."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _COLUMNS = {
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the header of the table on one of the first lines."""
+    """Return True if one of the first three lines is the table's header."""
     match = _HEADER.search(first)
     return match is not None and first.count(b"\n", 0, match.start()) < 3
 
 
 def read(path: Path) -> ProgramRows:
-    """Read all rows; the header is repeated every few of them."""
+    """Read all rows; the header may be repeated between them."""
     found, host = ProgramRows(), host_of_log(path)
     names: list[str] = []
     counts: dict[str, int] = {}

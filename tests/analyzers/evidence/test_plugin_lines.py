@@ -20,10 +20,10 @@ VALUES: tuple[Any, ...] = ("", "x", "3", 3, -1, 1.5, [1, 2], {"a": 1}, True, "1,
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"rank": 1, "kind": "oom"}, "1 row of log_events: kind 'oom' is none of the rules' (near it: oom_kill, "),
+        ({"rank": 1, "kind": "oom"}, "1 row of log_events: no rule has kind 'oom' (similar: oom_kill, "),
         ({"rank": 1, "message": "boom"}, "1 row of log_events: kind is missing"),
-        ({"kind": "zzzzqqqq"}, "1 row of log_events: kind 'zzzzqqqq' is none of the rules'"),
-        ({"kind": "exception", "fields": [1]}, "1 row of log_events: fields is a list, and names its values"),
+        ({"kind": "zzzzqqqq"}, "1 row of log_events: no rule has kind 'zzzzqqqq'"),
+        ({"kind": "exception", "fields": [1]}, "1 row of log_events: fields is a list instead of a mapping"),
     ],
 )
 def test_a_line_of_no_rule_is_refused(row: dict[str, Any], reason: str) -> None:

@@ -18,7 +18,7 @@ def test_exceptions_are_columns_that_there_are_and_that_nothing_shows() -> None:
     for table, columns in where_shown._BY_SQL.items():
         assert columns.keys() <= {column.name for column in store_columns(TABLES[table])}
         assert not [name for name in columns if shown(table, name)], table
-    assert not [kind for kind in where_shown._TOLD_ONLY if shown_event(kind)]
+    assert not [kind for kind in where_shown._EVENTS_PAGE if shown_event(kind)]
 
 
 def test_evaluations_are_shown_where_a_reader_looks() -> None:

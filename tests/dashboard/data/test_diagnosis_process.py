@@ -32,7 +32,7 @@ def test_it_is_the_same(run: RunDir) -> None:
 
 def test_a_large_run_is_diagnosed_there_once_for_a_version(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunDir] = []
-    monkeypatch.setattr(access, "JUDGED_APART_BYTES", 1)
+    monkeypatch.setattr(access, "SEPARATE_PROCESS_BYTES", 1)
     monkeypatch.setattr(
         access, "diagnose_in_process", lambda of, **_: asked.append(of) or diagnose_in_process(of, now_ns=None)
     )

@@ -307,7 +307,7 @@ def test_an_unusable_store_is_set_aside_and_rebuilt(tmp_path: Path, damage: str)
     else:  # every report says it, not only that of the process that met it
         where = "" if damage == "empty" else "set aside as telemetry.duckdb.quarantine, "
         assert problems.keys() == {path.name}
-        assert problems[path.name].endswith(f"; {where}made again from the tapes")
+        assert problems[path.name].endswith(f"; {where}rebuilt from the tapes")
         assert str(tmp_path) not in problems[path.name]
 
 

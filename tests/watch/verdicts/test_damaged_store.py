@@ -1,4 +1,4 @@
-"""A store that opens, and whose blocks are damaged: set aside by the verdict that meets it, and made again."""
+"""A store that opens, and whose blocks are damaged: set aside by the verdict that meets it, and rebuilt."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_verdict_is_of_the_tapes(damaged: RunDir, caplog: pytest.LogCaptureF
     shown = io.StringIO()
     render(diagnosis, Console(width=1_000, file=shown))
     for text in (page, to_markdown(diagnosis, damaged.manifest()), shown.getvalue()):
-        assert "set aside as telemetry.duckdb.quarantine, made again from the tapes" in text
+        assert "set aside as telemetry.duckdb.quarantine, rebuilt from the tapes" in text
     assert [found["path"] for found in to_json(diagnosis)["run"]["file_problems"]] == ["telemetry.duckdb"]
     with diagnosed_run(damaged, is_over=True) as (_, again):
         assert again.run["file_problems"] == diagnosis.run["file_problems"], "whoever reads it next is told too"

@@ -1,13 +1,13 @@
-"""Write tensors in the format of `torch.save` without pickling each time: a cached header, then the tensor's bytes.
+"""Write tensors in the format of `torch.save` without pickling each one: a cached header, then the tensor's bytes.
 
-    heads, file = Heads(), HashedFile(open(path, "xb", buffering=0))
-    file.write(heads.of(tensor)); file.write(bytes_of(tensor)); file.flush()
-    file.digest.hexdigest()                 # of all that was written
+    headers, file = Headers(), HashedFile(open(path, "xb", buffering=0))
+    file.write(headers.of(tensor)); file.write(bytes_of(tensor)); file.flush()
+    file.digest.hexdigest()                 # of everything written
     torch.load(path, weights_only=True)     # the tensor
 
-torch's format without a zip archive around it ends with the tensor's bytes, and what comes before depends on shape and
-type only. So the thread that saves copies nothing large and holds the interpreter's lock for microseconds at a time: to
-hash and to write bytes releases it. The lock is what the training thread would wait for.
+torch's legacy (non-zip) format ends with the tensor's bytes, and the header before them depends only on shape and type.
+So the saving thread makes no large copies, and holds the GIL only for microseconds, because hashing and writing release
+it. Otherwise the training thread would wait for the GIL.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["HashedFile", "Heads", "bytes_of"]
+__all__ = ["HashedFile", "Headers", "bytes_of"]
 
-_GATHERED_BYTES = 256 << 10
-"""Up to so many are gathered before they are written; what is larger by itself is not copied."""
+_BUFFER_BYTES = 256 << 10
+"""Smaller parts are buffered; larger ones are written without a copy."""
 _WRITE_BYTES = 4 << 20
 _PATTERN = 0x5A
 
 
-class Heads:
-    """The heads of the tensors seen so far, by shape and type."""
+class Headers:
+    """Cached headers by shape and type."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[torch.Size, torch.dtype], bytes | None] = {}
 
     def of(self, tensor: Tensor) -> bytes | None:
-        """The bytes before the tensor's own; None if torch writes such a tensor otherwise."""
+        """The bytes before the tensor's data; None if torch uses another format for such a tensor."""
         key = (tensor.shape, tensor.dtype)
         if key not in self._known:
-            self._known[key] = _head(tensor)
+            self._known[key] = _header(tensor)
         return self._known[key]
 
 
-def _head(tensor: Tensor) -> bytes | None:
-    """Header for this shape and type, found by saving a pattern; None if the pattern is not at the end."""
+def _header(tensor: Tensor) -> bytes | None:
+    """Header for this shape and type, found by saving a pattern; None if the file does not end with the pattern."""
     sample = torch.full((tensor.nbytes,), _PATTERN, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
     buffer = io.BytesIO()
     try:
         torch.save(sample, buffer, _use_new_zipfile_serialization=False)
-        whole = buffer.getvalue()
-        head, rest = whole[: len(whole) - tensor.nbytes], whole[len(whole) - tensor.nbytes :]
-        loaded = torch.load(io.BytesIO(head + bytes(bytes_of(sample))), weights_only=True)
+        saved = buffer.getvalue()
+        header, data = saved[: len(saved) - tensor.nbytes], saved[len(saved) - tensor.nbytes :]
+        loaded = torch.load(io.BytesIO(header + bytes(bytes_of(sample))), weights_only=True)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError):
         return None
-    same = loaded.shape == sample.shape and loaded.dtype == sample.dtype
-    return head if same and rest == bytes([_PATTERN]) * tensor.nbytes else None
+    is_same = loaded.shape == sample.shape and loaded.dtype == sample.dtype
+    return header if is_same and data == bytes([_PATTERN]) * tensor.nbytes else None
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a plain tensor in host memory, as they lie there if it is contiguous."""
-    array: Any = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()  # a Buffer, which numpy's types deny
+    """The bytes of a plain CPU tensor; no copy if it is contiguous."""
+    array: Any = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()  # a Buffer, but not typed as one
     return memoryview(array)
 
 
@@ -68,31 +68,31 @@ class HashedFile:
     def __init__(self, file: io.RawIOBase | io.FileIO) -> None:
         self.digest = hashlib.blake2b(digest_size=32)
         self.size = 0
-        """Bytes so far, those that are still gathered too."""
+        """Bytes so far, including buffered ones."""
         self._file = file
-        self._gathered = bytearray()
+        self._buffer = bytearray()
 
     def write(self, part: bytes | memoryview) -> None:
-        """Append. Raises OSError. What `part` shows must not change before `flush`."""
+        """Append to the file. Raises OSError."""
         self.size += len(part)
-        if len(part) < _GATHERED_BYTES:
-            self._gathered += part
-            if len(self._gathered) >= _GATHERED_BYTES:
+        if len(part) < _BUFFER_BYTES:
+            self._buffer += part
+            if len(self._buffer) >= _BUFFER_BYTES:
                 self.flush()
             return
         self.flush()
         view = memoryview(part)
         for start in range(0, len(view), _WRITE_BYTES):
-            self._put(view[start : start + _WRITE_BYTES])
+            self._write_all(view[start : start + _WRITE_BYTES])
 
     def flush(self) -> None:
-        """Write what was gathered. Raises OSError."""
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            self._put(memoryview(gathered))
+        """Write what is buffered. Raises OSError."""
+        if self._buffer:
+            buffer, self._buffer = self._buffer, bytearray()
+            self._write_all(memoryview(buffer))
 
-    def _put(self, view: memoryview) -> None:
-        """A raw file may take less than it is given, for instance the last bytes of a disk that is nearly full."""
+    def _write_all(self, view: memoryview) -> None:
+        """Hash and write everything: a raw file's `write` may be partial, for instance on a nearly full disk."""
         self.digest.update(view)
         done = 0
         while done < len(view):

@@ -1,10 +1,10 @@
-"""Judge bandwidth and latency between nodes: an end whose links are all slow, else the link.
+"""Judge bandwidth and latency between nodes: report an endpoint if all of its links are slow, otherwise the link.
 
-1. The best link of an end, in each direction, is what the end itself can do. An end whose best is below its peers' is
-   reported, and its links are explained by it.
-2. Of the remaining links each is compared with all of them.
+1. An endpoint's fastest link in each direction shows what the endpoint can do. If it is slower than those of its peers,
+   the endpoint is reported, and its links are not reported separately.
+2. Each of the remaining links is compared with all of them.
 
-Two ends have only one link, whose directions are compared.
+With two endpoints there is only one link, and its directions are compared.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from trainer.preflight.verdict.report import Line, Status
 __all__ = ["link_lines", "rate_text", "seconds_text", "slow_pairs"]
 
 Direction = Literal["sends", "receives"]
-_LEAST_ENDS = 3
+_MIN_ENDPOINTS = 3  # of two, a slow link would accuse both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SlowEnd:
+class _SlowEndpoint:
     rank: int
     direction: Direction
     ratio: float
 
 
 def link_lines(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
-    """Lines of links: slow ends, slow links, slow answers; one line that all is well otherwise."""
+    """One line per slow endpoint, slow link and high latency, or one line that all links are fine."""
     links = readings.links
     if not links:
         return
     node_of = {reading.rank: reading.node for reading in readings.ranks}
-    ends = _slow_ends(links, policy)
-    lines = [*_end_lines(ends, links, node_of, policy)]
-    lines += _single_lines(_unexplained(links, ends), node_of, policy)
+    endpoints = _slow_endpoints(links, policy)
+    lines = [*_endpoint_lines(endpoints, links, node_of, policy)]
+    lines += _single_lines(_unexplained(links, endpoints), node_of, policy)
     lines += _latency_lines(links, node_of, policy)
     yield from lines
     if not lines:
@@ -50,12 +50,12 @@ def link_lines(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
         delay = seconds_text(median([link.latency_s for link in links]))
         what = f"{len({frozenset((link.source, link.target)) for link in links})} links"
         compared = "" if len(links) > 1 else " There was nothing to compare it with."
-        yield Line(check="links", status="pass", text=f"{what} in {readings.num_rounds} rounds: {rate} and {delay} in "
-                   f"the median, none slower than its peers.{compared}")  # fmt: skip
+        yield Line(check="links", status="pass", text=f"{what} in {readings.num_rounds} rounds: median {rate} and "
+                   f"{delay}, none slower than its peers.{compared}")  # fmt: skip
 
 
 def slow_pairs(links: Sequence[LinkReading], policy: PreflightPolicy) -> set[tuple[int, int]]:
-    """Pairs whose link is to be measured again, before anything is said about it."""
+    """Pairs whose link must be measured again before it is reported."""
     rates = {(link.source, link.target): link.bytes_per_s for link in links}
     delays = {(link.source, link.target): link.latency_s for link in links}
     slow = slow_among(rates, slow_ratio=policy.slow_link_ratio, policy=policy)
@@ -71,38 +71,40 @@ def _best(links: Sequence[LinkReading], direction: Direction) -> dict[int, float
     return best
 
 
-def _slow_ends(links: Sequence[LinkReading], policy: PreflightPolicy) -> list[_SlowEnd]:
-    found: list[_SlowEnd] = []
+def _slow_endpoints(links: Sequence[LinkReading], policy: PreflightPolicy) -> list[_SlowEndpoint]:
+    found: list[_SlowEndpoint] = []
     for direction in ("sends", "receives"):
         best = _best(links, direction)
-        if len(best) >= _LEAST_ENDS:
+        if len(best) >= _MIN_ENDPOINTS:
             slow = slow_among(best, slow_ratio=policy.slow_link_ratio, policy=policy)
-            found += [_SlowEnd(rank=rank, direction=direction, ratio=ratio) for rank, ratio in slow.items()]
+            found += [_SlowEndpoint(rank=rank, direction=direction, ratio=ratio) for rank, ratio in slow.items()]
     return found
 
 
-def _unexplained(links: Sequence[LinkReading], ends: Sequence[_SlowEnd]) -> list[LinkReading]:
-    sources = {end.rank for end in ends if end.direction == "sends"}
-    targets = {end.rank for end in ends if end.direction == "receives"}
+def _unexplained(links: Sequence[LinkReading], slow: Sequence[_SlowEndpoint]) -> list[LinkReading]:
+    """Links that do not start or end at a slow endpoint."""
+    sources = {endpoint.rank for endpoint in slow if endpoint.direction == "sends"}
+    targets = {endpoint.rank for endpoint in slow if endpoint.direction == "receives"}
     return [link for link in links if link.source not in sources and link.target not in targets]
 
 
-def _end_lines(
-    ends: Sequence[_SlowEnd], links: Sequence[LinkReading], node_of: Mapping[int, str], policy: PreflightPolicy
+def _endpoint_lines(
+    slow: Sequence[_SlowEndpoint], links: Sequence[LinkReading], node_of: Mapping[int, str], policy: PreflightPolicy
 ) -> Iterator[Line]:
     for direction in ("sends", "receives"):
         best = _best(links, direction)
         usual = median(list(best.values()))
-        for end in ends:
-            if end.direction != direction:
+        for endpoint in slow:
+            if endpoint.direction != direction:
                 continue
-            num_partners = sum((link.source if direction == "sends" else link.target) == end.rank for link in links)
+            rank, ratio = endpoint.rank, endpoint.ratio
+            num_partners = sum((link.source if direction == "sends" else link.target) == rank for link in links)
             text = sentence(
-                f"{_named(end.rank, node_of)} {direction} at most {rate_text(best[end.rank])} with {num_partners} "
-                f"partners, {percent(end.ratio)} of its peers ({rate_text(usual)})"
+                f"{_named(rank, node_of)} {direction} at most {rate_text(best[rank])} with {num_partners} "
+                f"partners, {percent(ratio)} of its peers ({rate_text(usual)})"
             )
-            status = _status(end.ratio, policy)
-            yield Line(check="links", status=status, text=text, nodes=(node_of[end.rank],), ranks=(end.rank,))
+            status = _status(ratio, policy)
+            yield Line(check="links", status=status, text=text, nodes=(node_of[rank],), ranks=(rank,))
 
 
 def _single_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], policy: PreflightPolicy) -> Iterator[Line]:
@@ -117,7 +119,7 @@ def _single_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], poli
 
 
 def _latency_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], policy: PreflightPolicy) -> Iterator[Line]:
-    """Latencies, as bandwidths: ends first, then single links."""
+    """Latencies, judged like bandwidths: endpoints first, then single links."""
     best: dict[int, float] = {}
     for link in links:
         for rank in (link.source, link.target):
@@ -147,13 +149,13 @@ def _status(ratio: float, policy: PreflightPolicy) -> Status:
 
 
 def _named(rank: int, node_of: Mapping[int, str]) -> str:
-    """The node; with the rank where a node has several."""
+    """`node a`, or `rank 3 on a` if several ranks were measured there."""
     node = node_of.get(rank, "?")
     return f"node {node}" if [*node_of.values()].count(node) == 1 else f"rank {rank} on {node}"
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """Bandwidth in decimal units, as links are sold."""
+    """Bandwidth in decimal units, as in the ratings of links."""
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bytes_per_s >= size:
             return f"{number(bytes_per_s / size)} {unit}"
@@ -161,7 +163,7 @@ def rate_text(bytes_per_s: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration in the unit that fits."""
+    """A duration in s, ms or us, depending on its size."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{number(seconds / size)} {unit}"

@@ -9,27 +9,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.checkpoint.disk_tier.tensor_frames import HashedFile, Heads, bytes_of
+from trainer.checkpoint.disk_tier.tensor_frames import HashedFile, Headers, bytes_of
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_head_and_the_bytes_are_the_tensor(dtype: torch.dtype) -> None:
-    heads = Heads()
+    headers = Headers()
     for number, shape in enumerate([(3, 5), (), (7,), (0, 4), (2, 1, 3)]):
         tensor = torch.randn(shape, generator=torch.Generator().manual_seed(number)).mul(40).to(dtype)
         for value in (tensor, tensor.flip(0) if tensor.ndim else tensor, tensor.T if tensor.ndim == 2 else tensor):
-            head = heads.of(value)
-            assert head is not None
-            loaded = torch.load(io.BytesIO(head + bytes(bytes_of(value))), weights_only=True)
+            header = headers.of(value)
+            assert header is not None
+            loaded = torch.load(io.BytesIO(header + bytes(bytes_of(value))), weights_only=True)
             assert loaded.shape == value.shape
             assert loaded.dtype == value.dtype
             assert bytes(bytes_of(loaded)) == bytes(bytes_of(value))
 
 
 def test_a_type_that_torch_writes_otherwise_has_no_head() -> None:
-    assert Heads().of(torch.zeros(3, dtype=torch.float8_e4m3fn)) is None
+    assert Headers().of(torch.zeros(3, dtype=torch.float8_e4m3fn)) is None
 
 
 class Small(io.RawIOBase):
