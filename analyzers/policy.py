@@ -32,7 +32,7 @@ class SharedPolicy:
     """Times (count) from which something has happened again: one may be a slow moment, bad luck or a lost record, and
     two blocks of slow transfers are ten steps to detection. Source: convention."""
     min_times: int = 3
-    """Times (count) from which something is no accident: a median needs three values, steps after an error may have
+    """Times (count) from which something is not an accident: a median needs three values, steps after an error may have
     been printed late. Source: convention."""
     trend_values: int = 5
     """Values (count) that show a rhythm, a trend or their noise. Source: convention."""
@@ -49,10 +49,10 @@ class SharedPolicy:
     interval_sigmas: float = 2.0
     """Standard errors of a mean that may be chance. Source: convention, 95 %."""
     sure_sigmas: float = 3.0
-    """The same that is no chance: a rank's mean excess lasts, and a rise dates an onset. Half a rise is then 1.5
+    """The same that is not chance: a rank's mean excess lasts, and a rise dates an onset. Half a rise is then 1.5
     sigmas, and two steps that are disturbed one after the other are rare."""
     outlier_sigmas: float = 4.0
-    """Standard deviations from which a single value is none of its peers. Source: where many places are tried, the
+    """Standard deviations from which a single value is not one of its peers. Source: where many places are tried, the
     bound for the largest of as many normal variables is taken if it is higher."""
     certain_sigmas: float = 6.0
     """Standard deviations from which a change is certain that nothing else confirms."""

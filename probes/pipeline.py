@@ -101,7 +101,7 @@ def _spanned_reduction(recorder: Recorder, real: Any, stage: int) -> Any:
 
 
 class _Spans:
-    """Writes spans that do not nest: between its begin and its end a transfer meets other spans."""
+    """Writes spans that do not nest: between its start and its end a transfer meets other spans."""
 
     def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder

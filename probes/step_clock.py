@@ -1,4 +1,4 @@
-"""The step clock: writes one row of the `steps` tape per step, from its begin to its end.
+"""The step clock: writes one row of the `steps` tape per step, from its start to its end.
 
     clock = StepClock(steps_tape, device="cpu")
     clock.begin(7, wait_ns=0)
@@ -214,7 +214,7 @@ class StepClock:
         self._tape.rewrite(self._slot, TAKEN_BACK, *self.row)
 
     def add_phase(self, columns: PhaseColumns, start_ns: int, end_ns: int, start_wait_ns: int, wait_ns: int) -> None:
-        """Add a phase and the gap before it, with the rank's waiting up to its begin and within it (ns)."""
+        """Add a phase and the gap before it, with the rank's waiting up to its start and within it (ns)."""
         self.in_phase = False
         row, not_counted = self.row, self._not_counted
         own, wait, gap, gap_wait = columns

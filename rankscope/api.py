@@ -228,7 +228,7 @@ class Run(_Diagnosed):
     def compare(self, other: Run) -> Comparison:
         """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput.
 
-        Raises ValueError for anything that is no run."""
+        Raises ValueError for anything that is not a run."""
         given: object = other  # a caller may not check its types
         if not isinstance(given, Run):
             what = "files have no steps to compare" if isinstance(given, Evidence) else f"not a {type(given).__name__}"

@@ -59,7 +59,7 @@ def daly_interval_s(*, cost_s: float, mtbf_s: float) -> float:
 def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy = FailurePolicy()) -> Suggestion | None:
     """The interval for a run as it was recorded; None if it has saved nothing or taken no step.
 
-    Attempts that were stopped on purpose are no failures. Saves are at least as far apart as one takes in the
+    Attempts that were stopped on purpose are not failures. Saves are at least as far apart as one takes in the
     background.
     """
     if not source.has("checkpoints") or not source.has("steps"):

@@ -6,7 +6,7 @@
    (`transfers`). A group is slow if its median transfer is well above the median of the others. So are pairs of ranks
    that exchange messages of the same size, within a host and between hosts apart.
 2. A group alone in its dimension, and pairs with nothing to compare with, are compared with their own past. If most
-   pairs became slower it is no link (`stragglers.throughput` reports that).
+   pairs became slower it is not a link (`stragglers.throughput` reports that).
 3. Slow in most windows from an onset on: a slow link. `slow_link` names the ranks.
 4. Where its ranks wait for cores, transfers differ without a slow link: then only clear ones are kept.
 """

@@ -286,7 +286,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     first = min(group, key=lambda death: death.when_ns)
     own = view.ranks.get(first.rank)
     step = own.step if own else None
-    # A host enqueues a call on a device and goes on, so that call is no place where its process died; unless the
+    # A host enqueues a call on a device and goes on, so that call is not a place where its process died; unless the
     # communicator's watchdog aborted the process because of it.
     calls = [call for call in own.calls if not call.on_device or first.signal == "SIGABRT"] if own else []
     doing = _doing(first, own)

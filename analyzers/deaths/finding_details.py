@@ -28,7 +28,7 @@ def completed(source: Source, finding: Finding) -> Finding:
 
 
 def _with_next_step(source: Source, finding: Finding) -> Finding:
-    """Mention the next step for a rank killed after an update: without a data loader its begin is not recorded."""
+    """Mention the next step for a rank killed after an update: without a data loader its start is not recorded."""
     step = finding.first_step
     place = f"at step {step} {AFTER_UPDATE}"
     if finding.cause != "signal" or step is None or place not in finding.summary or not source.has("spans"):

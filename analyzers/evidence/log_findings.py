@@ -345,7 +345,7 @@ def _pipes(lines: tuple[LogLine, ...]) -> Candidate:
 
 
 def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
-    """Ranks of the node that failed: what they print as they end is no consequence of another's end.
+    """Ranks of the node that failed: what they print as they end is not a consequence of another's end.
 
     srun names its tasks by host; where each task started a launcher, a task's ranks are as many as the command says.
     """

@@ -114,7 +114,7 @@ def parse_stack(text: str) -> list[str]:
 
 
 def is_library(frame: str) -> bool:
-    """Return True if a frame of `parse_stack` is no code of the user's: torch or Python waits there."""
+    """Return True if a frame of `parse_stack` is not user code: torch or Python waits there."""
     return bool(_SHORTENED.match(frame))
 
 

@@ -240,7 +240,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
 
 
 def _not_read(source: Source) -> list[Finding]:
-    """Missing readings: a column of NULLs is no health."""
+    """Missing readings: a column of NULLs is not health."""
     findings = []
     ((devices, hosts),) = source.rows(
         "SELECT count(DISTINCT device) FILTER (device <> 'host'), count(*) FILTER (device = 'host') FROM health"

@@ -3,7 +3,7 @@
     host_counter_findings(store, HealthPolicy())        # kinds link_errors, host_pressure
 
 1. A counter counts from the host's start, so only its rise during the run is judged.
-2. A counter that a host does not have is no finding: most have no InfiniBand, and no limit.
+2. A counter that a host does not have is not a finding: most have no InfiniBand, and no limit.
 """
 
 from __future__ import annotations

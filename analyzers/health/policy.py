@@ -15,7 +15,7 @@ class HealthPolicy:
     """Corrected memory errors of a device, replays on its PCIe link, or errors of an InfiniBand or RoCE port during the
     run (count). Source: convention; a few an hour are ordinary, a marginal cable has thousands."""
     tcp_retransmits: int = 1000
-    """Segments sent again for that (count). Source: convention; a few connections that ended are no network."""
+    """Segments sent again for that (count). Source: convention; a few closed connections are not a fault."""
     program_fault_s: float = 30.0
     """Time (seconds) around an XID of a program in which its process ends. Source: convention; the driver reports it at
     once, and the process at its next synchronisation with the device."""

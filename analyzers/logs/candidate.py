@@ -17,7 +17,7 @@ from analyzers.wording import ranks_text
 __all__ = ["PRECEDENCE", "Candidate", "from_lines", "host_in", "named_by", "ranks_of", "who"]
 
 PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "late", "victim")
-"""host: kernel or scheduler. own: a process names its own cause. late: an error that is no proof, because of when it
+"""host: kernel or scheduler. own: a process names its own cause. late: an error that is not proof, because of when it
 came. The first class that has a candidate is the verdict's; within a class the earliest line."""
 _KINDS = {"mismatch": "hang", "hang": "hang", "numerics": "non_finite"}
 """Kind of finding by class; of every other class it is `rank_lost`."""

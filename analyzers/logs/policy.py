@@ -9,7 +9,7 @@ __all__ = ["LogPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPolicy:
-    """When a line is no part of how the job ended."""
+    """When a line is not part of how the job ended."""
 
     kernel_slack_s: float = 900.0
     """Seconds before the first and after the last line of the job in which a kernel's line belongs to it for certain.

@@ -149,7 +149,7 @@ def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The loss scale after each overflow, and the begin of the collapse."""
+    """The loss scale after each overflow, and the start of the collapse."""
     changes = [(overflow.step, overflow.scale) for overflow in overflows(source, attempt_of(source, finding))]
     if changes:
         figure = numbers.scale(changes)

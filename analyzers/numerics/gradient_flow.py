@@ -6,13 +6,13 @@
    at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the
    slope is the median of the slopes between all pairs of blocks, so that single odd blocks do not tilt it); `layer`,
    `factor` away from the median block, or from the trend where there is one. Several blocks in a row before the output
-   that stand that far above all others are no explosion: behind them the gradient has vanished.
+   that stand that far above all others are not an explosion: behind them the gradient has vanished.
 3. It counts when it is so in `min_samples` samples in a row, the newest included: a single step may be odd.
 4. `whole`: the norm of all gradients together, and that of the median block with it, are `own_factor` above all that
    the first quarter of the run's own samples had, in the newest `min_samples`.
 
 Blocks are the names up to their number (`blocks.3`); a model without numbered blocks is not judged. Embedding and head
-are no blocks: their norms have no peers.
+are not blocks: their norms have no peers.
 """
 
 from __future__ import annotations

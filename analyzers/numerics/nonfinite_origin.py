@@ -170,10 +170,10 @@ def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[i
 
 
 def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
-    """Flags of the collectives that are no fallout of another one.
+    """Flags of the collectives that are not fallout of another one.
 
     Ranks begin a step at different times, so the order is that of calls within one rank (a late rank's first collective
-    may come after the others' second by the time since its begin). A collective that one of its members entered after
+    may come after the others' second by the time since its start). A collective that one of its members entered after
     another flagged one is fallout: its inputs may be made from the result of that one.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}

@@ -1,7 +1,7 @@
 """Check what a plug-in declares and returns, before any of it reaches a report.
 
     findings, refused = checked_findings(returned, kinds={"slow_save"})
-    refused                 # ("refused a finding: severity 'huge' is none of critical, warning, info",)
+    refused                 # ("refused a finding: severity 'huge' is not one of critical, warning, info",)
 
 A finding that fails a check costs itself alone; `refused` says why, each reason once.
 """
@@ -32,7 +32,7 @@ _FIELDS = frozenset(one.name for one in fields(Finding))
 
 
 def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The findings as JSON values, and why others were refused. Raises TypeError if it is no list at all."""
+    """The findings as JSON values, and why others were refused. Raises TypeError if it is not a list at all."""
     if returned is None or isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
         raise TypeError(f"the analysis returned {type(returned).__name__} in place of a list of findings")
     kept: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[s
 def _checked(found: Any, kinds: Collection[str]) -> dict[str, Any]:
     """One finding as JSON values. Raises ValueError or TypeError with one line."""
     if not isinstance(found, Finding):
-        raise TypeError(f"a {type(found).__name__} is no finding")
+        raise TypeError(f"a {type(found).__name__} is not a finding")
     finding: Any = found  # no field has the type that it declares, until it is checked
     if finding.kind not in kinds:
         raise ValueError(f"kind {_shown(finding.kind)} is not one of its kinds ({', '.join(sorted(kinds)) or 'none'})")
@@ -74,15 +74,15 @@ def _checked(found: Any, kinds: Collection[str]) -> dict[str, Any]:
     for name in ("analyzer", "cause"):
         _text(name, getattr(finding, name))
     if not isinstance(finding.advice, str) or not _ANCHOR.fullmatch(finding.advice):
-        raise ValueError(f"advice {_shown(finding.advice)} is no anchor of a page")
+        raise ValueError(f"advice {_shown(finding.advice)} is not an anchor of a page")
     if not isinstance(finding.ranks, tuple) or not all(_is_whole(rank) and rank >= 0 for rank in finding.ranks):
-        raise ValueError(f"ranks {_shown(finding.ranks)} is no tuple of ranks")
+        raise ValueError(f"ranks {_shown(finding.ranks)} is not a tuple of ranks")
     for name in ("first_step", "last_step", "attempt"):
         if (value := getattr(finding, name)) is not None and not _is_whole(value):
-            raise ValueError(f"{name} {_shown(value)} is no whole number")
+            raise ValueError(f"{name} {_shown(value)} is not a whole number")
     cost = finding.cost_s
     if cost is not None and (isinstance(cost, bool) or not isinstance(cost, (int, float)) or not math.isfinite(cost)):
-        raise ValueError(f"cost_s {_shown(cost)} is no number of seconds")
+        raise ValueError(f"cost_s {_shown(cost)} is not a number of seconds")
     evidence = _evidence(finding.evidence)
     return found.to_json() | {"evidence": evidence, "summary": " ".join(finding.summary.split())}
 
@@ -145,7 +145,7 @@ def checked_kinds(declared: Any, ours: Collection[str]) -> tuple[list[dict[str, 
 
 def _one_of(name: str, value: Any, known: Collection[str]) -> None:
     if value not in known:
-        raise ValueError(f"{name} {_shown(value)} is none of {', '.join(known)}")
+        raise ValueError(f"{name} {_shown(value)} is not one of {', '.join(known)}")
 
 
 def _text(name: str, value: Any) -> None:

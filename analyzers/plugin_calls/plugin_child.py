@@ -44,7 +44,7 @@ class _Calls:
                 "records": analysis.records, "live": analysis.live, "advises": bool(analysis.advises),
             }  # fmt: skip
             if not callable(analysis.run) or declared["records"] not in RECORDS or declared["live"] not in LIVE:
-                problems.append(f"analysis {number}: run is no function, or live or records is none of the known words")
+                problems.append(f"analysis {number}: run is not a function, or live or records is not a known word")
             else:
                 analyses.append(declared)
         tables = {part: [str(kind) for kind in self._table(part)] for part in ("WHY", "NEXT", "FIGURES")}

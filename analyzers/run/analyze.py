@@ -6,7 +6,7 @@ A check without a finding means something only where its input was recorded. The
 themselves; this reports what is missing without an analysis that would notice, a column of NULLs included.
 
 1. Records that `watch` could not sync are read here, and a power cut may lose them. It writes an event for the first
-   file that each kind of error concerns, so more ranks than the named may be concerned. Links are no records.
+   file that each kind of error concerns, so more ranks than the named may be concerned. Links are not records.
 2. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without it. A gap
    counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`. Hosts with few
    readings are left out: nothing is known of their watch.

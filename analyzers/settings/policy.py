@@ -59,4 +59,4 @@ class LiveAdvicePolicy:
 
     at_steps: tuple[int, ...] = (20, 80, 320, 1280)
     """Finished steps of an attempt (count). Source: convention; the first number is what the analyses need, and a later
-    one sees what needs a minute or a checkpoint. Beyond the last one a change is no advice but a finding."""
+    one sees what needs a minute or a checkpoint. Beyond the last one a change is not advice but a finding."""

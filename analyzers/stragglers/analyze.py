@@ -144,7 +144,7 @@ def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler
 def _without_ends_of_links(
     source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy
 ) -> list[Straggler]:
-    """Drop ranks whose excess a slow link explains. On a GPU the transfers that a rank waited for are no waits for
+    """Drop ranks whose excess a slow link explains. On a GPU the transfers that a rank waited for are not waits for
     others: they look like its own work."""
     limits = policy.slow_link
     links = slow_links(source, timings.attempt, limits, since_step=int(timings.steps.min())) if slow else []
@@ -340,7 +340,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
 
 def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     """Return True if the others may well wait for a duty of the rank: after the optimizer rank 0 logs, evaluates and
-    draws for all. Effects of its host or its device's clock are no duty. Where a loop makes its batches itself, they
+    draws for all. Effects of its host or its device's clock are not a duty. Where a loop makes its batches itself, they
     are in that time, too, and nothing is excused."""
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

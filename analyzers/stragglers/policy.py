@@ -35,7 +35,7 @@ class PersistencePolicy:
     lone_effect_ratio: float = 0.10
     """The same where no spread of peers is known: with one peer, against the rank's own past, and once it is over."""
     scales: tuple[int, ...] = (1, 5, 20)
-    """Blocks taken together. What lasts longer than the longest is no noise."""
+    """Blocks taken together. What lasts longer than the longest is not noise."""
     min_noise_ratio: float = 0.004
     """Least noise of a block: four blocks that are quiet by accident prove nothing."""
     clear_excess_ratio: float = 1.0

@@ -29,7 +29,7 @@ def straggler_summary(
     is_least: bool,
     has_data_spans: bool,
 ) -> str:
-    """The sentence. `first_compared`: the first step that is no warm-up."""
+    """The sentence. `first_compared`: the first step that is not a warm-up."""
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks

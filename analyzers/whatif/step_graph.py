@@ -141,7 +141,7 @@ def _checked(
     steps: Sequence[int],
     measured_ms: float | None = None,
 ) -> StepGraph | None:
-    """`measured_ms`: time of all steps together; by default from their begins and ends on the hosts."""
+    """`measured_ms`: time of all steps together; by default from their starts and ends on the hosts."""
     if graph is None or not graph.steps:
         return None
     if measured_ms is None:

@@ -15,7 +15,7 @@ same probes:
    measured above it is what the formula leaves out: a few milliseconds for each hand-over from rank to rank, in which
    a process is woken up; the longer the stages, the less they weigh.
 2. Our model in the trainer. Stages are only about equal (embedding and head add to the first and the last), and with
-   fewer cores than ranks a rank that computes slows the others down: its spans grow, so the share is no property of
+   fewer cores than ranks a rank that computes slows the others down: its spans grow, so the share is not a property of
    the schedule alone.
 """
 

@@ -57,7 +57,7 @@ MAX_PREFIX_RANKS = 128
 """Larger runs are only diagnosed as a whole: writing their prefixes takes minutes."""
 ALARMS = frozenset(kind for expected in EXPECTED.values() for kind in expected.kinds)
 """Kinds of findings about problems: on a clean run they are false alarms. Other analyzers (bubble, communication,
-goodput, ...) report measurements, which are counted by kind and are no alarms."""
+goodput, ...) report measurements, which are counted by kind and are not alarms."""
 _MEASURES = ("bubble",)
 
 

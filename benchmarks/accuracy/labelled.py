@@ -303,7 +303,7 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
 def _in_gap(
     scenario: Scenario, rng: np.random.Generator, rank: int, step: int, *, kind: str, gap: str, by_hand: bool = False
 ) -> tuple[Scenario, list[int]]:
-    """A rank that is slow between phases, asleep or computing, from the begin or later."""
+    """A rank that is slow between phases, asleep or computing, from the start or later."""
     begin = 1 if rng.random() < 0.3 else step
     factor, asleep = float(rng.uniform(1.08, 1.5)), bool(rng.random() < 0.5)
     fault = Fault(kind=kind, what=gap, rank=rank, step=begin, factor=factor, asleep=asleep)

@@ -57,7 +57,7 @@ class Window:
     step_ms: float
     result: str
     after_steps: int | None
-    """Steps after its begin from which it is reported for good."""
+    """Steps after its start from which it is reported for good."""
     summaries: tuple[str, ...]
 
 

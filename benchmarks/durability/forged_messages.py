@@ -7,7 +7,7 @@ A job of two nodes trains (two launchers on this machine, with a secret), its pa
 machine sends:
 
 - to the launcher's store: digests, verdicts, clocks and leaders with another key, another session, replayed, cut off,
-  with a flipped bit, of 7 MB (torch takes up to 8); and bytes that are no request of torch's store;
+  with a flipped bit, of 7 MB (torch takes up to 8); and bytes that are not a request of torch's store;
 - to `/metrics` and the dashboard: requests cut off, of 1 MB, without an end, slow, with a foreign Host or Origin;
 - to the folder of a node: requests to profile that cannot be read.
 
@@ -133,7 +133,7 @@ def _store(port: int, rounds: int, dice: random.Random, sent: Counter[str]) -> N
 
 
 def _raw(port: int, dice: random.Random, sent: Counter[str]) -> None:
-    """Bytes that are no request of the store, of the launcher's process."""
+    """Bytes that are not a request of the store, of the launcher's process."""
     for turn in range(30):
         data = (dice.randbytes(64), b"\x00" * 9 + b"\xff" * 16, b"GET / HTTP/1.1\r\n\r\n", bytes((turn,)), b"")[
             turn % 5

@@ -88,7 +88,7 @@ def _calls_are_recorded(place: Place) -> Result:
 
 
 def _other_programs(place: Place) -> Result:
-    """A program that is no Python script, as ranks."""
+    """A program that is not a Python script, as ranks."""
     words = [
         sys.executable,
         "-m",

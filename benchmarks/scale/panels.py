@@ -6,7 +6,7 @@
 The run's metrics are those of its last moment, served as `watch` serves them; Prometheus (Debian's, see
 `tests/fetch_programs.sh`) scrapes them each second and evaluates `grafana/prometheus/recording.yml`. A panel has data,
 or its metrics are not recorded in this run (a run on a CPU has no GPU), or its query finds nothing although they are
-there: then it is named, and the exit code is 1. Conditions that hold in no healthy run (`> 0`) are no defect.
+there: then it is named, and the exit code is 1. Conditions that hold in no healthy run (`> 0`) are not a defect.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def table(
 
 
 def _shown_values(values: Any) -> Any:
-    """Values of a column; text literally, before pandas sees it: a lone surrogate is none of its strings."""
+    """Values of a column; text literally, before pandas sees it: a lone surrogate is not one of its strings."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufM":
         return values
     return [visible(value[:2_000]) if isinstance(value, str) else value for value in values]

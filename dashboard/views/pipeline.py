@@ -42,7 +42,7 @@ def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, .
 def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Bubble | None]:
     """The bubble of all pipelines, as in the report, and that of one of them: None is a result, too.
 
-    Spans of a GPU's host are no measure of it: then there is none.
+    Spans of a GPU's host are not a measure of it: then there is none.
     """
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
         return {"bubble": None, "chosen": None}

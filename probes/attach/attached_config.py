@@ -25,7 +25,7 @@ logger = logging.getLogger("rankscope.probes")
 VARIABLE = "RANKSCOPE_ATTACH_CONFIG"
 SECTIONS = ("probes", "profiler", "recovery", "metrics", "alerts", "otel", "publish", "trackers")
 """Sections that concern the records and `watch`; all others belong to the trainer."""
-_DEFAULTS = {"recovery": {"enabled": False}}  # attaching is no request to kill ranks
+_DEFAULTS = {"recovery": {"enabled": False}}  # attaching is not a request to kill ranks
 CHECK_S = 30.0
 """Limit of the check, which takes half a second."""
 

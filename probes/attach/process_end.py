@@ -77,7 +77,7 @@ class ProcessEnd:
 
     def left_by_itself(self) -> bool:
         """Return False if the process died of an exception or ends with an exit code: then that is on record. False
-        also for one that is no rank."""
+        also for one that is not a rank."""
         if not self._died and self._exit is not None:
             step, fields = self._exit
             if step == self._recorder.step_number:
@@ -169,7 +169,7 @@ def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | N
 
 
 def _failure(code: Any) -> str:
-    """The text of an exit that is no success; empty for one that is."""
+    """The text of an exit that is not a success; empty for one that is."""
     if code is None or code == 0:
         return ""
     return f"exit code {code}" if isinstance(code, int) else str(code)

@@ -4,7 +4,7 @@
 
 The target of each process that `multiprocessing` starts becomes a `FollowedTarget`. In the new process it waits for a
 default process group, whose rank it then records; a process that joins none is left alone. Rank 0 takes the place in
-the run of the process that has started it, which then is no rank any more: it records how theirs ended.
+the run of the process that has started it, which then is not a rank any more: it records how theirs ended.
 
 A loader's workers, pools and managers are not followed, nor are subclasses of `Process` with their own `run`.
 """

@@ -7,7 +7,7 @@
 A wrapper of torchft's holds the group that is in use, so what is put on record is what the wrapper holds, now and after
 each new quorum. Such a group spans replicas. Who its ranks are in this run is known only where one launch holds all
 replicas: torchft makes a global rank of the digits at the end of a replica's id. Elsewhere nothing is recorded: rank 1
-of another launch is no rank of this run.
+of another launch is not a rank of this run.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class CoreUse(NamedTuple):
 
 
 class CoreTime:
-    """Reads the kernel's counters at the begin and the end of a step."""
+    """Reads the kernel's counters at the start and the end of a step."""
 
     __slots__ = ("_descriptor", "_faults", "_read_ns", "_seconds", "_thread", "_waited_ns")
 

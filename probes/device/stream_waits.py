@@ -78,7 +78,7 @@ def _wrap_ddp(stamps: PhaseEvents) -> list[Callable[[], None]]:
 
 
 def _stamp_end_of_backward(stamps: PhaseEvents, roots: Any) -> None:
-    """Stamp the begin of DDP's wait, when all gradients from `roots` are computed; the end of the phase ends it."""
+    """Stamp the start of DDP's wait, when all gradients from `roots` are computed; the end of the phase ends it."""
     root = roots[0] if isinstance(roots, (list, tuple)) and roots else roots
     if not isinstance(root, Tensor) or not root.requires_grad:
         return

@@ -12,7 +12,7 @@ A bad step is never taken. What follows depends on how often it went wrong in th
 4., 5. failure: the same with a window of batches before it, and the learning rate is lowered for a while,
 then, or when the run's budget of rollbacks is spent: stop, with a report. It never goes round in circles.
 
-State that changed by itself (`trainer.guard.integrity`) is no batch's fault: the last state that was found
+State that changed by itself (`trainer.guard.integrity`) is not a batch's fault: the last state that was found
 healthy is restored, nothing is skipped and no rate lowered. It counts like any other failure, and the second time on
 the same device ends the run: that device must go.
 

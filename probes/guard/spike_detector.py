@@ -232,7 +232,7 @@ class SpikeDetector:
             self._learn(loss, math.log(grad_norm) if grad_norm > 0.0 else math.nan)
 
     def clean_range(self) -> tuple[float, float]:
-        """Losses between these two are no spike in the next step, whatever the gradient norm is; others may be one."""
+        """Losses between these two are not a spike in the next step at any gradient norm; others may be."""
         if self._num_clean < self.policy.warm_up_steps:
             return -math.inf, math.inf
         if self._signed.is_usual:

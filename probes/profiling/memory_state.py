@@ -183,6 +183,6 @@ def _list(value: Any) -> list[Any]:
 
 
 def _size(value: Any) -> int | None:
-    """A whole number that is no address or size of a damaged file."""
+    """A whole number that is not an address or size of a damaged file."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value <= _MAX_BYTES else None

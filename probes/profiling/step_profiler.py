@@ -39,7 +39,7 @@ _LEVEL = 4  # of gzip: half the time of the default, a few percent larger
 
 POLL_S = 1.0
 SPAN = "profile"
-"""Kind of the span in which a trace is begun and ended: seconds without another record, which are no hang."""
+"""Kind of the span in which a trace is begun and ended: seconds without another record, which are not a hang."""
 MAX_S = 30.0
 """A capture ends with the step in which this much time is over: ending it takes as long as it has events."""
 CLOSE_S = 60.0

@@ -44,7 +44,7 @@ class Trace:
             add_trace_metadata("distributedInfo", json.dumps(about))
 
     def begin_step(self, number: int) -> None:
-        """Mark the begin of a step."""
+        """Mark the start of a step."""
         self._mark = record_function(f"ProfilerStep#{number}")
         self._mark.__enter__()  # type: ignore[no-untyped-call]  # torch: no types
 

@@ -1,4 +1,4 @@
-"""Texts of errors for a path that is no run: what it is, and what to do instead.
+"""Texts of errors for a path that is not a run: what it is, and what to do instead.
 
 f"no run at {path}: {where_else(path)}"
 f"{path} {what_instead(path, runs_in_it)}"
@@ -17,7 +17,7 @@ _MADE = "it is made by the first `rankscope train` or `rankscope run`"
 
 
 def no_folder(runs: Path) -> str:
-    """Say that there is no folder of runs, whole: as long as nothing was trained that is no mistake."""
+    """Say that there is no folder of runs, whole: as long as nothing was trained that is not a mistake."""
     made = f" ({_MADE})" if runs.name == "runs" else ""
     return f"no folder {runs}{made}: name the folder that holds the runs"
 
@@ -35,7 +35,7 @@ def where_else(missing: Path) -> str:
 
 
 def what_instead(folder: Path, runs: Sequence[Path]) -> str:
-    """Say what a folder that is no run holds: `runs` (name one of them), or no run at all."""
+    """Say what a folder that is not a run holds: `runs` (name one of them), or no run at all."""
     if not runs:
         return f"holds no run (no run.json, no tapes/, no telemetry.duckdb): {NAME_ONE}"
     one = folder / "latest" if folder / "latest" in runs else max(runs)

@@ -100,7 +100,7 @@ class RunDir:
         """
         is_new = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
         if not is_new and not cls.is_run(path):
-            raise RunError(f"{path} holds something that is no run: name a folder that is new or empty")
+            raise RunError(f"{path} holds something that is not a run: name a folder that is new or empty")
         if is_new:
             make_private(path)
         run = cls(path.resolve())
@@ -259,7 +259,7 @@ class RunDir:
         """A file of the run as JSON. Raises OSError, ValueError, RecursionError."""
         loaded = json.loads(read_plain(self.path / name, MAX_MANIFEST_BYTES))
         if not isinstance(loaded, dict) or not loaded:
-            raise ValueError(f"{name} is no object, or an empty one")
+            raise ValueError(f"{name} is not an object, or is empty")
         return loaded
 
     def begin_manifest(self, manifest: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None
         sides = []
         for path in runs:
             folder = RunDir.open(path)
-            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a run that trains is no run that died
+            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a run that trains is not a run that died
             sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
         if len(sides) == 2:
             comparison = compare_sides(sides[0], sides[1])

@@ -108,7 +108,7 @@ class Tools:
         """
         from store.sql.process import ask
 
-        self._run(run)  # with its own words for what is no run
+        self._run(run)  # with its own words for what is not a run
         answer = ask(self._folder.open(run), statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         found: dict[str, Any] = {
             "columns": list(distinct_names(answer.names)),
@@ -173,6 +173,6 @@ class Tools:
 
     def _run(self, name: str) -> Run:
         if self._folder.resolved(name) is None and name in self._files():
-            raise ValueError(f"{name[:100]} is no recorded run but files: ask for its verdict")
+            raise ValueError(f"{name[:100]} is not a recorded run but files: ask for its verdict")
         folder = self._folder.open(name)
         return self._opened.setdefault(folder.run_id, Run(folder))

@@ -4,7 +4,7 @@
         while not asks_to_leave(1.0):        # waits up to a second
             ...
 
-Ctrl-C stays a signal. Where standard input is no terminal, it is not read.
+Ctrl-C stays a signal. Where standard input is not a terminal, it is not read.
 """
 
 from __future__ import annotations

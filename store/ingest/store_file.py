@@ -62,7 +62,7 @@ def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] |
         (count,) = connection.execute("SELECT count(*) FROM duckdb_tables()").fetchall()[0]
         if not count:
             return None
-        raise StoreCorruptError(f"{path} is no store of rankscope") from None
+        raise StoreCorruptError(f"{path} is not a store of rankscope") from None
     if len(rows) != 1:
         raise StoreCorruptError(f"{path} has a damaged description of itself")
     version, mark, store_id, generation = rows[0]

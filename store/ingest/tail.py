@@ -262,7 +262,7 @@ class Tail:
         except OSError:
             return None
         skipped += before.skipped_lines
-        problem = f"{skipped} lines are no events, or copies of one" if skipped else ""
+        problem = f"{skipped} lines are not events, or are copies of one" if skipped else ""
         if thorough and byte == before.next_byte:
             problem = problem or "the last line is torn"
         if byte == before.next_byte and (not thorough or problem == state.problems.get(name, "")):

@@ -141,7 +141,7 @@ def _loaded(group: str, name: str, parents_path: list[str]) -> ModuleType:
         raise ModuleNotFoundError(f"no installed package has the entry point {name}")
     module = entry.load()
     if not isinstance(module, ModuleType):
-        raise TypeError(f"{entry.value} is no module")
+        raise TypeError(f"{entry.value} is not a module")
     return module
 
 

@@ -57,7 +57,7 @@ class PluginError(Exception):
 
 
 def limit_s() -> float:
-    """Seconds that one call may take: the setting, or its default where that is no number of seconds."""
+    """Seconds that one call may take: the setting, or its default where that is not a number of seconds."""
     with contextlib.suppress(ValueError):
         given = float(os.environ.get(LIMIT_VARIABLE, ""))
         if 0.1 <= given <= 3600:

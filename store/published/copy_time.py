@@ -36,7 +36,7 @@ def is_copy(run: RunDir) -> bool:
 
 
 def recorded_until_ns(run: RunDir) -> int:
-    """Epoch nanoseconds: until when all records are there. The present where the folder is no copy."""
+    """Epoch nanoseconds: until when all records are there. The present where the folder is not a copy."""
     try:
         found = json.loads(read_plain(run.path / NAME, MAX_BYTES))["recorded_until_ns"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -5,7 +5,7 @@
         Store.open(mirror.run)
 
 Parts of a node go into a store of that node. While nodes publish, the copy counts as watched, and readers judge it as
-of `recorded_until_ns`: that records arrive some seconds late is no standstill. Content of the address may come from
+of `recorded_until_ns`: that records arrive some seconds late is not a standstill. Content of the address may come from
 strangers: names are checked, sizes are bounded, values go through Parquet into the columns of our schema.
 """
 

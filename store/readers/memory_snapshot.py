@@ -63,7 +63,7 @@ def read_memory_snapshot(path: Path) -> ReadSnapshot:
     try:
         content = _json(blob) if blob[:1] == b"{" else loads(blob)
         if not isinstance(content, Mapping):
-            raise SourceError("is no memory snapshot")
+            raise SourceError("is not a memory snapshot")
         state = summarise(content)
     except SourceError:
         raise

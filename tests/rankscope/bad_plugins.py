@@ -50,7 +50,7 @@ BAD = {
     "exit_import": Bad(body="sys.exit(3)\n" + _run("return []"), reason="cannot be loaded: SystemExit: 3"),
     "exit_run": Bad(body=_run("sys.exit(4)"), reason="SystemExit: 4 (exit_run.py:"),
     "exit_live": Bad(body=_run("if scope.is_live: os._exit(7)", "return []"), reason="exit code 7", only_live=True),
-    "severity": Bad(body=_run("return [found(severity='huge')]"), reason="severity 'huge' is none of critical"),
+    "severity": Bad(body=_run("return [found(severity='huge')]"), reason="severity 'huge' is not one of critical"),
     "evidence": Bad(
         body=_run("return [found(evidence={'who': object()}), found(evidence={'ranks': {1, 2}}), found()]"),
         reason="evidence who is a object, which JSON cannot hold",

@@ -62,7 +62,7 @@ def held_attempt() -> int:
 
 
 def check() -> None:
-    """Raise Fenced if this process's attempt is over. A folder that cannot be read is no proof of that."""
+    """Raise Fenced if this process's attempt is over. A folder that cannot be read is not proof of that."""
     if _held is None:
         return
     run, attempt, folder = _held

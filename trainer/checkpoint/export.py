@@ -83,7 +83,7 @@ def proven_step(folder: Path) -> int | None:
 def export_llama(folder: Path, out: Path, model: ModelConfig) -> Exported:
     """Write `model.safetensors` in Hugging Face's Llama naming with its `config.json` into the folder `out`.
 
-    Raises CheckpointError for a damaged checkpoint or a model that is no Llama, OSError.
+    Raises CheckpointError for a damaged checkpoint or a model that is not a Llama, OSError.
     """
     out.mkdir(parents=True, exist_ok=True)
     try:

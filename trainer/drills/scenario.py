@@ -65,7 +65,7 @@ class Scenario:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Kinds of findings that are no false alarms, though not asked for."""
+        """Kinds of findings that are not false alarms, though not asked for."""
         return tuple(name for kind in self.kinds for name in kind.allowed)
 
     @property
@@ -201,6 +201,6 @@ def _short(config: Config) -> list[str]:
     if config.checkpoint.memory_interval:
         settings.append(f"checkpoint.memory_interval={min(5, config.checkpoint.memory_interval)}")
     settings.append(f"optim.warmup_steps={min(10, config.optim.warmup_steps)}")
-    settings.append("optim.schedule=constant")  # as at the begin of a long run, not decayed to nothing in 40 steps
+    settings.append("optim.schedule=constant")  # as at the start of a long run, not decayed to nothing in 40 steps
     settings.append(f"recovery.max_restarts={max(3, config.recovery.max_restarts)}")
     return settings

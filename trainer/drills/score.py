@@ -96,7 +96,7 @@ class Wanted:
     required_events: Sequence[tuple[str, str]] = ()
     """Events that must be on record, as (kind, state)."""
     allowed: Sequence[str] = ()
-    """Kinds of findings that are no false alarms, though not asked for."""
+    """Kinds of findings that are not false alarms, though not asked for."""
 
 
 def score_run(

@@ -183,7 +183,7 @@ class MixtureOfExperts(nn.Module):
         return self.balance_loss * balance + self.z_loss * logits.logsumexp(-1).square().mean()
 
     def _count(self, sent: Tensor, kept: Tensor | None) -> None:
-        # Backward may compute a forward pass again; an evaluation or a replay is no training.
+        # Backward may compute a forward pass again; an evaluation or a replay is not training.
         if not (self.training and self.counts_load) or graph_task_id() != -1:
             return
         tokens = sent.sum((0, 1))

@@ -6,7 +6,7 @@
 
 The model of time is simple on purpose and says what it assumes: matrix products run at `EFFICIENCY` of the peak, rings
 at `LINK_EFFICIENCY` of the slowest link, and communication hides behind what it may overlap with but never behind
-more. It ranks layouts and finds what is out of proportion; it is no forecast to the percent.
+more. It ranks layouts and finds what is out of proportion; it is not a forecast to the percent.
 """
 
 from __future__ import annotations

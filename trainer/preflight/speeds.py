@@ -3,7 +3,7 @@
     speed = device_speed(torch.device("cpu"))
     speed.matmul_flops_per_s, speed.memory_bytes_per_s, speed.core_wait_ratio
 
-Of three windows the best counts: a window in which the system did something else is no fault of the device, while
+Of three windows the best counts: a window in which the system did something else is not a fault of the device, while
 a core that is shared or a clock that is throttled shows in all of them.
 """
 

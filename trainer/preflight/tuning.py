@@ -49,7 +49,7 @@ LIMIT_S = 90.0
 
 
 class SettingsError(ValueError):
-    """A text that is no setting."""
+    """A text that is not a setting."""
 
 
 def parse(texts: Sequence[str]) -> list[dict[str, str]]:

@@ -79,7 +79,7 @@ class SampleLosses:
 def describe(training: Training, batch: Batch, losses: Mapping[int, float], *, most: int) -> list[dict[str, Any]]:
     """The rows with the highest loss, those that are not finite first: id, loss, file and place in it, begin of text.
 
-    The text is that which was trained on, from the batch; there is none where tokens are no bytes.
+    The text is that which was trained on, from the batch; there is none where tokens are not bytes.
     """
     order = sorted(losses, key=lambda row: (math.isfinite(losses[row]), -losses[row] if losses[row] > 0 else 0.0))
     found = []
@@ -96,7 +96,7 @@ def describe(training: Training, batch: Batch, losses: Mapping[int, float], *, m
 
 
 def excerpt(tokens: Tensor) -> str:
-    """The first bytes of a sequence as text; what is no text shows as such."""
+    """The first bytes of a sequence as text; what is not a text shows as such."""
     values = tokens[:EXCERPT_CHARACTERS].tolist()
     return bytes(value & 0xFF for value in values).decode("utf-8", errors="replace")
 

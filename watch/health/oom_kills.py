@@ -1,4 +1,4 @@
-"""Count out-of-memory kills by the kernel: the killed process cannot report one, and SIGKILL alone is no proof.
+"""Count out-of-memory kills by the kernel: the killed process cannot report one, and SIGKILL alone is not proof.
 
     counter = OomCounter()             # before the ranks start
     counter.since()                    # "memory limit of the control group", "memory of the host", or ""

@@ -64,7 +64,7 @@ class TickPace:
                 return
 
     def period_s(self) -> float:
-        """Seconds from the begin of the last round to that of the next."""
+        """Seconds from the start of the last round to that of the next."""
         return min(MAX_REST_S, max(TICK_S, self._cpu_s / (CORE_SHARE * self._num_cores)))
 
 

@@ -31,7 +31,7 @@ class StacksError(ValueError):
 def ranks_here() -> list[int]:
     """Processes on this machine whose environment names a RANK, without their children.
 
-    A data worker inherits its rank's environment: only a process whose parent is no rank itself counts.
+    A data worker inherits its rank's environment: only a process whose parent is not a rank itself counts.
     """
     ranks = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _rank(pid) is not None}
     return sorted(pid for pid in ranks if _parent(pid) not in ranks and pid != os.getpid())

@@ -161,7 +161,7 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
     noise = noise or float(np.abs(filled).max(initial=0)) / 1e3  # all are equal but those that differ
     if not num or noise <= 0:
         return np.zeros(num_rows), []
-    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # one long step is no stretch
+    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # one long step is not a stretch
     sums, clipped = _running(filled), _running(np.clip(filled, -most, most))
     best = filled.max(axis=1) / np.hypot(noise, lasting)
     every, named, first, last = np.arange(num_rows), np.zeros(num_rows), *np.zeros((2, num_rows), dtype=np.int64)

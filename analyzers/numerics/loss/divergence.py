@@ -8,7 +8,7 @@
 4. Logarithms are compared. A loss that is not always positive has none, and no size to which a rise could be small:
    there differences are compared, and the rise has to be `signed_rise_ratio` of all that its medians have varied.
 
-The loss of an attempt that trains a policy is no measure of progress (`analyzers.numerics.policy_loss`).
+The loss of an attempt that trains a policy is not a measure of progress (`analyzers.numerics.policy_loss`).
 
 A jump that stays is a loss spike with cause divergence: a climb that such a spike explains is not reported again.
 """

@@ -190,7 +190,7 @@ class _History:
 
 def _comes_back(observations: Sequence[Observation], group: _Group) -> bool:
     """Return True if the loss returns from a few low steps to where most steps before these were: a batch that is easy,
-    or known by heart, is no level that it rose from."""
+    or known by heart, is not a level that it rose from."""
     first = group.indices[0]
     before = [one.loss for one in observations[max(group.series, first - HISTORY) : first]]
     losses = [observations[i].loss for i in group.indices]

@@ -4,7 +4,7 @@
     yield from flows.drain(clock)       # the arrows between those added
 
 The arrow of a collective leads from rank to rank in the order in which they made the call; the last one to come is at
-its head. That of a transfer leads from the begin of the send to the end of the receive.
+its head. That of a transfer leads from the start of the send to the end of the receive.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Call:
     peer: int | None = None
     step: int | None = None
     on_device: bool = False
-    """True if its begin is that of its kernel, so the device has started it."""
+    """True if its start is that of its kernel, so the device has started it."""
     host_only: bool = False
     """True if only the host's part of a call on a device is known: it may be queued behind other kernels."""
 

@@ -42,7 +42,7 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
         SHARED.beyond_few_factor * view.longest_step_ns / 1e9,
     )
     if any(rank.state == "stopped" for rank in alive):
-        return limit  # SIGSTOP is no phase: the phases' limits do not apply
+        return limit  # SIGSTOP is not a phase: the phases' limits do not apply
     if len(alive) < view.world_size and len(view.ranks) < view.world_size:
         limit = max(limit, policy.startup_s)
     if any(rank.finished_steps == 0 for rank in alive):

@@ -9,7 +9,7 @@ Where that is set back while a run lives, its end lies before its last step by t
 2. An event of the attempt that is later by the monotonic clock and that difference, by more than `LEAST_NS`, gets that
    time. One that is earlier keeps its own: after a reboot the monotonic clock restarts.
 
-Only of attempts on one node: the clocks of several nodes are no order.
+Only of attempts on one node: clocks of several nodes have no common order.
 """
 
 from __future__ import annotations

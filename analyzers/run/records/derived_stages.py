@@ -19,7 +19,7 @@ FIRST_STEPS = 2
 
 
 def stages_of_messages(source: Source, attempt: int) -> dict[int, int]:
-    """{rank: position} of every rank of the attempt that sends or receives; empty where these are no chains."""
+    """{rank: position} of every rank of the attempt that sends or receives; empty where these are not chains."""
     if not source.has("collectives"):
         return {}
     rows = source.rows(

@@ -8,7 +8,7 @@ longer shows in its times. Its CPU time does.
 1. Only on CPUs, and only where the ranks wait for a core for `crowded_ratio` of their CPU time and more.
 2. The CPU time of a step over the median of the peers' is searched for persistent excess (`persistence`) of more than
    healthy ranks show there, `crowded_cpu_ratio` and `crowded_cpu_ms`.
-3. A rank that waits in collectives more than its peers is left out: a backend may wait by polling, which is no work.
+3. A rank that waits in collectives more than its peers is left out: a backend may wait by polling, which is not work.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     device = load_device(source, attempt=0, slow=(3, 40, 90), peers=[0, 1, 2])
     device.explains(factor=1.4)      # "Its GPU runs at 1.20 GHz, its peers at 1.98 GHz: heat, ..."
 
-Readings of table `health` between the begin of the first and the end of the last slow step, by the rank's own clock.
+Readings of table `health` between the start of the first and the end of the last slow step, by the rank's own clock.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def with_onset(
     policy: StragglerPolicy,
     core_waits: Matrix | None = None,
 ) -> Straggler:
-    """Set the begin of the rank's first segment to the rise of its CPU time; unchanged if that is unclear."""
+    """Set the start of the rank's first segment to the rise of its CPU time; unchanged if that is unclear."""
     reach = SHARED.min_steps
     if core_waits is not None:
         half = (slow.segments[0].end - slow.segments[0].begin) // 2

@@ -147,7 +147,7 @@ def _bounds(grid: Floats, seconds: Floats) -> Columns:
 def device_problems(source: Source, limit: int) -> tuple[list[dict[str, Any]], int]:
     """One row per device that was throttled, counted errors or has rows to remap, the worst first; and their number.
 
-    The power cap alone is no problem: under full load it is always on.
+    The power cap alone is not a problem: under full load it is always on.
     """
     if missing_tables(source, "health"):
         return [], 0

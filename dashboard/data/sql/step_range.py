@@ -17,7 +17,7 @@ _PART = re.compile(r"(-?\d{1,12})(?:\s*(?:-|to|\.\.)\s*(\d{1,12}))?")
 
 
 def numbers(text: str) -> Ranges | None:
-    """Ranges, both ends included; empty for no filter, None for text that is no list of numbers."""
+    """Ranges, both ends included; empty for no filter, None for text that is not a list of numbers."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     found = [_PART.fullmatch(part) for part in parts[:MAX_PARTS]]
     if len(parts) > MAX_PARTS or None in found:

@@ -63,7 +63,7 @@ __all__ = ["LoopPhases"]
 _CLIP = "clip_grad_norm_"
 _NO_THREAD = -1
 _ACTS = frozenset(("generation", ENVIRONMENT))
-"""Phases in which a forward pass without gradients generates or scores samples: it is no evaluation."""
+"""Phases in which a forward pass without gradients generates or scores samples: it is not an evaluation."""
 _monotonic_ns = time.monotonic_ns
 _NOTHING: Mapping[str, Any] = {}
 
@@ -210,7 +210,7 @@ class LoopPhases:
         self._losses.began()
 
     def _trains(self, models: Iterable[nn.Module]) -> None:
-        """Handle the begin of a training pass: the step is over if the loop updated one of these models by hand."""
+        """Handle the start of a training pass: the step is over if the loop updated one of these models by hand."""
         if self.leader is None and any(map(self._updates.was_by_hand, models)):
             self.recorder.log(committed=True)
             self._taken()

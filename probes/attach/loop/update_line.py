@@ -5,7 +5,7 @@
     ...
     update.is_followed_by(lines_of_error(error))
 
-Between an update and the next thing recorded lie the end of one iteration and the begin of the next: a loop that makes
+Between an update and the next thing recorded lie the end of one iteration and the start of the next: a loop that makes
 its batches by itself shows nothing in between. Where the stack of the error leaves that of the update, in the same
 function, a line above that of the update is of the next iteration, and one below is of the same.
 """

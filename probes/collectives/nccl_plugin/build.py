@@ -41,7 +41,7 @@ def library() -> Path:
     named = os.environ.get(OVERRIDE, "")
     if named:
         if not Path(named).is_file():
-            raise BuildError(f"{OVERRIDE} names {named}, which is no file")
+            raise BuildError(f"{OVERRIDE} names {named}, which is not a file")
         return Path(named).resolve()
     if not sys.platform.startswith("linux") or sys.byteorder != "little":
         raise BuildError("the plugin is for little-endian Linux")

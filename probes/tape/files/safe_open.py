@@ -84,7 +84,7 @@ def file_problem(path: Path) -> str:
 
 
 def folder_problem(path: Path) -> str:
-    """Why something is no folder to look into; "" if it is one, or if nothing is there."""
+    """Why something is not a folder to look into; "" if it is one, or if nothing is there."""
     return _problem(path, stat.S_ISDIR, NO_FOLDER)
 
 

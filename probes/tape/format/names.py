@@ -67,7 +67,7 @@ class NameWriter:
 def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str], int]:
     """Read `names.jsonl`: ({number: text}, lines skipped because they were torn or not ours).
 
-    Raises OSError if it is no plain file.
+    Raises OSError if it is not a plain file.
     """
     names: dict[int, str] = {}
     skipped = 0

@@ -23,7 +23,7 @@ __all__ = ["REDACTED", "SECRET_SETTINGS", "Redactor", "redacted_command", "with_
 SECRET_SETTINGS = (("alerts", "webhook"), ("alerts", "command"))
 """Settings whose values may hold a token."""
 MIN_LITERAL_CHARS = 8
-"""A shorter value of a secret setting (`mail`) is no secret, and may stand anywhere."""
+"""A shorter value of a secret setting (`mail`) is not a secret, and may stand anywhere."""
 _SECRET_OPTION = re.compile(rf"(?i)--?{NAMES}")
 
 

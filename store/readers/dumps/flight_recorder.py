@@ -87,7 +87,7 @@ def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = No
     _groups(top.get("pg_config"), dump)
     entries = top.get("entries")
     if entries is not None and not isinstance(entries, list):
-        raise SourceError("has entries that are no list")
+        raise SourceError("has entries that are not a list")
     _reduce(entries or [], dump, is_whole=not isinstance(top, Shortened))
     dump.num_entries += top.num_left_out if isinstance(top, Shortened) else 0
     _status(top.get("pg_status"), dump)

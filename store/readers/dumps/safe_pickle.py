@@ -27,7 +27,7 @@ _EMPTY_TUPLE, _EMPTY_LIST, _EMPTY_DICT = ord(")"), ord("]"), ord("}")
 
 
 class PickleError(SourceError):
-    """The bytes are no pickle of plain values, are cut off, or are larger than any dump."""
+    """The bytes are not a pickle of plain values, are cut off, or are larger than any dump."""
 
 
 def loads(blob: bytes) -> Any:
@@ -158,7 +158,7 @@ def _put(target: dict[str, Any], items: list[Any]) -> None:
         raise PickleError("is damaged: a key without a value")
     for i in range(0, len(items), 2):
         if type(items[i]) is not str:
-            raise PickleError("has a key that is no text: no dump has one")
+            raise PickleError("has a key that is not text: no dump has one")
         target[items[i]] = items[i + 1]
 
 

@@ -36,7 +36,7 @@ MAX_FRAMES_TEXT = 16_000
 MAX_MESSAGE = 2_000
 MESSAGE_LINES = 12
 TERMINAL_COLUMNS = 80
-"""Width at which rich breaks lines where the output is no terminal. Source: its Console."""
+"""Width at which rich breaks lines where the output is not a terminal. Source: its Console."""
 MAX_JSON_LINES = 200
 BUS_LINES = 4
 _ADDRESS = re.compile(r"\b(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")

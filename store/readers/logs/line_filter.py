@@ -118,7 +118,7 @@ def _patterns(literals: frozenset[bytes]) -> list[str]:
 
 
 def begin_of_line(window: bytes, place: int) -> int:
-    """Offset of the begin of the line at `place`, after a newline or carriage return."""
+    """Offset of the start of the line at `place`, after a newline or carriage return."""
     first = max(0, place - LINE_BYTES)
     return max(window.rfind(b"\n", first, place), window.rfind(b"\r", first, place), first - 1) + 1
 

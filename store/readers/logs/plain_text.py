@@ -68,7 +68,7 @@ def text_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def plain_bytes(text: bytes) -> bytes:
-    """A whole text, or its begin, as UTF-8 without marks and colours; JSON stays as it is."""
+    """A whole text, or its start, as UTF-8 without marks and colours; JSON stays as it is."""
     return b"".join(text_chunks(iter([text])))
 
 
@@ -185,7 +185,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
     """Yield (bytes, end): lines that begin before `end` belong to this window; the rest completes their blocks.
 
-    Of a line that fills a window (`is_endless`) the rest is left out, b"" with its number of bytes: it is no text,
+    Of a line that fills a window (`is_endless`) the rest is left out, b"" with its number of bytes: it is not a text,
     and would be cut into thousands.
     """
     kept = b""

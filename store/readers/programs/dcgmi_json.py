@@ -24,7 +24,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the tests that failed. Raises SourceError where the text is no JSON."""
+    """Read the tests that failed. Raises SourceError where the text is not JSON."""
     text = read_text(path, DOCUMENT_BYTES)
     begin = text.find("{")
     try:

@@ -20,7 +20,7 @@ _SETTINGS = re.compile(
     r"device ids|skip",
     re.IGNORECASE,
 )
-"""Tests of how the host is set up, and rows that are no test."""
+"""Tests of how the host is set up, and rows that are not tests."""
 _REMARK = re.compile(r"^(?:warning|error|info)\b", re.IGNORECASE)
 _DEVICE = re.compile(r"^(?:->|GPU ID:?|GPU) *(\d+)$")
 _OF_A_GPU = re.compile(r"^GPUs?:? ?(\d+): (\w+)")

@@ -37,6 +37,6 @@ def _time(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):  # bytes, where the message is no text
+    if isinstance(value, list):  # bytes, where the message is not a text
         return bytes(byte for byte in value if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")
     return value if isinstance(value, str) else "" if value is None else str(value)[:1000]

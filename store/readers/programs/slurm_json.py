@@ -26,7 +26,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the last job that is listed. Raises SourceError where the text is no JSON."""
+    """Read the last job that is listed. Raises SourceError where the text is not JSON."""
     text = read_text(path, DOCUMENT_BYTES)
     try:
         whole = json.loads(text)

@@ -154,7 +154,7 @@ def _no_times() -> Floats:
 
 
 def _times(pairs: Iterable[tuple[Any, Any]]) -> Floats:
-    """Nanoseconds as microseconds; what is no number is left out."""
+    """Nanoseconds as microseconds; what is not a number is left out."""
     kept = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and 0 <= a <= b < 2**62]
     return np.array(kept, dtype=np.float64).reshape(-1, 2) / 1e3
 

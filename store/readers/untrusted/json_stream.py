@@ -56,7 +56,7 @@ class _Text:
         return is_more
 
     def peek(self) -> str:
-        """The next character that is no space, without taking it; "" at the end."""
+        """The next character that is not a space, without taking it; "" at the end."""
         skipped = 0
         while True:
             found = _SPACE.match(self.text, self.at)

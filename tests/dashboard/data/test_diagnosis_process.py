@@ -58,7 +58,7 @@ def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch:
             also.join(0.3)  # a second diagnosis of the same version would be over by then
         return found[-1]
 
-    monkeypatch.setattr(access, "JUDGED_APART_BYTES", 1)
+    monkeypatch.setattr(access, "SEPARATE_PROCESS_BYTES", 1)
     monkeypatch.setattr(access, "diagnose_in_process", diagnosed)
     first = one._diagnosed("version")
     also.join()

@@ -239,7 +239,7 @@ def test_torn_and_foreign_lines_of_events_are_counted(tmp_path: Path) -> None:
         assert ingester.tick().rows == {"events": 1, "checkpoints": 1}
     with Store.open(run) as store:
         assert store.rows("SELECT step FROM checkpoints ORDER BY step") == [(3,), (4,)]
-    assert problems(run) == {"events.jsonl": "3 lines are no events, or copies of one"}
+    assert problems(run) == {"events.jsonl": "3 lines are not events, or are copies of one"}
 
 
 def test_dropped_records_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_events_that_are_doubled_are_named_and_count_once(tmp_path: Path, when: 
     with Store.open(run) as store:
         assert store.rows(count) == expected
         problems = [text for _, text in store.rows("SELECT * FROM ingest_problems")]
-    assert problems == [f"{num_lines} lines are no events, or copies of one"]
+    assert problems == [f"{num_lines} lines are not events, or are copies of one"]
 
 
 def test_damage_that_only_a_query_meets_names_the_file(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "a million containers": (raw(HEAD + b"(" + b"]" * 3_100_000), "no dump has so many"),
     "a million marks": (raw(HEAD + b"(" * 3_100_000), "no dump has so many"),
     "nested lists": (raw(HEAD + b"]" * 100_000 + b"a" * 100_000 + b"."), ANY),
-    "keys that collide": (raw(HEAD + b"}(" + b"K\x01K\x02" + b"u."), "key that is no text"),
+    "keys that collide": (raw(HEAD + b"}(" + b"K\x01K\x02" + b"u."), "key that is not text"),
     "no end": (raw(HEAD), "ends early"),
     "a cut dump": (lambda folder: _write(folder, pickle.dumps(dump(), protocol=2)[:-100]), "cut off"),
     "a list": (raw(HEAD + b"."), "no flight-recorder dump"),

@@ -71,5 +71,5 @@ def test_a_process_that_is_ended_costs_no_dump(tmp_path: Path) -> None:
     bomb.write_bytes(b"\x80\x02}(X\x09\x00\x00\x00pg_config}(" + keys + b"uu.")
     found = list(read_many([(bomb, 0), *good], processes=2, time_s=0.3))
     assert isinstance(found[0][1], SourceError)
-    assert "key that is no text" in str(found[0][1])
+    assert "key that is not text" in str(found[0][1])
     assert all(isinstance(dump, RankDump) for _, dump in found[1:])

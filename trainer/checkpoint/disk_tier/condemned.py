@@ -24,7 +24,7 @@ NOTE_NAME = "condemned.json"
 
 
 def note_reason(folder: Path, reason: str, *, is_damaged: bool) -> None:
-    """Write the note into a condemned folder; a disk that refuses is no reason to stop."""
+    """Write the note into a condemned folder; a disk that refuses is not a reason to stop."""
     with contextlib.suppress(OSError):
         (folder / NOTE_NAME).write_text(json.dumps({"reason": reason, "damaged": is_damaged}) + "\n")
 

@@ -203,7 +203,7 @@ class Save:
         return self.scratch / f"__{rank}.json"
 
     def _read_note(self, rank: int) -> tuple[Shard, dict[str, int]]:
-        """Read what a rank says about its shard, and take the note away: it is no part of the checkpoint."""
+        """Read what a rank says about its shard, and take the note away: it is not part of the checkpoint."""
         path = self._note(rank)
         try:
             note = json.loads(path.read_bytes())

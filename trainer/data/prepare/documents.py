@@ -5,7 +5,7 @@
     reader.num_empty, reader.num_skipped
 
 A piece of lines has every line that begins in it, whichever piece it ends in, so pieces that divide a file divide its
-lines. What is no document (no JSON, no text, not UTF-8) is an error that names file and place, or is counted.
+lines. What is not a document (no JSON, no text, not UTF-8) is an error that names file and place, or is counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_split_by_lines(source: Source, options: ReadOptions) -> bool:
 
 @dataclass(slots=True)
 class DocumentReader:
-    """Reads pieces one after the other and counts what is no document."""
+    """Reads pieces one after the other and counts what is not a document."""
 
     options: ReadOptions
     num_empty: int = 0

@@ -49,7 +49,7 @@ class ScriptRow:
 
     @property
     def is_right(self) -> bool:
-        """True if nothing is wrong; a fault for which the script has no place is no error."""
+        """True if nothing is wrong; a fault for which the script has no place is not an error."""
         if self.problem or self.false_alarms:
             return False
         if not self.is_injected or not SCRIPT_FAULTS[self.fault].kinds:

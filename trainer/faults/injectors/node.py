@@ -21,7 +21,7 @@ from trainer.training.rank_training import Training
 __all__ = ["ARM", "distort_clock"]
 
 _SPOILT_BYTES = 3 * 4096
-"""DuckDB's three headers: without them a file is no database."""
+"""DuckDB's three headers: without them a file is not a database."""
 
 
 def distort_clock(faults: Sequence[Fault], *, rank: int) -> None:

@@ -201,4 +201,4 @@ class StepSpans:
 
     def _hash(self, *parts: object, num_bytes: int = 8) -> int:
         text = "\x1f".join(map(str, (self._run_id, *parts))).encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=num_bytes).digest()) or 1  # 0 is no id
+        return int.from_bytes(hashlib.blake2b(text, digest_size=num_bytes).digest()) or 1  # 0 is not an id
