@@ -44,11 +44,11 @@ D = TypeVar("D", bool, float, int, str)
 E = TypeVar("E", bool, float, int, str)
 F = TypeVar("F", bool, float, int, str)
 READ_STEPS = 2000
-"""Steps that are enough for a median, and for a drawing: at even distances."""
+"""Evenly spaced steps that are enough for a median or a figure."""
 READ_CALLS = 4_000_000
-"""Rows of collectives or steps that are read in detail; of more, every k-th rank or step."""
+"""Rows of collectives or steps up to which all are read in detail; above, every k-th rank or step."""
 READ_ROWS = 20_000_000
-"""Rows of steps or spans that a sum or median is taken of; of more, those of every k-th step."""
+"""Rows of steps or spans up to which sums and medians use all; above, every k-th step."""
 
 
 class TypedSource(Protocol):

@@ -5,7 +5,7 @@
 
 Each node's folder holds the tapes of its ranks and its watch, so nothing is merged inside a file: tapes, events,
 stacks and logs are copied. Stores come too, where no watch has them open; what they lack is read from
-the tapes. Links and anything else that is no plain file are left out. It can be done again: what grew is copied again.
+the tapes. Links and anything else that is not a regular file are skipped. It can be repeated, and copies what grew.
 """
 
 from __future__ import annotations

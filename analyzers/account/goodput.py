@@ -93,7 +93,7 @@ class Account:
     num_kept: int
     num_discarded: int
     num_open: int
-    """Of the kept steps, those before a restart of an attached loop: not known whether they were kept."""
+    """Number of kept steps that a restart of an attached loop may have discarded."""
     basis: str
     """Records from which waits were split: collectives, steps (coarser), or nothing."""
     contradicted: str = ""

@@ -35,9 +35,9 @@ class StepAccount:
     num_steps: int
     duration_ns: int
     own_ns: Mapping[str, int]
-    """By phase and gap; a gap that was never measured is not in it."""
+    """Own work by phase and gap; a gap that was never measured is missing."""
     waiting_ns: int
-    """Waiting for late ranks; the transfer, too, where nothing tells them apart."""
+    """Waiting for late ranks; includes the transfer if the two cannot be separated."""
     transfer_ns: int | None
     """None where nothing tells it from waiting."""
     idle_ns: int | None

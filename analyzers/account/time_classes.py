@@ -85,7 +85,7 @@ class StepSums:
     num_steps: int = 0
     duration_ns: int = 0
     own_ns: Mapping[str, int] = field(default_factory=dict)
-    """By phase and gap; a gap that was never measured is not in it."""
+    """Own work by phase and gap; a gap that was never measured is missing."""
     waited_in_phases_ns: int = 0
     waited_in_gaps_ns: int = 0
     late_ns: int = 0

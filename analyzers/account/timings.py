@@ -53,7 +53,7 @@ class Timings:
     ranks: Ints
     steps: Ints
     own: dict[str, Matrix]
-    """By phase, and by gap between phases where gaps are measured on the host's clock; or `data` and `device`."""
+    """Own work by phase, and by gap if gaps are measured on the host's clock; or by `data` and `device`."""
     wait: Matrix
     duration: Matrix
     peers: tuple[Ints, ...]

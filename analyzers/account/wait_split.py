@@ -44,7 +44,7 @@ Places = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSplit:
-    """By (attempt, rank). `basis` names what was read: collectives, steps, or nothing."""
+    """Values by (attempt, rank). `basis`: the records they come from (collectives, steps), or empty."""
 
     late_ratio: Places = field(default_factory=dict)
     idle_ns: Places = field(default_factory=dict)
@@ -52,7 +52,7 @@ class WaitSplit:
     device: Mapping[tuple[int, int], DeviceShares] = field(default_factory=dict)
     """Shares of ranks on GPUs without stamps."""
     in_flight_ratio: Places = field(default_factory=dict)
-    """For stamped GPUs: share of the waiting for their hosts in which communication was in flight."""
+    """For stamped GPUs: share of the host waits with communication in flight."""
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:

@@ -34,9 +34,9 @@ class Window(NamedTuple):
 
 
 Groups = dict[str, dict[int, Window]]
-"""By name of the group or pair, and number of the window."""
+"""Windows by name of the group or pair, and by number of the window."""
 Classes = dict[tuple[str, str, int], Groups]
-"""By mesh dimension, operation and bytes."""
+"""Groups by mesh dimension, operation and bytes."""
 
 
 def group_transfers(source: Source, attempt: int, window_steps: int, since_step: int = 0) -> Classes:

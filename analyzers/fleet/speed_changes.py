@@ -37,10 +37,10 @@ __all__ = ["ConfigurationSpeed", "SpeedChange", "SpeedChangePolicy", "SpeedStatu
 
 SpeedStatus = Literal["slower", "faster", "no_change", "too_few_runs"]
 MAX_RUNS = 200
-"""Of one configuration, the newest."""
+"""Newest runs of a configuration that are read."""
 _BATCH = 100
 _TESTS = 2
-"""Of a part of the runs, which share the limit."""
+"""Tests on one part of the runs; they share its error probability."""
 _ENOUGH = 50
 """Random orders as extreme as the one seen, after which the p-value is known well enough."""
 
@@ -62,9 +62,9 @@ class SpeedChange:
     """Runs before and after a change point."""
 
     first_run: str
-    """The first run after it."""
+    """The first run after the change."""
     index: int
-    """Of that run, in the configuration's runs."""
+    """Index of that run among the configuration's runs."""
     before: float
     """Median speed of the runs between the change before this one, or the first run, and this one."""
     after: float
@@ -95,7 +95,7 @@ class ConfigurationSpeed:
     versions: tuple[Mapping[str, str], ...]
     changes: tuple[SpeedChange, ...]
     status: SpeedStatus
-    """Of the newest change."""
+    """Direction of the newest change."""
 
     @property
     def title(self) -> str:

@@ -34,7 +34,7 @@ class LayerLoad:
 
     layer: int
     steps: Ints
-    """Of the samples, ascending."""
+    """Steps of the samples, ascending."""
     tokens: Floats
     """(samples, experts): choices."""
     dropped: Floats

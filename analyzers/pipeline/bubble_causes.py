@@ -30,13 +30,13 @@ from analyzers.account.bubble import PipelineSpans, StepIdle, step_idle
 __all__ = ["StepSplit", "split_idle", "typical"]
 
 MAX_REPLAYED_SPANS = 400_000
-"""Spans that are replayed; of more every k-th step is taken."""
+"""Spans up to which all steps are replayed; above, every k-th step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
-    """One step: what was measured, with the loading of the first stage in it, and what it is made of (shares of the
-    pipeline's time; `even_ratio` and the three others add up to the idle share)."""
+    """Measured idle time of one step, including the loading of the first stage, and its parts as shares of the
+    pipeline's time: `even_ratio` and the three others add up to the idle share."""
 
     idle: StepIdle
     even_ratio: float
@@ -44,9 +44,9 @@ class StepSplit:
     communication_ratio: float
     data_ratio: float
     imbalance_ns: float
-    """By which the step would be shorter with equal stages."""
+    """How much shorter the step would be with equal stages."""
     times_ns: tuple[float, float, float]
-    """Mean of a stage's forward (with the loss), backward and weight."""
+    """Mean times of a stage's forward (with the loss), backward and weight spans."""
 
 
 def split_idle(

@@ -33,19 +33,19 @@ MAX_SHOWN = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """One pipeline: its ranks by coordinate, and its whole steps in the order run."""
+    """One pipeline: its ranks by coordinate, and its complete steps in execution order."""
 
     ranks: Sequence[int]
     steps: Sequence[StepIdle]
-    """From the first forward to the last backward."""
+    """Idle time from the first forward to the last backward."""
     splits: Sequence[StepSplit]
-    """With the loading of the first stage, and its parts."""
+    """Idle time by cause, from the start of the first stage's loading."""
     num_microbatches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubble:
-    """Ratios are of the pipeline's time, from where the first stage begins to load to the last backward."""
+    """Ratios are shares of the pipeline's time, from the start of the first stage's loading to the last backward."""
 
     schedule: str
     idle_ratio: float
@@ -64,7 +64,7 @@ class Bubble:
     num_steps: int
     idle_ratio_by_rank: Mapping[int, float]
     idle_ratio_by_step: Mapping[int, float]
-    """Over all pipelines; of a step that ran again the newest."""
+    """Mean over all pipelines; for a step that ran more than once, the newest execution."""
     stages_by_rank: Mapping[int, tuple[int, ...]]
     work_ms_by_stage: Mapping[int, float]
     heaviest_stage: int | None
@@ -77,7 +77,7 @@ class Bubble:
 
     @property
     def excess_ratio(self) -> float:
-        """Over the schedule's own."""
+        """Idle share beyond that of the schedule itself."""
         return self.idle_ratio - self.expected_ratio
 
     @property
@@ -169,7 +169,7 @@ def load_pipelines(source: Source, attempt: int) -> list[Pipeline]:
 
 
 def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> dict[tuple[int, int], int]:
-    """By (step, rank) the nanoseconds in which the rank loaded its batch by itself."""
+    """{(step, rank): nanoseconds in which the rank loaded its batch}, without waits."""
     if lacking(source, steps=("data_ns",)):
         return {}
     rows = source.rows(

@@ -29,12 +29,12 @@ class Published:
     gpu: str
     num_gpus: int
     sequences: int
-    """Of a step."""
+    """Sequences per step."""
     model: Mapping[str, Any]
     layout: str
-    """As published, or that it was not."""
+    """The published layout, or a note that it was not published."""
     parallel: Mapping[str, Any] = field(default_factory=dict)
-    """The same, or the nearest that this trainer has."""
+    """The same layout, or the closest one of this trainer."""
     train: Mapping[str, Any] = field(default_factory=dict)
     mfu: float | None = None
     tokens: float = 0.0
@@ -124,7 +124,7 @@ def compare(each: Published) -> tuple[Expected, Strategies]:
 
 
 def published_mfu(each: Published, expected: Expected) -> float:
-    """As published, or of the published hours and tokens."""
+    """The published MFU, or that of the published hours and tokens."""
     if each.mfu is not None:
         return each.mfu
     peak = {"a100": 312e12, "h100": 989.5e12}[each.gpu]

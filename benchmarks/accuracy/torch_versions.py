@@ -36,7 +36,7 @@ TIMEOUT_S = 900
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     arguments: tuple[str, ...]
-    """Of `python -m rankscope`."""
+    """Arguments of `python -m rankscope`."""
     findings: frozenset[str] = frozenset()
     """Kinds that have to be found; no other finding may be critical."""
 

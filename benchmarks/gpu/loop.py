@@ -32,7 +32,7 @@ DIM, BLOCKS, BATCH, LENGTH = (int(n) for n in os.environ.get("LOOP_SIZES", "512,
 VOCAB = 8192
 TRACED = (50, 55)
 CYCLES_A_MS = 0.0
-"""Of `torch.cuda._sleep`, measured when a rank begins."""
+"""Cycles of `torch.cuda._sleep` per millisecond, measured when a rank starts."""
 
 RANK, LOCAL_RANK = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
 ON_GPU = os.environ.get("LOOP_DEVICE", "cuda") == "cuda"

@@ -138,7 +138,7 @@ def _speeds(speeds: Sequence[ConfigurationSpeed]) -> None:
     st.caption(
         "Runs with the same settings, mesh and devices, in the order of their starts; drills are left out. A change is "
         "one that random orders of the same runs reach with a probability of at most 1 % over all configurations, and "
-        "of 2 % at least; which versions changed with it is no proof that they caused it."
+        "of 2 % at least; versions that changed with it did not necessarily cause it."
     )
 
 

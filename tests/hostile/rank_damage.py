@@ -149,7 +149,7 @@ def _many_segments(folder: Path) -> None:
         (folder / f"steps.{number:05d}.tape").write_bytes(b"")
 
 
-LINK, ODD, NO_TAPE = "is a link", "is no plain file", "not a tape"
+LINK, ODD, NO_TAPE = "is a link", "is not a regular file", "not a tape"
 BAD_HEADER, SHORTER, STATE = "damaged header", "shorter than its header", "damaged state"
 LINES = "are no events"
 NOTHING = ""
@@ -257,7 +257,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "events that are missing": (lambda folder: (folder / "events.jsonl").unlink(), NOTHING),
     # The folder.
     "a folder that leads out of the run": (_link_folder_out, LINK),
-    "a file where the folder should be": (_file_for_folder, "is no folder"),
+    "a file where the folder should be": (_file_for_folder, "is not a folder"),
     "files of strange names": (
         lambda folder: (folder / "steps.\x1b[31m\n<b>.tape").write_bytes(b"x"), NOTHING,
     ),

@@ -207,14 +207,14 @@ def wal_links_out(run: RunDir) -> None:
 
 FOLDERS: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "a manifest that leads out": (manifest_links_out, "is a link"),
-    "a manifest that is a FIFO": (lambda run: _replace(run, "run.json", os.mkfifo), "is no plain file"),
-    "a manifest that is a folder": (lambda run: _replace(run, "run.json", Path.mkdir), "is no plain file"),
+    "a manifest that is a FIFO": (lambda run: _replace(run, "run.json", os.mkfifo), "is not a regular file"),
+    "a manifest that is a folder": (lambda run: _replace(run, "run.json", Path.mkdir), "is not a regular file"),
     "a manifest that is /dev/zero": (
         lambda run: _replace(run, "run.json", lambda path: path.symlink_to("/dev/zero")), "is a link"),
     "a manifest of a terabyte": (lambda run: os.truncate(run.path / "run.json", TERABYTE), "is damaged"),
     "a manifest that was removed": (lambda run: (run.path / "run.json").unlink(), "is missing"),
     "tapes that lead out": (tapes_link_out, "is a link"),
-    "tapes that are a file": (lambda run: _replace(run, "tapes", lambda path: path.write_text("x")), "is no folder"),
+    "tapes that are a file": (lambda run: _replace(run, "tapes", lambda path: path.write_text("x")), "is not a folder"),
     "an attempt that leads out": (attempt_links_out, "is a link"),
     "stacks that lead out": (stacks_link_out, "Verdict"),
     "stacks that are a FIFO": (lambda run: _replace(run, "stacks", os.mkfifo), "Verdict"),

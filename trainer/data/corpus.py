@@ -95,7 +95,7 @@ def open_validation(config: DataConfig, vocab_size: int) -> dict[str, TokenSourc
     found: dict[str, TokenSource] = {}
     for name, folder in config.validation.items():
         if not is_prepared(Path(folder).expanduser()):
-            raise ConfigError(f"data.validation.{name} = {folder!r}: is no folder of `rankscope prepare`")
+            raise ConfigError(f"data.validation.{name} = {folder!r}: is not a folder of `rankscope prepare`")
         found[name] = _checked_corpus(Path(folder).expanduser(), config, vocab_size)
     return found
 

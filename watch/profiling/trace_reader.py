@@ -73,7 +73,7 @@ class TraceReader:
             path = event.text("path")
             parts = path.split("/")
             is_ours = parts[0] == "traces" and ".." not in parts  # an event may be damaged
-            about = summarise(self._run.path / path) if is_ours else {"problem": "is no trace of this run"}
+            about = summarise(self._run.path / path) if is_ours else {"problem": "is not a trace of this run"}
             self._events.write(
                 event_kinds.PROFILE_SUMMARY,
                 attempt=event.attempt,

@@ -64,7 +64,7 @@ def ask_for_dump(pipe: Path) -> str:
         return f"{pipe}: {error.strerror}"
     try:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            return f"{pipe}: is no pipe"
+            return f"{pipe}: is not a pipe"
         os.write(fd, b"1\n")
     except OSError as error:
         return f"{pipe}: {error.strerror}"

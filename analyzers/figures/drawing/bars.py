@@ -26,7 +26,7 @@ def draw(
     usual_name: str = "the others",
     log: bool = False,
 ) -> Figure:
-    """In the order given; of more than `MAX_BARS` the first and all that are accused."""
+    """Draw `values` in the given order; beyond `MAX_BARS` only the first and all accused ones."""
     names = list(values)
     if len(names) > MAX_BARS:
         kept = set(names[:MAX_BARS]) | set(accused)

@@ -23,7 +23,7 @@ from analyzers.source import Floats
 __all__ = ["RankComparison", "draw", "mark_limit", "mark_onset"]
 
 MAX_OWN = 8
-"""Maximum separate lines; of more, the first."""
+"""Maximum number of separate lines; further ones are not drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RankComparison:
 
     @classmethod
     def of_lines(cls, x: npt.NDArray[Any], lines: Mapping[str, Floats], suspects: set[str]) -> RankComparison:
-        """From one line each: those of the suspects, and minimum, median and maximum of the others."""
+        """Compare `lines` (one per rank): the suspects' own, and the minimum, median and maximum of the others."""
         own = {name: values for name, values in lines.items() if name in suspects}
         others = np.array([values for name, values in lines.items() if name not in suspects])
         nothing = np.full(len(x), np.nan)

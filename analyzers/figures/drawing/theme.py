@@ -41,7 +41,7 @@ _PURPLE, _PLUM, _NAVY, _KHAKI, _SAND = "#8418e4", "#5a1470", "#24279e", "#b8b088
 
 SEQUENCE = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _VIOLET, _RUST, _GREY)
 DASHES = ("solid", "dash", "dot")
-"""Of the first eight lines, the next and those after them."""
+"""Dash of each group of eight lines, which use the colours of `SEQUENCE`."""
 CALL = {
     "all_gather": _BLUE, "reduce_scatter": _VIOLET, "all_reduce": _TEAL, "broadcast": _LIGHT, "barrier": _BROWN,
     "all_to_all": _RUST, "send": _PALE, "recv": _GREY,

@@ -27,7 +27,7 @@ MAX_PIECES, MIN_PIECES = 600, 100
 MAX_CELLS = 400_000
 """Buckets of time of a line, and of all devices together."""
 MAX_DRAWN, AT_EACH_END = 16, 3
-"""Devices of one reading that have a line each; of more devices only the least and the largest ones."""
+"""Devices of one reading up to which each has a line; above, only those with the lowest and highest values."""
 REASONS = {1: "idle", 2: "clocks set by hand", 4: "power cap", 16: "sync boost", 256: "display clocks"} | {
     bit: words for bit, (_, words) in THROTTLE_BITS.items()
 }

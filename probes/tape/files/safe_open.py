@@ -18,8 +18,8 @@ from pathlib import Path
 __all__ = ["LINK", "NOT_PLAIN", "NO_FOLDER", "file_problem", "folder_problem", "open_plain", "read_plain", "sync_file"]
 
 LINK = "is a link: not followed"
-NOT_PLAIN = "is no plain file: not opened"
-NO_FOLDER = "is no folder"
+NOT_PLAIN = "is not a regular file: not opened"
+NO_FOLDER = "is not a folder"
 
 
 def open_plain(path: Path) -> int:

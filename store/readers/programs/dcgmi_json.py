@@ -30,7 +30,7 @@ def read(path: Path) -> ProgramRows:
     try:
         whole, _ = json.JSONDecoder().raw_decode(text[begin:])
     except (ValueError, RecursionError) as error:
-        raise SourceError("is cut off or no JSON") from error
+        raise SourceError("is cut off or not JSON") from error
     found, host = ProgramRows(), host_of_log(path)
     root: object = next((whole[name] for name in _ROOTS if isinstance(whole, dict) and name in whole), {})
     at = 0

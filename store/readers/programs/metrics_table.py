@@ -54,7 +54,7 @@ def read(path: Path) -> ProgramRows:
                 problem = problem or f"has more than {MAX_ROWS:,} rows: the rest was not read"
                 break
     except csv.Error as error:
-        problem = problem or f"is no CSV from line {reader.line_num} on: {error}"
+        problem = problem or f"is not CSV from line {reader.line_num} on: {error}"
     rank = rank_of_name(path) if "rank" in path.name.lower() else 0
     return ProgramRows(steps=step_rows(points, rank=rank or 0), problem=problem)
 

@@ -31,7 +31,7 @@ def read(path: Path) -> ProgramRows:
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError("is cut off or no JSON") from error
+        raise SourceError("is cut off or not JSON") from error
     jobs = [job for job in _list(_dict(whole).get("jobs")) if isinstance(job, dict) and _number(job.get("job_id"))]
     found = ProgramRows()
     if not jobs:

@@ -44,7 +44,7 @@ def read(path: Path) -> ProgramRows:
                 problem = f"has more than {MAX_ROWS:,} scalars: the rest was not read"
                 break
     except (SourceError, DecodeError) as error:
-        problem = str(error) if isinstance(error, SourceError) else "is damaged: a record is no event"
+        problem = str(error) if isinstance(error, SourceError) else "is damaged: a record is not an event"
     return ProgramRows(steps=step_rows(points, rank=0), problem=problem)
 
 

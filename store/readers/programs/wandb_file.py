@@ -48,7 +48,7 @@ def read(path: Path) -> ProgramRows:
                 text = f"the run ended with exit code {code}"
                 rows.log_events.append({"kind": how[0], "line": 0, "message": text, "fields": how[1]})
     except DecodeError:
-        rows.problem = "is damaged: a record is no message of W&B"
+        rows.problem = "is damaged: a record is not a W&B message"
     rows.steps = step_rows(points, rank=0)
     return rows
 

@@ -73,7 +73,7 @@ class _Text:
         """Take one character that must be there."""
         found = self.peek()
         if found != expected:
-            raise SourceError("is cut off" if not found else f"is no JSON object: expected {expected!r}")
+            raise SourceError("is cut off" if not found else f"is not a JSON object: expected {expected!r}")
         self.at += 1
 
     def value(self, max_chars: int = MAX_ITEM_CHARS) -> Any:
@@ -86,10 +86,10 @@ class _Text:
                 raise SourceError("is nested too deeply") from None
             except ValueError as error:
                 if len(self.text) - self.at > max_chars:
-                    raise SourceError("holds a value that is too long, or is no JSON") from None
+                    raise SourceError("holds a value that is too long, or is not JSON") from None
                 if not self._double():
                     cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(self.text) - 1
-                    raise SourceError("is cut off or no JSON" if cut else "is no JSON") from None
+                    raise SourceError("is cut off or not JSON" if cut else "is not JSON") from None
                 continue
             if len(self.text) - end <= NUMBER_TAIL and isinstance(value, (int, float)) and self.more():
                 continue  # "1.", "2e+": a number may go on in the next chunk
@@ -119,7 +119,7 @@ def members(chunks: Iterator[bytes], arrays: Collection[str]) -> Iterator[tuple[
     while text.peek() != "}":
         key = text.value()
         if not isinstance(key, str):
-            raise SourceError("is no JSON object: a key is no text")
+            raise SourceError("is not a JSON object: a key is not text")
         text.take(":")
         if key in arrays and text.peek() == "[":
             text.take("[")

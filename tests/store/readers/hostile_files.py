@@ -170,7 +170,7 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "JSON nested deeply": (
         lambda folder: _write(folder, b'{"pg_config": ' + b"[" * 200_000, "rank_0.json"), "nested too deeply"),
     "JSON of one long string": (
-        lambda folder: _write(folder, b'{"pg_config": "' + b"a" * (6 << 20), "rank_0.json"), "is no JSON"),
+        lambda folder: _write(folder, b'{"pg_config": "' + b"a" * (6 << 20), "rank_0.json"), "is not JSON"),
     "JSON with a number of 5000 digits": (
         lambda folder: _write(folder, b'{"pg_config": ' + b"9" * 5000 + b"}", "rank_0.json"), "no JSON"),
     "JSON that is cut": (lambda folder: _write(folder, json.dumps(dump()).encode()[:-40], "rank_0.json"), "cut off"),
@@ -178,7 +178,7 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "blanks in gzip": (_gzip_bomb, "blanks"),
     "a link": (_link, "is a link: not followed"),
     "a link to a folder": (_linked_folder, "is a link: not followed"),
-    "a FIFO": (_fifo, "is no plain file"),
+    "a FIFO": (_fifo, "is not a regular file"),
     "a folder named like a dump": (_directory, "holds no run"),
     "an empty file": (raw(b""), "holds no run"),
     "a name without a rank": (

@@ -171,7 +171,7 @@ def test_configuration_that_does_not_fit_is_named(tmp_path: Path) -> None:
     mixture = open_corpus(DataConfig(path=[str(web), str(code)]), 256)
     assert isinstance(mixture, Mixture)
     assert len(mixture.parts) == 2
-    with pytest.raises(ConfigError, match=r"data\.validation\.late = .*: is no folder of"):
+    with pytest.raises(ConfigError, match=r"data\.validation\.late = .*: is not a folder of"):
         open_validation(DataConfig(validation={"late": str(text)}), 256)
 
 

@@ -78,7 +78,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
         "data.path=['{}']",
         "the data has tokens up to 300",
     ),
-    "not prepared": ("a.txt", lambda path: path.write_text("x"), "data.validation={{a='{}'}}", "is no folder of"),
+    "not prepared": ("a.txt", lambda path: path.write_text("x"), "data.validation={{a='{}'}}", "is not a folder of"),
     "no weights": ("a", lambda path: path.mkdir(), "model.weights={}", "no safetensors there"),
     "damaged weights": ("a.safetensors", lambda path: path.write_bytes(b"x"), "model.weights={}", "cannot be read"),
     "other shapes": ("a.safetensors", _weights, "model.weights={}", "embed.weight is 3 x 3"),

@@ -199,7 +199,7 @@ def test_each_trace_is_read_once_and_what_cannot_be_read_is_listed(tmp_path: Pat
         "name": "aten::mm", "phase": "", "device": False, "self_ms": 6.0, "calls": 1.0,
     }  # fmt: skip
     assert [one["problem"] for one in bad] == [
-        "was removed before it was read", "is no trace of this run", "is no trace of this run",
+        "was removed before it was read", "is not a trace of this run", "is not a trace of this run",
     ]  # fmt: skip
     with Store.open(run) as store:
         again = TraceReader(run, events)

@@ -112,10 +112,10 @@ class DocumentReader:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            self._bad(f"{place} is no JSON ({first_line(error)})")
+            self._bad(f"{place} is not JSON ({first_line(error)})")
             return
         if not isinstance(record, dict):
-            self._bad(f"{place} is no JSON object")
+            self._bad(f"{place} is not a JSON object")
             return
         name = self.options.text_field or next((name for name in _FIELDS if name in record), "")
         text = record.get(name)

@@ -98,7 +98,7 @@ def _row_groups(source: Source, shard_bytes: int) -> list[tuple[int, int, int]]:
         with open_source(source) as file, pq.ParquetFile(file) as table:
             sizes = [table.metadata.row_group(number).total_byte_size for number in range(table.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{source.name}: is no readable Parquet file ({first_line(error)})") from None
+        raise DataError(f"{source.name}: is not a readable Parquet file ({first_line(error)})") from None
     cuts: list[tuple[int, int, int]] = []
     for number, size in enumerate(sizes):
         if cuts and cuts[-1][2] + size <= shard_bytes:

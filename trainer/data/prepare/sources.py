@@ -119,7 +119,7 @@ def _filesystem(text: str) -> tuple[Any, str]:
     except ImportError as error:
         raise DataError(f"{text}: {get_protocol(text)}:// needs another package ({first_line(error)})") from None
     except ValueError as error:
-        raise DataError(f"{text}: is no address that fsspec knows ({first_line(error)})") from None
+        raise DataError(f"{text}: is not an address that fsspec knows ({first_line(error)})") from None
     return fs, path
 
 

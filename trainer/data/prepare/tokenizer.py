@@ -99,7 +99,7 @@ def load_tokenizer(given: str, end_token: str = "") -> Tokenizer:
         made = LibraryTokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain exceptions
         raise DataError(
-            f"{path}: is no tokenizer.json that the tokenizers library can read ({first_line(error)})"
+            f"{path}: is not a tokenizer.json that the tokenizers library can read ({first_line(error)})"
         ) from None
     if getattr(made.model, "dropout", None):
         raise DataError(f"{path}: has dropout, the same text would get other tokens each time; remove model.dropout")

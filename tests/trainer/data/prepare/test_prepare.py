@@ -169,8 +169,8 @@ def test_changed_source_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', ["a.jsonl: the line at byte 14 is no JSON", "--skip-bad"]),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', ["the line at byte 14 is no JSON object"]),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', ["a.jsonl: the line at byte 14 is not JSON", "--skip-bad"]),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', ["the line at byte 14 is not a JSON object"]),
         ("a.jsonl", b'{"text": "a"}\n{"url": 1}\n', ["no field text or content", "it has url", "--field"]),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', ["not valid Unicode"]),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b\\u0000"}\n', ["the byte 0, which ends documents"]),
@@ -205,13 +205,13 @@ def test_what_cannot_be_prepared_is_one_line(tmp_path: Path) -> None:
         ([tmp_path / "none.jsonl"], "bytes", "none.jsonl: no such file or folder"),
         ([f"{tmp_path}/none-*"], "bytes", "names no file; check the path or the pattern"),
         ([good, f"{tmp_path}/g*.jsonl"], "bytes", "would be there twice: name it once"),
-        ([tmp_path / "broken.parquet"], "bytes", "is no readable Parquet file"),
+        ([tmp_path / "broken.parquet"], "bytes", "is not a readable Parquet file"),
         ([tmp_path / "broken.jsonl.gz"], "bytes", "broken.jsonl.gz: cannot be read"),
         ([tmp_path / "url.parquet"], "bytes", "has no column text or content but id, url: see --field"),
         ([tmp_path / "empty.jsonl"], "bytes", "no source holds a document"),
-        (["nope://bucket/a.jsonl"], "bytes", "is no address that fsspec knows"),
+        (["nope://bucket/a.jsonl"], "bytes", "is not an address that fsspec knows"),
         ([good], str(tmp_path / "none.json"), "cannot be read (No such file or directory); name a tokenizer.json"),
-        ([good], str(tmp_path / "no.json"), "is no tokenizer.json that the tokenizers library can read"),
+        ([good], str(tmp_path / "no.json"), "is not a tokenizer.json that the tokenizers library can read"),
         ([good], str(tmp_path / "dropout.json"), "has dropout"),
     ]
     for number, (sources, tokenizer, words) in enumerate(cases):
