@@ -70,7 +70,7 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number in so many significant digits, a large one in whole units; "?" for anything else."""
+    """A number with `digits` significant digits, a large one in whole units; "?" for anything else."""
     if not is_number(value):
         return "?"
     return f"{value:,.0f}" if 10 ** min(digits, 3) <= abs(value) < 1e9 else f"{value:.{digits}g}"

@@ -74,7 +74,7 @@ def storage_info(**place: Any) -> Any:
 
 
 def keep_device_busy(cycles: int) -> None:
-    """Run a kernel for so many cycles of the CUDA device."""
+    """Run a kernel for this number of CUDA clock cycles."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 

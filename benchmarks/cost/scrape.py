@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def scraped(ranks: int, steps: int, times: int) -> dict[str, Any]:
-    """Series, bytes and milliseconds at so many ranks."""
+    """Series, bytes and milliseconds of a scrape with this number of ranks."""
     with tempfile.TemporaryDirectory(prefix="scrape-") as folder:
         path = Path(folder) / "run"
         make_steps(path, ranks, steps)

@@ -259,7 +259,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="from a fault to the next")
-    parser.add_argument("--faults", type=int, default=0, metavar="N", help="end after so many, not after --minutes")
+    parser.add_argument("--faults", type=int, default=0, metavar="N", help="end after this many faults, not --minutes")
     parser.add_argument("--apart", type=int, default=50, metavar="STEPS", help="with --faults: from one to the next")
     parser.add_argument(
         "--environments", type=float, default=0.0, metavar="SECONDS", help="from one to the next; 0: none"

@@ -92,7 +92,7 @@ def cycles_a_ms() -> float:
 
 
 def spend_on_device(ms: float) -> None:
-    """A kernel of so many milliseconds on the stream that computes."""
+    """Launch a kernel of this duration on the compute stream."""
     if ON_GPU:
         torch.cuda._sleep(int(ms * CYCLES_A_MS))
     else:

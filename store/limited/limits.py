@@ -50,7 +50,7 @@ def time_limit(limit_s: float) -> Iterator[None]:
 
 
 def limit_memory(memory_bytes: int | None) -> None:
-    """Let this process allocate so much beyond what it has mapped now; None: without a limit."""
+    """Limit this process's memory to this much beyond what is mapped now; None: no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard if memory_bytes is None else status_bytes("VmSize") + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

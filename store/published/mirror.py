@@ -35,7 +35,7 @@ SILENT_S = 300.0
 """Time without any publication after which a run is read as one that ended. Source: convention, thirty publications."""
 REFRESH_S = 2.0
 LATE_S = 60.0
-"""A node whose last publication is so much older than another's is named."""
+"""A node is reported if its last publication is older than another's by this."""
 MAX_NAMED = 8
 MAX_JSON_BYTES = 64 << 20
 MAX_PART_BYTES = 1 << 30

@@ -37,7 +37,7 @@ JOIN_S = 900
 """Seconds that a launch waits for the minimum number of nodes; schedulers start them minutes apart."""
 HEARTBEAT_S = 2
 HEARTBEATS_MISSED = 3
-"""A node that missed so many heartbeats is not waited for."""
+"""Missed heartbeats after which a node is given up."""
 _RUN = "rankscope/run"
 
 

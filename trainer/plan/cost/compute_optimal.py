@@ -46,13 +46,13 @@ class BudgetTokens:
 
 
 def compute_optimal(num_flops: float) -> ComputeOptimal:
-    """Size and tokens of the least loss for so many operations."""
+    """Size and tokens with the lowest loss for a number of operations."""
     parameters = math.sqrt(num_flops / (_FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER))
     return ComputeOptimal(num_flops=num_flops, num_parameters=parameters, num_tokens=TOKENS_PER_PARAMETER * parameters)
 
 
 def within_budget(expected: Expected, *, gpu_hours: float, price_per_gpu_hour: float | None) -> BudgetTokens:
-    """Steps and tokens of the planned model that so many GPU-hours are enough for."""
+    """Steps and tokens of the planned model that fit into these GPU-hours."""
     config = expected.config
     hours = gpu_hours / expected.plan.world_size
     steps = int(hours * 3600 / expected.step_s)
