@@ -77,7 +77,7 @@ def waterfall(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _saves(saves: Mapping[str, Any]) -> Figure:
-    """A point a save and measure; failed ones are crosses, those that had to wait are open triangles."""
+    """A point per save and measure; failed ones are crosses, those that had to wait are open triangles."""
     figure = new_figure(height=320, x="step", y="milliseconds")
     step = ints(saves["step"])
     tier, state = (np.asarray(saves[name], dtype=object).astype(str) for name in ("tier", "state"))

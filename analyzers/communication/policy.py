@@ -36,7 +36,7 @@ class SlowLinkPolicy:
     min_rise_s: float = 5.0
     """How long transfers must have been slow where no other group or pair can be compared with (s): another job, or
     `watch` as it judges, slows transfers through shared cores for a time, whatever the steps are long. On clean loops
-    of 30 ms a step it was 0.7 to 2.2 s. Between devices `agreement_ratio` of it is enough: only hosts share cores."""
+    of 30 ms per step it was 0.7 to 2.2 s. Between devices `agreement_ratio` of it is enough: only hosts share cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ __all__ = ["exclusions"]
 
 
 def exclusions(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `excluded`, one a device or node."""
+    """Findings of kind `excluded`, one per device or node."""
     return [_finding(event) for event in EventLog.load(source, (event_kinds.EXCLUDED,)).of(event_kinds.EXCLUDED)]
 
 

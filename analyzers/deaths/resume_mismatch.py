@@ -17,7 +17,7 @@ __all__ = ["resume_mismatches"]
 
 
 def resume_mismatches(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `resume_differs`, one an attempt."""
+    """Findings of kind `resume_differs`, one per attempt."""
     log = EventLog.load(source, (event_kinds.RESUME_DIFFERS,))
     by_attempt: dict[int, list[Event]] = {}
     for event in log.of(event_kinds.RESUME_DIFFERS, attempt=scope.attempt):

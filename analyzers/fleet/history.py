@@ -92,7 +92,7 @@ def _is_by_machine(finding: Finding) -> bool:
 
 
 def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[Incident]:
-    """One a host: several ranks of one host that fail together are one incident of it."""
+    """One per host: several ranks of one host that fail together are one incident of it."""
     node, device = finding.evidence.get("node"), finding.evidence.get("device")
     if isinstance(node, str) and node:
         where = {(node, device if isinstance(device, str) and device.startswith("GPU-") else "")}

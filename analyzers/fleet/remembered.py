@@ -1,7 +1,7 @@
 """Histories of all runs in a folder: a finished run is diagnosed once, and remembered in `.fleet` next to the runs.
 
 found = read_histories(RunsFolder(Path("runs")))
-found.histories, found.problems             # one a run; {run: why it could not be read}
+found.histories, found.problems             # one per run; {run: why it could not be read}
 """
 
 from __future__ import annotations

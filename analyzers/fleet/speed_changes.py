@@ -238,7 +238,7 @@ class _Arcs:
         return cls(begin[valid], end[valid], count)
 
     def statistics(self, orders: Floats) -> Floats:
-        """One a row of ranks and stretch."""
+        """One per row of ranks and stretch."""
         sums = np.concatenate([np.zeros((len(orders), 1)), np.cumsum(orders, axis=1)], axis=1)
         length = self.end - self.begin
         found: Floats = np.abs(sums[:, self.end] - sums[:, self.begin]) / np.sqrt(length * (self.count - length))

@@ -55,7 +55,7 @@ __all__ = ["ANALYSES", "OF_FILES", "hang_finding", "hang_of_attempt", "hangs", "
 
 
 def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
-    """Findings of kind `hang`, at most one an attempt. Without a policy, the run's own stall limits apply."""
+    """Findings of kind `hang`, at most one per attempt. Without a policy, the run's own stall limits apply."""
     policy = policy or stall_policy(scope.manifest)
     absent = missing_tables(source, "ranks", "steps", "collectives")
     if absent and (absent != ["collectives"] or source.rows("SELECT 1 FROM ranks WHERE world_size > 1 LIMIT 1")):

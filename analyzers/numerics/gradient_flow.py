@@ -52,7 +52,7 @@ class Wrong:
 
 
 def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = GradientFlowPolicy()) -> list[Finding]:
-    """One finding a kind at most, of the newest attempt; none where gradients were not sampled by parameter."""
+    """One finding per kind at most, of the newest attempt; none where gradients were not sampled by parameter."""
     if missing_tables(source, "gradients"):
         return []
     ((attempt,),) = source.rows(

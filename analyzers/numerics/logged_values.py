@@ -50,7 +50,7 @@ _QUERIES = (
 
 
 def contradicted_values(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `logged_value`, one a value and attempt; none where nothing is logged."""
+    """Findings of kind `logged_value`, one per value and attempt; none where nothing is logged."""
     if not source.has("scalars") or not source.has("steps"):
         return []
     findings: dict[tuple[str, int], Finding] = {}

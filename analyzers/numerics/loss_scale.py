@@ -79,7 +79,7 @@ def dropped_for_overflow(source: Source) -> set[tuple[int, int]]:
 
 
 def loss_scale_collapse(source: Source, scope: Scope, policy: LossScalePolicy = LossScalePolicy()) -> list[Finding]:
-    """Findings of kind `loss_scale_collapse`, one an attempt at most; none where nothing overflowed."""
+    """Findings of kind `loss_scale_collapse`, one per attempt at most; none where nothing overflowed."""
     by_attempt: dict[int, list[Overflow]] = {}
     for overflow in overflows(source, scope.attempt):
         by_attempt.setdefault(overflow.attempt, []).append(overflow)

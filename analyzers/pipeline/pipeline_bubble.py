@@ -251,7 +251,7 @@ def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
 
 
 def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[int, float, float]:
-    """(coordinate with the most work, milliseconds a step over the mean of all, that as a share of its work)."""
+    """(coordinate with the most work, milliseconds per step over the mean of all, that as a share of its work)."""
     work = [
         fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, own in splits for split in own) / 1e6
         for place in range(min(len(pipeline.ranks) for pipeline, _ in splits))

@@ -205,7 +205,7 @@ def without(
     faster_calls: Mapping[str, float] | None = None,
     faster_ranks: Mapping[int, float] | None = None,
 ) -> float:
-    """Milliseconds a step without the slowness of some ranks. Pure.
+    """Milliseconds per step without the slowness of some ranks. Pure.
 
     `peers`: of each of them the ranks with the same work. `share`: part of the excess that is taken off (one cause of
     several). `pauses`: they are slow in some steps only. `faster_calls`: {dimension of groups: factor on their

@@ -10,7 +10,7 @@ else the machine does falls on all kinds. Each logs loss, gradient norm and lear
     rankscope       attached, its `watch` included
     run             unchanged, under what `rankscope run` does
     tensorboard     three scalars a step with torch's SummaryWriter on rank 0
-    wandb           `wandb.log` of three numbers a step on rank 0, offline
+    wandb           `wandb.log` of three numbers per step on rank 0, offline
     profiler        torch.profiler on every rank, all steps recorded, CPU activity: what gives phases and collectives
 
 | figure | meaning |

@@ -185,7 +185,7 @@ def undisturbed(values: list[float]) -> float:
 
 
 def best_us(call: Callable[[], object], count: int = 500, repeats: int = 60) -> float:
-    """Microseconds a call, undisturbed: repeats are the means over `count` calls."""
+    """Microseconds per call, undisturbed: repeats are the means over `count` calls."""
     means = []
     for _ in range(repeats):
         start = time.perf_counter_ns()

@@ -18,8 +18,8 @@ whatever else the machine does falls on both; who goes first alternates.
 | tokens/s | of all ranks together, median over blocks |
 | ratio | ours / bare, with a 95 % interval from resampling pairs of blocks |
 | processor | the same ratio of processor time (rank 0, all threads): other work on the machine hardly touches it |
-| MFU | tokens/s x FLOPs a token / the devices' dense peak; only on a GPU whose peak is known |
-With `--kernels` (CPU only): kernels a step of both loops, and microseconds of processor time a step that ours takes
+| MFU | tokens/s x FLOPs per token / the devices' dense peak; only on a GPU whose peak is known |
+With `--kernels` (CPU only): kernels per step of both loops, and microseconds of processor time a step that ours takes
 more, eager and with blocks compiled by inductor; choose a small model, or that time drowns in the products.
 
 Processor time knows nothing of waiting: on a quiet machine the first ratio is the one to read.
@@ -186,7 +186,7 @@ def ratio_with_interval(ours: list[float], bare: list[float]) -> tuple[float, fl
 
 
 def difference_with_interval(ours: list[float], bare: list[float]) -> tuple[float, float, float]:
-    """Microseconds a step that ours takes more: median over pairs of blocks, and its 2.5th and 97.5th percentile."""
+    """Microseconds per step that ours takes more: median over pairs of blocks, and its 2.5th and 97.5th percentile."""
     more = 1e6 * np.subtract(ours, bare)
     chosen = np.random.default_rng(0).integers(0, len(more), (RESAMPLES, len(more)))
     low, high = np.percentile(np.median(more[chosen], axis=1), [2.5, 97.5])

@@ -194,7 +194,7 @@ def copied(whole: RunDir, to: Path, damaged: Path) -> tuple[RunDir, Path]:
 
 
 def main() -> None:
-    """Print a row a kind of file; exit code 1 if a damage passed unnamed."""
+    """Print a row per kind of file; exit code 1 if a damage passed unnamed."""
     parser = argument_parser(__doc__)
     parser.add_argument("--damages", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)

@@ -7,7 +7,7 @@
 
 It corroborates the wall clock. A rank whose wall time grows and whose CPU time does not is not computing more: another
 process has its core, or it waits for a disk. The kernel counts how long each thread was ready to run and had to wait
-(`/proc/thread-self/schedstat`); that of the thread which runs the steps is read, some microseconds a step.
+(`/proc/thread-self/schedstat`); that of the thread which runs the steps is read, some microseconds per step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events: rare, rich facts, one JSON object a line in `events.jsonl`.
+"""Events: rare, rich facts, one JSON object per line in `events.jsonl`.
 
     events = EventWriter(path, attempt=0, rank=3)
     events.write(event_kinds.ROLLBACK, step=40, from_step=40, to_step=30)

@@ -1,4 +1,4 @@
-"""The commands, one a file: arguments, help with examples, and the call. Heavy imports are inside the functions.
+"""The commands, one per file: arguments, help with examples, and the call. Heavy imports are inside the functions.
 
 app.command(epilog=train.EPILOG)(train.train)       # in `rankscope.cli`
 """

@@ -181,7 +181,7 @@ def _take_sample(line: bytes, log: InspectorLog) -> None:
         return
     labels = {key.decode(): value.decode("utf-8", "replace") for key, value in _LABEL.findall(line)}
     if "coll_sn" not in labels and "comm_name" in labels:
-        log.problem = "holds means over calls, without ranks and sequence numbers; late ranks need the JSON logs"
+        log.problem = "holds means of many calls, without ranks and sequence numbers; late ranks need the JSON logs"
         return
     words = line.rpartition(b"}")[2].split()
     device = labels.get("gpu_device_id", "").removeprefix("GPU")  # a file per GPU names no process

@@ -37,7 +37,7 @@ class Batch:
     index: int
     inputs: Tensor  # (rows, seq_len) int64
     targets: Tensor  # (rows, seq_len) int64
-    sample_ids: tuple[int, ...]  # sequence number within the split, one a row
+    sample_ids: tuple[int, ...]  # sequence number within the split, one per row
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (CUDA only); torch's DataLoader calls this method."""

@@ -101,7 +101,7 @@ def _base(resumed: Resumed | None) -> Path:
 
 
 def ranks_needed(config: Config) -> int:
-    """The ranks that a mesh without a free dimension needs; else one a GPU, or one."""
+    """The ranks that a mesh without a free dimension needs; else one per GPU, or one."""
     sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
     fixed = 1
     for size in sizes:

@@ -44,7 +44,7 @@ _SCHEDULES: dict[str, Any] = {
 
 
 def stage_modules(config: Config, plan: Plan, pp_rank: int) -> list[Transformer]:
-    """The rank's parts of the model, one a stage; the whole model where there is no pipeline."""
+    """The rank's parts of the model, one per stage; the whole model where there is no pipeline."""
     last = plan.stages.count - 1
     separator = config.data.separator if config.data.document_mask else None
     return [

@@ -115,7 +115,7 @@ def build_optimizer(
             list(groups.values()),
             torch.optim.AdamW,
             process_group=shared_by,
-            parameters_as_bucket_view=True,  # one broadcast a rank instead of one a parameter
+            parameters_as_bucket_view=True,  # one broadcast per rank instead of one per parameter
             **settings,
         )
     if config.name == "muon":

@@ -1,11 +1,11 @@
 """Signed messages between the nodes' watches: a receiver takes each message once, from a holder of the job's secret.
 
-    signer = Signer(secret, node=1)                                    # one a process
+    signer = Signer(secret, node=1)                                    # one per process
     data = signer.seal("digest", body, to=0, echo=leaders_session)
     inbox = Inbox(Signer(secret, node=0), "digest", sender=1)          # at the receiver
     message = inbox.open(data)                                         # None: the one before; raises MessageRefused
 
-A message carries its sender's session (random, one a process), a counter, and `echo`: the receiver's session as its
+A message carries its sender's session (random, one per process), a counter, and `echo`: the receiver's session as its
 sender knows it. The HMAC covers these, the body, what the message is for, and both nodes. So a message that was
 recorded earlier is refused: it echoes another session, or its counter is not newer. Without a secret the key is a
 constant: the order is still checked, the sender is not.

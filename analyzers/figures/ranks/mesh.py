@@ -2,7 +2,7 @@
 
     figure = draw(places, values, rows="dp_shard", columns="tp", unit="ms")
 
-`places`: columns rank and one a dimension. Each cell is a rank, or the ranks that share the place, with
+`places`: columns rank and one per dimension. Each cell is a rank, or the ranks that share the place, with
 the largest value of them: `0-7, worst 3`.
 """
 

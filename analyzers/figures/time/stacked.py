@@ -1,6 +1,6 @@
 """Parts of a step's time over the steps, one upon the other: which of them grew, and since when.
 
-figure = draw(steps, [("data", data_ms, PHASE["data"]), ("compute", compute_ms, PHASE["forward"])], y="ms a step")
+figure = draw(steps, [("data", data_ms, PHASE["data"]), ("compute", compute_ms, PHASE["forward"])], y="ms per step")
 
 Steps without data are a gap: a line through them would show what was not recorded.
 """

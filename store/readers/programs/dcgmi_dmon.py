@@ -1,4 +1,4 @@
-"""Table of `dcgmi dmon`: readings of GPUs, one a row, a second apart unless `-d` says otherwise."""
+"""Table of `dcgmi dmon`: readings of GPUs, one per row, a second apart unless `-d` says otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON objects, one a line: those that are damaged are left out."""
+"""JSON objects, one per line: those that are damaged are left out."""
 
 from __future__ import annotations
 

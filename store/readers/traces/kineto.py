@@ -8,7 +8,7 @@
   (memset, too); the windows are those of the device where the trace has them (the host runs ahead of it).
 * Without (CPU, gloo), compute is every operator but those that issue communication, and communication the backend's
   spans (`gloo:all_reduce`), which run on their own threads.
-* Events are read one at a time; nothing but two numbers an event of interest is kept.
+* Events are read one at a time; nothing but two numbers per event of interest is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Profiler traces of a job, one a rank: the parts of each step.
+"""Profiler traces of a job, one per rank: the parts of each step.
 
     for trace, parts in read_rank_traces(survey(folder)):
         trace.rank, parts["step"], parts["exposed"]      # milliseconds, one value per step
@@ -28,7 +28,7 @@ Steps = tuple[RankTrace, dict[str, Floats]]
 
 
 def read_rank_traces(found: Survey) -> list[Steps]:
-    """Read the traces, one a rank, in their order; what cannot be read is listed in `found.problems`."""
+    """Read the traces, one per rank, in their order; what cannot be read is listed in `found.problems`."""
     by_rank: dict[int, Steps] = {}
     unnamed: list[tuple[Path, str]] = []
     traces: list[RankTrace] = []

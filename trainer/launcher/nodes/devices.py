@@ -1,4 +1,4 @@
-"""The devices of a node, one a rank, and which of them are excluded because ranks kept dying on them.
+"""The devices of a node, one per rank, and which of them are excluded because ranks kept dying on them.
 
     devices = Devices(4, max_failures=3)
     devices.count_failure(2)       # the rank on the third device in use died; True if it failed too often

@@ -91,7 +91,7 @@ def worst_rank_memory(config: Config, plan: Plan, device: Device) -> RankMemory:
 def in_flight(schedule: str, *, pp: int, pp_rank: int, microbatches: int, stages_per_rank: int) -> int:
     """Forward passes (of one stage) whose activations a pipeline rank holds at the same time, at the most.
 
-    1f1b: as many as there are ranks from here to the end (Narayanan et al. 2019); interleaved: with v stages a rank
+    1f1b: as many as there are ranks from here to the end (Narayanan et al. 2019); interleaved: with v stages per rank
     2 (p - r - 1) + (v - 1) p + 1 (Narayanan et al. 2021). The zero-bubble schedules with two stages a rank are held to
     those of 1f1b with whole models on a rank: p x v (Qi et al. 2024).
     """
@@ -283,7 +283,7 @@ def _unit_bytes(
 
 
 def _ends(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
-    """Bytes a token of what is not a block."""
+    """Bytes per token of what is not a block."""
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
     sent = sum(kept.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0
     return (kept.embedding if 0 in own else 0.0) + (kept.head if last in own else 0.0) + sent

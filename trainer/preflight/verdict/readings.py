@@ -1,4 +1,4 @@
-"""Readings of a preflight: one a rank, one a link and direction, one of the all-reduce.
+"""Readings of a preflight: one per rank, one per link and direction, one of the all-reduce.
 
     readings = Readings(world_size=2, ranks=(RankReading(rank=0, ...), ...), links=(...,))
     Readings.of_json(readings.to_json()) == readings
