@@ -98,7 +98,7 @@ def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> No
         for key in [key for key in _STATE_KEYS if f"optimizer.{name}.{key}" in saved]:
             if key not in own_keys:
                 raise ConfigError(
-                    f"optim.name = {training.config.optim.name!r}: the state was saved by another optimizer, which "
+                    f"optim.name = {training.config.optim.name!r}: the state was saved with another optimizer, which "
                     f"kept {key} of {name}; use the one with which the run started"
                 )
             state[parameter][key] = empty_state(training.optimizer, parameter, key)
