@@ -101,7 +101,7 @@ def test_every_mistake_has_its_reason_and_no_answer_is_cut_silently(folder: Path
         assert "COPY is not allowed" in await refused("sql", statement="COPY steps TO 'out.csv'")
         assert "nothing" in await refused("sql", statement="SELECT nothing FROM steps")
         assert "no run 'other'" in await refused("verdict", run="other")
-        assert "no recorded run but files" in await refused("sql", run="job.log", statement="SELECT 1")
+        assert "not a recorded run but files" in await refused("sql", run="job.log", statement="SELECT 1")
         assert "it has " in await refused("finding", finding_id="hang-9")
         assert "name different runs" in await refused("compare", run_a="latest", run_b="latest")
         assert "near it: straggler-" in await refused("runbook", anchor="stragler-compute")

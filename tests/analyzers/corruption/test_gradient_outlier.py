@@ -40,7 +40,7 @@ def test_what_happens_to_all_is_nobodys() -> None:
 
 
 def test_few_steps_are_computed_twice_for_nothing() -> None:
-    """Tails as heavy as real gradients have at worst: each hit costs a step, and is no finding."""
+    """Tails as heavy as real gradients have at worst: each hit costs a step, and is not a finding."""
     detector, hits = GradientOutlierDetector(), 0
     for row in np.exp(0.3 * np.random.default_rng(1).standard_t(4, (5_000, 4))).tolist():
         if detector.observe(row) is not None:

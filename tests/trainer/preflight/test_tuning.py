@@ -1,4 +1,4 @@
-"""Settings of the communication library: what is faster, what could not run, what is no setting."""
+"""Settings of the communication library: what is faster, what could not run, what is not a setting."""
 
 from __future__ import annotations
 
