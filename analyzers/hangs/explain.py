@@ -16,11 +16,8 @@ def _why_hang(finding: Finding) -> str:
     facts = evidence_of(finding)
     waiting, silent_s = facts.get("waiting_ranks") or [], facts.get("silent_s")
     silent = f" for {number(silent_s, 4)} s" if silent_s else ""
-    call = (
-        f" in {facts['op']} #{facts['seq']} (group {_cut(group_text(str(facts['process_group'])))})"
-        if "op" in facts
-        else ""
-    )
+    group = _cut(group_text(str(facts.get("process_group"))))
+    call = f" in {facts['op']} #{facts['seq']} (group {group})" if "op" in facts else ""
     caller = f" at {facts['caller']}" if facts.get("caller") else ""
     if not waiting:
         return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()

@@ -23,9 +23,8 @@ def _why_xid(finding: Finding) -> str:
     lines = str(facts.get("message") or "").strip().splitlines()
     times = "once" if facts.get("count") == 1 else f"{facts.get('count', '?')} times"
     message = f": {lines[0][:120].replace(';', ',').rstrip('.')}" if lines else ""
-    return sentence(
-        f"the driver of {facts.get('node') or 'its host'} reported it {times}, class {finding.cause}{message}"
-    )
+    host = facts.get("node") or "its host"
+    return sentence(f"the driver of {host} reported it {times}, class {finding.cause}{message}")
 
 
 def _why_memory_errors(finding: Finding) -> str:
@@ -39,10 +38,8 @@ def _why_throttled(finding: Finding) -> str:
     clock, hottest = facts.get("clock_median_hertz"), facts.get("hottest_celsius")
     at = f", median clock {number(clock / 1e6, 4)} MHz" if clock is not None and is_number(clock) else ""
     heat = f", at most {number(hottest)} degrees" if is_number(hottest) else ""
-    readings = facts.get("readings", "?")
-    return (
-        f"The reason was active in {percent(facts.get('throttled_ratio'))} of {readings} readings under load{heat}{at}."
-    )
+    share, readings = percent(facts.get("throttled_ratio")), facts.get("readings", "?")
+    return f"The reason was active in {share} of {readings} readings under load{heat}{at}."
 
 
 def _why_links(finding: Finding) -> str:
@@ -62,14 +59,13 @@ def _why_pressure(finding: Finding) -> str:
     if finding.cause == "disk_latency":
         slow = f"{facts.get('request') or 'request'}s from {number(1e3 * HealthPolicy().disk_latency_s)} ms on"
         median_s = facts.get("latency_median_s")
-        took = (
-            f"a median of {number(1e3 * median_s)} ms" if median_s is not None and is_number(median_s) else "no median"
-        )
+        took = "no median"
+        if median_s is not None and is_number(median_s):
+            took = f"a median of {number(1e3 * median_s)} ms"
         return f"{percent(facts.get('slow_ratio'))} of the readings had {slow}, with {took}."
     if finding.cause == "memory":
-        return (
-            f"Pressure stall information: {percent(facts.get('memory_pressure_ratio'))} on average over the readings."
-        )
+        share = percent(facts.get("memory_pressure_ratio"))
+        return f"Pressure stall information: {share} on average over the readings."
     return (
         f"In {percent(facts.get('waiting_ratio'))} of the readings too many processes were runnable for "
         f"{facts.get('num_cpus', '?')} CPUs, {number(facts.get('load_median'))} at the median."

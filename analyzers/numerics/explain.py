@@ -20,14 +20,10 @@ def _non_finite(finding: Finding) -> str:
         operation = f" ({facts['origin_operation']})" if facts.get("origin_operation") else ""
         origin = f"the replay found the first bad output in {facts['origin_module']}{operation}"
     if facts.get("num_flagged_inputs"):
-        first = (
-            f", first in {facts['op']} #{facts['seq']} of {group_text(str(facts['process_group']))}"
-            if "op" in facts
-            else ""
-        )
-        inputs = (
-            f"{facts['num_flagged_inputs']} of {facts.get('num_checked_inputs', '?')} checked inputs of collectives"
-        )
+        group = group_text(str(facts.get("process_group")))
+        first = f", first in {facts['op']} #{facts['seq']} of {group}" if "op" in facts else ""
+        counts = f"{facts['num_flagged_inputs']} of {facts.get('num_checked_inputs', '?')}"
+        inputs = f"{counts} checked inputs of collectives"
         if finding.cause == "reduction":
             return f"Only {inputs} held NaN or Inf, all of them in calls after that reduction."
         return f"Before the reduction {inputs} held NaN or Inf{first}{f', and {origin}' if origin else ''}."
@@ -36,9 +32,8 @@ def _non_finite(finding: Finding) -> str:
     if facts.get("named_by") == NORM:
         return "Every rank counted its gradients' NaN and Inf elements: there were none."
     if facts.get("ranks_with_nonfinite_local_loss"):
-        shared = (
-            ", which sum over their tensor-parallel group" if facts.get("named_by") == "tensor_parallel_group" else ""
-        )
+        is_shared = facts.get("named_by") == "tensor_parallel_group"
+        shared = ", which sum over their tensor-parallel group" if is_shared else ""
         return f"The local loss was NaN or Inf on {ranks_text(facts['ranks_with_nonfinite_local_loss'])}{shared}."
     if bad := facts.get("ranks_with_nonfinite_gradient"):
         return f"The own gradient of {ranks_text(bad)} held NaN or Inf before it was reduced."
@@ -86,12 +81,10 @@ def _gradient_flow(finding: Finding) -> str:
     blocks = f"{facts.get('num_blocks', '?')} of {facts.get('num_blocks_of_model', '?')} blocks"
     which = f"{blocks} ({listed(facts.get('blocks') or [], 6)})"
     if finding.cause == "zero":
-        return (
-            f"All gradients of {which} are zero, and the median block has {number(facts.get('norm_of_median_block'))}."
-        )
-    return (
-        f"The norm is {number(facts.get('norm'))} against {number(facts.get('norm_of_others'))} elsewhere, in {which}."
-    )
+        median = number(facts.get("norm_of_median_block"))
+        return f"All gradients of {which} are zero, and the median block has {median}."
+    norm, others = number(facts.get("norm")), number(facts.get("norm_of_others"))
+    return f"The norm is {norm} against {others} elsewhere, in {which}."
 
 
 def _gradient_noise(finding: Finding) -> str:

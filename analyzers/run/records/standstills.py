@@ -54,7 +54,6 @@ def before_standstill(standstill_ns: Mapping[int, int]) -> str:
 
     A rank that is interrupted in a standstill leaves its step, whose duration is then that of the standstill.
     """
-    cuts = (
-        f" AND NOT (attempt = {int(at)} AND start_ns + duration_ns > {int(ns)})" for at, ns in standstill_ns.items()
-    )
+    ends = standstill_ns.items()
+    cuts = (f" AND NOT (attempt = {int(at)} AND start_ns + duration_ns > {int(ns)})" for at, ns in ends)
     return f"duration_ns IS NOT NULL{''.join(cuts)}"
