@@ -17,7 +17,7 @@ from tests.analyzers.explained import assert_explains
             "gradient",
             {"peak": 1e9, "peak_again": 0.5, "sigmas": 300.0, "count_on_device": 2},
             "0.5 when recomputed from the same state and batch (2 times on this device).",
-            "take it out and test it",
+            "Drain and test this device",
         ),
         (
             "replica_mismatch",
