@@ -27,6 +27,7 @@ _ENDS: dict[str, tuple[str, dict[str, Any]]] = {
 """State of a job -> kind of the event, and its fields."""
 _OF_STEPS = ("slurm_oom",)
 _EXIT = re.compile(r"^(?P<code>\d+):(?P<signal>\d+)$")
+_JOB_COLUMNS = {"JobID", "JobIDRaw"}
 HEADER_LINES = 5
 """Lines in which the header is looked for: a shell's prompt may stand before it."""
 
@@ -72,10 +73,17 @@ def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:
 def _header(lines: list[str]) -> int | None:
     """Place of the line that names the columns."""
     for place, line in enumerate(lines[:HEADER_LINES]):
-        names = re.split(r"[|,;\s]+", line.strip())
-        if names[0] in ("JobID", "JobIDRaw") and "State" in names:
+        names = re.split(r"\W+", line.strip())
+        is_first = names[0] in _JOB_COLUMNS or _mark(line) or any(map(_RULE.match, lines[place + 1 : place + 2]))
+        if is_first and "=" not in line and "State" in names and not _JOB_COLUMNS.isdisjoint(names):
             return place
     return None
+
+
+def _mark(head: str) -> str:
+    """What separates the names of the columns, of any length; empty in a table."""
+    marks = set(re.findall(r"[^\w\s]+|\t", head.strip()))
+    return marks.pop() if len(marks) == 1 else ""
 
 
 def _rows(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -83,7 +91,7 @@ def _rows(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     if top is None:
         return
     head, below = lines[top], lines[top + 1 :]
-    if mark := next((mark for mark in "|,;\t" if mark in head), ""):
+    if mark := _mark(head):
         names = head.strip().strip(mark).split(mark)
         for number, line in enumerate(below, top + 2):
             yield number, dict(zip(names, (value.strip() for value in line.split(mark)), strict=False))
