@@ -51,7 +51,7 @@ FORMATS: dict[Format, str] = {
 METADATA_BYTES = 24 << 20
 """A trace's metadata (host properties, stacks) may stand before its events."""
 _TRACE_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
-_EVENT = re.compile(rb'^\[\s*\{[^{}\[\]]*"ph"\s*:')
+_EVENT = re.compile(rb'^\[\s*\{.{0,4096}?[{,]\s*"ph"\s*:\s*"[A-Za-z]"', re.DOTALL)
 _DUMP_KEYS = (b"pg_config", b"comm_lib_version", b"nccl_version", b"entries", b"pg_status", b"record_id")
 MIN_TEXT = 0.85
 """Share of bytes that are printable in a text."""

@@ -45,6 +45,11 @@ class CollectedSpans:
         begins.append(begin)
         ends.append(end)
 
+    def is_of_profiler(self) -> bool:
+        """Return False if all spans are of unknown categories: a browser's trace, for instance, or a compiler's."""
+        known = any(not kind.startswith("?") for kind in self.device)
+        return not self.unknown or known or bool(self.host_steps or self.device_steps or self.launches[0])
+
     def spans(self, *kinds: str) -> Spans:
         """Return the union of the spans of these kinds."""
         found = [self.device[kind] for kind in kinds if kind in self.device]
