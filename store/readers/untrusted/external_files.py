@@ -124,13 +124,15 @@ def _opened(path: Path) -> int:
 
 
 def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
-    """The bytes of a file and its modification time (epoch nanoseconds)."""
+    """The bytes of a file, unpacked, and its modification time (epoch nanoseconds)."""
     fd = _opened(path)
     with open(fd, "rb") as file:
         size = os.fstat(fd).st_size
         if size > max_bytes:
             raise SourceError(f"has {size:,} bytes: more than the {max_bytes:,} that are read")
-        return file.read(size), os.fstat(fd).st_mtime_ns  # reading a larger number would allocate it at once
+        data = file.read(size)  # reading a larger number would allocate it at once
+        modified = os.fstat(fd).st_mtime_ns
+    return b"".join(unpacked(path, max_bytes)) if data.startswith((_GZIP, ZSTD)) else data, modified
 
 
 def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
