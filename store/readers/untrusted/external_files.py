@@ -47,8 +47,8 @@ SERIES_BYTES = 512 << 20
 MAX_ROWS = 1_000_000
 """Maximum rows per file and table."""
 MAX_FILES = 20_000
-MAX_DEPTH = 3
-"""Maximum depth of folders: dumps are often collected in one folder per host."""
+MAX_DEPTH = 6
+"""Maximum depth of folders: host/job/logs/none_x1/attempt_0/3 of torchrun's `--log-dir`."""
 MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
 """Maximum unpacked size of one file: stops compressed bombs. A trace of 8 million events has about 2 GiB."""
@@ -108,6 +108,8 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
                         _walk(path, depth - 1, found)
                 except OSError as error:
                     found.add_problem(path, f"cannot be listed: {error.strerror}")
+                    else:
+                        found.add_problem(path, f"lies more than {MAX_DEPTH} folders deep and was not read")
             elif entry.is_file(follow_symlinks=False):
                 found.paths.append(path)
             else:
