@@ -92,13 +92,13 @@ def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> 
         found = format_of(path)
         problem = unknown_document(path) if found == "log" or not path.stat().st_size else ""
     except SourceError as error:
-        files.problems.add_problem(path, str(error))
+        files.problems.add_problem(Path(name), str(error))
         return
     if problem:
-        files.problems.add_problem(path, problem)
+        files.problems.add_problem(Path(name), problem)
         return
     if found is None and (packer := packed_with(path)):
-        files.problems.add_problem(path, f"is packed with {packer}, which is not read: unpack it")
+        files.problems.add_problem(Path(name), f"is packed with {packer}, which is not read: unpack it")
     elif found is None:
         files.other += 1
     elif found == "program":
@@ -107,7 +107,7 @@ def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> 
         files.by_format[found].append(path)
         files.names[path] = visible(name)
     elif scratch is None:
-        files.problems.add_problem(path, "is an archive within an archive: unpack it")
+        files.problems.add_problem(Path(name), "is an archive within an archive: unpack it")
     else:
         into = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
         try:
@@ -115,7 +115,7 @@ def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> 
             for member, problem in problems[:20]:
                 files.problems.add_problem(Path(visible(member)), visible(problem))
         except SourceError as error:
-            files.problems.add_problem(path, str(error))
+            files.problems.add_problem(Path(name), str(error))
         inside = survey(into)
         files.problems.problems += inside.problems
         for member_path in inside.paths:
@@ -135,7 +135,7 @@ def _take_program(path: Path, name: str, files: JobFiles, scratch: ExitStack | N
     try:
         text = text_of(program, path, into)
     except SourceError as error:
-        files.problems.add_problem(path, str(error))
+        files.problems.add_problem(Path(name), str(error))
         return
     files.by_format["log"].append(text)
     files.names[text] = visible(name)

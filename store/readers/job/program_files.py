@@ -39,10 +39,10 @@ class ReadPrograms:
         try:
             rows = read_program(program, path, shown=shown)
         except SourceError as error:
-            problems.add_problem(path, f"({name_of(program)}) {error}")
+            problems.add_problem(Path(shown), f"({name_of(program)}) {error}")
             return
         if rows.problem or not (rows.steps or rows.log_events or rows.health or rows.stacks):
-            problems.add_problem(path, rows.problem or NOTHING_IN_IT)
+            problems.add_problem(Path(shown), rows.problem or NOTHING_IN_IT)
         self.rows[shown] = rows
         self.names[name_of(program)] += 1
 

@@ -74,9 +74,11 @@ class Survey:
     problems: list[dict[str, str]] = field(default_factory=list)
 
     def add_problem(self, path: Path, problem: str) -> None:
-        """Note a file's problem; the number is bounded, so that a folder of foreign files doesn't fill the report."""
+        """Note a file's problem, with its path if that is relative (the name in the report), else its name; the number
+        is bounded, so that a folder of foreign files doesn't fill the report.
+        """
         if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append({"path": path.name, "problem": problem})
+            self.problems.append({"path": path.name if path.is_absolute() else str(path), "problem": problem})
 
 
 def survey(folder: Path) -> Survey:
@@ -106,10 +108,10 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
                 try:
                     if depth:
                         _walk(path, depth - 1, found)
-                except OSError as error:
-                    found.add_problem(path, f"cannot be listed: {error.strerror}")
                     else:
                         found.add_problem(path, f"lies more than {MAX_DEPTH} folders deep and was not read")
+                except OSError as error:
+                    found.add_problem(path, f"cannot be listed: {error.strerror}")
             elif entry.is_file(follow_symlinks=False):
                 found.paths.append(path)
             else:
