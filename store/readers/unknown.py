@@ -57,7 +57,7 @@ def _json(path: Path, first: bytes) -> str:
     try:
         document = json.loads(read_whole(path, MAX_BYTES)[0].decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError, SourceError):
-        lines = [line for line in first.splitlines()[:MIN_ROWS] if line.strip()]
+        lines = [line for line in head(path, 1 << 20).splitlines()[:MIN_ROWS] if line.strip()]
         if len(lines) == MIN_ROWS and all(map(_is_object, lines)):
             return f"is JSON of an object a line{_named(list(json.loads(lines[0])))}"
         return "is damaged or cut JSON" if _JSON_BEGIN.match(first.removeprefix(b"\xef\xbb\xbf")) else ""

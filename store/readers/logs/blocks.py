@@ -71,6 +71,7 @@ _OWN_RANK = re.compile(
 )
 """How torch_npu and Habana's bridge sign an error."""
 _TASK = re.compile(r"^\s*/job:\w+/replica:\d+/task:(\d{1,6})\b")
+_CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
 
@@ -322,6 +323,8 @@ def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix)
                 parts.append(line)
                 if line.startswith("}") and (about := _object("\n".join(parts))) is not None:
                     break
+    if about is None and (cut := _CUT_ERROR.match(text)):  # its traceback would end above the line that raised it
+        about = _object(f'{{"message": {{"message": "{cut[1]}"}}}}')
     message = about.get("message") if about is not None else None
     if not isinstance(message, dict) or "message" not in message:
         return None
