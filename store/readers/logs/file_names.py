@@ -18,7 +18,7 @@ _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _LATER_NODE = re.compile(r"(?:^|[_.-])(?:node|worker|noderank|node_rank)[_.-]?0*[1-9]\d{0,5}(?!\d)", re.IGNORECASE)
 _PER_HOST = re.compile(
-    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?!(?:log|txt|out|json|gz|zst)\b)(?P<host>[\w.-]+?))?"
+    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?!(?:log|txt|out|json|gz|zst|erst|efi|efi_pstore|ramoops|nvram)\b)(?P<host>[\w.-]+?))?"
     r"(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
 )
 
