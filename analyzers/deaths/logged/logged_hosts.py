@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from analyzers.causes import COLLECT
 from analyzers.health.xids import xid_table
 from analyzers.logs.candidate import Candidate, from_lines, host_in, ranks_of, who
 from analyzers.logs.log_events import LogBook, LogLine
@@ -16,6 +17,8 @@ __all__ = ["host_candidates", "host_of", "limited_by"]
 APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
 """Xids caused by the program itself (13, 31, 43, 69), or that only follow another Xid (45, 66)."""
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
+_PYTHON = re.compile(r"python[\d.]*|pt_\w+")
+"""Names of a training process in the kernel's log: Python's, and those that torch gives its threads."""
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 _PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
 
@@ -32,6 +35,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
         *_links(book),
         *_file_systems(book),
         *_troubles(book),
+        *_crashed(book),
     ]
 
 
@@ -356,4 +360,23 @@ def _troubles(book: LogBook) -> Iterator[Candidate]:
             is_proven=False,
             evidence={"host": host},
             collect=("ipmitool sel list # of that host", "ras-mc-ctl --errors # of that host"),
+        )
+
+
+def _crashed(book: LogBook) -> Iterator[Candidate]:
+    """Candidate for a Python process that the kernel saw crash, for where its own end is in no log."""
+    lines = [entry for entry in book.of("segfault") if _PYTHON.fullmatch(entry.text("name"))
+             and _when(entry, book) != "another time"]  # fmt: skip
+    if lines and not any(book.of("finished", "process_finished")):  # a kernel log has other jobs' processes, too
+        first, ranks, host = lines[0], ranks_of(lines), host_in(lines)
+        process = f"process {first.text('name')} ({first.pid}){f' on {host}' if host else ''}"
+        yield from_lines(
+            "signal",
+            lines[:20],
+            rank_class="late",
+            ranks=ranks,
+            what=f"{who(ranks, process)} died of SIGSEGV in {first.text('library')}, as the kernel reports",
+            is_proven=bool(ranks),
+            evidence={"host": host, "signal": "SIGSEGV", "library": first.text("library")},
+            collect=COLLECT["signal"],
         )
