@@ -27,7 +27,8 @@ _NEXT = re.compile(
 _FRAME = re.compile(r'^ {0,12}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? ?(.{0,200})$')
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w.]{0,200}\.)?([A-Za-z_]\w{0,100})(?::\s?(.{0,4000}))?$")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
-_PYTHONS = re.compile(r"/lib(?:64)?/python3\.\d+/|^<")
+_PYTHONS = re.compile(r"/lib(?:64)?/python3\.\d+/|^<(?!dynamic-code>|stdin>)")
+"""Code that cloudpickle sent (submitit) or a shell piped in is the user's."""
 _OURS = re.compile(
     r"(?:^|/)(?:rankscope/)?probes/(?:attach|collectives|device|guard|profiling|tape)/"
     r"|(?:^|/)(?:rankscope/)?probes/(?:gradients|tape_recorder|step_clock|compilation)\.py$"

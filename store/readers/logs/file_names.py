@@ -15,6 +15,8 @@ from pathlib import Path
 __all__ = ["host_of_log", "is_of_a_later_node", "local_rank_of_log", "rank_of_log"]
 
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_TASK = re.compile(r"(?P<job>\d+(?:_\d+)?)_(?P<rank>\d{1,6})(?P<rest>_log\.(?:out|err)(?:\.gz|\.zst)?)$")
+"""Files of submitit's tasks, of which each is a rank; the only task may have started other ranks."""
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _LATER_NODE = re.compile(r"(?:^|[_.-])(?:node|worker|noderank|node_rank)[_.-]?0*[1-9]\d{0,5}(?!\d)", re.IGNORECASE)
 _PER_HOST = re.compile(
@@ -38,8 +40,12 @@ _HOST = re.compile(
 
 
 def rank_of_log(path: Path) -> int | None:
-    """The rank that a file's name states: `rank_3.log`."""
+    """The rank that a file's name states: `rank_3.log`; `88123_3_log.err` if submitit's job has several tasks."""
     marked = _RANK.findall(path.name)
+    if not marked and (task := _TASK.match(path.name)):
+        number = int(task["rank"])
+        other = path.with_name(f"{task['job']}_{0 if number else 1}{task['rest']}")
+        return number if other.exists() else None
     return int(marked[-1]) if marked else None
 
 

@@ -40,6 +40,7 @@ _PARTS = (
     r"(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
     r"Exception in device=[A-Z]{2,4}:(?P<local>\d{1,4}): (?=\S)",
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?=\[|\d\d-\d\d )",
+    r"[a-z]\w{0,31} (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \((?=20\d\d-)|\) - (?=\S)",  # submitit
     r"[0-9a-f]{8} (?=\[rank)",
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): (?=\S)",
     r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
