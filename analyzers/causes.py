@@ -99,7 +99,7 @@ _LOST_RANKS = (
     Cause(name="device_error", kind="rank_lost",
           do="Drain the node, run `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and `dmesg -T | grep -i xid` there, "
           "reset or replace the GPU.",
-          text="{who} reports an error of its device: {error}"),
+          text="{who} reported a device error: {error}"),
     Cause(name="device_assert", kind="rank_lost", by_user=True,
           do="Rerun with CUDA_LAUNCH_BLOCKING=1 to get the line. Usually an index or label is out of range.",
           text="{who} failed an assertion inside a device kernel{at}"),
