@@ -17,10 +17,11 @@ from typing import Any
 
 from analyzers.deaths.logged.logged_hosts import host_of, limited_by
 from analyzers.finding import Finding
-from analyzers.logs.exceptions import is_uncaught, standing
-from analyzers.logs.log_events import SAME_END_LINES, LogBook, LogLine
+from analyzers.logs.exceptions import is_uncaught, standing, type_of
+from analyzers.logs.log_events import ATTEMPT, SAME_END_LINES, SAME_END_NS, LogBook, LogLine
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
+from store.readers.programs.sacct import wall_ns_of
 
 __all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "num_steps", "outcome_of", "printed_losses"]
 
@@ -88,12 +89,17 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
 
 def _failure_seen(book: LogBook) -> str:
     """Name an earlier program of the same file that failed before another one began to train."""
-    failed = [entry for entry in book.of("exception") if entry.number("begins_again") and is_uncaught(entry)
-              and standing(entry, book) == "survived"]  # fmt: skip
+    failed = _failed_before(book)
     if not failed:
         return "No failure seen."
     num = "One" if len(failed) == 1 else f"{len(failed)}"
     return f"{num} of several programs in the file failed ({'; '.join(one.quoted for one in failed[:3])})."
+
+
+def _failed_before(book: LogBook) -> list[LogLine]:
+    """Errors of programs after which another one began to train in the same file."""
+    return [entry for entry in book.of("exception") if entry.number("begins_again") and is_uncaught(entry)
+            and standing(entry, book) == "survived"]  # fmt: skip
 
 
 def _trains_on(logs: Sequence[ReadLog]) -> bool:
@@ -166,6 +172,9 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
     """
     found: list[dict[str, str | None]] = []
     last: tuple[str, str, int] | None = None
+    times: dict[str, list[int]] = {}
+    """Times of the ends of each cause: every process of an attempt may have a file that reports it."""
+    of_attempts: set[tuple[str, str]] = set()
     earlier = sorted(book.earlier, key=lambda entry: (entry.source, entry.line))
     starts = [entry for entry in book.lines if entry.kind in _STARTS]
     errors = _last_errors(sorted([*earlier, *starts], key=lambda entry: (entry.source, entry.line)))
@@ -174,6 +183,13 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
         if not cause:
             continue
         is_same = last is not None and last[:2] == (entry.source, cause) and entry.line - last[2] <= SAME_END_LINES
+        if (wall_ns := entry.wall_ns or wall_ns_of(entry.text("at"))) is not None:
+            known = times.setdefault(cause, [])
+            is_same = any(abs(wall_ns - one) <= SAME_END_NS for one in known) or (is_same and not known)
+            known.append(wall_ns)
+        if attempt := ATTEMPT.match(entry.source):
+            is_same = (attempt[0], cause) in of_attempts
+            of_attempts.add((attempt[0], cause))
         last = (entry.source, cause, entry.line)
         if not is_same:
             found.append({"cause": cause, "host": host, "line": entry.place})
@@ -223,6 +239,10 @@ def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
         standing(entry, book) != "survived" for entry, _ in book.of_role("exception", "death")
     )
     text = (_stated_end(book) or "not in the logs") if is_dead else ended
+    if is_dead and (failed := _failed_before(book)):
+        programs = ", ".join(f"{type_of(entry)} at {entry.place}" for entry in failed[:3])
+        num = "another program" if len(failed) == 1 else f"{len(failed)} other programs"
+        text = f"{text}; {num} in the same file failed earlier: {programs}"
     before = earlier_ends(book)
     if not before:
         return text

@@ -8,8 +8,9 @@ book.world_size, book.seen    # ranks that the lines state, and those that print
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import merge
 from operator import itemgetter
@@ -17,8 +18,9 @@ from typing import Any
 
 from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
+from store.readers.programs.sacct import wall_ns_of
 
-__all__ = ["SAME_END_LINES", "LogBook", "LogLine"]
+__all__ = ["ATTEMPT", "SAME_END_LINES", "SAME_END_NS", "LogBook", "LogLine"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)
@@ -28,8 +30,14 @@ _REFUSED = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
 _ROLES = {kind: rule.role for kind, rule in _RULES.items()} | {"started_again": "context"}
+_STREAM = re.compile(r"(?<![A-Za-z0-9])(?:std)?(?:out|err)(?![A-Za-z0-9])")
+"""What tells a process's two streams apart in their names: `88123_0_log.out`, `slurm-88123.err`, `stderr.log`."""
+ATTEMPT = re.compile(r"(?:(.*)/)?attempt_(\d{1,6})/")
+"""Files of an attempt in the folder that torchrun's `--log-dir` made for it."""
 SAME_END_LINES = 10
 """Lines of one end stand this close: of each node and step of the job, and of srun."""
+SAME_END_NS = 600 * 10**9
+"""The same by their times: the hosts' clocks, and the grace that Slurm gives a job."""
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
 
@@ -175,18 +183,29 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
     4. An error of a program's text or command line, then another end: the first had ended every process of its start.
     5. A scheduler's end of another job: what stands above it is of that job.
-    6. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
+    6. A scheduler's end that is older than the last start in the process's other stream.
+    7. A folder of torchrun's attempts before the last that shows an end.
+    8. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
        come after a failure, too. Steps lie between, or more time than between the processes of one start.
     """
     files: dict[str, list[LogLine]] = {}
+    twins: dict[str, set[str]] = {}
     for entry in lines:
         files.setdefault(entry.source, []).append(entry)
+    for source in files:
+        twins.setdefault(_STREAM.sub("", source), set()).add(source)
     ranks = {entry.rank for entry in lines if entry.rank is not None}
     is_alone = len(ranks) < 2 and (LogBook(tuple(lines)).world_size or 1) < 2
+    starts = {(_STREAM.sub("", entry.source), entry.source): entry.wall_ns for entry in lines
+              if entry.kind == "started" and entry.wall_ns is not None}  # fmt: skip
     begins = {source: _last_begin(found, is_alone=is_alone) for source, found in files.items()}
+    for (stream, started), wall_ns in starts.items():
+        for source in twins[stream] - {started}:
+            begins[source] = max(begins[source], _after_end(files[source], wall_ns))
+    over = _earlier_attempts(files)
     apart: tuple[list[LogLine], list[LogLine]] = [], []
     for entry in lines:
-        is_earlier = entry.line < begins[entry.source] and (
+        is_earlier = (entry.line < begins[entry.source] or entry.source in over) and (
             (_ROLES[entry.kind] in (*_END_ROLES, "context") and entry.kind not in ("nccl_comm", "nodes", "restarted"))
             or entry.kind == "error_line"
         )
@@ -194,10 +213,20 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     return apart
 
 
+def _earlier_attempts(files: Mapping[str, list[LogLine]]) -> set[str]:
+    """Files in torchrun's folders `attempt_0`, `attempt_1`, ... before the last that shows how it ended."""
+    attempts = {source: (match[1], int(match[2])) for source in files if (match := ATTEMPT.match(source))}
+    last: dict[str, int] = {}
+    for source, (job, number) in attempts.items():
+        if any(_ROLES[entry.kind] in _END_ROLES for entry in files[source]):
+            last[job] = max(last.get(job, 0), number)
+    return {source for source, (job, number) in attempts.items() if number < last.get(job, 0)}
+
+
 def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
     """Line at which the last attempt of a file begins; 0 where it holds one."""
     lines = sorted(lines, key=lambda entry: entry.line)
-    stopped, begin = False, max(_after_refused(lines) if is_alone else 0, _after_another_job(lines))
+    stopped, begin = False, 0
     launches: Counter[int] = Counter()
     for entry in lines:
         if entry.kind in (*_SCHEDULER_ENDS, *_LAUNCHERS_ENDS):
@@ -223,7 +252,14 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
         and "RendezvousClosedError" not in f"{entry.text('type')} {entry.message}"
         for entry in lines
     )
-    return max(begin, restart if again else 0)
+    return max(begin, _after_another_job(lines), _after_refused(lines) if is_alone else 0, restart if again else 0)
+
+
+def _after_end(lines: list[LogLine], started_ns: int) -> int:
+    """Line below the last scheduler's end that is older than a start; 0 if none is."""
+    ends = ((entry.line, entry.wall_ns or wall_ns_of(entry.text("at"))) for entry in lines
+            if entry.kind in _SCHEDULER_ENDS)  # fmt: skip
+    return max((line + 1 for line, wall_ns in ends if wall_ns is not None and wall_ns < started_ns), default=0)
 
 
 def _after_refused(lines: list[LogLine]) -> int:
