@@ -143,7 +143,7 @@ def _is_another(other: Candidate, first: Candidate) -> bool:
 
 
 def _numerics(book: LogBook) -> list[Candidate]:
-    floor = list(book.of("loss_scale_floor"))
+    floor = [entry for entry in book.of("loss_scale_floor") if standing(entry, book) != "survived"]
     if floor and not any(book.of("nonfinite")):
         return [_exhausted_scale(floor, list(book.of("overflow")))]
     norms = [entry for entry in book.of("gradient_norms") if entry.number("nonfinite")]
@@ -169,15 +169,16 @@ def _numerics(book: LogBook) -> list[Candidate]:
 
 
 def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidate:
-    """Every step overflowed in fp16 until the loss scale could not be lowered any more."""
+    """Every step overflowed in fp16 until the loss scale could not be lowered any more, or hardly."""
     steps = [step for entry in overflows if (step := entry.number("after_step")) is not None]
     since = f" since about step {steps[0]}" if steps else ""
+    scale = floor[-1].text("scale")
     count = f": {len(overflows)} overflow{'s' * (len(overflows) > 1)} in the log{since}" if overflows else ""
     return from_lines(
         "unknown",
         (*floor[:4], *overflows[:4]),
         rank_class="numerics",
-        what=f"The fp16 loss scale is exhausted: gradients are not finite even at its minimum{count}",
+        what=f"The fp16 loss scale is exhausted: gradients are not finite even at {scale or 'its minimum'}{count}",
         why=floor[0].quoted,
         evidence={
             "step": steps[0] if steps else floor[0].number("after_step"),

@@ -13,6 +13,7 @@ from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, from_lines
 from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.wording import NCCL_PARTS
 from analyzers.run.ends.endings import LOST_PEER
 
 __all__ = ["unnamed_errors", "with_error_line"]
@@ -61,7 +62,12 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         return candidate
     if candidate.cause == "nccl_error" and (failed := next(iter(book.of("nccl_cuda_failure")), None)):
         text = failed.text("error") or failed.message
-        return replace(candidate, what=f'{candidate.what}. NCCL warns of "{text[:MAX_SHOWN]}" ({failed.place})')
+        part, do = next((about for file, about in NCCL_PARTS.items() if file in failed.message), ("", None))
+        what = f'{candidate.what}. NCCL warns of "{text[:MAX_SHOWN]}" ({failed.place})'
+        if do is None:
+            return replace(candidate, what=what)
+        what = f"NCCL could not set up {part}: {failed.message[failed.message.find('NCCL WARN') + 10 :][:MAX_SHOWN]}"
+        return replace(candidate, what=what, why=failed.quoted, evidence={**candidate.evidence, "do": do})
     end = min(book.position(entry) for entry in candidate.lines)
     known = {(entry.source, entry.line) for entry in candidate.lines}
     started: dict[str, int] = {}

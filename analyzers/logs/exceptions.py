@@ -31,7 +31,7 @@ raised in a destructor or while logging, which Python only prints."""
 _LAUNCHERS = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
     "SignalException", "RendezvousGracefulExitError", "RendezvousConnectionError", "ActorDiedError", "RayActorError",
-    "WorkerCrashedError",
+    "WorkerCrashedError", "ActorHandleNotFoundError",
 )  # fmt: skip
 _POINTERS = (
     "A Ray actor died",

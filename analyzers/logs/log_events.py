@@ -20,7 +20,7 @@ from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
 from store.readers.programs.sacct import wall_ns_of
 
-__all__ = ["ATTEMPT", "SAME_END_LINES", "SAME_END_NS", "LogBook", "LogLine"]
+__all__ = ["ATTEMPT", "MAX_QUOTED", "SAME_END_LINES", "SAME_END_NS", "LogBook", "LogLine"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ANALYZER", "DO_OF_LINE"]
+__all__ = ["ANALYZER", "DO_OF_LINE", "NCCL_PARTS"]
 
 ANALYZER = "logs"
 
@@ -47,3 +47,24 @@ DO_OF_LINE: Mapping[str, str] = {
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }
 """By kind of line, where the lines of one cause ask for different steps."""
+
+NCCL_PARTS: Mapping[str, tuple[str, str]] = {
+    "transport/nvls.cc": (
+        "NVLink SHARP (NVLS)",
+        "NVLS needs the fabric manager in order: see `systemctl status nvidia-fabricmanager` and `nvidia-smi -q | grep "
+        "-A2 Fabric`, and reboot that host where it was restarted under load. NCCL_NVLS_ENABLE=0 does without.",
+    ),
+    "transport/p2p.cc": (
+        "direct access between GPUs (P2P)",
+        "See `nvidia-smi topo -p2p r`, and on PCIe whether ACS or the IOMMU is on. NCCL_P2P_DISABLE=1 does without.",
+    ),
+    "mnnvl.cc": (
+        "NVLink between hosts (MNNVL)",
+        "See whether IMEX runs on all of these hosts (`nvidia-imex-ctl -N`). NCCL_MNNVL_ENABLE=0 does without.",
+    ),
+    "transport/coll_net.cc": (
+        "reductions in the switches (SHARP)",
+        "See the aggregation manager of the fabric. NCCL_COLLNET_ENABLE=0 does without.",
+    ),
+}
+"""Parts of NCCL that a job can do without, by the source file that its warning names: name, and next step."""

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from analyzers.causes import COLLECT
 from analyzers.health.xids import xid_table
 from analyzers.logs.candidate import Candidate, from_lines, host_in, ranks_of, who
-from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.exceptions import is_launchers, is_uncaught, is_victims
+from analyzers.logs.log_events import MAX_QUOTED, LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
+from analyzers.policy import SHARED
 
 __all__ = ["host_candidates", "host_of", "limited_by"]
 
@@ -20,6 +22,10 @@ _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
 """Names of a training process in the kernel's log: Python's, and those that torch gives its threads."""
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
+_OF_LAUNCHERS = re.compile(r"/(?:horovod/runner|deepspeed/launcher|colossalai/cli|ray/(?:scripts|autoscaler))/")
+_HANGUP_DO = (
+    "Start it where a closed terminal does not end it: as a job of the scheduler, in tmux, or by `setsid nohup`."
+)
 _PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
 
 
@@ -180,8 +186,11 @@ def _when(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str
 
 
 def _memory(book: LogBook) -> Iterator[Candidate]:
-    lines = [entry for entry in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
-             if entry.kind != "oom_kill" or _when(entry, book) != "another time"]  # fmt: skip
+    lines = [
+        entry
+        for entry in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
+        if (entry.kind != "oom_kill" or _when(entry, book) != "another time") and not _went_on(entry, book)
+    ]
     if not lines:
         return
     ranks = ranks_of(lines)
@@ -267,6 +276,23 @@ def host_of(entry: LogLine) -> str:
     return entry.text("host") or entry.text("node") or entry.host or ""
 
 
+def _went_on(entry: LogLine, book: LogBook) -> bool:
+    """Return True if the job went on after such a line: it trained, or ran and failed for a reason of its own."""
+    if (entry.number("later_steps") or 0) >= SHARED.min_times:
+        return True
+    return entry.kind == "launch_failed" and any(
+        one.source == entry.source and one.line > entry.line and is_uncaught(one)
+        for one in book.of("exception")
+        if not is_launchers(one) and not is_victims(one) and not _OF_LAUNCHERS.search(one.text("traceback"))
+    )
+
+
+def _reason(entry: LogLine) -> str:
+    """A launcher's line, or the error at its end where the command before it fills the line."""
+    text = entry.message if len(entry.message) <= MAX_QUOTED else entry.text("error") or entry.message
+    return text[:MAX_QUOTED].rstrip(". ")
+
+
 def _outside(book: LogBook) -> Iterator[Candidate]:
     texts = {
         "time_limit": "The scheduler ended the job at its time limit",
@@ -278,7 +304,7 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
     }
     by_cause: dict[str, list[LogLine]] = {}
     for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
-        if cause := limited_by(entry):
+        if (cause := limited_by(entry)) and not _went_on(entry, book):
             by_cause.setdefault(cause, []).append(entry)
     if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" stands above the line that says why
         by_cause["preempted"] = [entry for entry in by_cause.pop("preempted", []) if entry.kind != "evicted"]
@@ -293,12 +319,13 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
             rank_class="host",
             what=texts[cause]
             + (f" ({host})" if host and cause != "time_limit" else "")
-            + (f": {entry.message[:160].rstrip('. ')}" if cause == "launch_failed" else ""),
+            + (f": {_reason(entry)}" if cause == "launch_failed" else ""),
             severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
             evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
         )
     plain = [entry for entry in book.of("probe_failed", "slurm_cancelled", "agent_signalled") if not limited_by(entry)
              and "TASK FAILURE" not in entry.text("reason")]  # fmt: skip
+    is_hangup = any({entry.text("signal"), entry.text("number")} & {"1", "Signals.SIGHUP"} for entry in plain)
     if plain and not by_cause:
         yield from_lines(
             "cancelled",
@@ -306,8 +333,11 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
             rank_class="death",
             what=_PROBE
             if plain[0].kind == "probe_failed"
-            else "The job was ended from outside: a signal to the launcher, or a cancelled job",
+            else "The job was ended from outside: a signal to the launcher, or a cancelled job"
+            if not is_hangup
+            else "The launcher got SIGHUP: the terminal or session that it was started in was closed",
             severity="warning",
+            evidence={"do": _HANGUP_DO} if is_hangup else {},
             collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
         )
 

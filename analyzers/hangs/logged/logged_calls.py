@@ -118,15 +118,18 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
 
 def _stalled(book: LogBook) -> Iterator[Candidate]:
     """Horovod repeatedly lists the ranks that have not submitted a tensor; the last list is the final state."""
-    lines = [entry for entry in book.of("stalled_ranks") if entry.ranks()]
+    lines = [entry for entry in book.of("stalled_ranks") if entry.ranks() or entry.ranks("ready")]
     if lines:
-        ranks = tuple(sorted(set(lines[-1].ranks())))
+        ready = set(lines[-1].ranks("ready"))
+        size = max(book.world_size or 0, max(ready, default=-1) + 1)
+        ranks = tuple(sorted({*lines[-1].ranks(), *(set(range(size)) - ready if ready else ())}))
+        others = "the other ranks" if ranks else ranks_text(sorted(ready))
         yield from_lines(
             "not_entered",
             lines,
             rank_class="hang",
             ranks=ranks,
-            what=f"{who(ranks)} did not submit a tensor that the other ranks wait for",
+            what=f"{who(ranks)} did not submit a tensor that {others} wait for",
             why=f"{lines[-1].place}: Horovod's stall inspector lists the ranks that are missing",
             is_proven=False,  # it warns after a minute: a rank may only have been slow
         )

@@ -59,6 +59,7 @@ _RAS_PROCESS = re.compile(r"^\s*Process (\d{1,10}) on node \S+ managing GPU")
 _NORM = re.compile(r"^\s*rank\s+(\d{1,6}) = (\S+)$")
 _STALLED = re.compile(r"^(\d{1,6})!?: \[")
 _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
+_STALLED_READY = re.compile(r"\[ready ranks: (\d[\d, ]*)\]")
 _UNHANDLED = re.compile(r"Unhandled exception: \S{1,200}\. what\(\): (.+)")
 """Line that Ray's handler of std::terminate prints."""
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
@@ -97,7 +98,8 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
             raised = _RAISED.match(line.strip("│ ")) if not line.startswith("  ") else None
             if raised is not None:
                 found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
-                message = [raised["message"] or ""]
+                first = (raised["message"] or "").lstrip()
+                message = ["" if first.startswith('File "') else raised["message"] or ""]  # another writer's frame
             elif _NEW.match(line) and frames:
                 return None  # two writers without prefixes are interleaved
             elif line:
@@ -142,7 +144,14 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     if raised is None or not raised["message"]:
         return None
     message, before = raised["message"].strip(), text.rstrip()
+    is_signed = False
     for place, (prefix, line) in enumerate(lines):
+        is_signed |= place == 0 and _OWN_RANK.search(line) is not None
+        if is_signed:  # torch_npu: the runtime's own report follows, to the next empty line
+            if not line.strip() or _NEW.match(line) or place >= MESSAGE_LINES or prefix.stream[1:] != own.stream[1:]:
+                break
+            message += f"\n{line.strip()}"
+            continue
         word = line.split(" ", 1)[0]
         if place == 0 and before.endswith(":") and not word and line.strip() and prefix.stream == own.stream:
             message += f"\n{line.strip()}"
@@ -152,7 +161,7 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
             break
         message += f" {line.strip()}"
         before = line.rstrip()
-    return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": ""}
+    return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": "", **_signed(message)}
 
 
 def read_usage(text: str) -> dict[str, Any] | None:
@@ -261,8 +270,14 @@ def read_norms(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     return {"listed": len(norms), "ranks": ", ".join(map(str, bad[:512])), "nonfinite": len(bad)}
 
 
-def read_stalled(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """Read the ranks that Horovod's stall inspector lists as missing: `3: [allreduce.x]`, or `[missing ranks: 3]`."""
+def read_stalled(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """Read the ranks that Horovod's stall inspector lists as missing: `3: [allreduce.x]`, or `[missing ranks: 3]`.
+
+    Up to version 0.15 it lists in the line itself, for each tensor, the `ready` ranks that wait for the others.
+    """
+    if ready := _STALLED_READY.findall(text):
+        ranks = dict.fromkeys(rank for every in ready[:512] for rank in every.replace(" ", "").split(","))
+        return {"ready": ", ".join(ranks)}
     found: list[str] = []
     for place, (prefix, text) in enumerate(lines):
         if prefix.task is not None and text.startswith("["):  # a number at the line start was read as a task

@@ -74,6 +74,8 @@ NEAR_LINES = 6
 _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
 """A log level below error, after which the program goes on."""
 _LEVEL_REACH = 160
+_GOES_ON = re.compile(r"\b(?:will ignore|ignoring|fall(?:s|ing)? back)\b", re.IGNORECASE)
+"""How a library says of an error that it goes on without what failed."""
 _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
@@ -83,8 +85,7 @@ _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 """Roles of lines that may be of a program's end, which "finished" is, too."""
 
 _OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
-    "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "stalled": read_stalled,
-    "tasks": read_tasks,
+    "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "tasks": read_tasks,
 }  # fmt: skip
 """Readers of blocks whose first line carries no fields."""
 _OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}
@@ -318,6 +319,8 @@ class _Scan:
             text[begin : begin + _LEVEL_REACH]
         ):
             fields.setdefault("is_warning", 1)
+        if rule.role == "root" and _GOES_ON.search(text):
+            fields.setdefault("is_warning", 1)
         event = LogEvent(
             kind=rule.kind,
             role=rule.role,
@@ -345,6 +348,8 @@ class _Scan:
             return _OF_FOLLOWING[rule.block](self._following(window, line_end))
         if rule.block == "terminate":
             return read_terminate(text, self._following(window, line_end), prefix)
+        if rule.block == "stalled":
+            return read_stalled(text, self._following(window, line_end))
         if rule.block == "bus":
             return read_lost_bus(text, self._following(window, line_end))
         if rule.block in _OF_LINE:

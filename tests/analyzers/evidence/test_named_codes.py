@@ -155,3 +155,75 @@ def test_a_scaler_that_goes_below_one_is_exhausted(tmp_path: Path) -> None:
         for scale in ("1.0", "0.5", "0.25", "2.9e-39")
     )
     assert "loss scale is exhausted" in diagnosed(tmp_path, "job.log", text).verdict
+
+
+# ---- launchers, and parts of libraries ----
+
+
+def test_an_error_that_its_library_signs_is_of_that_rank_where_the_traceback_is_cut_off(tmp_path: Path) -> None:
+    text = "    work = group.barrier()\nRuntimeError: [ERROR] HCCL error in: torch_npu/ProcessGroupHCCL.cpp:64\n"
+    text += "[ERROR] 2026-01-07-09:12:44 (PID:4711, Device:5, RankID:5) ERR02200 DIST call hccl api failed.\n"
+    text += "EJ0001: 2026-01-07-09:12:44.1 Failed to initialize the HCCP process. Reason: the last one runs.\n\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("device_setup", (5,))
+
+
+@pytest.mark.parametrize(("signal", "is_hangup"), [("1", True), ("Signals.SIGHUP", True), ("Signals.SIGTERM", False)])
+def test_a_closed_terminal_is_told_from_other_signals(tmp_path: Path, signal: str, is_hangup: bool) -> None:
+    text = f"W0301 10:00:00.1 77 torch/distributed/elastic/agent/server/api.py:704] Received {signal} death signal, "
+    first = diagnosed(tmp_path, "job.log", text + "shutting down workers\n").fired[0]
+    assert (first.cause, first.ranks) == ("cancelled", ())
+    assert ("SIGHUP" in first.summary, "tmux" in next_step(first)) == (is_hangup, is_hangup)
+
+
+COMMAND = "torchrun --nproc_per_node=8 --nnodes=2 --node_rank=1 --rdzv_backend=c10d --rdzv_endpoint=gpu-01:29500 "
+COMMAND += "--rdzv_id=colossalai-default-job pretrain.py --config big.yaml"
+
+
+def test_a_node_that_colossalai_could_not_log_in_to_is_named_with_the_reason(tmp_path: Path) -> None:
+    text = f"Error: failed to run {COMMAND} on gpu-02, is localhost: False, exception: {{reason}}\n"
+    first = diagnosed(tmp_path, "job.log", text.format(reason="Private key file is encrypted")).fired[0]
+    assert (first.cause, first.ranks) == ("launch_failed", ())
+    assert "on a node (gpu-02): Private key file is encrypted" in first.summary
+    ended = diagnosed(tmp_path, "job.log", text.format(reason="Encountered a bad command exit code!")).fired
+    assert all(finding.cause != "launch_failed" for finding in ended)  # the program ran there
+
+
+def test_the_node_that_mindspores_scheduler_gave_up_is_suspected(tmp_path: Path) -> None:
+    text = (
+        "[ERROR] ME(9:28,MainProcess):2026-01-07-09:40:38.722 [mindspore/parallel/cluster/process_entity/_api.py:431] "
+    )
+    first = diagnosed(tmp_path, "job.log", text + "Time out nodes are ['6']\n").fired[0]
+    assert (first.cause, first.ranks, first.status) == ("connection_lost", (6,), "suspect")
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [("0.00048828125", True), ("0.0625", False)])
+def test_a_loss_scale_near_fairseqs_minimum_is_told_before_its_error(tmp_path: Path, scale: str, is_told: bool) -> None:
+    text = "2026-03-01 11:41:18 | INFO | fairseq.trainer | NOTE: overflow detected, setting loss scale to: {scale}\n"
+    found = diagnosed(tmp_path, "job.log", text.format(scale=scale)).fired
+    assert [scale in finding.summary for finding in found] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("file", "part", "variable"),
+    [
+        ("transport/nvls.cc:254", "NVLink SHARP", "NCCL_NVLS_ENABLE"),
+        ("transport/p2p.cc:601", "P2P", "NCCL_P2P_DISABLE"),
+    ],
+)
+def test_the_part_of_nccl_that_failed_is_named_with_what_does_without(
+    tmp_path: Path, file: str, part: str, variable: str
+) -> None:
+    text = f"gpu-07:811:902 [3] {file} NCCL WARN Cuda failure 1 'invalid argument'\n"
+    text += "gpu-07:811:902 [3] NCCL INFO init.cc:1157 -> 1\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("nccl_error", "suspect", ())
+    assert part in first.summary
+    assert variable in next_step(first)
+
+
+def test_a_handle_of_an_ended_ray_job_is_not_why_it_ended(tmp_path: Path) -> None:
+    text = RAISED.format(error="ray.exceptions.ActorHandleNotFoundError: created in job 01, but the current job is 02")
+    text += RAISED.format(error="ValueError: the reward of sample 17 is empty")
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert "ValueError" in first.summary
