@@ -1,0 +1,93 @@
+"""Lines of schedulers, shells and kernels that the job outlived, or that only look like theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.evidence.written import diagnosed
+
+STEPS = "".join(f"step {{first}}{number} loss {2 - number / 10:.2f} time 0.5\n" for number in range(1, 5))
+RAISED = "".join(
+    f"[rank1]: {line}\n"
+    for line in (
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 9, in <module>',
+        "    step()",
+        "ValueError: the batch is empty",
+    )
+)
+OUTLIVED = [
+    "WARNING 01-20 09:12:55 scheduler.py:88] Sequence group 9 is preempted by PreemptionMode.SWAP mode because "
+    "there is not enough KV cache space.",
+    "INFO 01-20 09:12:55 cache.py:12] Evicted 16 blocks",
+    "git@example.org: Permission denied (publickey).",
+    "ssh: connect to host github.com port 22: Connection timed out",
+    "job.sh: line 4: python: command not found",
+    "INFO Killed process group of the profiler",
+    "The file was not cached. Will ignore this error: [Errno 122] Disk quota exceeded: '/home/u/.cache/x'",
+    "/tmp: No space left on device, falling back to /scratch",
+    "E tensorflow/stream_executor/cuda/cuda_driver.cc:81] failed to allocate 1.0G: CUDA_ERROR_OUT_OF_MEMORY",
+]
+
+
+@pytest.mark.parametrize("line", OUTLIVED)
+def test_a_jobs_own_error_outweighs_what_it_outlived(tmp_path: Path, line: str) -> None:
+    first = diagnosed(tmp_path, "job.log", STEPS.format(first="") + f"{line}\n" + RAISED).fired[0]
+    assert first.cause in ("exception", "out_of_memory")
+    went_on = STEPS.format(first="") + f"{line}\n" + STEPS.format(first="1")
+    assert diagnosed(tmp_path, "job.log", went_on).fired == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("Warning  Evicted  3m  kubelet  The node was low on resource: memory.", "host_out_of_memory"),
+        ("Instance gpu-07 was preempted.", "preempted"),
+        ("gpu-02: Permission denied (publickey,password).", "launch_failed"),
+        ("gpu-02: bash: line 1: torchrun: command not found", "launch_failed"),
+        ("Out of memory: Killed process 4711 (python), UID 0", "host_out_of_memory"),
+        ("State: OUT_OF_MEMORY (exit code 0)", "host_out_of_memory"),
+        (
+            "2026-01-07 10:00:00: E cuda_driver.cc:81] failed to allocate 1.0G: CUDA_ERROR_OUT_OF_MEMORY",
+            "out_of_memory",
+        ),
+    ],
+)
+def test_the_same_words_end_a_job_that_nothing_follows(tmp_path: Path, line: str, cause: str) -> None:
+    assert diagnosed(tmp_path, "job.log", STEPS.format(first="") + f"{line}\n").fired[0].cause == cause
+
+
+STALLED = (
+    "WARNING: One or more tensors were submitted to be reduced by subset of ranks and are waiting for remainder of "
+)
+STALLED += (
+    "ranks for more than 60 seconds. Stalled ops: grad.a [ready ranks: {first}], grad.b [ready ranks: {second}]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ranks"), [("0, 3, 2", "3, 2, 0", (1,)), ("0", "1, 3", (2,)), ("0, 1", "1, 0", ())]
+)
+def test_ranks_that_are_ready_for_no_stalled_tensor_are_missing(
+    tmp_path: Path, first: str, second: str, ranks: tuple[int, ...]
+) -> None:
+    found = diagnosed(tmp_path, "job.log", STALLED.format(first=first, second=second)).fired[0]
+    assert (found.cause, found.ranks, found.status) == ("not_entered", ranks, "suspect")
+
+
+def test_a_compiler_of_the_device_that_lacks_a_module_is_no_lost_connection(tmp_path: Path) -> None:
+    text = "RuntimeError: [ERROR] HCCL error in: torch_npu/distributed/ProcessGroupHCCL.cpp:64\n"
+    text += "[ERROR] 2026-01-07-09:12:44 (PID:9, Device:2, RankID:2) ERR02200 DIST call hccl api failed.\n"
+    text += "EC0010: Failed to import Python module [ModuleNotFoundError: No module named 'tbe.common'].\n\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("exception", (2,))
+    assert "No module named 'tbe.common'" in first.summary
+
+
+def test_a_message_that_another_ranks_frame_was_written_into_is_read_from_the_next_line(tmp_path: Path) -> None:
+    text = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in <module>\n    main()\n'
+    text += "IsADirectoryError:   File \"/job/conf.py\", line 16, in read\n[Errno 21] Is a directory: '/job/conf'\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert "raised IsADirectoryError: [Errno 21] Is a directory: '/job/conf'" in first.summary
