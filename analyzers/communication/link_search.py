@@ -7,7 +7,7 @@
    that exchange messages of the same size, within a host and between hosts apart.
 2. A group alone in its dimension, and pairs with nothing to compare with, are compared with their own past. If most
    pairs became slower it is not a link (`stragglers.throughput` reports that).
-3. Slow in most windows from an onset on: a slow link. `slow_link` names the ranks.
+3. Slow in most windows from an onset on: a slow link. `slow_link` names the ranks. Single steps date a group's rise.
 4. Where its ranks wait for cores, transfers differ without a slow link: then only clear ones are kept.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,7 +68,8 @@ def slow_links(
     pairs = [pair for pair in pairs if not _is_host(source, attempt, pair, since_step, policy)]
     # A link that slows one group of several slows the groups of all ranks, too.
     links = [narrow_to_member(link, classes, members, policy) for link in join_groups(compared)]
-    links = join_with_pairs(links or join_groups(risen)[:1], pairs)
+    links = links or [_with_onset(source, attempt, link, since_step) for link in join_groups(risen)[:1]]
+    links = join_with_pairs(links, pairs)
     return [link for link in links if not _is_host(source, attempt, link, since_step, policy)]
 
 
@@ -168,6 +169,18 @@ def _slower_than_before(
             )
         )  # fmt: skip
     return [link for link in _without_common_rise(found, groups) if link.excess_ms >= policy.min_excess_ms]
+
+
+def _with_onset(source: Source, attempt: int, link: SlowLink, since_step: int) -> SlowLink:
+    """Date a group's rise by single steps: from where on they take nearly as long as after it. Before it the network
+    may have been slower than usual, by less, for some windows."""
+    dimension = link.groups[0].partition(":")[0]
+    by_step = group_transfers(source, attempt, 1, since_step)[dimension, link.op, link.num_bytes][link.groups[0]]
+    steps = [step for step in sorted(by_step) if step >= link.first_step - SHARED.block_steps]
+    took_ms = np.clip([by_step[step].transfer_ms for step in steps], link.others_ms, link.transfer_ms)
+    level_ms = link.others_ms + SHARED.agreement_ratio * (link.transfer_ms - link.others_ms)
+    gains = np.cumsum((took_ms - level_ms)[::-1])[::-1]
+    return replace(link, first_step=by_step[steps[int(np.argmax(gains[: len(gains) // 2 + 1]))]].first_step)
 
 
 def _without_common_rise(found: list[SlowLink], groups: Groups) -> list[SlowLink]:

@@ -93,6 +93,13 @@ def test_a_link_that_is_slow_for_fifty_short_steps(calls: bool, tmp_path: Path) 
     assert slow.first_step == pytest.approx(41, abs=2)
 
 
+def test_a_link_is_dated_though_the_network_was_slower_than_usual_before(tmp_path: Path) -> None:
+    """From step 29 on transfers took twice as long as before, without a fault."""
+    (slow,) = fired(FSDP2, tmp_path, Delay(on="transfer", factor=3.0))
+    assert (slow.cause, slow.ranks) == ("communication", (0, 1))
+    assert slow.first_step == pytest.approx(41, abs=2)
+
+
 def test_a_host_whose_lateness_the_network_hides_in_a_third_of_the_steps(tmp_path: Path) -> None:
     """The steps before took 46 to 98 ms, so their growth bounds nothing."""
     (slow,) = fired(FSDP2, tmp_path, Delay(where="data", on="host"))
