@@ -78,7 +78,7 @@ class Cost:
 def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     """Cost of slow ranks: replay the last episode of the worst one, which represents all their slow steps."""
     worst = suspect.worst
-    run_s = float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3
+    run_s = _run_s(timings)
     if suspect.pattern == "rotating":  # each only costs its own steps
         saved_s = sum((m.step_ms - m.step_without_ms) * m.num_steps for m in suspect.members) / 1e3
         return Cost(
@@ -110,6 +110,12 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     )  # fmt: skip
 
 
+def _run_s(timings: Timings) -> float:
+    """Time of all steps from the first to the last compared one: a stamped step stands for those since the one before."""
+    stands_for = np.append(1, np.maximum(np.diff(timings.steps), 1))
+    return float(np.nansum(np.nanmax(timings.duration, axis=0) * stands_for)) / 1e3
+
+
 def _is_lost_in_noise(timings: Timings, slow: Straggler, gain_ms: float, grown_ms: float) -> bool:
     """Return True if the growth of the step hardly shows the gain of a replay, and the steps before differ by as much
     among each other: then neither of the two is the cost."""
@@ -128,7 +134,7 @@ def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | Non
         step_ms=found.measured_ms,
         step_without_ms=without_ms,
         saved_s=(found.measured_ms - without_ms) * (link.last_step - link.first_step + 1) / 1e3,
-        run_s=float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3,
+        run_s=_run_s(timings),
         basis=found.basis,
         error_ratio=found.error_ratio,
         replayed=found.step_span,

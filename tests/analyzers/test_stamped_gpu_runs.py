@@ -74,6 +74,7 @@ def test_a_kernel_of_30_ms_in_each_forward_is_found_there_from_its_first_step_on
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("straggler", "compute", (1,), 41)
     assert finding.evidence["excess_ms"] == pytest.approx(30, abs=2)
     assert "in forward, on its device" in finding.summary
+    assert finding.evidence["run_s"] > 50 * finding.evidence["step_ms"] / 1e3, "steps that were not stamped count, too"
 
 
 def test_a_host_that_sleeps_between_forward_and_backward(tmp_path: Path) -> None:
