@@ -11,8 +11,8 @@ import pytest
 
 from analyzers.finding import Finding
 from probes.tape.rundir import RunDir
-from tests.support.ended_gpu import Ended, ended_run, shift_calls
-from tests.support.replayed_gpu import Stop
+from tests.support.ended_gpu import Ended, ended_run, restarted_run, shift_calls
+from tests.support.replayed_gpu import Delay, Stop
 from watch.verdicts.diagnosed_run import diagnosed_run
 
 DDP, FSDP2 = "stamped_none", "stamped_fsdp2_none"
@@ -106,6 +106,17 @@ def test_a_rank_that_ends(name: str, end: Ended, where: str, cause: str, tmp_pat
     run = ended_run(name, tmp_path, Stop(rank=end.rank, step=31, on="host", where=where), end=end)
     (found,) = fired(run)
     assert (found.kind, found.cause, found.ranks, found.first_step) == ("rank_lost", cause, (end.rank,), 31)
+
+
+def test_a_rank_that_dies_and_another_that_is_slow_after_the_restart(tmp_path: Path) -> None:
+    """The second attempt begins at step 21, and its device is slow from its 41st step on."""
+    stop, end = Stop(rank=1, step=31, on="host", where="backward"), Ended(rank=1, signal="SIGKILL")
+    again = Delay(rank=0, ms=80, since=41)
+    slow, lost = fired(restarted_run(FSDP2, tmp_path, stop, end=end, again=[again]))
+    assert (slow.kind, slow.ranks, slow.first_step, slow.attempt) == ("straggler", (0,), 61, 1)
+    assert slow.evidence["excess_ms"] == pytest.approx(80, abs=2)
+    assert (lost.kind, lost.ranks, lost.first_step, lost.attempt) == ("rank_lost", (1,), 31, 0)
+    assert lost.summary.endswith("Restarted as attempt 1 from step 21.")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 run = ended_run("stamped_none", tmp_path, Stop(step=30))                        # Ctrl-C after a minute
 run = ended_run("stamped_none", tmp_path, Stop(on="host"), end=Ended(signal="SIGKILL"))
 shift_calls(run, rank=1, seq=122, by=1)                                         # its calls are those that follow
+run = restarted_run("stamped_none", tmp_path, Stop(on="host"), end=Ended(signal="SIGKILL"))     # and finishes then
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +20,10 @@ from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.format.writer import EMPTY, HEADER_BYTES, OPEN
 from probes.tape.rundir import RunDir
 from tests.support.recorded_stamps import RANKS
-from tests.support.replayed_gpu import NULL, Delay, Stop, replayed_run
+from tests.support.replayed_gpu import NULL, Delay, Restart, Stop, add_attempt, replayed_run
 
+RESTART_S = 30
+"""From the begin of an attempt to that of the next."""
 _KEPT = ("metrics_served", "watch_started")
 _GPU = "GPU-1"
 _EXIT_CODES = {"SIGKILL": -9, "SIGABRT": -6}
@@ -75,6 +79,45 @@ def ended_run(
         add("rank_stopped", 8 * 10**8, exit_rank=1 - end.rank, pid=pids[1 - end.rank], exit_code=-15)
         add("watch_stopped", 9 * 10**8, pid=2)
         add("run_ended", 3 * 10**9, node_rank=0, reason="failed", exit_code=1)
+    node.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return run
+
+
+def restarted_run(
+    name: str,
+    into: Path,
+    *faults: Delay | Stop,
+    end: Ended,
+    again: Sequence[Delay] = (),
+    first_step: int = 21,
+    is_stamped: bool = True,
+) -> RunDir:
+    """Write a run whose second attempt begins at `first_step`, has the faults `again` (in steps of the recording, from
+    1), and finishes."""
+    run = ended_run(name, into, *faults, end=end, is_stamped=is_stamped)
+    restart = Restart(attempt=1, first_step=first_step, later_ns=RESTART_S * 10**9)
+    add_attempt(run, name, again, restart, is_stamped=is_stamped)
+    first = json.loads((run.path / "attempts" / "00000.json").read_text())
+    later = first | {"wall_ns": first["wall_ns"] + restart.later_ns}
+    (run.path / "attempts" / "00001.json").write_text(json.dumps(later))
+    folders = [run.rank_dir(1, rank) for rank in range(RANKS)]
+    (node,) = run.path.glob("tapes/node-*/events.jsonl")
+    events = [json.loads(line) for line in node.read_text().splitlines()]
+    shift_ns = events[0]["wall_ns"] - events[0]["mono_ns"]
+    events = [event for event in events if event["kind"] not in ("watch_stopped", "run_ended")]
+
+    def add(kind: str, mono_ns: int, **fields: Any) -> None:
+        times = {"wall_ns": mono_ns + shift_ns, "mono_ns": mono_ns}
+        events.append(times | {"attempt": 1, "rank": -1, "kind": kind, "step": None} | fields)
+
+    over_ns = max(map(_last_ns, folders))
+    begun_ns = min(int(rows["start_ns"][rows["state"] != EMPTY].min()) for _, rows in tapes(folders[0], "steps"))
+    add("attempt_started", begun_ns - 10**9, world_size=RANKS, node_rank=0, ranks_left_over=0)
+    for rank in range(RANKS):
+        add("rank_exit", over_ns + 10**8, exit_rank=rank, pid=rank + 3, exit_code=0,
+            signal=None, message="", out_of_memory=None, blamed=False)  # fmt: skip
+    add("watch_stopped", over_ns + 2 * 10**8, pid=2)
+    add("run_ended", over_ns + 3 * 10**8, node_rank=0, reason="finished", exit_code=0)
     node.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     return run
 

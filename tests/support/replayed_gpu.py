@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from statistics import quantiles
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,19 +26,14 @@ import numpy.typing as npt
 
 from probes.device.phase_events import ALWAYS_ABOVE_NS
 from probes.tape.format.reader import read_segment, segment_paths
-from probes.tape.format.schema import TABLES
 from probes.tape.format.writer import EMPTY, HEADER_BYTES, OPEN
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
-from tests.support.recorded_gpu import gpu_recording
-from tests.support.recorded_stamps import NEVER, RANKS, KnownEvent, RecordedClock, clocks, marks_of
+from tests.support.recorded_stamps import NEVER, RANKS, KnownEvent, RecordedClock, clocks
+from tests.support.recorded_work import BORDERS, PLACES, Recording, records, shift_ns
 
-BORDERS = ("begin", "forward", "between", "backward", "clip", "optimizer", "after")
-PLACES = ("data", "forward", "between", "backward", "clip", "optimizer", "after")
-"""What follows each border."""
 LEAD_STEPS = 2
 LAUNCH_NS = 8_000
-NEAR_NS = 300_000
 NULL = -(1 << 63)
 
 
@@ -88,159 +80,15 @@ class Stop(NamedTuple):
     span: str = ""
 
 
-class Point(NamedTuple):
-    """A place in the work of a step: so much work of the place is done before it."""
+class Restart(NamedTuple):
+    """What a replay is when its ranks were started again: the attempt, its first step, and how much later it runs."""
 
-    place: int
-    done_ns: int
-    what: str  # call, wait
-    call: int  # in the step
-
-
-@dataclass
-class Work:
-    """A rank's step as recorded, without waits."""
-
-    host_ns: list[int]
-    device_ns: list[int]
-    points: list[Point] = field(default_factory=list)
+    attempt: int = 0
+    first_step: int = 1
+    later_ns: int = 0
 
 
-class Recording:
-    """Work of all ranks, and the transfer of each call."""
-
-    def __init__(self, name: str) -> None:
-        self.source = gpu_recording(name) / "run"
-        self.marks = [marks_of(name, rank) for rank in range(RANKS)]
-        self.calls = [_records(self._folder(rank), "nccl_calls") for rank in range(RANKS)]
-        self.steps = sorted(set(self.marks[0]) & set(self.marks[1]))[:-1]
-        self.of_step = [self._calls_of_steps(rank) for rank in range(RANKS)]
-        usual = len(self.of_step[0][self.steps[-1]])  # the first ones of DDP have other buckets
-        self.steps = [step for step in self.steps if len(self.of_step[0][step]) == len(self.of_step[1][step]) == usual]
-        stalls = [_stalls(self._folder(rank)) for rank in range(RANKS)]
-        self.work: list[dict[int, Work]] = []
-        for rank in range(RANKS):
-            stamped = {step for step, of in stalls[rank].items() if self._is_busy(rank, step, of)}
-            exact = {step: self._exact(rank, step, stalls[rank][step]) for step in sorted(stamped & set(self.steps))}
-            self.work.append({step: self._nearest(rank, step, exact) for step in self.steps})
-
-    def _folder(self, rank: int) -> Path:
-        return RunDir(self.source).rank_dir(0, rank)
-
-    def _calls_of_steps(self, rank: int) -> dict[int, list[int]]:
-        begins = [self.marks[rank][step]["begin"][0] for step in self.steps]
-        end = self.marks[rank][self.steps[-1] + 1]["begin"][0]
-        found: dict[int, list[int]] = {step: [] for step in self.steps}
-        for number, at in enumerate(self.calls[rank]["enqueue_ns"]):
-            if begins[0] <= at < end:
-                found[self.steps[bisect_right(begins, at) - 1]].append(number)
-        return found
-
-    def transfer_ns(self, step: int, call: int) -> int:
-        """Time of a call from its last rank's start to its end."""
-        rows = [self.calls[rank][self.of_step[rank][step][call]] for rank in range(RANKS)]
-        took = [int(row["kernel_end_ns"] - row["kernel_start_ns"]) for row in rows]
-        return max(min(took), 20_000)
-
-    def borders(self, rank: int, step: int) -> list[tuple[int, int]]:
-        """(host, device) of each border, and of the next step's first."""
-        own = self.marks[rank][step]
-        return [own[name] for name in BORDERS] + [self.marks[rank][step + 1]["begin"]]
-
-    def _exact(self, rank: int, step: int, stalls: Sequence[tuple[int, int, bool]]) -> Work:
-        borders = self.borders(rank, step)
-        inside = [
-            [(max(a, start), min(b, end), is_wait) for a, b, is_wait in stalls if a < end and b > start]
-            for (_, start), (_, end) in pairwise(borders)
-        ]
-        own = [
-            max(0, end - start - sum(b - a for a, b, _ in inside[place]))
-            for place, ((_, start), (_, end)) in enumerate(pairwise(borders))
-        ]
-        rows = [self.calls[rank][number] for number in self.of_step[rank][step]]
-        ends = [int(row["kernel_end_ns"]) for row in rows]
-
-        def done(place: int, at: int) -> int:
-            start = borders[place][1]
-            stood = sum(max(0, min(b, at) - a) for a, b, _ in inside[place])
-            return min(own[place], max(0, at - start - stood))
-
-        points = []
-        for place, waits in enumerate(inside):
-            for a, b, is_wait in waits:
-                near = min(range(len(ends)), key=lambda call: abs(ends[call] - b), default=None)
-                if is_wait and near is not None and abs(ends[near] - b) < NEAR_NS:
-                    points.append(Point(place, done(place, a), "wait", near))
-        free = 0
-        for call, row in enumerate(rows):
-            issued, started = int(row["enqueue_ns"]), int(row["kernel_start_ns"])
-            place = max(0, min(6, bisect_right([host for host, _ in borders], issued) - 1))
-            (host, _), (host_end, _) = borders[place], borders[place + 1]
-            latest = done(place, started) if started < borders[place + 1][1] else own[place]
-            at = latest
-            if started <= free + 100_000:
-                at = min(latest, round(own[place] * (issued - host) / max(1, host_end - host)))
-            points.append(Point(place, at, "call", call))
-            free = ends[call]
-        limit = (len(PLACES), 0)
-        made = {point.call: point for point in points if point.what == "call"}
-        waits_of = {point.call: point for point in reversed(points) if point.what == "wait"}
-        for call in reversed(range(len(rows))):  # made in their order, and before they are waited for
-            limit = min([limit, made[call][:2]] + ([waits_of[call][:2]] if call in waits_of else []))
-            made[call] = made[call]._replace(place=limit[0], done_ns=limit[1])
-        points = [*made.values(), *(point for point in points if point.what == "wait")]
-        points.sort(key=lambda point: (point.place, point.done_ns, point.call, point.what))
-        return Work([], own, points)
-
-    def _is_busy(self, rank: int, step: int, stalls: Sequence[tuple[int, int, bool]]) -> bool:
-        """Return whether a step's device had enough to do: profiled steps, and those after a print, wait for hosts."""
-        if step not in self.of_step[rank] or not any(is_wait for *_, is_wait in stalls):
-            return False
-        borders = self.borders(rank, step)
-        return 10 * sum(b - a for a, b, is_wait in stalls if not is_wait) < borders[-1][1] - borders[0][1]
-
-    def _nearest(self, rank: int, step: int, exact: dict[int, Work]) -> Work:
-        near = exact[min(exact, key=lambda one: abs(one - step))]
-        hosts = [host for host, _ in self.borders(rank, step)]
-        gaps = [b - a for a, b in pairwise(hosts)]
-        return Work(
-            [min(gap, limit) for gap, limit in zip(gaps, self.free_gaps(rank), strict=True)],
-            near.device_ns,
-            near.points,
-        )
-
-    def free_gaps(self, rank: int) -> list[int]:
-        """Host time of each place where its launch queue was not full."""
-        hosts = np.array([[host for host, _ in self.borders(rank, step)] for step in self.steps[5:]])
-        return [round(quantiles(gaps, n=5)[0]) for gaps in np.diff(hosts, axis=1).T.tolist()]
-
-
-def _records(folder: Path, table: str) -> npt.NDArray[Any]:
-    """All rows, dated by the epoch."""
-    rows = np.concatenate([read_segment(path).records for path in segment_paths(folder, table)])
-    shift_ns = _shift_ns(folder)
-    for column in TABLES[table].columns:
-        if column.is_time:
-            rows[column.name] += np.where(rows[column.name] > 0, shift_ns, 0)
-    return rows
-
-
-def _shift_ns(folder: Path) -> int:
-    (first, *_) = (folder / "events.jsonl").read_text().splitlines()
-    return int(json.loads(first)["clock_offset_ns"])
-
-
-def _stalls(folder: Path) -> dict[int, list[tuple[int, int, bool]]]:
-    """{step of the loop: (start, end, for communication)}."""
-    names = {}
-    for line in (folder / "names.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        names[row["id"]] = row["name"]
-    found: dict[int, list[tuple[int, int, bool]]] = {}
-    for row in _records(folder, "device_stalls"):
-        wait = names[int(row["waits_for"])] == "communication"
-        found.setdefault(int(row["step"]) - 1, []).append((int(row["start_ns"]), int(row["end_ns"]), wait))
-    return found
+FIRST = Restart()
 
 
 # ---- playing ----
@@ -372,17 +220,27 @@ _recording = cache(Recording)
 
 def replayed_run(name: str, into: Path, *faults: Delay | Stop, is_stamped: bool = True) -> RunDir:
     """Write the run. One that stops has no end yet (tests/support/ended_gpu.py)."""
+    run = RunDir(into / f"{name}_replayed")
+    source = _recording(name).source
+    shutil.copytree(
+        source, run.path, ignore=shutil.ignore_patterns("rank-*", "cache", "logs", "health.*", "segments.*")
+    )
+    add_attempt(run, name, faults, is_stamped=is_stamped)
+    return run
+
+
+def add_attempt(
+    run: RunDir, name: str, faults: Sequence[Delay | Stop], restart: Restart = FIRST, *, is_stamped: bool = True
+) -> None:
+    """Write the tapes of its ranks. Faults count steps of the recording."""
     recording = _recording(name)
     played = _Job(recording, faults).run()
-    run = RunDir(into / f"{name}_replayed")
-    shutil.copytree(recording.source, run.path, ignore=shutil.ignore_patterns("rank-*", "cache", "logs", "health.*"))
     for rank in range(RANKS):
-        source, target = RunDir(recording.source).rank_dir(0, rank), run.rank_dir(0, rank)
+        source, target = RunDir(recording.source).rank_dir(0, rank), run.rank_dir(restart.attempt, rank)
         clock = RecordedClock(source)
         with clocks(clock, stamped_from_ns=ALWAYS_ABOVE_NS):
             last = [one.span for one in faults if isinstance(one, Stop) and one.span and one.rank == rank]
-            _record(recording, played[rank], source, target, clock, rank, is_stamped, last)
-    return run
+            _record(recording, played[rank], source, target, clock, rank, is_stamped, last, restart)
 
 
 def _record(
@@ -394,9 +252,12 @@ def _record(
     rank: int,
     is_stamped: bool,
     last_spans: Sequence[str],
+    restart: Restart,
 ) -> None:
-    clock.wall_ns = played.stamps[rec.steps[0]][0][1] - 1_000_000
-    recorder = TapeRecorder(target, rank=rank, attempt=0, world_size=RANKS, local_rank=rank, device=f"cuda:{rank}")
+    attempt, first_step, later_ns = restart
+    clock.wall_ns = played.stamps[rec.steps[0]][0][1] - 1_000_000 + later_ns
+    of_rank = {"rank": rank, "local_rank": rank, "device": f"cuda:{rank}"}
+    recorder = TapeRecorder(target, attempt=attempt, world_size=RANKS, **of_rank)  # type: ignore[arg-type]
     for line in (source / "events.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event.pop("kind") == "process_group":
@@ -404,9 +265,11 @@ def _record(
             recorder.event("process_group", **known)
     for path in source.glob("nccl_*"):
         shutil.copy(path, target / path.name)
-    _move_calls(target, played.calls, _shift_ns(source))
+    _move_calls(target, played.calls, shift_ns(source) - later_ns)
+    if attempt:
+        _of_attempt(target, restart)
     times: deque[int] = deque()
-    rows = {int(row["step"]): row for row in _records(source, "steps")}
+    rows = {int(row["step"]): row for row in records(source, "steps")}
     of_step: list[npt.NDArray[Any]] = []
     recorder._clock._core_time = SimpleNamespace(  # type: ignore[assignment]
         begin=lambda: None,
@@ -424,9 +287,9 @@ def _record(
                 for kind in last_spans:
                     recorder.span(kind).__enter__()
                 return
-            clock.wall_ns = max(clock.wall_ns, host)
+            clock.wall_ns = max(clock.wall_ns, host + later_ns)
             times.clear()
-            times.append(device)
+            times.append(min(NEVER, device + later_ns))
             if what in _CLOSES:
                 spans.pop().__exit__(None, None, None)
             elif what in _OPENS:
@@ -439,13 +302,30 @@ def _record(
                         **{name: row[name].item() for name in ("tokens", "memory_bytes", "loss") if row[name] > 0}
                     )
                     recorder.end_step()
-                    times.append(device)
+                    times.append(min(NEVER, device + later_ns))
                 if step in rec.work[rank]:
-                    recorder.begin_step(step + 1)
+                    recorder.begin_step(step + first_step)
                     of_step.append(rows[step + 1])
             elif recorder.stamps is not None:
                 getattr(recorder.stamps, what)()
     recorder.close()
+
+
+def _of_attempt(folder: Path, restart: Restart) -> None:
+    """Let copied tapes be those of a later attempt."""
+    for path in folder.glob("nccl_*.tape"):
+        segment = read_segment(path)
+        header = segment.header
+        text = path.read_bytes()[:HEADER_BYTES]
+        with path.open("r+b") as file:
+            file.write(text.replace(b'"attempt":0,', b'"attempt":%d,' % restart.attempt))
+        if header.table.name == "nccl_calls":  # moved already
+            continue
+        rows = np.memmap(path, header.dtype, "r+", HEADER_BYTES, (header.capacity,))
+        for column in header.table.columns:
+            if column.is_time:
+                rows[column.name] += np.where(rows[column.name] > 0, restart.later_ns, 0)
+        rows.flush()
 
 
 def _move_calls(folder: Path, calls: dict[int, tuple[int, int, int]], shift_ns: int) -> None:
