@@ -111,7 +111,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
 
 
 def _run_s(timings: Timings) -> float:
-    """Time of all steps from the first to the last compared one: a stamped step stands for those since the one before."""
+    """Time of all compared steps: a stamped one stands for those since the one before."""
     stands_for = np.append(1, np.maximum(np.diff(timings.steps), 1))
     return float(np.nansum(np.nanmax(timings.duration, axis=0) * stands_for)) / 1e3
 
