@@ -42,7 +42,8 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None, steps: Ints |
     num_rows, num_observations = excess.shape
     if num_rows < 2 or num_observations < SHARED.min_steps:
         return []
-    noise = _QUARTILE_TO_SIGMA * float(np.quantile(np.abs(np.diff(excess, axis=1)), 0.25)) / math.sqrt(2)
+    apart = (np.abs(excess[:, lag:] - excess[:, :-lag]) for lag in (1, 2))  # with every second step, all neighbours are
+    noise = _QUARTILE_TO_SIGMA * min(float(np.quantile(one, 0.25)) for one in apart) / math.sqrt(2)
     found: list[Segment] = []
     is_pause = excess >= max(SHARED.doubled_factor, SHARED.certain_sigmas * noise)
     is_half = excess >= max(SHARED.explained_ratio, SHARED.sure_sigmas * noise)

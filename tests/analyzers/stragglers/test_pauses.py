@@ -69,3 +69,12 @@ def test_less_than_the_whole_work_is_enough_in_every_nth_step(distance: int) -> 
     at_any_step = excess.copy()
     at_any_step[1, steps >= 80] = random.permutation(excess[1, steps >= 80])
     assert find_pauses(at_any_step, steps=steps) == []
+
+
+def test_a_stop_in_every_second_step_is_no_noise() -> None:
+    """All neighbours differ, of both ranks: each is the other's only peer."""
+    excess = np.random.default_rng(1).normal(0, 0.02, (2, 80)).astype(np.float32)
+    excess[1, 14::2] += 4.0
+    excess[0, 14::2] -= 0.8
+    (found,) = find_pauses(excess)
+    assert (found.row, found.begin, found.ongoing) == (1, 14, True)
