@@ -42,7 +42,8 @@ class PersistencePolicy:
     """Excess from which a single observation agrees with any effect: the peers' own work, over which it is taken,
     varies several-fold on a busy machine."""
     min_length_ended: int = 20
-    """Observations of a slowdown that is over: a burst of another job on a shared machine is shorter."""
+    """Observations of a slowdown that is over: a burst of another job on a shared machine is shorter. Also steps of one
+    that lasts, where the noise of all own work is twice `calm_noise_ratio`: bursts of two neighbours may join there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

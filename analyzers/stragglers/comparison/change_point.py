@@ -29,9 +29,9 @@ from analyzers.account.timings import Matrix
 from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma
 from analyzers.stragglers.comparison.persistence import Segment
-from analyzers.stragglers.policy import ChangePolicy
+from analyzers.stragglers.policy import ChangePolicy, StragglerPolicy
 
-__all__ = ["find_changes"]
+__all__ = ["crowding", "find_changes", "steps_for_crowding"]
 
 _GROUP_SAMPLES = 9
 """Maximum observations of a group from which its median is taken."""
@@ -70,14 +70,14 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     per_window = _noise_by_window(_without_changes(clipped, suspected, onsets), sigma)
     scores, onsets = _scan(clipped, per_window)
     found = []
-    crowding = _crowding(whole_ms)
+    noise_of_work = crowding(whole_ms)
     noisy = [(size, noise) for size, noise in per_window if noise >= policy.lasting_noise * sigma]
     for row in suspected[scores[suspected] >= limit]:
         segment = _judge(values, clipped, int(row), int(onsets[row]), per_window, policy)
         if segment is None or not _grew(own_ms, segment, offset + segment.begin * group):
             continue
         begin = offset + segment.begin * group
-        length = _num_required(segment.effect, crowding, noisy, policy)
+        length = _num_required(segment.effect, noise_of_work, noisy, policy)
         if num_observations - begin < length:
             continue
         found.append(
@@ -89,18 +89,25 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     return sorted(found, key=lambda segment: -segment.effect)
 
 
-def _num_required(effect: float, crowding: float, noisy: list[tuple[int, float]], policy: ChangePolicy) -> float:
+def _num_required(effect: float, noise_of_work: float, noisy: list[tuple[int, float]], policy: ChangePolicy) -> float:
     """Return the observations required after the onset because of noise; 0 if the change is far above the noise."""
-    crowded = min(crowding / policy.calm_noise_ratio, SHARED.burst_sigmas * crowding / effect)
+    crowded = min(noise_of_work / policy.calm_noise_ratio, SHARED.burst_sigmas * noise_of_work / effect)
     disturbing = (size for size, noise in noisy if SHARED.burst_sigmas * noise / math.sqrt(size) > effect)
     lasting = next((size for size in disturbing if size >= SHARED.min_steps), 0)
     return max(SHARED.min_steps * max(1.0, crowded), policy.lasting_factor * lasting)
 
 
-def _crowding(whole_ms: Matrix) -> float:
+def crowding(whole_ms: Matrix) -> float:
     """Noise of one observation of all own work, as a ratio and without what all ranks share."""
     logs = np.log(np.maximum(whole_ms, 1e-6)).astype(np.float64)
     return difference_sigma(logs - np.median(logs, axis=0, keepdims=True))
+
+
+def steps_for_crowding(noise_of_work: float, policy: StragglerPolicy) -> int:
+    """Steps that a slowdown must last at this noise of all own work: on a crowded machine a burst of another job lasts
+    for up to twenty, and may hit one phase only."""
+    is_crowded = noise_of_work >= SHARED.doubled_factor * policy.change.calm_noise_ratio
+    return policy.persistence.min_length_ended if is_crowded else SHARED.min_steps
 
 
 def _grouped(excess: Matrix, group: int) -> Floats:

@@ -31,7 +31,7 @@ from analyzers.account.timings import WHOLE_STEP, Matrix, Timings, others_median
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.source import Ints
-from analyzers.stragglers.comparison.change_point import find_changes
+from analyzers.stragglers.comparison.change_point import crowding, find_changes, steps_for_crowding
 from analyzers.stragglers.comparison.pauses import find_pauses
 from analyzers.stragglers.comparison.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
@@ -154,12 +154,13 @@ def _steady(
     """(row, straggler) of ranks that are slow in most steps; `own`: all own work of the peers, and of each rank."""
     of_peers, of_rank = own
     excess_ms = values - others_median(values)
+    least = steps_for_crowding(crowding(of_rank), policy)
     by_row: dict[int, list[Segment]] = {}
     for segment in find_segments(excess_ms / of_peers, policy.persistence):
-        if outlasts_bursts(timings, segment, policy):
+        if outlasts_bursts(timings, segment, policy, least):
             by_row.setdefault(segment.row, []).append(segment)
     for segment in find_changes(excess_ms / of_peers, values, of_rank, policy.change):
-        if outlasts_bursts(timings, segment, policy):
+        if outlasts_bursts(timings, segment, policy, least):
             by_row.setdefault(segment.row, [segment])
     for row, segments in by_row.items():
         straggler = measured(timings, (ranks, row), cause, segments, excess_ms)
@@ -177,20 +178,20 @@ def _in_one_place(
     whole, together = own
     total_excess_ms = together - others_median(together)
     clear = replace(policy.change, min_effect_ratio=policy.persistence.min_effect_ratio)
+    least = steps_for_crowding(crowding(together), policy)
     best: dict[int, tuple[float, Straggler]] = {}
     for place in timings.places("compute"):
         values = complete(timings.own[place][peers])
         if is_large(values, together, policy):
             continue
         excess_ms = values - others_median(values)
-        with_rest = with_median_rest(values, together)
         found = find_segments(excess_ms / whole, policy.persistence)
-        found += find_changes(excess_ms / whole, values, with_rest, clear)
+        found += find_changes(excess_ms / whole, values, together, clear)
         for segment in found:
             row, at = segment.row, slice(segment.begin, segment.end)
             if (
                 _has_moved(excess_ms[row, at], total_excess_ms[row, at])
-                or not outlasts_bursts(timings, segment, policy)
+                or not outlasts_bursts(timings, segment, policy, least)
                 or segment.effect <= best.get(row, (0.0,))[0]
             ):
                 continue
@@ -249,11 +250,15 @@ def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -
     return bool(lost[slow[pauses.begin : pauses.end]].sum() >= SHARED.agreement_ratio * lost.sum())
 
 
-def outlasts_bursts(timings: Timings, segment: Segment, policy: StragglerPolicy) -> bool:
-    """Return True if a segment lasted longer (in seconds) than a burst of another job: steps may be short."""
+def outlasts_bursts(
+    timings: Timings, segment: Segment, policy: StragglerPolicy, least_steps: int = SHARED.min_steps
+) -> bool:
+    """Return True if a segment lasted longer (in seconds) than a burst of another job: steps may be short. On a crowded
+    machine also for `least_steps`: bursts make its steps long."""
     at = slice(segment.begin, segment.end)
     step_s = float(np.mean(np.nanmedian(complete(timings.duration[:, at]), axis=0))) / 1e3
-    return num_steps_of(timings.steps, segment) * step_s >= segment.num_required * policy.burst_step_s
+    num_steps = num_steps_of(timings.steps, segment)
+    return num_steps >= least_steps and num_steps * step_s >= segment.num_required * policy.burst_step_s
 
 
 def is_significant(straggler: Straggler) -> bool:

@@ -42,6 +42,14 @@ def test_clean_runs_are_silent(machine: str, ranks: int) -> None:
         assert find_stragglers(simulate(seed, ranks=ranks, steps=200, machine=machine)) == [], seed
 
 
+@pytest.mark.parametrize(
+    ("ranks", "steps", "seed"), [(2, 60, 20), (4, 60, 49), (4, 120, 49), (2, 240, 5), (4, 240, 59)]
+)
+def test_a_neighbours_burst_at_the_end_of_a_run_accuses_no_rank(ranks: int, steps: int, seed: int) -> None:
+    """It slows one rank for its last 12 to 17 steps, some only in the optimizer; one follows another for 35."""
+    assert find_stragglers(simulate(seed, ranks=ranks, steps=steps, machine="crowded")) == []
+
+
 @pytest.mark.parametrize("cause", ["compute", "data"])
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_five_percent_within_ten_steps_on_a_quiet_machine(cause: str, ranks: int) -> None:
