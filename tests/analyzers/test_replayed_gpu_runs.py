@@ -110,6 +110,21 @@ def test_a_host_whose_lateness_the_network_hides_in_a_third_of_the_steps(tmp_pat
     assert "step_without_it_ms" not in slow.evidence
 
 
+def test_calls_alone_show_a_late_host_though_the_network_hides_it_for_eleven_steps(tmp_path: Path) -> None:
+    """From step 46 on, when its lead is spent, to 67, and again from 78 on."""
+    (slow,) = fired(FSDP2, tmp_path, Delay(where="data", on="host"), calls=True)
+    assert (slow.ranks, slow.evidence["late_side"], slow.first_step) == ((1,), "host", 46)
+    assert 0 < slow.evidence["excess_ms"] < 30
+    assert "before the forward pass, on its host" in slow.summary
+
+
+def test_a_host_that_is_late_in_every_second_step(tmp_path: Path) -> None:
+    (slow,) = fired(DDP, tmp_path, Delay(ms=80, where="data", on="host", since=20, every=2))
+    assert (slow.ranks, slow.evidence["late_side"], slow.evidence["pattern"]) == ((1,), "host", "pauses")
+    assert slow.first_step == pytest.approx(20, abs=2)
+    assert slow.evidence["excess_ms"] == pytest.approx(33, abs=7), "the step grew by 33 ms in the mean"
+
+
 def test_a_gain_within_the_noise_of_the_steps_before_is_not_predicted(tmp_path: Path) -> None:
     """Steps took 64 ms before, and 49 ms since its device lost 5 ms in each: the network had been slow."""
     (slow,) = fired(FSDP2, tmp_path, Delay(ms=5))

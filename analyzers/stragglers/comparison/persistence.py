@@ -8,7 +8,7 @@
    does not count as noise.
 3. Outlier blocks form runs. The median excess of a run must exceed the smallest effect of interest, k times the noise
    (k grows with the number of places tried), and the spread of the peers in the same observations; and most of its
-   single observations must agree.
+   single observations must agree. Where a run with single other blocks in it fails, its parts are tried.
 4. Its begin and end are the observations that maximise the sum of (excess - half the effect).
 5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show.
 6. Precedent: the excess must be well above that of any rank in any other window of the same length. Lasting noise
@@ -74,13 +74,15 @@ def find_segments(
         limits = _Limits(
             smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size, least=min_length
         )
-        for row, first, last in _runs(blocks, max(smallest, SHARED.outlier_sigmas * noise) / 2):
-            begin, end = offset + first * length, offset + last * length
-            if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
-                continue
-            segment = _judge(excess, (row, begin, end), limits, policy, found)
-            if segment is not None:
-                found.append(segment)
+        threshold = max(smallest, SHARED.outlier_sigmas * noise) / 2
+        for gap in (2, 1):  # where a run of most blocks is none, its parts may be
+            for row, first, last in _runs(blocks, threshold, gap):
+                begin, end = offset + first * length, offset + last * length
+                if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
+                    continue
+                segment = _judge(excess, (row, begin, end), limits, policy, found)
+                if segment is not None:
+                    found.append(segment)
     found = [segment for segment in found if not _has_precedent(excess, segment, found, policy)]
     return sorted(found, key=lambda segment: -segment.effect)
 
@@ -122,12 +124,12 @@ def _noise(blocks: npt.NDArray[np.float32], policy: PersistencePolicy) -> float:
     return max(difference_sigma(blocks), policy.min_noise_ratio)
 
 
-def _runs(blocks: npt.NDArray[np.float32], threshold: float) -> Iterator[tuple[int, int, int]]:
-    """(row, first block, one after the last) of runs above the threshold; a single block below does not end a run."""
+def _runs(blocks: npt.NDArray[np.float32], threshold: float, gap: int) -> Iterator[tuple[int, int, int]]:
+    """(row, first block, one after the last) of runs above the threshold; it takes `gap` blocks below to end one."""
     hot = blocks >= threshold
     for row in np.flatnonzero(hot.any(axis=1)):
         places = np.flatnonzero(hot[row])
-        for run in np.split(places, np.flatnonzero(np.diff(places) > 2) + 1):
+        for run in np.split(places, np.flatnonzero(np.diff(places) > gap) + 1):
             yield int(row), int(run[0]), int(run[-1]) + 1
 
 
