@@ -11,6 +11,7 @@ launched, the host was late.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from analyzers.account.device.device_timings import is_stamped
 from analyzers.account.time_classes import GAPS, OWN_PHASES, late
@@ -55,10 +56,11 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
 
 
 def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
-    found = in_newest_steps(source, attempt, slow, peers, _median_late_ms)
+    read = partial(_late_ms, typical="avg" if slow.paused_ratio else "median")
+    found = in_newest_steps(source, attempt, slow, peers, read)
     if not slow.has_peers:  # without peers compare with its own past
         spans = (slow.first_step, slow.last_step), (0, slow.first_step - 1)
-        now, before = (_median_late_ms(source, attempt, [slow.rank], *span) for span in spans)
+        now, before = (read(source, attempt, [slow.rank], *span) for span in spans)
         found = now, before
     if not all(found):
         return ""
@@ -68,13 +70,13 @@ def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence
     return "device" if more_ms <= (1 - SHARED.agreement_ratio) * slow.excess_ms else ""
 
 
-def _median_late_ms(
-    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int
+def _late_ms(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str
 ) -> dict[str, float]:
-    """Median time per step (ms) in which devices waited for their hosts."""
+    """Typical time per step (ms) in which devices waited for their hosts; of a rank that pauses it is the mean."""
     total = " + ".join(late(place) for place in (*OWN_PHASES, *GAPS))
     ((ms,),) = source.rows(
-        f"SELECT median({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "
+        f"SELECT {typical}({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "
         "AND step BETWEEN ? AND ? AND stamped_steps > 0",
         [attempt, list(ranks), first_step, last_step],
     )
