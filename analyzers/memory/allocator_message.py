@@ -6,7 +6,7 @@
 
 The message is of the moment of the failure. A snapshot that is taken later, when the stack has unwound, is not: there
 the tensors of the failed step are freed. Figures that the message lacks are absent, never 0: cuBLAS, cuDNN and NCCL say
-only that there was no memory.
+only that there was no memory, and NVML does not count a process's memory everywhere.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _FIGURES = {
 }
 _HOLDER = re.compile(rf"Process (\d{{1,10}}) has {_BYTES} memory in use")
 MAX_HOLDERS = 8
+UNCOUNTED_BYTES = 1 << 64
+"""NVML_VALUE_NOT_AVAILABLE as torch prints it: 17179869184.00 GiB."""
 
 
 def memory_of_message(
@@ -43,12 +45,14 @@ def memory_of_message(
     the process number it differently, as in a container.
     """
     found: dict[str, Any] = {
-        name: _bytes(match[1], match[2]) for name, pattern in _FIGURES.items() if (match := pattern.search(message))
+        name: held
+        for name, pattern in _FIGURES.items()
+        if (match := pattern.search(message)) and (held := _bytes(match[1], match[2])) is not None
     }
-    holders = [[int(pid), _bytes(number, unit)] for pid, number, unit in _HOLDER.findall(message)]
+    holders = [[int(pid), held] for pid, number, unit in _HOLDER.findall(message) if (held := _bytes(number, unit))]
     if "allocated_bytes" in found and "unused_bytes" in found:
         found["reserved_bytes"] = found["allocated_bytes"] + found["unused_bytes"]
-    if "own_bytes" not in found and (own := _own(holders, found, own_pids)):
+    if not _FIGURES["own_bytes"].search(message) and (own := _own(holders, found, own_pids)):
         holders.remove(own)
         found["own_bytes"] = own[1]
     if holders:
@@ -93,8 +97,9 @@ def holders_text(evidence: Mapping[str, Any]) -> str:
     return ", ".join(str(holder).replace(": ", " with ") for holder in holders[:2]) + (f" and {rest} more" * (rest > 0))
 
 
-def _bytes(number: str, unit: str) -> int:
+def _bytes(number: str, unit: str) -> int | None:
     try:
-        return round(float(number) * _UNITS[unit])
-    except ValueError:  # "1.2.3": a damaged text
-        return 0
+        found = round(float(number) * _UNITS[unit])
+    except (ValueError, OverflowError):  # "1.2.3", or hundreds of digits: a damaged text
+        return None
+    return found if found < UNCOUNTED_BYTES else None

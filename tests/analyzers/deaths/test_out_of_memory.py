@@ -105,6 +105,17 @@ def test_a_holder_of_a_known_number_is_the_rank_itself_however_little_it_holds()
     assert memory_of_message(text)["others_bytes"] == 49 * 2**30
 
 
+@pytest.mark.parametrize("uncounted", ["17179869184.00 GiB", "0 bytes", f"{'9' * 400} GiB"])
+def test_memory_that_nvml_does_not_count_is_no_figure(uncounted: str) -> None:
+    """NVML gives -1 for a process's memory on WSL, on shared devices and without permission to account."""
+    text = FULL_OF_OTHERS.replace("60.00 GiB", uncounted).replace("10.00 GiB", uncounted)
+    assert not {"others_bytes", "holders"} & set(memory_of_message(text))
+    found = _raised(text.replace("8.60 GiB", uncounted))
+    assert "process" not in found.summary
+    assert next_step(found).startswith("Set PYTORCH_CUDA_ALLOC_CONF")
+    assert others_hold_it(found.evidence) is False
+
+
 def _raised(message: str, error: str = "OutOfMemoryError") -> Finding:
     world = World()
     world.event("exception", 0.01, rank=1, type=error, message=message)

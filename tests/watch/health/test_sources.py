@@ -225,6 +225,15 @@ def test_xids_are_received_until_a_device_is_lost() -> None:
         xids.wait(0.01)
 
 
+@pytest.mark.parametrize("refused", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])
+def test_a_driver_that_permits_no_events_is_one_error(refused: str) -> None:
+    nvml = FakeNvml()
+    nvml.failing[refused] = 4  # NVML_ERROR_NO_PERMISSION
+    with pytest.raises(ReadingError, match="cannot be received"):
+        Xids(nvml).wait(0.01)
+    assert all(reading.values["gpu_utilization_ratio"] == 0.97 for reading in Nvml(nvml).read())
+
+
 @contextmanager
 def exporter(page: dict[str, str]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
