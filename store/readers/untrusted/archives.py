@@ -68,6 +68,8 @@ class PlainMember(tarfile.TarInfo):
                 raise SourceError(f"holds a header of {self.size:,} bytes: the rest was not read")
         elif self.type == tarfile.GNUTYPE_SPARSE:
             raise SourceError(_HOLES)
+        elif self.size > MAX_BYTES:  # the library would skip it block by block, beyond the end of the archive too
+            raise SourceError(f"holds a file of {self.size:,} bytes: the rest was not read")
         found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
         return found
 

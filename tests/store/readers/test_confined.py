@@ -95,6 +95,15 @@ def test_a_header_of_a_tar_is_bounded(tmp_path: Path, kind: bytes) -> None:
     assert not is_shared(path)
 
 
+def test_a_member_that_is_larger_than_any_that_is_read_is_not_skipped_block_by_block(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("rank0.log")
+    member.size = 1 << 50
+    path = tmp_path / "e.tar"
+    path.write_bytes(member.tobuf(tarfile.GNU_FORMAT) + b"step 1 loss 2.0\n".ljust(512, b"\0"))
+    with pytest.raises(SourceError, match="holds a file of 1,125,899,906,842,624 bytes"):
+        archives.expand(path, tmp_path)
+
+
 def test_long_names_that_are_names_are_read(tmp_path: Path) -> None:
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         path, into = tmp_path / f"{form}.tar", tmp_path / f"into-{form}"
