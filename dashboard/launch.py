@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -77,7 +76,7 @@ class DashboardServer:
     def close(self) -> None:
         """Stop the server."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.terminate()  # a SIGINT is a traceback while it starts
             try:
                 self._process.wait(5)
             except subprocess.TimeoutExpired:
@@ -95,7 +94,9 @@ class DashboardServer:
     def _start(self, command: list[str], environment: dict[str, str], url: str) -> None:
         """Start the server at an address, and wait until it answers."""
         self.url = url
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(  # its problems are on standard error
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             self._await_ready()
         except BaseException:

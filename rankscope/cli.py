@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Collection
 from types import ModuleType
@@ -52,7 +54,7 @@ from rankscope.commands import (
 )
 from rankscope.help_text.plain_command import PlainCommand, PlainGroup
 from rankscope.process_end.end_signals import run_to_signal
-from rankscope.process_end.lost_output import EXIT_LOST_OUTPUT, lost_output
+from rankscope.process_end.lost_output import EXIT_LOST_OUTPUT, lost_output, reopen_closed_streams
 
 __all__ = ["app", "main"]
 
@@ -106,6 +108,7 @@ _NUMBERS = {"integer": "must be a whole number", "number": "must be a number"}
 
 def main() -> None:
     """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
+    reopen_closed_streams()
     try:
         words = sys.argv[1:]
         if words:
@@ -131,10 +134,18 @@ def main() -> None:
             raise
         sys.stderr.write(f"rankscope: {_import_problem(package, error)}\n")
         code = 2
-    except OSError as error:
-        if not (problem := lost_output(error)):
+    except SystemExit as end:  # typer and rich end a command so whose reader has enough (`| head`)
+        if not isinstance(end.__context__, BrokenPipeError):
             raise
-        code = _report_lost_output(problem)
+        code = 128 + signal.SIGPIPE
+    except OSError as error:
+        if problem := lost_output(error):
+            code = _report_lost_output(problem)
+        elif isinstance(error, FileNotFoundError) and not _has_folder():
+            sys.stderr.write("rankscope: the current folder was deleted: cd to another one\n")
+            code = 2
+        else:
+            raise
     if problem := lost_output():
         code = _report_lost_output(problem)
     sys.exit(code)
@@ -146,6 +157,15 @@ def _entry(name: str) -> Callable[..., Any]:
     some = copy.copy(app)
     some.registered_commands = [one for one in app.registered_commands if one.name == name] or app.registered_commands
     return typer.main.get_command(some)
+
+
+def _has_folder() -> bool:
+    """Return False if the folder in which the command was started is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _report_lost_output(problem: str) -> int:

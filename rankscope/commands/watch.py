@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import RunArgument
+from rankscope.terminal import RunArgument, fail
 
 __all__ = ["EPILOG", "watch"]
 
@@ -29,8 +29,13 @@ def watch(
     ] = "",
 ) -> None:
     """Record and supervise a run that trains on this node (`train` starts it by itself)."""
+    from store import StoreError
     from watch.node_process import run_watch
 
     arguments = [str(run), "--node-rank", str(node_rank), "--listen", listen]
     arguments += ["--tls-cert", tls_cert, "--tls-key", tls_key, "--token-file", token_file]
-    raise typer.Exit(run_watch(arguments))
+    try:
+        code = run_watch(arguments)
+    except StoreError as error:  # such as a read-only folder
+        fail(str(error))
+    raise typer.Exit(code)

@@ -1,5 +1,6 @@
 """Report a failing standard output (a full disk, `/dev/full`) in one line instead of a traceback.
 
+reopen_closed_streams()                 # first: a shell may have closed some (`<&-`)
 if problem := lost_output(error):       # "No space left on device", where it is standard output's error
     ...
 """
@@ -10,11 +11,24 @@ import errno
 import os
 import sys
 
-__all__ = ["EXIT_LOST_OUTPUT", "lost_output"]
+__all__ = ["EXIT_LOST_OUTPUT", "lost_output", "reopen_closed_streams"]
 
 EXIT_LOST_OUTPUT = 74
 """EX_IOERR of sysexits.h."""
 _ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def reopen_closed_streams() -> None:
+    """Open closed standard streams to nowhere: Python's are None, and the next file would get their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(number, True)
+        setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115 - to the end of the process
 
 
 def lost_output(error: OSError | None = None) -> str:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.factories import make_run
+
+ROOT = Path(__file__).resolve().parents[2]
 FULL = Path("/dev/full")
 
 
@@ -24,3 +27,37 @@ def test_it_is_one_line_whenever_it_shows(arguments: list[str], unbuffered: str)
         )
     assert done.stderr == "rankscope: standard output: No space left on device. Not everything was written.\n"
     assert done.returncode == 74
+
+
+def _in_shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ["/bin/sh", "-c", script, sys.executable]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "<&- >&-"])
+@pytest.mark.parametrize("command", ["top runs/latest", "mcp runs", "version"])
+def test_closed_streams_are_nowhere(tmp_path: Path, command: str, stream: str) -> None:
+    make_run(tmp_path, ranks=1, steps=5)
+    done = _in_shell(f'exec "$0" -m rankscope {command} </dev/null {stream}', tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["doctor", "compare a b", "prepare text --tokenizer bytes --out x"])
+def test_a_deleted_folder_is_one_line(tmp_path: Path, command: str) -> None:
+    done = _in_shell(f'mkdir gone; cd gone; rmdir ../gone; exec "$0" -m rankscope {command}', tmp_path)
+    assert (done.returncode, done.stderr) == (2, "rankscope: the current folder was deleted: cd to another one\n")
+
+
+@pytest.mark.parametrize("command", [["analyze", "runs/latest"], ["explain"], ["fleet", "runs"]])
+def test_a_reader_that_has_enough_is_the_end_by_sigpipe(tmp_path: Path, command: list[str]) -> None:
+    """Not 1: that is what `--fail-on` found."""
+    make_run(tmp_path, ranks=1, steps=5)
+    reader, writer = os.pipe()
+    os.close(reader)
+    words, environment = [sys.executable, "-m", "rankscope", *command], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
