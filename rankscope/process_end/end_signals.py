@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
@@ -19,6 +21,7 @@ from analyzers.report.terminal.lost_terminal import leave_lost_terminal
 __all__ = ["run_to_signal"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+AGAIN_S = 0.05
 Result = TypeVar("Result")
 
 
@@ -39,6 +42,16 @@ class _Received:
             leave_lost_terminal()
             raise _EndRequest
 
+    def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Repeat the signal where its exception could not pass: in a callback of the garbage collector, say."""
+        if not isinstance(ignored.exc_value, _EndRequest):
+            sys.__unraisablehook__(ignored)
+            return
+        number, self.number = self.number, 0
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
     def leave(self) -> None:
         """Give the signals back: after the command, and in a process forked from this one."""
         for number in SIGNALS:
@@ -57,6 +70,7 @@ def _is_in_foreground() -> bool:
 def run_to_signal(command: Callable[[], Result]) -> Result:
     """Run a command to its end, or to a signal: then SystemExit with its code. `nohup` stays respected."""
     received = _Received()
+    sys.unraisablehook = received.raise_again
     os.register_at_fork(after_in_child=received.leave)
     try:
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and _is_in_foreground():

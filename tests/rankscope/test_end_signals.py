@@ -35,12 +35,25 @@ def quiet():  # closes as it does at its end
     except KeyboardInterrupt:
         return None
 
+def in_a_callback():  # where Python ignores what is raised
+    class Sent:
+        def __del__(self):
+            os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+    Sent()
+    try:
+        signal.sigtimedwait([], 60)
+        print("went on")
+    finally:
+        print("closed")
+
 def in_a_string():  # as where a module makes its classes
     exec("command()")
 
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-chosen = {"of_typer": of_typer, "in_a_string": in_a_string, "quiet": quiet}.get(sys.argv[1], command)
+chosen = {
+    "of_typer": of_typer, "in_a_string": in_a_string, "quiet": quiet, "in_a_callback": in_a_callback,
+}.get(sys.argv[1], command)
 sys.exit(run_to_signal(chosen))
 """
 
@@ -51,7 +64,7 @@ def _run(how: str, name: str) -> tuple[int, list[str], str]:
     return done.returncode, done.stdout.split("\n")[:-1], done.stderr
 
 
-@pytest.mark.parametrize("how", ["plain", "error", "of_typer", "in_a_string", "quiet"])
+@pytest.mark.parametrize("how", ["plain", "error", "of_typer", "in_a_string", "quiet", "in_a_callback"])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_the_code_is_the_signals_and_what_was_opened_is_closed(how: str, name: str) -> None:
     assert _run(how, name) == (128 + getattr(signal, name), ["closed"], "")
