@@ -1,8 +1,22 @@
-"""`python -m rankscope` is the `rankscope` command."""
+"""`python -m rankscope` and the `rankscope` command."""
 
 from __future__ import annotations
 
-from rankscope.cli import main
+import signal
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command. Ctrl-C while its modules are imported ends the process at once, without a traceback."""
+    if is_default := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from rankscope.cli import main as run
+
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -31,10 +31,11 @@ class _EndRequest(KeyboardInterrupt):
 
 
 class _Received:
-    """Handler of both; `number` is the first that came."""
+    """Handler of both; `number` is the first that came. `is_interrupted`: Ctrl-C came."""
 
     def __init__(self) -> None:
         self.number = 0
+        self.is_interrupted = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.number:  # a second one would break off the end
@@ -42,21 +43,32 @@ class _Received:
             leave_lost_terminal()
             raise _EndRequest
 
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.is_interrupted = True
+        signal.default_int_handler(number, frame)
+
     def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
         """Repeat the signal where its exception could not pass: in a callback of the garbage collector, say."""
         if not isinstance(ignored.exc_value, _EndRequest):
             sys.__unraisablehook__(ignored)
             return
-        number, self.number = self.number, 0
-        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        while True:
+            try:
+                number, self.number = self.number, 0
+                again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+                again.daemon = True
+                again.start()
+                return
+            except _EndRequest:  # it came before this function was left, where it would be ignored, too
+                continue
 
     def leave(self) -> None:
         """Give the signals back: after the command, and in a process forked from this one."""
         for number in SIGNALS:
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) == self.interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _is_in_foreground() -> bool:
@@ -75,13 +87,17 @@ def run_to_signal(command: Callable[[], Result]) -> Result:
     try:
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and _is_in_foreground():
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a script began it so, and it has the terminal
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, received.interrupt)
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, received)
         result = command()
-    except BaseException:
+    except BaseException as error:
         if received.number:
             raise SystemExit(128 + received.number) from None
+        if received.is_interrupted and isinstance(error, Exception):
+            raise SystemExit(128 + signal.SIGINT) from None
         raise
     finally:
         received.leave()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,23 @@ def _run(how: str, name: str) -> tuple[int, list[str], str]:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_the_code_is_the_signals_and_what_was_opened_is_closed(how: str, name: str) -> None:
     assert _run(how, name) == (128 + getattr(signal, name), ["closed"], "")
+
+
+@pytest.mark.parametrize("how", ["error", "of_typer"])
+def test_ctrl_c_that_a_library_turned_into_an_error_is_one_too(how: str) -> None:
+    assert _run(how, "SIGINT") == (130, ["closed"], "")
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.sigtimedwait([], 60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-m", "rankscope", "version"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_nohup_is_respected() -> None:
