@@ -115,8 +115,11 @@ def _deaths(
     age_s = math.inf if now_ns is None else (now_ns - newest_ns) / 1e9
     if age_s < DeathPolicy().report_s and not any(death.cause != "vanished" for death in roots):
         return []  # the launcher may still report how it died
-    if age_s < DeathPolicy().others_follow_s and roots and all(death.exit_code == 0 for death in roots):
-        return []  # the others may end well, too
+    if now_ns is not None and roots and all(death.exit_code == 0 for death in roots):
+        going_on = set(view.ranks) - {death.rank for death in deaths}
+        newest_ns = max((newest_ns, *(view.ranks[rank].last_ns for rank in going_on)))
+        if (now_ns - newest_ns) / 1e9 < DeathPolicy().others_follow_s:
+            return []  # the others may end well, too, and those that still record do not need it
     if not roots:
         return _without_a_root(view, deaths, log, now_ns=now_ns, again=again)
     if _aborted_on_mismatch(view, roots):

@@ -123,6 +123,19 @@ def test_while_a_run_lives_an_exit_with_code_0_counts_once_the_others_have_not_f
     assert (finding.cause, finding.ranks) == ("exit", (1,))
 
 
+def test_while_others_record_an_exit_with_code_0_is_no_loss() -> None:
+    """A rank that had less to do, in a script whose ranks do not wait for one another."""
+    world = World()
+    world.event("rank_exit", 0.1, exit_rank=1, exit_code=0, signal=None, pid=1, message="")
+    exit_ns, world.now_ns = world.now_ns, world.after(80.0)
+    for rank in (0, 2, 3):
+        world.span(rank, "forward")
+    assert lost(world, world.after(5.0)) == []
+    assert world.after(5.0) > exit_ns + 80 * 10**9
+    (finding,) = lost(world, world.after(12.0))
+    assert (finding.cause, finding.ranks) == ("exit", (1,))
+
+
 def test_the_agents_sigterm_to_all_is_a_termination() -> None:
     world = World()
     for rank in range(4):
