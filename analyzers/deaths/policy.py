@@ -15,8 +15,8 @@ class DeathPolicy:
     """Seconds after a death before it counts as one without a cause, while the run lives. Source: the launcher polls
     every 0.1 s and `watch` reads once a second, so its exit status arrives within this time."""
     others_follow_s: float = 10.0
-    """Seconds after a rank's exit with code 0, and without a record of the others, in which they may end well, too,
-    while the run lives. Source: two ranks on an H100 left their communicators 2 s apart."""
+    """Seconds without a record after a rank's exit with code 0 in which the others may end well, too, while the run
+    lives. Source: two ranks on an H100 left their communicators 2 s apart."""
     before_launcher_s: float = 3.0
     """Seconds before the end of a launcher was noticed: a rank that ended earlier did not end because of it. Source:
     `watch` looks once a second, and a busy machine delays it."""
