@@ -36,6 +36,7 @@ class _Received:
     def __init__(self) -> None:
         self.number = 0
         self.is_interrupted = False
+        self.report_ignored = sys.unraisablehook
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.number:  # a second one would break off the end
@@ -50,7 +51,7 @@ class _Received:
     def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
         """Repeat the signal where its exception could not pass: in a callback of the garbage collector, say."""
         if not isinstance(ignored.exc_value, _EndRequest):
-            sys.__unraisablehook__(ignored)
+            self.report_ignored(ignored)
             return
         while True:
             try:
@@ -101,6 +102,7 @@ def run_to_signal(command: Callable[[], Result]) -> Result:
         raise
     finally:
         received.leave()
+        sys.unraisablehook = received.report_ignored
     if received.number:  # instead of the code of a Ctrl-C, or of a command that closed as it does at its end
         raise SystemExit(128 + received.number)
     return result
