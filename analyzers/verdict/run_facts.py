@@ -17,6 +17,7 @@ from analyzers.account.named_phases import named_phases
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.numerics.loss.learning import loss_fall
+from analyzers.numerics.policy_loss import policy_attempts
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import captures
 from analyzers.run.calls.snapshot import attempts
@@ -210,7 +211,8 @@ def _validation(source: Source) -> dict[str, Any] | None:
 def _learning(source: Source) -> dict[str, Any]:
     """First and last finite loss of the committed steps, and the fall of the loss in units of its noise.
 
-    `loss_lost_at_step`: the step from which on no loss was finite until the end.
+    `loss_lost_at_step`: the step from which on no loss was finite until the end. A policy's loss has no fall: its size
+    measures no progress.
     """
     rows = source.rows(
         """
@@ -221,7 +223,7 @@ def _learning(source: Source) -> dict[str, Any]:
     )
     losses = [float(loss) for _, loss in rows if math.isfinite(loss)]
     lost = list(itertools.takewhile(lambda row: not math.isfinite(row[1]), reversed(rows)))
-    fall = loss_fall(losses)
+    fall = None if policy_attempts(source) else loss_fall(losses)
     return {
         "first_loss": _round(losses[0], 5) if losses else None,
         "last_loss": _round(losses[-1], 5) if losses else None,

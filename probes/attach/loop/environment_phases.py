@@ -1,11 +1,13 @@
 """Record interaction with reinforcement-learning environments as phase `environment`.
 
     environments = EnvironmentPhases(phases)
-    environments.patch(imports)
+    undo = environments.patch(imports)
 
 The phase is one span from the first action after an update to the start of training: an action may take only
 microseconds, too short for a span each. It includes the policy that chooses the actions. Environments are recognised by
-their libraries' base classes and wrappers.
+their libraries' base classes and wrappers, one that a loop writes itself by the policy: a distribution of torch that
+scores its own sample without a gradient, as PPO does for each action and REINFORCE for its loss; variational models
+use `rsample`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import distributions
 
 from ...fail_open import failing_open
 from ..patching.on_import import OnImport
+from ..patching.replaced import replaced
 
 __all__ = ["ENVIRONMENT", "EnvironmentPhases"]
 
@@ -34,6 +41,8 @@ _PLACES = (
     ("pettingzoo.utils.wrappers.order_enforcing", "OrderEnforcingWrapper", "step"),
     ("torchrl.envs.common", "EnvBase", "step"),
 )
+_POLICIES = (distributions.Categorical, distributions.Bernoulli, distributions.Normal, distributions.MultivariateNormal)
+"""Distributions that others (`Independent`, one-hot, subclasses of RL libraries) are made of."""
 
 
 class _Phases(Protocol):
@@ -45,7 +54,11 @@ class _Phases(Protocol):
 
     def begin(self) -> None: ...
 
+    def leave(self, kind: str) -> None: ...
+
     def is_in(self, kind: str) -> bool: ...
+
+    def is_here(self, *, trains: bool) -> bool: ...
 
 
 class EnvironmentPhases:
@@ -53,11 +66,30 @@ class EnvironmentPhases:
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
+        self._sampled: WeakSet[distributions.Distribution] = WeakSet()
 
-    def patch(self, imports: OnImport) -> None:
-        """Wrap the classes of imported libraries now, and those of others when they are imported."""
+    def patch(self, imports: OnImport) -> list[Callable[[], None]]:
+        """Wrap the classes of the libraries that are imported, and of the others once they are, and torch's
+        distributions. Returns what undoes the last.
+        """
         for module, owner, method in _PLACES:
             imports.when(module, partial(self._patch, owner, method))
+
+        # A compiled policy is traced through these: the compiler takes functions there, no methods.
+        def is_here() -> bool:
+            return self._phases.is_here(trains=False)
+
+        def applies() -> bool:
+            return not torch.compiler.is_compiling() and is_here()
+
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            return self._sample(*args, **kwargs)
+
+        def score(*args: Any, **kwargs: Any) -> Any:
+            return self._score(*args, **kwargs)
+
+        wrapped = (("sample", sample), ("log_prob", score))
+        return [replaced(one, name, by, applies=applies) for one in _POLICIES for name, by in wrapped]
 
     def _patch(self, owner: str, method: str, module: ModuleType) -> None:
         environment_class = getattr(module, owner, None)
@@ -65,8 +97,25 @@ class EnvironmentPhases:
             self._phases.replace(environment_class, method, self._act)
 
     def _act(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._phases.is_in(ENVIRONMENT):
-            with failing_open("attach.environment"):
-                self._phases.begin()
-                self._phases.enter(ENVIRONMENT)
+        with failing_open("attach.environment"):
+            self._acts()
         return real(*args, **kwargs)
+
+    def _acts(self) -> None:
+        if not self._phases.is_in(ENVIRONMENT):
+            self._phases.begin()
+            self._phases.enter(ENVIRONMENT)
+
+    def _sample(self, real: Callable[..., Any], policy: distributions.Distribution, *args: Any, **kwargs: Any) -> Any:
+        with failing_open("attach.environment"):
+            self._sampled.add(policy)
+        return real(policy, *args, **kwargs)
+
+    def _score(self, real: Callable[..., Any], policy: distributions.Distribution, *args: Any, **kwargs: Any) -> Any:
+        with failing_open("attach.environment"):
+            has_gradient = any(getattr(value, "requires_grad", False) for value in (*args, *kwargs.values()))
+            # A model may sample within its training pass: that is the model's own time.
+            if policy in self._sampled and not has_gradient and not self._phases.is_in("forward"):
+                self._phases.leave("evaluate")
+                self._acts()
+        return real(policy, *args, **kwargs)

@@ -143,8 +143,9 @@ class LoopPhases:
         self._fetches.patch()
         self.replace(clip_grad, "_get_total_norm", self._total_norm)
         self._undo.append(replaced(torch.jit, "script", script_without_hooks))
-        for library in (Saves(self), TrlPhases(self), EnvironmentPhases(self), self._scaling):
+        for library in (Saves(self), TrlPhases(self), self._scaling):
             library.patch(self._imports)
+        self._undo += EnvironmentPhases(self).patch(self._imports)
         self._imports.when(FSDP1, lambda module: self.replace(module.FullyShardedDataParallel, _CLIP, self._total_norm))
         self._undo.append(self._imports.remove)
 

@@ -89,3 +89,71 @@ def test_a_loop_that_trains_in_between_has_a_phase_for_each_action(environment: 
     ]
     assert kinds == [*["forward", "environment"] * 3, "backward", "optimizer"]
     assert recorded(tmp_path / "run", "SELECT count(*) FROM steps") == [(2,)]
+
+
+class Policy(nn.Module):
+    """Chooses with a distribution: in `forward`, as some write it, or in a method, as CleanRL does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Linear(4, 2)
+
+    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.distributions.Categorical(logits=self.actor(state))
+        action = chosen.sample()
+        return action, chosen.log_prob(action)
+
+
+@pytest.mark.parametrize("is_method", [True, False])
+def test_a_policy_that_scores_its_own_samples_acts_in_an_environment_of_the_loop(
+    is_method: bool, tmp_path: Path
+) -> None:
+    policy = Policy()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    attach(policy, optimizer, run_dir=tmp_path / "run", watch=False)
+    for _ in range(2):
+        states, actions = torch.ones(5, 4), []
+        for state in states:
+            with torch.no_grad():
+                actions.append((policy.forward if is_method else policy)(state)[0])
+        for _ in range(2):
+            scores = torch.distributions.Categorical(logits=policy.actor(states)).log_prob(torch.stack(actions))
+            (-scores.mean()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    detach()
+    rows = recorded(tmp_path / "run", "SELECT step FROM spans WHERE kind = 'environment' ORDER BY start_ns")
+    assert rows == [(1,), (3,)]
+    assert recorded(tmp_path / "run", "SELECT count(*) FROM steps") == [(4,)]
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert policy_attempts(store) == {0}
+    assert not hasattr(torch.distributions.Categorical.log_prob, "__wrapped__")
+
+
+def test_other_uses_of_distributions_are_no_environment(tmp_path: Path) -> None:
+    """A variational loss scores its own sample with a gradient, a flow its data, and a language model only samples."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    prior = torch.distributions.Normal(torch.zeros(4), torch.ones(4))
+    for _ in range(2):
+        posterior = torch.distributions.Normal(model(torch.ones(1, 4)), torch.ones(4))
+        latent = posterior.rsample()
+        (posterior.log_prob(latent) - prior.log_prob(latent)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        prior.sample()
+        torch.distributions.Categorical(logits=torch.ones(3)).sample()
+    detach()
+    assert recorded(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'environment'") == [(0,)]
+
+
+def test_a_compiled_policy_is_left_whole(tmp_path: Path) -> None:
+    policy = Policy()
+    attach(policy, torch.optim.SGD(policy.parameters(), lr=0.1), run_dir=tmp_path / "run", watch=False)
+    compiled = torch.compile(policy.forward, backend="eager", fullgraph=True)
+    torch.manual_seed(0)
+    _, score = compiled(torch.ones(4))
+    detach()
+    torch.manual_seed(0)
+    assert torch.equal(score, policy(torch.ones(4))[1])
