@@ -174,7 +174,7 @@ def _without_a_root(
     all_ranks = tuple(sorted(view.ranks))
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
-    interrupted = _interruption(view, log)
+    interrupted = _interruption(view, log) or _request(view, log)
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
         return []  # a launcher ended them to restart; the node where the failure happened has the cause
     if interrupted:
@@ -244,6 +244,12 @@ def _interruption(view: AttemptView, log: EventLog) -> str:
             name = signal_name(-number)
             return f"its launcher got {name}" if name else "its launcher was interrupted"
     return ""
+
+
+def _request(view: AttemptView, log: EventLog) -> str:
+    """Name the signal of a launcher that is still ending; also in start-up, where no progress precedes the signal."""
+    signals = [event.text("signal") for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)]
+    return f"its launcher got {signals[0]}" if signals else ""
 
 
 def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], again: str) -> Finding:

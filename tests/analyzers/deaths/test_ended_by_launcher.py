@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analyzers.deaths.lost_ranks import GLOO, lost
+from tests.analyzers.deaths.lost_ranks import GLOO, POLICY, lost
+from tests.analyzers.judged import judged_losses
 from tests.analyzers.standstill import World
 
 
@@ -46,3 +47,16 @@ def test_of_a_part_of_the_world_nothing_is_said_about_the_other_ranks(error: str
     )
     assert all(text in finding.summary for text in expected), finding.summary
     assert "No rank is missing" not in finding.summary
+
+
+def test_a_signal_in_a_long_start_up_ended_the_ranks_before_their_launcher_recorded_its_own_end() -> None:
+    """Ranks that have not reached their first step show no progress before the signal."""
+    world = World(ranks=2)
+    for table in ("steps", "collectives"):
+        world.store.connection.execute(f"DELETE FROM {table}")
+    world.event("stop_requested", 1.0, node_rank=0, signal="SIGTERM")
+    for rank in (0, 1):
+        world.event("rank_state", 2.0, state_rank=rank, state="dead")
+    (finding,) = judged_losses(world.store, POLICY, world.after(5.0))
+    assert (finding.cause, finding.severity) == ("ended_from_outside", "info")
+    assert "before the first step: its launcher got SIGTERM" in finding.summary

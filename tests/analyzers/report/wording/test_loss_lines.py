@@ -53,6 +53,12 @@ def test_a_change_within_the_noise_has_no_direction() -> None:
     assert loss_line(facts).endswith("Between the first and the last tenth it changed by less than its noise.")
 
 
+def test_the_loss_of_a_policy_has_no_direction() -> None:
+    store = run([20.0 + step / 10 for step in range(60)])
+    store.add("spans", [{"attempt": 0, "rank": 0, "step": 1, "kind": "environment"}])
+    assert loss_line(run_facts(store, {})) == "20.0000 at the start, 25.9000 at the end"
+
+
 def test_one_loss_is_given_once() -> None:
     assert loss_line({"first_loss": 4.1, "last_loss": 4.1}) == "4.1000 at the start and at the end"
 
