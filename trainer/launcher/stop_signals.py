@@ -4,7 +4,7 @@
         stop.listen()                            # once nothing is forked any more: it starts a thread
         with stop.raising(SignalException):      # the first signal raises this in the main thread
             ...
-        stop.ranks_left_s()                      # what ranks still have; None while no signal came
+        stop.ranks_left_s()                      # what ranks that are told now have; None while no signal came
 
 1. First signal: `actions.announce` records it, then `actions.report` prints what is known. Meanwhile the main thread
    ends the ranks.
@@ -128,10 +128,12 @@ class StopSignals:
             self._announced.wait(ANNOUNCE_S)
 
     def ranks_left_s(self) -> float | None:
-        """Seconds until ranks that still run are killed; None while no signal came."""
-        if not self.number:
-            return None
-        return max(0.0, rank_grace_s(self._grace_s()) + KILL_MARGIN_S - self._elapsed_s())
+        """Seconds after which ranks that are told now are killed; None while no signal came.
+
+        Each counts its grace period from when it is told, which a busy machine or a slow disk delays.
+        """
+        left_s = self.records_left_s()
+        return None if left_s is None else min(rank_grace_s(self._grace_s()) + KILL_MARGIN_S, left_s)
 
     def records_left_s(self) -> float | None:
         """Seconds that the last ingestion may take; None while no signal came."""

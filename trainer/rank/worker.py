@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     def left_without_checkpoint(number: int) -> None:
         recorder.event(event_kinds.PREEMPTED, signal=_name(number), checkpoint_step=None)
 
-    stop = StopRequest(rank_grace_s(config.recovery.grace_s), on_timeout=left_without_checkpoint)
+    stop = StopRequest(rank_grace_s(config.recovery.grace_s), on_unsaved=left_without_checkpoint)
     register(run, attempt, identity.rank)
     try:
         setup = _Setup(identity=identity, config=config, plan=plan, device=device, faults=faults, store=store, run=run)
@@ -167,6 +167,9 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     )
     try:
         outcome = train(session)
+    except BaseException:
+        stop.record_unsaved()  # a peer whose grace period ended first breaks this rank's collectives
+        raise
     finally:
         training.close()
     if outcome == "stopped" and identity.rank == 0:
@@ -233,11 +236,12 @@ class StopRequest:
     the time is counted by a thread, which the C handler wakes through a pipe.
     """
 
-    def __init__(self, grace_s: float, on_timeout: Callable[[int], None]) -> None:
+    def __init__(self, grace_s: float, on_unsaved: Callable[[int], None]) -> None:
         self.signal = 0
         """The first signal that asked; 0 if none did."""
         self.grace_s = grace_s
-        self._on_timeout = on_timeout
+        self._on_unsaved = on_unsaved
+        self._recording, self._is_recorded = threading.Lock(), False
         self._received_at: dict[int, float] = {}
         self._fence_at = 0.0
         reader, writer = os.pipe()
@@ -254,6 +258,14 @@ class StopRequest:
             fence.check()
         return self.signal != 0
 
+    def record_unsaved(self, number: int = 0) -> None:
+        """Record once that this rank leaves without a checkpoint, if it was asked to stop."""
+        number = number or self.signal
+        with self._recording:
+            if number and not self._is_recorded:
+                self._is_recorded = True
+                self._on_unsaved(number)
+
     def _received(self, number: int, frame: FrameType | None) -> None:
         # A launcher passes its own signal on, so the first of another kind, or one right after, is the same request.
         now = time.monotonic()
@@ -266,7 +278,7 @@ class StopRequest:
             pass  # watch's request for stacks, or another signal that has a handler
         time.sleep(self.grace_s)
         try:
-            self._on_timeout(number)
+            self.record_unsaved(number)
         finally:
             os._exit(128 + number)
 

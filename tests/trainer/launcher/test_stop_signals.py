@@ -14,8 +14,8 @@ from typing import IO
 import pytest
 
 from tests.trainer.launcher.stop_actions import NoActions
-from trainer.launcher.stop_signals import REPEAT_S, StopSignals
-from trainer.stop_budget import budget_s, rank_grace_s
+from trainer.launcher.stop_signals import ANNOUNCE_S, REPEAT_S, StopSignals
+from trainer.stop_budget import KILL_MARGIN_S, budget_s, rank_grace_s
 
 LAUNCHER = """
 import ctypes, signal, sys
@@ -100,6 +100,15 @@ def test_the_main_thread_is_interrupted_once_and_not_where_it_must_not_be() -> N
         assert left_s is not None
         assert left_s > 0
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("grace_s", [1.0, 20.0])
+def test_ranks_that_are_told_late_keep_their_grace_period(grace_s: float) -> None:
+    with StopSignals(_Told(), grace_s=lambda: grace_s) as stop:
+        assert stop.ranks_left_s() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop._began_s = time.monotonic() - ANNOUNCE_S  # recording the stop took as long as it may
+        assert stop.ranks_left_s() == rank_grace_s(grace_s) + KILL_MARGIN_S
 
 
 @pytest.mark.parametrize(("ignored", "is_kept"), [(signal.SIGHUP, True), (signal.SIGINT, False)])
