@@ -29,6 +29,11 @@ EXAMPLES = ROOT / "examples" / "attach"
 _PRELOADED = ["torch", "torch.distributed.fsdp", "torch.nn.parallel", "torch.utils.data"]
 
 
+def preload(*modules: str) -> None:
+    """Import these once for the ranks of all tests: called where a module of tests is imported, before any rank."""
+    _PRELOADED.extend(modules)
+
+
 @functools.cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")

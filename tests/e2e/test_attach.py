@@ -105,6 +105,7 @@ def test_an_unchanged_script_is_recorded_and_not_changed(tmp_path: Path, plain_d
         [*command, str(plain_ddp / "plain_ddp.py"), "--save", "ours.pt"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        forks_python=True,
     )
     assert done.returncode == 0, done.stderr
     assert same(tmp_path / "ours.pt", plain_ddp / "alone.pt")

@@ -18,8 +18,10 @@ from analyzers.run.records.evaluations import evaluations
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.e2e.launched import rankscope
-from tests.e2e.script_ranks import ROOT, ScriptRanks
+from tests.e2e.script_ranks import ROOT, ScriptRanks, preload
 from tests.waiting import wait_for
+
+preload("transformers.trainer", "transformers.models.llama.modeling_llama", "lightning")
 
 STEPS = 16
 WORLD = {"huggingface": 2, "lightning": 1}

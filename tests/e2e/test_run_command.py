@@ -45,7 +45,8 @@ for step in range(30):
 
 def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
-    return run_python(["-m", "rankscope", "run", "--nproc-per-node", "2", "train.py", end], cwd=folder, timeout_s=200)
+    command = ["-m", "rankscope", "run", "--nproc-per-node", "2", "train.py", end]
+    return run_python(command, cwd=folder, timeout_s=200, forks_python=True)
 
 
 ENDS = usually(

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +21,7 @@ from rankscope.cli import app
 from store.readers.dumps import debug_server
 from store.readers.dumps.debug_server import DebugServerError, fetch_dumps
 from tests.e2e.launched import rankscope
+from tests.forked import ForkedPython
 from tests.ports import free_port
 from tests.rankscope.test_json_schema import checked
 from tests.support.simulator.recorder_dumps import START_NS, Job
@@ -54,19 +54,12 @@ PAGE = """<section class="content"><h1>FlightRecorder</h1>
 def test_a_job_that_hangs_now(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text(HANGS)
     port, master_port = free_port(), free_port()
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(master_port),
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}
     with (tmp_path / "log").open("wb") as log:
         command = [*torchrun, "--master-port", str(master_port), "hangs.py", str(port)]
-        job = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+        options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "start_new_session": True}
+        job = ForkedPython(command, forks_python=True, stdout=log, stderr=log, **options)
     try:
         said = tmp_path / "log"
         wait_for(lambda: said.read_bytes().count(b"ready") == 2, "both ranks in front of the fifth call")

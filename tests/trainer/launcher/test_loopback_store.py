@@ -62,6 +62,7 @@ def test_a_script_on_one_machine_is_launched_on_loopback(tmp_path: Path, options
     (tmp_path / "train.py").write_text(SCRIPT)
     root = Path(__file__).parents[3]
     command = ["-m", "rankscope", "run", *options, "--nproc-per-node", "2", "train.py"]
-    done = run_python(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, timeout_s=110)
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = run_python(command, cwd=tmp_path, env=environment, timeout_s=110, forks_python=True)
     heard = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("HEARD")]
     assert heard == [["localhost", LOOPBACK]] * 2, done.stdout + done.stderr
