@@ -281,6 +281,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each interpreter would compile what it imports: a CPU-second
     signal.signal(signal.SIGTERM, _interrupt)  # the groups end with it
     signal.signal(signal.SIGINT, _interrupt)  # a shell starts background jobs with SIGINT ignored, and tests send it
     try:
