@@ -11,8 +11,8 @@ __all__ = ["Launched", "wait_for"]
 
 LEAST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
-PAUSE_RATIO = 3.0
-"""Pause in units of what asking took: at most a quarter of a core goes to a condition."""
+PAUSE_RATIO = 9.0
+"""Pause in units of what asking took: a tenth of a core goes to a condition, unless the longest pause is too short."""
 
 
 class Launched(Protocol):
