@@ -9,6 +9,7 @@ what has begun and not ended (replaced at each tick), `<table>` shows both. Only
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 from probes.tape.format.schema import SCHEMA_VERSION, TABLES, Column, Table
@@ -76,6 +77,7 @@ def create_statements() -> list[str]:
     return statements
 
 
+@functools.cache
 def fingerprint() -> str:
     """Changes with every change of a table; a store with another one is rebuilt from the tapes."""
     return hashlib.sha256(f"{SCHEMA_VERSION}\n{chr(10).join(create_statements())}".encode()).hexdigest()[:16]

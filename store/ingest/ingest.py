@@ -48,7 +48,7 @@ from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import ReadState, load, save
 from store.ingest.retention import fold_calls, retirable
-from store.ingest.store_file import create, identity_of, known_store, load_read_only
+from store.ingest.store_file import create, identity_of, known_store, load_read_only, remember
 from store.ingest.tail import NewEvents, NewRecords, Problem, Tail, anchor_of
 from store.ingest.transaction import Transfer
 
@@ -269,6 +269,7 @@ class Ingester:
         self._pending_problem = ""
         self._state = self._state.updated(changes)
         self._identity = identity_of(self.path)
+        remember(self.path, self._state)
         return transfer
 
     def _take_all(self, transfer: Transfer, thorough: bool) -> None:

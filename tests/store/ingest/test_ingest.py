@@ -19,6 +19,7 @@ from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError, StoreLockedError, rebuild
 from store.ingest import ingest as ingest_module
+from store.ingest import store_file
 from store.ingest.rank_folders import NodeFolders
 from store.ingest.read_positions import ReadState
 from store.ingest.tail import NewRecords, Tail
@@ -101,6 +102,28 @@ def test_a_killed_ingester_loses_nothing_and_repeats_nothing(tmp_path: Path) -> 
     incremental = contents(run)
     rebuild(run)
     assert contents(run) == incremental
+
+
+def test_what_an_unchanged_store_has_read_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "runs", steps=3)
+    with Store.open(run) as store:
+        assert store.rows("SELECT max(step) FROM steps") == [(3,)]
+    opened = list[Path]()
+    connect = store_file.connect_attached
+
+    def counting(paths: dict[str, Path], *, wait_s: float) -> duckdb.DuckDBPyConnection:
+        opened.extend(paths.values())
+        return connect(paths, wait_s=wait_s)
+
+    monkeypatch.setattr(store_file, "connect_attached", counting)
+    with Store.open(run) as store:
+        assert store.rows("SELECT max(step) FROM steps") == [(3,)]
+    assert opened == []
+    with duckdb.connect(str(run.store())) as connection:  # another process has written it
+        connection.execute("UPDATE ingest_meta SET generation = generation + 1")
+    with Store.open(run) as store:
+        assert store.rows("SELECT max(step) FROM steps") == [(3,)]
+    assert opened == [run.store()]
 
 
 def test_a_killed_rank_keeps_all_its_records(tmp_path: Path) -> None:
