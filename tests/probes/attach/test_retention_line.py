@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from probes.attach.attach import attach, detach
 from probes.attach.launch.announcement import VARIABLE as ANNOUNCED_IN
 from probes.attach.retention_line import retention_line
+from tests.forked import run_python
 
 WINDOW = {"retain": "window", "retain_s": 120.0, "budget_mb": 4.0}
 LINE = "records: tapes and single calls of the last 120 s, at most 4 MB a rank and hour"
@@ -73,6 +72,7 @@ def test_other_ranks_later_attempts_and_runs_that_keep_everything_do_not(
 @pytest.mark.slow
 def test_a_launched_program_says_it_once(tmp_path: Path) -> None:
     settings = [word for name, value in WINDOW.items() for word in ("--set", f"probes.{name}={value}")]
-    command = [sys.executable, "-m", "rankscope", "run", *settings, "--nproc-per-node", "2", "--no-python", "/bin/true"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    command = ["-m", "rankscope", "run", *settings, "--nproc-per-node", "2", "--no-python", "/bin/true"]
+    done = run_python(command, cwd=tmp_path, forks_python=True)
+    assert done.returncode == 0, done.stderr
     assert done.stderr.count(f"rankscope: {LINE}\n") == 1
