@@ -32,7 +32,6 @@ __all__ = [
     "has_uncompared_gaps",
     "load_places",
     "load_timings",
-    "others_median",
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
@@ -254,20 +253,3 @@ def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int,
     if not any(placed for *_, placed in rows):
         stage |= stages_of_messages(source, attempt)
     return stage, {rank: tuple(coordinates) for rank, _, coordinates, placed in rows if placed}
-
-
-def others_median(values: Matrix) -> Matrix:
-    """For each rank (row) and observation the median of the *other* rows: a slow rank is not compared with itself.
-
-    Needs two rows or more. From the order statistics around the middle, without sorting once per rank.
-    """
-    num = len(values)
-    half = num // 2
-    if num % 2 == 0:
-        low, high = np.partition(values, (half - 1, half), axis=0)[half - 1 : half + 1]
-        even: Matrix = np.where(values >= high, low, high)
-        return even
-    low, middle, high = np.partition(values, (half - 1, half, half + 1), axis=0)[half - 1 : half + 2]
-    below, above, around = (middle + high) / 2, (low + middle) / 2, (low + high) / 2
-    odd: Matrix = np.where(values > middle, above, np.where(values < middle, below, around))
-    return odd

@@ -21,12 +21,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from analyzers.account.timings import others_median
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.memory.limits import limits
 from analyzers.memory.policy import MemoryPolicy
 from analyzers.policy import SHARED
+from analyzers.robust import others_median
 from analyzers.run.calls.snapshot import attempts
 from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope

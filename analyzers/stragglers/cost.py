@@ -20,9 +20,9 @@ from analyzers.account.timings import Timings
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Severity
 from analyzers.policy import SHARED
-from analyzers.robust import sigma
+from analyzers.robust import complete, sigma
 from analyzers.source import Source
-from analyzers.stragglers.comparison.peer_comparison import Straggler, complete, step_before_ms
+from analyzers.stragglers.comparison.peer_comparison import Straggler, step_before_ms
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
 from analyzers.whatif.what_if import why_withheld, without

@@ -20,10 +20,11 @@ from dataclasses import replace
 import numpy as np
 
 from analyzers.account.device.device_timings import DEVICE
-from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
+from analyzers.robust import complete, others_median
 from analyzers.source import Ints, Source, floats, ints
-from analyzers.stragglers.comparison.peer_comparison import Straggler, complete, measured, outlasts_bursts
+from analyzers.stragglers.comparison.peer_comparison import Straggler, measured, outlasts_bursts
 from analyzers.stragglers.comparison.persistence import find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 

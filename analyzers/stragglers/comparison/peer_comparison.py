@@ -27,9 +27,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.timings import WHOLE_STEP, Matrix, Timings, others_median
+from analyzers.account.timings import WHOLE_STEP, Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import sigma
+from analyzers.robust import complete, others_median, sigma, with_median_rest
 from analyzers.source import Ints
 from analyzers.stragglers.comparison.change_point import crowding, find_changes, steps_for_crowding
 from analyzers.stragglers.comparison.pauses import find_pauses
@@ -39,7 +39,6 @@ from analyzers.stragglers.policy import StragglerPolicy
 __all__ = [
     "Cause",
     "Straggler",
-    "complete",
     "find_stragglers",
     "is_large",
     "is_significant",
@@ -48,7 +47,6 @@ __all__ = [
     "outlasts_bursts",
     "places_of",
     "step_before_ms",
-    "with_median_rest",
     "within_step_growth",
     "without_side_effects",
 ]  # fmt: skip
@@ -234,13 +232,6 @@ def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
     return bool(np.quantile(usual, 0.5, method="lower") > policy.small_place_ratio)
 
 
-def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
-    """Own work with all other places at their median, so that only the noise of this place is left."""
-    rest = np.median(together, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
-    with_rest: Matrix = values + np.maximum(rest, 0.0)
-    return with_rest
-
-
 def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -> bool:
     """Return True if most of a rank's loss by pauses lies in steps that `steady` already covers."""
     slow = np.zeros(len(excess_ms), dtype=bool)
@@ -300,19 +291,6 @@ def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
     grown_ms = max(slow.step_ms - before_ms, 0.0)
     share = grown_ms / slow.excess_ms
     return replace(slow, excess_ms=grown_ms, factor=1 + (slow.factor - 1) * share)
-
-
-def complete(values: Matrix) -> Matrix:
-    """Replace missing values (NaN) by the median of the other ranks, which is neutral."""
-    holes = np.isnan(values)
-    if not holes.any():
-        return values
-    columns = np.flatnonzero(holes.any(axis=0))
-    filled = values.copy()
-    for column in columns:
-        there = values[~holes[:, column], column]
-        filled[holes[:, column], column] = np.median(there) if len(there) else 0.0
-    return filled
 
 
 def measured(

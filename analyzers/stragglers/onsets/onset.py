@@ -20,9 +20,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import difference_sigma
+from analyzers.robust import difference_sigma, others_median
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.comparison.corroboration import some_peers
 from analyzers.stragglers.comparison.peer_comparison import Straggler

@@ -23,18 +23,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
+from analyzers.robust import complete, others_median, with_median_rest
 from analyzers.stragglers.comparison.change_point import find_changes
 from analyzers.stragglers.comparison.peer_comparison import (
     Cause,
     Straggler,
-    complete,
     is_significant,
     num_steps_of,
     outlasts_bursts,
     places_of,
-    with_median_rest,
     without_side_effects,
 )
 from analyzers.stragglers.comparison.persistence import Segment
@@ -43,8 +42,6 @@ from analyzers.stragglers.policy import StragglerPolicy
 __all__ = ["find_slower_than_before"]
 
 _LEAST_MS = 1e-3
-_KNEE = 2.0
-"""Ratio to the usual work above which ratios are compressed; slowdowns up to a factor of two are not."""
 
 
 def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
@@ -92,9 +89,10 @@ def _usual(whole: Matrix) -> Matrix:
 
 
 def _compressed(ratios: Matrix) -> Matrix:
-    """Ratios above `_KNEE` on a scale of logarithms: the noise of a rank that takes 50 times as long is 50 times its
+    """Ratios above a doubling on a scale of logarithms: the noise of a rank that takes 50 times as long is 50 times its
     former one, and would hide that it changed."""
-    return np.where(ratios > _KNEE, _KNEE * (1 + np.log(np.maximum(ratios, _KNEE) / _KNEE)), ratios).astype(np.float32)
+    knee = SHARED.doubled_factor
+    return np.where(ratios > knee, knee * (1 + np.log(np.maximum(ratios, knee) / knee)), ratios).astype(np.float32)
 
 
 def _is_its_own(values: Matrix, whole: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:

@@ -25,12 +25,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import sigma
+from analyzers.robust import complete, others_median, sigma
 from analyzers.source import Source
 from analyzers.stragglers.comparison.arrivals import waits_ms
-from analyzers.stragglers.comparison.peer_comparison import Straggler, complete, num_steps_of
+from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
 
 __all__ = ["dated_at", "with_place_onset", "with_unstamped_onset"]
 

@@ -16,10 +16,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzers.account.timings import Matrix, Timings, load_timings, others_median
+from analyzers.account.timings import Matrix, Timings, load_timings
 from analyzers.policy import SHARED
+from analyzers.robust import complete, others_median
 from analyzers.source import Source
-from analyzers.stragglers.comparison.peer_comparison import Straggler, complete, num_steps_of
+from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
 from analyzers.stragglers.onsets.place_onset import dated_at
 
 __all__ = ["from_first_step", "to_newest_step"]

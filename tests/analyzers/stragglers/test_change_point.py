@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzers.account.timings import Matrix, others_median
+from analyzers.account.timings import Matrix
+from analyzers.robust import others_median
 from analyzers.stragglers.comparison.change_point import find_changes
 from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from analyzers.stragglers.policy import ChangePolicy

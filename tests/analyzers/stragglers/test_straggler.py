@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analyzers.account.timings import OWN_PHASES, Timings, others_median
+from analyzers.account.timings import OWN_PHASES, Timings
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.report.wording.explained import why
+from analyzers.robust import others_median
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.stragglers.analyze import stragglers
