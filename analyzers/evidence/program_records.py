@@ -13,6 +13,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.hangs.stacks import Stack, StackGroup, group, is_library, odd_ones
 from analyzers.health.analyze import NUM_CHECKS, device_health, unread_of_devices
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.wording import ranks_text, sentence
@@ -21,8 +22,6 @@ from store.readers.programs.rows import StackOfProcess
 __all__ = ["device_findings", "stack_findings"]
 
 MAX_FRAMES = 6
-MIN_PROCESSES = 3
-"""Minimum number of processes for a majority from which one may differ."""
 _LIBRARY = re.compile(r"torch/|(?:threading|selectors|queue|socket|ssl)\.py:")
 """Frames of libraries as py-spy shortens them."""
 _SYSTEM = re.compile(
@@ -50,7 +49,7 @@ def device_findings(source: Source) -> list[Finding]:
 def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
     """The processes that stand elsewhere than most, where most wait in communication."""
     groups = group([Stack(pid=one.pid, rank=one.rank, frames=_own(one.frames)) for one in read])
-    odd = odd_ones(groups) if len(read) >= MIN_PROCESSES else ()
+    odd = odd_ones(groups) if len(read) >= SHARED.min_times else ()
     most = groups[0]
     waits = any(_WAITS.search(frame) for one in read if _own(one.frames) == most.frames for frame in one.frames)
     if not odd or not waits:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 
 __all__ = ["LossFall", "loss_fall"]
 
 _WINDOW_RATIO = 0.1  # first and last tenth of the steps: long enough for a median, short enough to be an end
-_MIN_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class LossFall:
 
 
 def loss_fall(losses: Sequence[float]) -> LossFall | None:
-    """Fall of finite `losses` in the order of training; None for fewer than 20 steps.
+    """Fall of finite `losses` in the order of training; None for fewer than twice `SHARED.min_steps`.
 
     The noise is the robust spread (MAD) of differences between neighbours over sqrt(2), which the trend of a falling
     loss hardly touches.
     """
-    if len(losses) < _MIN_STEPS:
+    if len(losses) < 2 * SHARED.min_steps:
         return None
-    window = max(5, int(len(losses) * _WINDOW_RATIO))
+    window = max(SHARED.block_steps, int(len(losses) * _WINDOW_RATIO))
     steps = [after - before for before, after in itertools.pairwise(losses)]
     noise = sigma(steps) / 2**0.5
     return LossFall(

@@ -8,15 +8,12 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.numerics.loss_scale import LOWEST_SCALE
+from analyzers.numerics.policy import LossScalePolicy
 from analyzers.policy import SHARED
 
 __all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite"]
 
-WARM_UP_LINES = 20
-"""First lines, in which fp16 searches its loss scale and gradient norms overflow normally."""
-_WARM_UP_STEPS = 100
-MIN_HALVINGS_RATIO = 4.0
-"""Minimum ratio of the largest to the last loss scale; bf16 prints 1 in every line."""
+_WARM_UP = LossScalePolicy().warm_up_steps
 DO = (
     "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
     "names the operation."
@@ -31,7 +28,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     bad_norm = [row["step"] for row in rows if _is_bad(row.get("grad_norm"))]
     if not bad_loss:
         last = max((place for place, row in enumerate(rows) if _is_bad(row.get("grad_norm"))), default=0)
-        if last < WARM_UP_LINES and len(rows) - 1 - last >= len(bad_norm):
+        if last < _WARM_UP and len(rows) - 1 - last >= len(bad_norm):
             bad_norm = []  # finite afterwards: the search for a loss scale
     first = min((*bad_loss, *bad_norm), default=None)
     if first is None:
@@ -91,7 +88,7 @@ def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     largest = max(rows, key=lambda row: row["loss_scale"])
     first = next(row for row in rows if row["step"] >= largest["step"] and row["loss_scale"] <= LOWEST_SCALE)
-    if largest["loss_scale"] < MIN_HALVINGS_RATIO * rows[-1]["loss_scale"]:
+    if largest["loss_scale"] < SHARED.clear_factor * rows[-1]["loss_scale"]:  # bf16 prints 1 in every line
         return []
     return [
         Finding(
@@ -123,7 +120,8 @@ def _is_bad(value: object) -> bool:
 def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Report steps that the trainer skipped because gradients overflowed, except in the search for a loss scale."""
     rows = sorted((row for row in steps if row.get("skipped") is not None), key=lambda row: row["step"])
-    late = [row for row in rows if row["step"] > _WARM_UP_STEPS and row["skipped"]]
+    # A line counts the skipped steps since the line before it, so those of the warm-up appear later.
+    late = [row for row in rows if row["step"] > SHARED.doubled_factor * _WARM_UP and row["skipped"]]
     num = sum(row["skipped"] for row in late)
     if not late:
         return []
