@@ -24,8 +24,7 @@ from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.plugin_calls.named import MAX_OF_A_KIND, folded
-from analyzers.run.findings.open_findings import closed_findings, reported_findings
-from analyzers.run.findings.recorded_findings import recorded_findings
+from analyzers.run.findings.open_findings import closed_findings, recorded_findings, reported_findings
 from analyzers.run.policy import stall_policy
 from analyzers.run.records.file_problems import file_problems
 from analyzers.run.records.remembered import Remembered

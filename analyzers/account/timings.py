@@ -10,6 +10,7 @@ are in the order of execution, by each rank's own order of records, so clocks th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,20 +19,11 @@ import numpy.typing as npt
 
 from analyzers.account.device.device_timings import DEVICE, device_rows, has_device_calls, is_stamped
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
-from analyzers.run.records.derived_stages import stages_of_messages
 from analyzers.source import Ints, Source, floats, ints
 
 __all__ = [
-    "COMPUTE_PHASES",
-    "GAPS",
-    "OWN_PHASES",
-    "WHOLE_STEP",
-    "Matrix",
-    "Timings",
-    "has_host_gaps",
-    "has_uncompared_gaps",
-    "load_places",
-    "load_timings",
+    "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "WHOLE_STEP", "Matrix", "Timings", "has_host_gaps", "has_uncompared_gaps",
+    "load_places", "load_timings", "stages_of_messages",
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
@@ -42,6 +34,8 @@ peers is slow; equal steps prove nothing, since ranks in lockstep have equal ste
 _EPOCH = 1 << 40
 CP, TP = 2, 3
 """Positions of the context- and tensor-parallel coordinates in the tuples of `load_places`."""
+FIRST_STEPS = 2
+"""Steps at the start of an attempt that are read; senders and receivers do not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,3 +247,39 @@ def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int,
     if not any(placed for *_, placed in rows):
         stage |= stages_of_messages(source, attempt)
     return stage, {rank: tuple(coordinates) for rank, _, coordinates, placed in rows if placed}
+
+
+def stages_of_messages(source: Source, attempt: int) -> dict[int, int]:
+    """{rank: position} in a pipeline whose ranks recorded no place in a mesh; empty where messages are not chains.
+
+    The first stage begins with a send, every other one with a receive from the stage before it. Ranks that exchange
+    messages in another pattern (a ring) have no order, and nothing is returned.
+    """
+    if not source.has("collectives"):
+        return {}
+    rows = source.rows(
+        """
+        SELECT rank, arg_min(op, issue_ns), arg_min(peer, issue_ns) FROM collectives
+        WHERE attempt = ? AND op IN ('send', 'recv') AND peer IS NOT NULL
+          AND step <= (SELECT min(step) FROM collectives WHERE attempt = ?) + ?
+        GROUP BY rank
+        """,
+        [attempt, attempt, FIRST_STEPS],
+    )
+    before = {int(rank): None if op == "send" else int(peer) for rank, op, peer in rows}
+    return _positions(before)
+
+
+def _positions(before: Mapping[int, int | None]) -> dict[int, int]:
+    """Positions along chains of {rank: the rank before it}; empty unless all chains are whole and of one length."""
+    positions: dict[int, int] = {}
+    for rank in before:
+        chain = [rank]
+        while (previous := before.get(chain[-1], -1)) is not None:
+            if previous < 0 or previous in chain:
+                return {}
+            chain.append(previous)
+        positions[rank] = len(chain) - 1
+    num_first = sum(position == 0 for position in positions.values())
+    counts = [list(positions.values()).count(position) for position in set(positions.values())]
+    return positions if len(counts) > 1 and all(count == num_first for count in counts) else {}

@@ -5,21 +5,33 @@
     #  bitwise identical in 60 steps."
 
 A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
-called better. A run with a shortcoming (`analyzers.compare.shortcomings`: it did not finish, it alone has a critical
+called better. A run with a shortcoming (`shortcoming`: it did not finish, it alone has a critical
 finding) or that trains another model may be called faster or lower in loss, but never better. If the runs have
 different numbers of tokens per step, the loss at equal steps does not count.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from analyzers.compare.loss_change import LossChange
 from analyzers.policy import SHARED
 from analyzers.stragglers.throughput import Change
 
-__all__ = ["answer", "loss_sentence", "speed_words"]
+if TYPE_CHECKING:
+    from analyzers.diagnose import Diagnosis
+
+__all__ = ["answer", "loss_sentence", "shortcoming", "speed_words"]
 
 FACTOR_FROM = 1.5
 """Ratio of times from which "1.50x faster" is printed instead of a percentage."""
+_ENDS = {
+    "failed": "ended with an error",
+    "given_up": "was given up",
+    "launcher_lost": "lost its launcher",
+    "interrupted": "was interrupted",
+    "preempted": "was preempted",
+}
 
 
 def answer(
@@ -92,3 +104,21 @@ def loss_sentence(loss: LossChange | None) -> str:
     if loss.difference == 0:
         end = "The loss is the same at the end"
     return f"{end}, and differs from step {loss.first_different_step:,} on.{other}"
+
+
+def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
+    """A clause without a subject on what the run has that the other has not; "" if there is nothing.
+
+    What both runs have decides nothing between them. An end that is not recorded is none that failed.
+    """
+    found = []
+    mine, others = (str(one.run.get("ended") or "") for one in (run, other))
+    if mine in _ENDS and others not in _ENDS:
+        step = run.run.get("steps")
+        found.append(_ENDS[mine] + (f" after step {step:,}" if isinstance(step, int) else ""))
+    has = {finding.kind for finding in other.fired if finding.severity == "critical"}
+    kinds = [finding.kind for finding in run.fired if finding.severity == "critical" and finding.kind not in has]
+    if kinds:
+        named = ", ".join(dict.fromkeys(kind.replace("_", " ").upper() for kind in kinds))
+        found.append(f"has a critical finding ({named})")
+    return " and ".join(found)

@@ -16,10 +16,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from analyzers.account.goodput import CATEGORIES
-from analyzers.compare.answer import answer
-from analyzers.compare.arguments import arguments
+from analyzers.compare.answer import answer, shortcoming
 from analyzers.compare.conditions import Run, conditions, tokens_of_step
-from analyzers.compare.shortcomings import shortcoming
 from analyzers.compare.step_parts import PLACES, StepParts, most_of_it, step_parts
 from analyzers.policy import SHARED
 from analyzers.run.records.evaluations import evaluations
@@ -33,7 +31,7 @@ from ..stragglers.throughput import Change, StepTimes, between, regression, step
 from .conditions import Difference
 from .loss_change import LossChange, loss_change
 
-__all__ = ["Comparison", "Side", "compare"]
+__all__ = ["Comparison", "Side", "arguments", "compare"]
 
 _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
 """Keys of a manifest that differ between any two runs."""
@@ -43,6 +41,8 @@ SHOWN_SETTINGS = 20
 _NAMED = ("settings", "versions", "conditions", "advice")
 _BY_NAME = ("phases", "validation", "goodput")
 _OF_FINDINGS = ("only_a", "only_b", "both", "findings")
+MAX_ARGUMENTS = 200
+MAX_VALUE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,3 +233,35 @@ def _validation(a: Source, b: Source) -> dict[str, tuple[float | None, float | N
         return {}
     last = (found_a[-1] if found_a else None, found_b[-1] if found_b else None)
     return {"last": last, "lowest": (min(found_a, default=None), min(found_b, default=None))}
+
+
+def arguments(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments of a script's command as settings: options by name, and the positional ones in order.
+
+    Empty for the trainer, whose settings are recorded.
+    """
+    command = manifest.get("command")
+    if not manifest.get("attached") or not isinstance(command, list):
+        return {}
+    words = [str(word) for word in command[:MAX_ARGUMENTS]]
+    found: dict[str, str] = {}
+    rest = []
+    while words:
+        word = words.pop(0)
+        if not _is_option(word):
+            rest.append(word)
+            continue
+        name, sign, value = word.partition("=")
+        if not sign:
+            values = []
+            while words and not _is_option(words[0]):
+                values.append(words.pop(0))
+            value = " ".join(values) or "set"
+        value = f"{found[name]}, {value}" if name in found else value
+        found[name[:MAX_VALUE_CHARS]] = value[:MAX_VALUE_CHARS]
+    return {**found, "arguments": " ".join(rest)[:MAX_VALUE_CHARS]} if rest else found
+
+
+def _is_option(word: str) -> bool:
+    """Return True for `-x` and `--name`; a negative number is a value."""
+    return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")

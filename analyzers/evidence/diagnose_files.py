@@ -20,20 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.analysis import FileAnalysis, file_analyses
-from analyzers.diagnose import Diagnosis, conclude, failed_check
+from analyzers.diagnose import Diagnosis, conclude, diagnose, failed_check
 from analyzers.evidence.job_lines import judge_lines
 from analyzers.evidence.joining import join
 from analyzers.evidence.judged import Judged, with_facts_of
-from analyzers.evidence.plugin_rows import judge_plugin_rows
 from analyzers.finding import Finding
 from analyzers.logs.wording import ANALYZER
+from analyzers.run.records.not_recorded import without_switches
 from probes.tape.redaction.printable import visible
 from store.readers.job.job_files import JobFiles, job_files, nothing_read
 from store.readers.job.job_rows import Progress
-from store.readers.plugins.plugin_formats import plugin_problems
+from store.readers.memory_store import MemoryStore
+from store.readers.plugins.plugin_formats import PluginRows, plugin_problems
 from store.readers.untrusted.external_files import SourceError, Survey
 
 __all__ = ["Progress", "SourceError", "diagnose_files"]
+_FACTS = ("num_ranks", "steps", "steps_not_measured_ratio", "steps_not_compared_ratio")
 
 
 def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -> Diagnosis:
@@ -106,3 +108,23 @@ def _with_verdict_of_logs(diagnosis: Diagnosis, files: JobFiles) -> Diagnosis:
     logs: Any = diagnosis.run.get("logs", {})
     text = unjudged[0].summary if unjudged else logs.get("outcome") if files.are_logs else ""
     return replace(diagnosis, verdict=text) if text else diagnosis
+
+
+def judge_plugin_rows(read: Sequence[PluginRows]) -> Judged:
+    """The findings over the rows of all plug-ins' files together, what they add to the facts, and the what-if.
+
+    The reasons for checks that were not made name no setting: Rankscope did not record the job. Events of logs are
+    judged with the other logs (`job_lines`): a plug-in's steps are counted as its program counts them, and cannot
+    stand in one table with the steps that a log printed.
+    """
+    with MemoryStore() as store:
+        for table in ("steps", "collectives", "events"):
+            if rows := [row for one in read for row in one.tables[table]]:
+                store.add(table, rows)
+        diagnosis = diagnose(store, {})
+        ((num_ranks,),) = store.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
+    facts = {name: diagnosis.run[name] for name in _FACTS if name in diagnosis.run}
+    facts["num_ranks"] = facts.get("num_ranks") or num_ranks or None
+    findings = [replace(one, summary=without_switches(one.summary)) for one in diagnosis.findings
+                if not (one.kind == "configuration" and one.status == "insufficient_data")]  # fmt: skip
+    return Judged(findings={"plugin": findings}, facts=facts, what_if=diagnosis.what_if)

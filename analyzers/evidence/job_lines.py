@@ -11,17 +11,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from analyzers.evidence.elapsed_durations import drop_elapsed
 from analyzers.evidence.judged import Judged
 from analyzers.evidence.log_findings import analyze
 from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of, printed_losses
-from analyzers.evidence.printed_steps import can_be_judged, printed_step_findings
+from analyzers.evidence.printed_steps import THROUGHPUT, can_be_judged, printed_step_findings
 from analyzers.evidence.program_records import device_findings, stack_findings
 from analyzers.finding import Finding
 from analyzers.logs.log_events import LogBook
+from analyzers.logs.policy import LogPolicy
+from analyzers.policy import SHARED
 from probes.tape.event_kinds import TRAINING_BEGAN
 from store.readers.job.job_files import JobFiles
 from store.readers.job.job_rows import Progress, read_lines
@@ -92,3 +94,37 @@ def _has_lines_alone(files: JobFiles) -> bool:
 def _left_open(log: ReadLog) -> Finding:
     what = "Hangs were not fully checked" if log.is_compared else "Hangs were not checked"
     return Finding.not_judged("hang", "hang", what, log.unjudged, in_part=log.is_compared)
+
+
+def drop_elapsed(steps: Sequence[dict[str, Any]]) -> None:
+    """Replace such durations of a rank by those that its lines have otherwise.
+
+    `Time: 29.5 sec` may be the duration of a step or a clock. A clock grows from line to line by the time that passed.
+    """
+    by_rank: dict[int, list[dict[str, Any]]] = {}
+    for row in steps:
+        if row.get("duration_ns") and row.get("otherwise") and not row.get("is_of_bar"):
+            by_rank.setdefault(row["rank"], []).append(row)
+    for rows in by_rank.values():
+        if len(rows) >= SHARED.many_values and _is_clock(rows):
+            for row in rows:
+                clock_ns = row["duration_ns"]
+                row.update(row.pop("otherwise"))
+                if row["start_ns"] is not None:
+                    row["start_ns"] += clock_ns - (row["duration_ns"] or 0)
+
+
+def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
+    values: list[int] = [row["duration_ns"] for row in rows]
+    ends: list[int | None] = [None if row["start_ns"] is None else row["start_ns"] + row["duration_ns"] for row in rows]
+    grown = [after - before for before, after in pairwise(values)]
+    passed = [after - before for before, after in pairwise(ends) if before is not None and after is not None]
+    needed = THROUGHPUT.agreement_ratio * len(grown)
+    if len(passed) < len(grown):  # no times
+        return values[-1] >= SHARED.clear_factor * values[0] and sum(one > 0 for one in grown) >= needed
+    grain_ns = LogPolicy().same_second_s * 1e9
+    num_equal = sum(
+        0 < one and abs(one - time) <= SHARED.equal_ratio * time + grain_ns
+        for one, time in zip(grown, passed, strict=True)
+    )
+    return num_equal >= needed and sum(one for one in grown if one > 0) > SHARED.explained_ratio * sum(passed)

@@ -48,10 +48,9 @@ from analyzers.stragglers.comparison.peer_comparison import (
     without_side_effects,
 )
 from analyzers.stragglers.cost import cost_of
-from analyzers.stragglers.onsets.onset import with_onset, without_delays
+from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, with_onset, without_delays
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from analyzers.stragglers.onsets.place_onset import with_place_onset, with_unstamped_onset
-from analyzers.stragglers.onsets.whole_run import from_first_step, to_newest_step
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.slow_place import host_gap, named_phase, slow_line

@@ -24,7 +24,7 @@ from rankscope.cli import app
 from store import Ingester, Store
 from tests.factories import make_run
 from tests.waiting import wait_for
-from trainer.launcher.terminal.live_ranks import LiveRanks
+from trainer.launcher.terminal.progress import LiveRanks
 
 
 def drawn(found: RankRows, *, max_rows: int, width: int = 140) -> str:

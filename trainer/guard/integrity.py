@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from analyzers.corruption.replicas import ALL_TENSORS, Corruption, Fingerprint, judge
 from probes.collectives.groups.group_label import group_label
@@ -47,7 +48,7 @@ from probes.tape.format.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.state import local_tensors, training_tensors
-from trainer.guard.replica_groups import ReplicaGroup, replica_group
+from trainer.layout.plan import Plan
 from trainer.training.rank_training import Training
 
 __all__ = ["Integrity", "IntegrityVote"]
@@ -321,3 +322,34 @@ def _signed(value: int) -> int:
     """Modulo 2^64, as a signed number; never the one that stands for "not recorded"."""
     value = (value + 2**63) % 2**64 - 2**63
     return value if value != UNSET["i64"] else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """Ranks that hold the same bits of a tensor, this one among them."""
+
+    label: str
+    members: tuple[int, ...]
+    coefficient: int
+    """Coefficient of this rank's vote; those of all members add up to zero."""
+
+
+def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:
+    """The ranks that hold what `rank` holds of a parameter or of its optimizer state."""
+    split = {"pp"}
+    if isinstance(tensor, DTensor):
+        names = tensor.device_mesh.mesh_dim_names or ()
+        # What is neither whole nor added up is split, in whatever way.
+        placements = zip(names, tensor.placements, strict=True)
+        joined = (name for name, placement in placements if not placement.is_replicate())
+        split |= {dim for name in joined for dim in name.split("+")}
+    at = plan.coordinates(rank)
+    members = tuple(
+        other
+        for other in range(plan.world_size)
+        if all(place == at[dim] for dim, place in plan.coordinates(other).items() if dim in split)
+    )
+    dims = [dim for dim, size in plan.sizes.items() if size > 1 and dim not in split]
+    label = group_label("+".join(dims) or "shard", members)
+    last = rank == members[-1]
+    return ReplicaGroup(label, members, 0 if len(members) == 1 else 1 - len(members) if last else 1)

@@ -2,8 +2,6 @@
 
 policy = exclusion_policy(run.manifest())
 reason_to_keep(finding, policy)              # "" if the finding asks for an exclusion, else the reason against it
-
-Which causes lie in the device is `analyzers.stragglers.replaceable`'s to say.
 """
 
 from __future__ import annotations
@@ -13,14 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.stragglers.replaceable import reason_to_stay
 from analyzers.wording import is_number
 from probes.settings.section import read
 from probes.settings.sections import Answer, RecoverySettings
+from probes.step_clock import GAPS
 
 __all__ = ["ExclusionPolicy", "exclusion_policy", "reason_to_keep"]
 
 _DEFAULT = RecoverySettings()
+_OF_DEVICE = ("compute", "gpu_clock")
+"""Causes that lie in the device."""
+_OTHERS = {
+    "data": "it waits for its data, which is read from outside of the device",
+    "host": "its host keeps it from running (another process, a collection, a lock or the disk), not its device",
+    "sequence_length": "it has longer sequences than its peers, so any device would be as slow",
+    "communication": "a link has two ends, and which of them is slow is not known",
+}
+_LASTING = ("chronic", "since")
+"""Patterns of a rank that is slow all the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,4 +71,26 @@ def reason_to_keep(finding: Finding, policy: ExclusionPolicy, *, has_experts: bo
         return "what the run would gain is not known"
     if speedup < policy.straggler_speedup:
         return f"the run would be {speedup:.2f}x as fast without it, below {policy.straggler_speedup:g}x"
+    return ""
+
+
+def reason_to_stay(finding: Finding, *, has_experts: bool = False) -> str:
+    """Why another device would not help; empty if it would. Pure.
+
+    `has_experts`: ranks hold different experts, so that what they compute depends on the routing of tokens.
+
+    A rank can be replaced for what its device does to it, never for what the run gives it to do: a slow rank on another
+    device would be as slow.
+    """
+    of = finding.evidence
+    if finding.cause not in _OF_DEVICE:
+        return _OTHERS.get(finding.cause, f"the cause {finding.cause or 'is unknown and'} does not act")
+    if finding.cause == "compute" and of.get("place") in GAPS:
+        return "it loses the time between phases, where the training code and not the device is at work"
+    if finding.cause == "compute" and has_experts:
+        return "ranks hold different experts, so more tokens for its experts slow it down as well"
+    if of.get("compared_with"):
+        return "no other rank has the same work, so its own may have grown"
+    if of.get("pattern") not in _LASTING:
+        return f"it is not slow all the time (pattern: {of.get('pattern')})"
     return ""

@@ -9,22 +9,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from analyzers.account.wait_split import pipelines
 from analyzers.communication.bandwidth import call_columns
 from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, loss
 from analyzers.figures.ranks import heatmap, rank_step
-from analyzers.figures.time import collectives, goodput
-from analyzers.finding import Finding
+from analyzers.figures.time import collectives, goodput, schedule
+from analyzers.figures.time.activity import schedule_of_step
+from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.loss import why_spike
 from analyzers.report.evidence import Drawing, drawings, moment
 from analyzers.report.html.page_frame import FigurePage, PlacedFigure, Section
-from analyzers.report.html.pipeline_section import pipeline_sections
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.terminal.why_spike_text import tables
-from analyzers.report.wording.account_lines import wall_s, what_if_line
+from analyzers.report.wording.account_lines import bubble_of, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
@@ -41,6 +42,7 @@ MAX_FINDINGS = 40
 MAX_DRAWN = 12
 """Findings whose evidence is drawn."""
 MAX_SETTINGS = 300
+MAX_ROWS = 64
 
 
 def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *, version: str = "") -> bytes:
@@ -297,3 +299,40 @@ def _detail(detail: Mapping[str, Any]) -> str:
             name, text = _measured(key, value)
             parts.append(f"{name} {text}".strip() if len(text) <= 120 else f"{name} {text[:119]}…".strip())
     return ", ".join(parts)[:400]
+
+
+def pipeline_sections(
+    source: Source, findings: Sequence[Finding], place: Callable[..., PlacedFigure]
+) -> Iterator[Section]:
+    """The section of the HTML page; none without a pipeline. `place` puts a figure onto the page."""
+    found = bubble_of(findings)
+    if found is None or found.attempt is None or found.last_step is None:
+        return
+    numbers = evidence_of(found)
+    figures = []
+    members = next((ranks for attempt, ranks in pipelines(source) if attempt == found.attempt), [])
+    pieces = schedule_of_step(source, found.attempt, found.last_step, members)
+    if len(pieces["stage"]):
+        what = "Forwards and backwards of each stage"
+        figures.append(place(schedule.draw(pieces), f"Step {found.last_step} as it ran", what=what))
+    expected = numbers["idle_expected_ratio"]
+    by_rank = list(numbers["idle_ratio_by_rank"].items())[:MAX_ROWS]
+    figures.append(
+        place(
+            schedule.idle({f"rank {rank}": share for rank, share in by_rank}, expected=expected),
+            "Bubble by rank", what="Idle share of each rank of the pipeline",
+        )
+    )  # fmt: skip
+    by_step = {int(step): share for step, share in numbers["idle_ratio_by_step"].items()}
+    what = "Idle share of the pipeline over the steps"
+    figures.append(place(schedule.idle_by_step(by_step, expected=expected), "Bubble by step", what=what))
+    rows = [(stage, f"{work_ms:.4g}") for stage, work_ms in list(numbers["work_ms_by_stage"].items())[:MAX_ROWS]]
+    yield Section(
+        title="Pipeline",
+        note=f"{found.summary} Means over {numbers['num_steps_measured']:,} typical steps. "
+        "The numbers in the drawn step are microbatches.",
+        figures=figures,
+        columns=("stage", "work a step, ms"),
+        numeric=(0, 1),
+        rows=rows,
+    )

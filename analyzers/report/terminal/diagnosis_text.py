@@ -17,7 +17,6 @@ from analyzers.finding import Finding, evidence_of
 from analyzers.kinds import KINDS
 from analyzers.policy import SHARED
 from analyzers.profiling.captures import capture_line
-from analyzers.report.terminal.trace_table import render_ranks
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
@@ -59,6 +58,16 @@ _REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step 
 MAX_VALUE = 120
 COPIED = "collect"
 """Commands and settings to copy: one per row, never cut."""
+_COLUMNS = {
+    "step_ms": "step",
+    "compute_ms": "compute",
+    "communication_ms": "communication",
+    "exposed_ms": "exposed",
+    "copies_ms": "copies",
+    "idle_ms": "idle",
+    "data_ms": "data",
+}
+MAX_ROWS = 64
 
 
 def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
@@ -326,3 +335,21 @@ def _columns() -> Table:
     table.add_column(min_width=8, max_width=12, overflow="fold")
     table.add_column(overflow="fold", ratio=1)
     return table
+
+
+def render_ranks(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print the slowest ranks' rows in the order of ranks; ms per step, and the hidden share of communication."""
+    from rich.table import Table
+
+    shown = sorted(sorted(rows, key=lambda row: -row["step_ms"])[:MAX_ROWS], key=lambda row: row["rank"])
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in ("rank", "steps", *_COLUMNS.values(), "overlapped"):
+        table.add_column(title, justify="right")
+    for row in shown:
+        hidden = row.get("overlap_ratio")
+        values = [f"{row[name]:.4g}" for name in _COLUMNS]
+        table.add_row(str(row["rank"]), str(row["steps"]), *values, "" if hidden is None else f"{100 * hidden:.0f} %")
+    console.print("\nMilliseconds a step", style="dim")
+    console.print(table)
+    if len(rows) > len(shown):
+        console.print(f"... and {len(rows) - len(shown)} more ranks (--format json has all)", style="dim")

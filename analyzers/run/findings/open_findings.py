@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
+from analyzers.plugin_calls.named import plugin_name, with_note
 from analyzers.run.records.event_log import parsed_detail
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["closed_findings", "is_same_finding", "may_last", "newest_reports", "reported_findings", "why_closed"]
+__all__ = [
+    "closed_findings", "is_same_finding", "may_last", "newest_reports", "recorded_findings", "reported_findings",
+    "why_closed",
+]  # fmt: skip
+MAX_EVENTS = 2_000
 
 
 def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
@@ -76,3 +82,45 @@ def is_same_finding(finding: Finding, report: Finding) -> bool:
     if finding.first_step is None or report.first_step is None or finding.ranks != report.ranks:
         return False
     return finding.first_step <= report.first_step <= (finding.last_step or finding.first_step)
+
+
+def recorded_findings(source: Source) -> list[Finding]:
+    """Findings of kinds that are not known here, as plug-ins recorded them live: the newest report of each.
+
+    A run is also read where other plug-ins are installed: what those of the run found must not vanish. One that was
+    over when the run ended has `ongoing` = False in its evidence.
+    """
+    if not source.has("events"):
+        return []
+    rows = source.rows(
+        "SELECT detail FROM events WHERE kind = ? ORDER BY wall_ns DESC LIMIT ?", [event_kinds.FINDING, MAX_EVENTS]
+    )
+    found: dict[str, Finding] = {}
+    over: set[str] = set()
+    for event in (parsed_detail(detail) for (detail,) in rows):
+        name, kind = str(event.get("id")), str(event.get("finding_kind"))
+        if name in found or kind in KINDS:
+            continue
+        finding = Finding.of_event(event)
+        if finding is None:
+            continue
+        if finding.status == "ok":
+            over.add(name)
+        elif finding.status in ("fired", "suspect"):
+            found[name] = _marked(finding, is_over=name in over)
+    return list(found.values())
+
+
+def _marked(finding: Finding, *, is_over: bool) -> Finding:
+    plugin = plugin_name(finding)
+    by = (
+        f"plug-in {plugin}, which is not installed here"
+        if plugin
+        else "plug-in or version of Rankscope that is not installed here"
+    )
+    evidence: dict[str, Any] = {**finding.evidence, **({"ongoing": False} if is_over else {})}
+    return replace(
+        finding,
+        summary=with_note(finding.summary, f"recorded live by {by}" if plugin else f"recorded live by a {by}"),
+        evidence=evidence,
+    )

@@ -8,15 +8,16 @@ Links, FIFOs and devices are listed as problems and not opened: that could read 
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from probes.tape.files.safe_open import LINK, NOT_PLAIN, open_plain
-from store.readers.untrusted.zstd import ZSTD, ZstdError, zstd_chunks
 
 __all__ = [
     "DOCUMENT_BYTES",
@@ -60,6 +61,38 @@ _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
 NO_RANK = "tells no rank"
 """Start of the reason why one rank's file could not be used among several."""
+
+
+ZSTD = b"\x28\xb5\x2f\xfd"
+"""The first bytes of a compressed file."""
+
+
+class ZstdError(ValueError):
+    """A compressed file that cannot be read; the text says why."""
+
+
+def zstd_chunks(path: Path, chunk_bytes: int) -> Iterator[bytes]:
+    """The file's content in pieces. Raises ZstdError."""
+    with open(path, "rb") as file, _decompressor(file) as stream:
+        while True:
+            try:
+                chunk = stream.read(chunk_bytes)
+            except Exception as error:  # each library has its own types
+                raise ZstdError(f"is damaged or cut off: {str(error)[:100]}") from None
+            if not chunk:
+                return
+            yield bytes(chunk)
+
+
+def _decompressor(file: Any) -> Any:
+    try:
+        return importlib.import_module("compression.zstd").ZstdFile(file)
+    except ModuleNotFoundError:
+        pass
+    try:
+        return importlib.import_module("pyarrow").CompressedInputStream(file, "zstd")
+    except ModuleNotFoundError:
+        raise ZstdError("is compressed by zstd: unpack it, or pip install pyarrow") from None
 
 
 class SourceError(ValueError):

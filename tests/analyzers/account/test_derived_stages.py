@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from analyzers.account.timings import load_places
-from analyzers.run.records.derived_stages import stages_of_messages
+from analyzers.account.timings import load_places, stages_of_messages
 from tests.analyzers.memory_store import MemoryStore
 
 

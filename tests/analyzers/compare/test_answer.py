@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.compare.answer import answer
-from analyzers.compare.arguments import arguments
+from analyzers.compare.answer import answer, shortcoming
 from analyzers.compare.loss_change import LossChange
-from analyzers.compare.shortcomings import shortcoming
+from analyzers.compare.two_runs import arguments
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.stragglers.throughput import Change

@@ -6,13 +6,14 @@ last step that is shown is the last step that is recorded.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,13 +26,15 @@ from probes.tape.events import read_events
 from probes.tape.format.reader import TapeError, read_segment, segment_paths
 from probes.tape.format.schema import UNSET
 from probes.tape.format.writer import COMPLETE
-from probes.tape.rundir import RunDir
+from probes.tape.rundir import RunDir, RunError
 from trainer.launcher.terminal.advice_line import advice_line
 from trainer.launcher.terminal.live_lines import FindingLines, print_wrapped
-from trainer.launcher.terminal.live_ranks import LiveRanks
 from trainer.layout.plan import Plan
 
-__all__ = ["PLAIN_LINE_S", "ProgressView"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["PLAIN_LINE_S", "LiveRanks", "ProgressView"]
 
 REFRESH_S = 0.25
 MIN_TABLE_HEIGHT = 30
@@ -41,6 +44,12 @@ MIN_BAR_WIDTH = 118
 MIN_MEMORY_WIDTH = 94
 PLAIN_LINE_S = 5.0
 """Between two plain lines; a log file of a long run must stay readable."""
+REST_S = 2.0
+MAX_REST_S = 15.0
+REST_PER_READING = 50
+"""Rest / processor time of a reading, within these bounds."""
+MAX_LINES = 20
+JOIN_S = 5.0
 
 
 class ProgressView:
@@ -281,3 +290,43 @@ def _size(path: Path) -> int:
 
 def _short(number: float) -> str:
     return f"{number / 1e6:.2f} M" if number >= 1e6 else f"{number / 1e3:.1f} k" if number >= 1e3 else f"{number:.0f}"
+
+
+class LiveRanks:
+    """Draws the ranks of a run again and again between `begin` and `end`.
+
+    Reading takes some hundredths of a second of a processor; the thread rests long enough to take few percent of a
+    core.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.newest: RenderableType | None = None
+        self._run = run
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="live-ranks", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=JOIN_S)
+
+    def _draw(self) -> None:
+        rest_s = REST_S
+        while not self._stop.wait(rest_s):
+            begin_s = time.thread_time()
+            self._read()
+            rest_s = min(max(REST_S, REST_PER_READING * (time.thread_time() - begin_s)), MAX_REST_S)
+
+    def _read(self) -> None:
+        import duckdb
+
+        from analyzers.report.terminal.ranks_now import draw_ranks
+        from store import StoreError
+
+        try:
+            drawn = draw_ranks(self._run, name=os.path.relpath(self._run.path), height=MAX_LINES, now_ns=time.time_ns())
+        except (RunError, StoreError, OSError, duckdb.Error):
+            return  # the store is being made, or replaced, at this moment: the former table stands
+        self.newest = drawn.table if drawn.is_live else None

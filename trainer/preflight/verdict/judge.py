@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from analyzers.robust import median
-from analyzers.wording import listed, ranks_text, sentence, size_text
+from analyzers.wording import listed, percent, ranks_text, sentence, size_text
+from trainer.preflight.tuning import named
 from trainer.preflight.verdict.judge_devices import device_lines
 from trainer.preflight.verdict.judge_links import link_lines, rate_text, seconds_text
-from trainer.preflight.verdict.judge_settings import setting_lines
 from trainer.preflight.verdict.policy import PreflightPolicy
-from trainer.preflight.verdict.readings import RankReading, Readings
+from trainer.preflight.verdict.readings import RankReading, Readings, SettingReading, bus_bytes_per_s
 from trainer.preflight.verdict.report import Line, PreflightReport, Status
 
 __all__ = ["judge"]
@@ -26,6 +26,8 @@ __all__ = ["judge"]
 NS_PER_S = 1e9
 MAX_GROUPS = 4
 DEFAULT_POLICY = PreflightPolicy()
+CHECK = "tuning"
+_PINNED = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER")
 
 
 def judge(
@@ -196,3 +198,60 @@ def _fleet(readings: Readings, suspicious: Mapping[str, str] | None) -> Iterator
     if not found:
         share = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
         yield Line(check="fleet", status="pass", text=f"None of {share} stands out in the fleet's earlier runs.")
+
+
+def setting_lines(readings: Readings) -> Iterator[Line]:
+    """One line a size, one for settings that could not run, one for variables that already pin a choice.
+
+    A setting is faster where each of its readings is shorter than each one without it: two readings of the same setting
+    differ, and the fastest of ten is fast by chance.
+    """
+    yield from _pinned(readings)
+    if not readings.settings:
+        return
+    usual = [reading for reading in readings.settings if not reading.variables]
+    if failed := next((reading.problem for reading in usual if reading.problem), ""):
+        text = sentence(f"Without a setting, the all-reduce in new processes failed, so nothing is compared: {failed}")
+        yield Line(check=CHECK, status="warn", text=text)
+        return
+    for size in usual[0].seconds:
+        yield Line(check=CHECK, status="pass", text=_compared(size, usual, readings))
+    broken: dict[str, list[str]] = {}
+    for reading in readings.settings:
+        if reading.problem:
+            broken.setdefault(reading.problem, []).append(named(reading.variables))
+    for problem, settings in broken.items():
+        text = sentence(f"Could not run with {listed(settings, len(settings))}: {problem}")
+        yield Line(check=CHECK, status="pass", text=text)
+
+
+def _compared(size: int, usual: Sequence[SettingReading], readings: Readings) -> str:
+    """Compare the fastest setting of a size with the library's choice."""
+    own = [reading.seconds[size] for reading in usual]
+    by_setting: dict[str, list[float]] = {}
+    for reading in readings.settings:
+        if reading.variables and size in reading.seconds:
+            by_setting.setdefault(named(reading.variables), []).append(reading.seconds[size])
+    faster = {
+        name: took for name, took in by_setting.items() if len(took) == len(own) and max(took) < min(own)
+    }  # fmt: skip
+    rate = rate_text(bus_bytes_per_s(size, min(own), readings.world_size))
+    what = f"An all-reduce of {size_text(size)} reaches {rate} bus bandwidth without a setting"
+    if not faster:
+        return f"{what}; none of {len(by_setting)} settings is faster in each of {len(own)} readings."
+    best = min(faster, key=lambda name: max(faster[name]))
+    other = rate_text(bus_bytes_per_s(size, min(faster[best]), readings.world_size))
+    return f"{what}, {other} with {best} ({percent(min(own) / min(faster[best]) - 1)} more)."
+
+
+def _pinned(readings: Readings) -> Iterator[Line]:
+    """Variables of rank 0 that take the choice by size from NCCL; differences between ranks are reported elsewhere."""
+    if readings.backend != "nccl" or not readings.ranks:
+        return
+    own = readings.ranks[0].settings
+    if found := {name: own[name] for name in _PINNED if name in own}:
+        text = (
+            f"{named(found)} is set: NCCL does not choose by message size and network any more. "
+            "'--tune nccl' without it shows what that costs."
+        )
+        yield Line(check=CHECK, status="warn", text=text)
