@@ -19,13 +19,14 @@ import numpy.typing as npt
 from probes.guard.signed_loss import MAD_TO_SIGMA
 
 __all__ = [
-    "MAD_TO_SIGMA", "complete", "difference_sigma", "median", "others_median", "robust_z", "sigma", "with_median_rest",
+    "MAD_TO_SIGMA", "complete", "difference_sigma", "median_or_nan", "others_median", "robust_z", "sigma",
+    "with_median_rest",
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
 
 
-def median(values: npt.ArrayLike) -> float:
+def median_or_nan(values: npt.ArrayLike) -> float:
     """Median; NaN without values."""
     own = np.asarray(values)
     return float(np.median(own)) if own.size else math.nan
@@ -34,7 +35,7 @@ def median(values: npt.ArrayLike) -> float:
 def sigma(values: npt.ArrayLike, *, center: float | None = None) -> float:
     """Spread of all values around `center`, by default their median; NaN without values."""
     own: npt.NDArray[Any] = np.asarray(values)
-    return MAD_TO_SIGMA * median(np.abs(own - (median(own) if center is None else center)))
+    return MAD_TO_SIGMA * median_or_nan(np.abs(own - (median_or_nan(own) if center is None else center)))
 
 
 def difference_sigma(values: npt.ArrayLike, *, axis: int = -1) -> float:
@@ -44,7 +45,7 @@ def difference_sigma(values: npt.ArrayLike, *, axis: int = -1) -> float:
 
 def robust_z(value: float, values: npt.ArrayLike, *, min_sigma: float = 1e-12) -> float:
     """Distance of a value from the median of `values`, in their spreads, which count as `min_sigma` at least."""
-    return (value - median(values)) / max(sigma(values), min_sigma)
+    return (value - median_or_nan(values)) / max(sigma(values), min_sigma)
 
 
 def others_median(values: Matrix) -> Matrix:

@@ -54,6 +54,8 @@ class Timings:
     loaders: tuple[Ints, ...] | None = None
     """Rows of ranks that load the same kind of data: of one stage, and of one place in its tensor- and context-parallel
     groups, in which often only the first rank loads. None: same as `peers`."""
+    is_stamped: bool = False
+    """True for steps whose phases were stamped on a GPU."""
 
     @property
     def data_peers(self) -> tuple[Ints, ...]:
@@ -65,6 +67,11 @@ class Timings:
         """Rows that are alone in their group."""
         rows: Ints = np.array([rows[0] for rows in groups if len(rows) == 1], dtype=np.int64)
         return rows
+
+    @property
+    def is_on_device(self) -> bool:
+        """True if own work is time of a GPU, of which its host's processor says nothing."""
+        return self.is_stamped or DEVICE in self.own
 
     @property
     def compute(self) -> Matrix:
@@ -108,7 +115,7 @@ def load_timings(
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
-    stamped = "AND stamped_steps > 0" if is_stamped(source, attempt) else ""
+    stamped = is_stamped(source, attempt)
     columns = [f"CAST(coalesce({own(phase)}, 0) / 1e6 AS FLOAT) AS {phase}" for phase in OWN_PHASES]
     columns += [f"CAST({own(gap)} / 1e6 AS FLOAT) AS {gap}" for gap in gaps]
     if not on_device and not gaps and not _has_phases(source, attempt):
@@ -122,8 +129,8 @@ def load_timings(
             f"""
         SELECT rank, step, {", ".join(columns)}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
                CAST(duration_ns / 1e6 AS FLOAT) AS duration
-        FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL {stamped}
-          AND step <= ?
+        FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL
+          AND step <= ? {"AND stamped_steps > 0" * stamped}
         ORDER BY rank, start_ns, step
         """,
             [attempt, since_step, _EPOCH if until_step is None else until_step],
@@ -149,6 +156,7 @@ def load_timings(
         duration=values["duration"],
         peers=peers,
         loaders=loaders,
+        is_stamped=stamped,
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.account.device.device_timings import DEVICE, is_stamped
+from analyzers.account.device.device_timings import DEVICE
 from analyzers.account.timings import WHOLE_STEP, Timings, has_uncompared_gaps, load_timings
 from analyzers.analysis import Analysis
 from analyzers.communication.link_search import slow_links
@@ -187,9 +187,7 @@ def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
         judged=judged,
         means=slow.paused_ratio > 0,
     )
-    if DEVICE in timings.own or is_stamped(
-        source, timings.attempt
-    ):  # the host's processor says nothing of what its device does
+    if timings.is_on_device:
         return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:
         return counters
@@ -203,13 +201,12 @@ def _with_onset(
     """Date a rank by the place that holds its excess, else by its CPU time where that shows that it computes more than
     its peers."""
     peers = _peers_of(timings, slow) if slow.has_peers else []
-    has_device = DEVICE in timings.own or is_stamped(source, timings.attempt)
-    waits = None if has_device else core_waits(source, timings, np.arange(len(timings.ranks)))
+    waits = None if timings.is_on_device else core_waits(source, timings, np.arange(len(timings.ranks)))
     slow = without_delays(timings, slow, peers, waits)
-    if not has_device and (always := from_first_step(source, timings, slow, peers)) is not slow:
+    if not timings.is_on_device and (always := from_first_step(source, timings, slow, peers)) is not slow:
         return always
     placed = with_place_onset(timings, slow, peers, waits)
-    if is_stamped(source, timings.attempt):
+    if timings.is_stamped:
         return with_unstamped_onset(source, timings, placed, peers) if peers and not slow.paused_ratio else placed
     if placed is not slow and slow.place():
         return placed
@@ -260,7 +257,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     by_gap = ""
     if is_least and place in ("", DEVICE):
         place = by_gap = host_gap(source, timings.attempt, worst, peers)
-    if worst.cause == "compute" and (is_least or is_stamped(source, timings.attempt)):
+    if worst.cause == "compute" and timings.is_on_device:
         side = "host" if is_least and place in GAPS else late_side(source, timings.attempt, worst, peers)
     if side == "host" and not place:  # a host that lost its lead is late in every phase, for time spent in one gap
         place = by_gap = host_gap(source, timings.attempt, worst, peers)

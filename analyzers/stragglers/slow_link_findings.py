@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzers.account.device.device_timings import has_device_calls, is_stamped
 from analyzers.account.timings import Timings
 from analyzers.communication.link_search import slow_links
 from analyzers.communication.network_links import slowest_link
@@ -45,20 +44,19 @@ def slow_link_findings(
         _finding(source, timings, _with_route(source, timings.attempt, link))
         for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
         if link.is_significant(step_ms)
-        and _outlasts_bursts(source, timings, link, policy)
+        and _outlasts_bursts(timings, link, policy)
         and not any(_explains(suspect, link, timings) for suspect in found)
         and not (not link.has_peers and _is_crowded(source, timings.attempt, link))
     ]
 
 
-def _outlasts_bursts(source: Source, timings: Timings, link: SlowLink, policy: StragglerPolicy) -> bool:
+def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) -> bool:
     """Decide whether it lasted for longer than another job's burst, in seconds: steps may be short."""
     limits = policy.slow_link
     if link.has_peers:
         least_s = SHARED.repeats * SHARED.block_steps * policy.burst_step_s
     else:
-        on_device = is_stamped(source, timings.attempt) or has_device_calls(source, timings.attempt)
-        least_s = limits.min_rise_s * (SHARED.agreement_ratio if on_device else 1.0)
+        least_s = limits.min_rise_s * (SHARED.agreement_ratio if timings.is_on_device else 1.0)
     during = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
     if not during.any():
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analyzers.robust import median
+from analyzers.robust import median_or_nan
 from analyzers.wording import number
 from probes.tape.redaction.printable import visible
 from trainer.preflight.verdict.judge_devices import flops_text
@@ -68,10 +68,10 @@ def _row(ranks: Sequence[RankReading], readings: Readings) -> list[str]:
     clocks = [reading.clock_offset_ns for reading in ranks if reading.clock_offset_ns is not None]
     return [
         ranks[0].device,
-        flops_text(median(products)) if products else "-",
-        rate_text(median(memory)) if memory else "-",
-        rate_text(median(sent)) if sent else "-",
-        rate_text(median(received)) if received else "-",
-        seconds_text(median(latencies)) if latencies else "-",
-        f"{median(clocks) / 1e6:+,.1f} ms" if clocks else "-",
+        flops_text(median_or_nan(products)) if products else "-",
+        rate_text(median_or_nan(memory)) if memory else "-",
+        rate_text(median_or_nan(sent)) if sent else "-",
+        rate_text(median_or_nan(received)) if received else "-",
+        seconds_text(median_or_nan(latencies)) if latencies else "-",
+        f"{median_or_nan(clocks) / 1e6:+,.1f} ms" if clocks else "-",
     ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from analyzers.robust import median
+from analyzers.robust import median_or_nan
 from analyzers.wording import listed, percent, ranks_text, sentence, size_text
 from trainer.preflight.tuning import named
 from trainer.preflight.verdict.judge_devices import device_lines
@@ -135,7 +135,7 @@ def _clocks(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
                    nodes=tuple(without))  # fmt: skip
     if len(offsets) < 2:
         return
-    usual = median(list(offsets.values()))
+    usual = median_or_nan(list(offsets.values()))
     off = {node: offset - usual for node, offset in offsets.items() if abs(offset - usual) >= policy.warned_clock_s}
     for node, offset in sorted(off.items(), key=lambda item: -abs(item[1])):
         way = "ahead of" if offset > 0 else "behind"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from analyzers.policy import SHARED
-from analyzers.robust import median
+from analyzers.robust import median_or_nan
 from analyzers.wording import counted, number, percent
 from trainer.preflight.verdict.peers import slow_among
 from trainer.preflight.verdict.policy import PreflightPolicy
@@ -74,7 +74,7 @@ def _passed(check: str, field: str, measured: Sequence[RankReading]) -> Line:
 def _waiting(readings: Readings) -> Iterator[Line]:
     """Nodes whose processes did not get a core, where the others did."""
     waits = {reading.rank: reading.core_wait_ratio for reading in readings.ranks if reading.core_wait_ratio is not None}
-    usual = median(list(waits.values())) if len(waits) > 1 else 0.0
+    usual = median_or_nan(list(waits.values())) if len(waits) > 1 else 0.0
     for reading in readings.ranks:
         own = waits.get(reading.rank)
         if own is not None and own > SHARED.large_share_ratio and usual < own * SHARED.explained_ratio:
@@ -101,7 +101,7 @@ def _against_past(
         own = earlier.get((reading.host, reading.local_rank, reading.device), [])
         if len(own) < SHARED.min_times:
             continue
-        ratio = getattr(reading, field) / median(own)
+        ratio = getattr(reading, field) / median_or_nan(own)
         if reading.rank in slow_among(
             {reading.rank: getattr(reading, field), **{-1 - index: value for index, value in enumerate(own)}},
             slow_ratio=policy.slow_device_ratio,

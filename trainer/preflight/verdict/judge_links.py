@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analyzers.policy import SHARED
-from analyzers.robust import median
+from analyzers.robust import median_or_nan
 from analyzers.wording import number, percent, sentence
 from trainer.preflight.verdict.peers import high_among, slow_among
 from trainer.preflight.verdict.policy import PreflightPolicy
@@ -46,8 +46,8 @@ def link_lines(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
     lines += _latency_lines(links, node_of, policy)
     yield from lines
     if not lines:
-        rate = rate_text(median([link.bytes_per_s for link in links]))
-        delay = seconds_text(median([link.latency_s for link in links]))
+        rate = rate_text(median_or_nan([link.bytes_per_s for link in links]))
+        delay = seconds_text(median_or_nan([link.latency_s for link in links]))
         what = f"{len({frozenset((link.source, link.target)) for link in links})} links"
         compared = "" if len(links) > 1 else " There was nothing to compare it with."
         yield Line(check="links", status="pass", text=f"{what} in {readings.num_rounds} rounds: median {rate} and "
@@ -93,7 +93,7 @@ def _endpoint_lines(
 ) -> Iterator[Line]:
     for direction in ("sends", "receives"):
         best = _best(links, direction)
-        usual = median(list(best.values()))
+        usual = median_or_nan(list(best.values()))
         for endpoint in slow:
             if endpoint.direction != direction:
                 continue

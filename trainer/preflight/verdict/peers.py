@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from analyzers.robust import median, sigma
+from analyzers.robust import median_or_nan, sigma
 from trainer.preflight.verdict.policy import PreflightPolicy
 
 __all__ = ["high_among", "slow_among"]
@@ -28,7 +28,7 @@ def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: Prefli
     if len(values) < policy.least_peers:
         usual, limit = max(values.values()), max(values.values()) * min(slow_ratio, policy.few_peers_ratio)
     else:
-        usual = median(list(values.values()))
+        usual = median_or_nan(list(values.values()))
         limit = min(usual * slow_ratio, usual - policy.least_z * sigma(list(values.values())))
         limit = max(limit, policy.half_speed_ratio * sorted(values.values())[len(values) // 4])
     slow = {key: value / usual for key, value in values.items() if value < limit}
@@ -41,7 +41,7 @@ def high_among(
     """{key: its value / the median} of those that are too high, highest first."""
     if len(values) < policy.least_peers:
         return {}
-    usual, spread = median(list(values.values())), sigma(list(values.values()))
+    usual, spread = median_or_nan(list(values.values())), sigma(list(values.values()))
     limit = max(usual * high_ratio, usual + least_excess, usual + policy.least_z * spread)
     high = {key: value / usual for key, value in values.items() if value > limit}
     return dict(sorted(high.items(), key=lambda item: -item[1]))
