@@ -64,7 +64,7 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
     from rich.live import Live
     from rich.text import Text
 
-    keys = Text("q leaves", style="dim")
+    keys = Text("Press q to quit.", style="dim")
     with screen.status("Reading the run…"):  # minutes, where many ranks of an ended run are diagnosed
         drawn = _rank_screen(folder, screen, name)
     try:
@@ -72,7 +72,7 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
             Live(Group(drawn.table, keys), console=screen, screen=True, auto_refresh=False) as live,
             pressed_keys() as asks_to_leave,
         ):
-            while drawn.is_live and not asks_to_leave(every_s):
+            while not drawn.has_ended and not asks_to_leave(every_s):
                 drawn = _rank_screen(folder, screen, name)
                 live.update(Group(drawn.table, keys), refresh=True)
     finally:

@@ -22,7 +22,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK
 from rankscope.cli import app
 from store import Ingester, Store
-from tests.factories import make_run
+from tests.factories import empty_run, make_run
 from tests.waiting import wait_for
 from trainer.launcher.terminal.progress import LiveRanks
 
@@ -149,6 +149,23 @@ def test_ranks_that_were_killed_do_not_run_once_the_run_has_ended(tmp_path: Path
     table = done.output[done.output.index("own work") :]
     assert re.search(r"^ *2 +ended .*backward", table, flags=re.MULTILINE), table
     assert re.search(r"^ *0 +ended .*all_reduce", table, flags=re.MULTILINE), "what it did last"
+
+
+def test_a_run_without_records_may_begin_until_its_launcher_has_ended(tmp_path: Path) -> None:
+    run = empty_run(tmp_path, world_size=2)
+    screen = draw_ranks(run, name="runs/x", height=20, now_ns=time.time_ns())
+    assert not screen.has_ended, "`top` that was started together with the run goes on"
+    console = Console(width=100, no_color=True, record=True, file=StringIO())
+    console.print(screen.table)
+    assert console.export_text().lower().count("no rank has written a record yet") == 1
+    run.node_dir(0).mkdir(parents=True)
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    events.write("run_ended", attempt=0, reason="failed", exit_code=1)
+    events.close()
+    screen = draw_ranks(run, name="runs/x", height=20, now_ns=time.time_ns())
+    assert screen.has_ended
+    console.print(screen.table)
+    assert "failed" in console.export_text()
 
 
 def test_a_run_that_stands_still_has_no_running_rank_and_one_duration(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> Renderabl
     table = FittedTable(names=COLUMNS, rows=rows)
     lines: list[RenderableType] = [_head(found, heading)]
     lines += [_text(visible(sentence), _COLOURS.get(severity, "")) for severity, sentence in heading.findings]
-    return Group(*lines, table) if found.rows else Group(*lines, _text("No rank has written a record yet.", "dim"))
+    return Group(*lines, table) if found.rows else Group(*lines)
 
 
 def heading_height(found: RankRows, heading: Heading, width: int) -> int:

@@ -39,10 +39,11 @@ FRAME_LINES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankScreen:
-    """The table, and whether the run may go on."""
+    """The table, whether the run may go on, and whether it has ended: one without any record may yet begin."""
 
     table: RenderableType
     is_live: bool
+    has_ended: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,8 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
         findings=sentences,
     )
     used = FRAME_LINES + heading_height(now.ranks, heading, width)
-    return RankScreen(table=rank_table(now.ranks, heading, max_rows=max(4, height - used)), is_live=state.is_live)
+    table = rank_table(now.ranks, heading, max_rows=max(4, height - used))
+    return RankScreen(table=table, is_live=state.is_live, has_ended=not state.is_live and state.word != "empty")
 
 
 def _findings(store: Store, attempt: int | None) -> list[Finding]:

@@ -62,8 +62,11 @@ def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: b
     lives = attempts(source)
     last_event_ns = _last_event_ns(source)
     if not lives:
-        word = "starting" if is_watched else "empty"
-        return RunState(word=word, reason="no rank has written a record yet", last_ns=last_event_ns, as_of_ns=now_ns)
+        if ends := run_ends(log, last_ns=last_event_ns or 0):
+            word, reason = _ended(ends[-1]), _why_ended(ends[-1], log) or "no rank wrote a record"
+        else:
+            word, reason = "starting" if is_watched else "empty", "no rank has written a record yet"
+        return RunState(word=word, reason=reason, last_ns=last_event_ns, as_of_ns=now_ns)
     view = take_snapshot(source, lives[-1], log)
     last_ns = max(view.last_ns, last_event_ns or 0)
     word, reason = _word(view, log, policy, now_ns=now_ns, is_watched=is_watched, last_ns=last_ns)
@@ -76,9 +79,7 @@ def _word(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, now_ns: int, is_watched: bool, last_ns: int
 ) -> tuple[str, str]:
     if ends := run_ends(log, last_ns=view.last_ns):
-        ended = ends[-1]
-        reason = ended.text("reason") or "ended"
-        return _ENDS.get(reason, reason), _why_ended(ended, log) or _lost(view, log)
+        return _ended(ends[-1]), _why_ended(ends[-1], log) or _lost(view, log)
     silent_s = (now_ns - last_ns) / 1e9
     again = _rolled_back(view, log.of(event_kinds.ROLLBACK, attempt=view.attempt))
     lost = _lost(view, log)
@@ -96,6 +97,11 @@ def _word(
     if silence_s is not None:
         return "stalled", f"no record for {silence_s:.0f} s, the limit is {limit_s(view, policy):.0f} s"
     return "training", again
+
+
+def _ended(end: Event) -> str:
+    reason = end.text("reason") or "ended"
+    return _ENDS.get(reason, reason)
 
 
 def _why_ended(ended: Event, log: EventLog) -> str:
