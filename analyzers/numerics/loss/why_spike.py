@@ -90,8 +90,12 @@ class WhySpike:
     def summary(self) -> str:
         """Two sentences: the jump, and the rank that made it."""
         batch = f" on batch {self.batch_index}" if self.batch_index is not None else ""
-        rise = f"from its median of {loss_text(self.loss_before)} to {loss_text(self.loss)}"
-        jump = f"Loss rose {rise} at step {self.step}{batch}."
+        at, loss = f"at step {self.step}{batch}", loss_text(self.loss)
+        if math.isnan(self.loss_before):
+            return f"Loss was {loss} {at}. No step before it has a loss to compare with."
+        if self.loss <= self.loss_before:
+            return f"Loss did not rise {at}: it was {loss}, after a median of {loss_text(self.loss_before)}."
+        jump = f"Loss rose from its median of {loss_text(self.loss_before)} to {loss} {at}."
         if not self.ranks:
             return f"{jump} The losses of single ranks are not recorded."
         largest = self.ranks[0]

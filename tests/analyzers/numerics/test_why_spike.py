@@ -83,3 +83,12 @@ def test_text_of_a_sample_is_never_obeyed_by_the_terminal() -> None:
     assert "\x1b" not in text
     assert "red" in text
     assert "Layers" in text
+
+
+def test_a_loss_that_did_not_rise_is_not_called_a_rise() -> None:
+    first = explain(run_with_spike(), 1)
+    assert first.summary == "Loss was 2.008 at step 1 on batch 0. No step before it has a loss to compare with."
+    lower = explain(run_with_spike(), 5)
+    assert lower.summary.startswith("Loss did not rise at step 5 on batch 4: it was 1.990, after a median of 2.00")
+    for found in (first, lower):
+        assert_plain(found.summary)
