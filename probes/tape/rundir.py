@@ -98,14 +98,21 @@ class RunDir:
 
         Raises RunError if the folder holds something else, OSError where it cannot be made.
         """
-        is_new = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
-        if not is_new and not cls.is_run(path):
-            raise RunError(f"{path} holds something that is not a run: name a folder that is new or empty")
+        is_new = cls.is_new(path)
         if is_new:
             make_private(path)
         run = cls(path.resolve())
         run._make_folders()
         return run, is_new
+
+    @classmethod
+    def is_new(cls, path: Path) -> bool:
+        """True if a run can be made here, False for a run. Raises RunError for anything else."""
+        if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+            return True
+        if not cls.is_run(path):
+            raise RunError(f"{path} holds something that is not a run: name a folder that is new or empty")
+        return False
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

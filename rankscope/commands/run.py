@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankscope.script_problems import module_problem, script_problem
 from rankscope.terminal import echo, fail
 
 if TYPE_CHECKING:
@@ -64,8 +66,10 @@ def run(
 
     words = [*(arguments or [])]
     options = _parsed(words)
-    if not (options.module or options.no_python or os.path.isfile(options.training_script)):
-        fail(f"{options.training_script}: no such script; name a file, or -m MODULE")
+    if not options.no_python:
+        _refuse_unrunnable(options.training_script, is_module=options.module)
+    if options.run_dir:
+        _refuse_no_run(Path(options.run_dir))
     if options.overrides:
         os.environ[ATTACH_CONFIG] = json.dumps(_checked(options.overrides))
     own = words[: len(words) - len(options.training_script_args)]
@@ -143,6 +147,26 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     except (ValueError, RuntimeError):
         fail(f"--nnodes {options.nnodes}: must be a number of nodes, or MIN:MAX")
     return options
+
+
+def _refuse_unrunnable(target: str, *, is_module: bool) -> None:
+    """Exit with 2 if every rank would fail before the first line of the script."""
+    if is_module:
+        if problem := module_problem(target):
+            fail(f"-m {target}: {problem}")
+    elif not os.path.isfile(target):
+        fail(f"{target}: no such script; name a file, or -m MODULE")
+    elif problem := script_problem(Path(target)):
+        fail(f"{target}: {problem}")
+
+
+def _refuse_no_run(folder: Path) -> None:
+    from probes.tape.rundir import RunDir, RunError
+
+    try:
+        RunDir.is_new(folder)
+    except (RunError, OSError) as error:
+        fail(f"--run-dir {error}")
 
 
 def _max_nodes(options: argparse.Namespace) -> int:

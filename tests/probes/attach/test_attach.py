@@ -253,7 +253,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, caplog
     assert attach(loop.model, loop.optimizer, run_dir=tmp_path, watch=False).run_dir is None
     loop.epoch()
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    assert "holds something that is no run" in caplog.text
+    assert "holds something that is not a run" in caplog.text
 
 
 def test_turned_off_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
