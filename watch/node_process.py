@@ -86,6 +86,9 @@ def run_watch(arguments: Sequence[str] | None = None) -> int:
         listen = listen_address({"config": {"metrics": given}}) if options.listen else None
         if listen is not None:
             listen.check()
+            listen.refuse_taken_port()
+        elif without := next((name for name, value in given.items() if value), ""):
+            raise ListenError(f"--{without.replace('_', '-')} needs --listen HOST:PORT")
         return _watch(run, options, listen)
     except (RunError, ListenError, StoreLockedError) as error:
         sys.stderr.write(f"rankscope watch: {visible(str(error))}\n")

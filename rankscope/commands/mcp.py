@@ -39,7 +39,10 @@ def mcp(
 
     server = make_server(runs)
     if port:
-        server.run("streamable-http", host="127.0.0.1", port=port)
+        try:
+            server.run("streamable-http", host="127.0.0.1", port=port)
+        except SystemExit:  # uvicorn's way to say that it could not start
+            fail(f"cannot listen on 127.0.0.1:{port}: choose another --port")
     else:
         _end_on_signals()
         server.run("stdio")

@@ -82,6 +82,14 @@ class Listen:
                 "--token-file, or listen on 127.0.0.1"
             )
 
+    def refuse_taken_port(self) -> None:
+        """Raises ListenError if the port cannot be bound. Serving itself never stops a watch, which also records."""
+        try:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            socket.create_server((self.host, self.port), family=family).close()
+        except OSError as error:
+            raise ListenError(f"--listen {self.host}:{self.port}: {error.strerror}; choose another port") from None
+
 
 class Snapshot(Collector):
     """The samples of the last tick. `replace` is atomic: a scrape never mixes two ticks."""
