@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "FormatOption", "RunArgument", "console", "echo", "fail", "print_json", "refuse_missing_folder", "wants_json",
+    "FormatOption", "RunArgument", "console", "echo", "fail", "print_json", "refuse_bad_output", "wants_json",
 ]  # fmt: skip
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
@@ -25,10 +25,12 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def refuse_missing_folder(option: str, path: Path | None) -> None:
-    """Exit with 2 if the folder of an output file is missing: a misspelt folder would be created silently."""
+def refuse_bad_output(option: str, path: Path | None) -> None:
+    """Exit with 2 if an output file is a folder or has none: a misspelt folder would be created silently."""
     if path is not None and not path.parent.is_dir():
         fail(f"{option} {path}: there is no folder {path.parent}")
+    if path is not None and path.is_dir():
+        fail(f"{option} {path}: is a folder; name a file")
 
 
 def print_json(value: object) -> None:

@@ -68,9 +68,21 @@ def write_trace_file(source: Source, path: Path, *, steps: tuple[int, int] | Non
     """A Chrome trace, compressed if its name ends in .gz; its events and bytes. Raises ReportError."""
     from analyzers.report.chrome_trace.write import write_trace
 
+    _refuse_unrecorded(source, steps)
     with _replacing(path) as fresh:
         num_events = write_trace(source, fresh, steps=steps, compressed=path.suffix == ".gz")
     return num_events, path.stat().st_size
+
+
+def _refuse_unrecorded(source: Source, steps: tuple[int, int] | None) -> None:
+    if steps is None or not source.has("steps"):
+        return
+    ((first, last, num),) = source.rows(
+        "SELECT min(step), max(step), count(*) FILTER (step BETWEEN ? AND ?) FROM steps", [*steps]
+    )
+    if not num:
+        has = f"the run has steps {first} to {last}" if last is not None else "the run has no steps"
+        raise ReportError(f"--steps {steps[0]}:{steps[1]}: not recorded; {has}")
 
 
 def write_page(path: Path, page: bytes) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail, refuse_missing_folder
+from rankscope.terminal import console, echo, fail, refuse_bad_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,11 +66,12 @@ def compare(
     # A gate that compares a run with itself would let a candidate pass that was never made.
     if doubled := [str(path) for path in runs if folders.count(path.resolve()) > 1]:
         fail(f"{' and '.join(doubled)} are the same run: name different runs")
-    refuse_missing_folder("--html", html)
+    refuse_bad_output("--html", html)
     if len(runs) > 2 and (html is not None or fail_on):
         fail("--html and --fail-on compare two runs: name two")
     from analyzers.compare.scaling import ScalingError
     from analyzers.report.files import ReportError
+    from analyzers.wording import size_text
     from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunError
     from store import StoreError
@@ -81,7 +82,7 @@ def compare(
         fail(str(error))
     _print(comparison, scaling, output)
     if html is not None and output == "text":
-        echo(f"\n{html}  {num_bytes / 1e6:.1f} MB")
+        echo(f"\n{html}  {size_text(num_bytes)}")
     reasons = failures(comparison, gates) if comparison is not None else []
     for reason in reasons:
         echo(f"rankscope: {reason}", err=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import console, echo, fail, refuse_bad_output
 from trainer.faults.catalogue import MESHES
 
 __all__ = ["EPILOG", "drill"]
@@ -55,6 +55,7 @@ def drill(
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
+    refuse_bad_output("--html", html)
     if script:
         if config_path is not None or overrides or html is not None or mesh != "config" or seeds != 1:
             fail("--script takes --faults, --nproc-per-node, --limit-s, --format, --keep and --list alone")

@@ -67,7 +67,12 @@ def export(
 ) -> None:
     """Write a run for other programs: weights as safetensors, a tracker's run, Parquet files, or a Chrome trace."""
     as_json = wants_json(output)
-    if to in (Target.safetensors, Target.llama):
+    of_weights = to in (Target.safetensors, Target.llama)
+    if step is not None and not of_weights:
+        fail(f"--step {step} is for --to safetensors and llama")
+    if steps and to is not Target.chrome_trace:
+        fail(f"--steps {steps} is for --to chrome-trace")
+    if of_weights:
         _report(_weights(path, out, step, as_llama=to is Target.llama), as_json)
         return
     from probes.tape.format.reader import TapeError
@@ -143,6 +148,7 @@ def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> _Expor
 
 def _trace(run: RunDir, out: str, steps: str) -> _Exported:
     from analyzers.report.files import ReportError, step_range, write_trace_file
+    from analyzers.wording import size_text
     from store import Store
 
     file = Path(out) if out else run.reports / "trace.json.gz"
@@ -152,7 +158,7 @@ def _trace(run: RunDir, out: str, steps: str) -> _Exported:
             num_events, num_bytes = write_trace_file(store, file, steps=chosen)
     except ReportError as error:
         fail(str(error))
-    line = f"{file}: {num_events:,} events, {num_bytes / 1e6:.1f} MB; opens in ui.perfetto.dev"
+    line = f"{file}: {num_events:,} events, {size_text(num_bytes)}; opens in ui.perfetto.dev"
     return _Exported(lines=(line,), values={"path": str(file), "events": num_events, "bytes": num_bytes})
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__
-from rankscope.terminal import FormatOption, RunArgument, echo, fail, print_json, refuse_missing_folder, wants_json
+from rankscope.terminal import FormatOption, RunArgument, echo, fail, print_json, refuse_bad_output, wants_json
 
 __all__ = ["EPILOG", "report"]
 
@@ -36,9 +36,12 @@ def report(
     """Write the diagnosis of a run to files; without an option, as one page to RUN/reports/report.html."""
     as_json = wants_json(output)
     for option, path in (("--html", html), ("--markdown", markdown), ("--chrome-trace", chrome_trace)):
-        refuse_missing_folder(option, path)
+        refuse_bad_output(option, path)
+    if steps and chrome_trace is None:
+        fail(f"--steps {steps} is for a trace: add --chrome-trace FILE")
     from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.report.files import ReportError, step_range, write_reports
+    from analyzers.wording import size_text
     from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
@@ -62,4 +65,4 @@ def report(
         print_json({"run": folder.run_id, "verdict": diagnosis.verdict, "files": files})
         return
     for path, num_bytes in written:
-        echo(f"{path}  {num_bytes / 1e6:.1f} MB")
+        echo(f"{path}  {size_text(num_bytes)}")

@@ -15,7 +15,7 @@ from rankscope.terminal import (
     echo,
     fail,
     print_json,
-    refuse_missing_folder,
+    refuse_bad_output,
     wants_json,
 )
 
@@ -46,9 +46,10 @@ def share(
     out. Read the file before you publish it: texts of errors, host names and paths stay as they are.
     """
     as_json = wants_json(output)
-    refuse_missing_folder("--out", out)
+    refuse_bad_output("--out", out)
     from analyzers.report.files import ReportError
     from analyzers.verdict.verdict import without_unjudged
+    from analyzers.wording import size_text
     from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
@@ -72,5 +73,5 @@ def share(
         return
     screen = console()
     screen.print(without_unjudged(packed.diagnosis.verdict).strip(), markup=False, highlight=False)
-    size = f"{packed.num_bytes / 1e6:.1f} MB, with {packed.num_texts} files of stacks and logs"
+    size = f"{size_text(packed.num_bytes)}, with {packed.num_texts} files of stacks and logs"
     screen.print(f"{target}  {size}. Next: rankscope analyze {target}", markup=False, highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.report.chrome_trace import choice
 from analyzers.report.chrome_trace.tracks import RUN
 from analyzers.report.chrome_trace.write import write_trace
-from analyzers.report.files import ReportError, step_range
+from analyzers.report.files import ReportError, step_range, write_trace_file
 from analyzers.report.html.diagnosis_page import render
 from analyzers.report.markdown import to_markdown
 from probes.tape.format.schema import TABLES
@@ -265,3 +265,12 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
     assert "there is no folder" in done.stderr
     assert rankscope("report", str(run.path), "--steps", "x", "--chrome-trace", str(tmp_path / "t")).returncode == 2
+
+
+def test_a_trace_of_steps_that_were_not_recorded_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=5)
+    with Store.open(run) as store:
+        with pytest.raises(ReportError, match=r"^--steps 90:91: not recorded; the run has steps 1 to 5$"):
+            write_trace_file(store, tmp_path / "trace.json", steps=(90, 91))
+        assert write_trace_file(store, tmp_path / "trace.json", steps=(5, 90))[0] > 0
+    assert [path.name for path in tmp_path.glob("*.json")] == ["trace.json"]
