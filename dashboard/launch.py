@@ -134,7 +134,7 @@ def _folder_and_run(runs: Path) -> tuple[Path, str]:
     if found.kind in ("address", "missing"):
         raise DashboardError(no_folder(runs))
     if not runs.is_dir():
-        raise DashboardError(f"{runs} is a file: name the folder that holds the runs; unpack a shared run first")
+        raise DashboardError(f"{no_folder(runs)}; unpack a shared run first")
     path = runs.resolve()
     return (path.parent, path.name) if found.kind == "run" else (path, "")
 

@@ -18,13 +18,17 @@ _MADE = "it is made by the first `rankscope train` or `rankscope run`"
 
 def no_folder(runs: Path) -> str:
     """Say that there is no folder of runs, whole: as long as nothing was trained that is not a mistake."""
+    if runs.exists():
+        return f"{runs} is a file: name the folder that holds the runs"
     made = f" ({_MADE})" if runs.name == "runs" else ""
     return f"no folder {runs}{made}: name the folder that holds the runs"
 
 
 def where_else(missing: Path) -> str:
     """Suggest where the runs are: next to `missing` if its folder exists, else name the missing folder."""
-    if re.match(r"(s3|file):/", str(missing)):
+    if scheme := re.match(r"(\w+):/", str(missing)):
+        if scheme[1] not in ("s3", "file"):
+            return "an address is s3://bucket/prefix or file:///folder"
         return "an address is read by `rankscope analyze` and `rankscope dashboard`"
     if missing.name == "latest":
         return _MADE

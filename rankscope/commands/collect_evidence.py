@@ -45,7 +45,7 @@ def collect_evidence(
         archive = into / f"evidence-{socket.gethostname() or 'host'}.tar.gz"
         collected = collect(archive, logs=log or (), pids=pid or (), max_bytes=max_mb << 20)
     except OSError as error:
-        fail(f"{into}: {error.strerror}")
+        fail(f"--into {into}: cannot be written ({error.strerror}); name a folder")
     if as_json:
         print_json({"archive": str(collected.archive), "missing": dict(collected.missing)})
         return

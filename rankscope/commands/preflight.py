@@ -76,6 +76,8 @@ def preflight(
     from trainer.preflight.joining import JoinError, is_launched, join
     from trainer.preflight.launching import CODE_FILE, launch_preflight, usual_ranks
 
+    if runs.is_file():
+        fail(f"--runs {runs} is a file: name a folder")
     if fleet is not None and not fleet.is_dir():
         fail(f"--fleet {fleet}: no such folder")
     nproc = nproc_per_node or usual_ranks()

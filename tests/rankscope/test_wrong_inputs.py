@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "empty").mkdir()
     (path / "broken.toml").write_text("steps = = 3\n")
     (path / "random.bin").write_bytes(bytes(range(256)) * 8)
+    (path / "broken.py").write_text("x = 1\ndef f(:\n")
+    (path / "fine.py").write_text("")
+    (path / "package").mkdir()
+    (path / "package" / "__init__.py").write_text("raise AssertionError('imported')\n")
     empty_run(path, name="bare", world_size=1)
     return path
 
@@ -64,6 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "debug", "--seq-len", "5"], ["--set data.seq_len=VALUE"]),
         (["train", "debug", "--nnodes", "two"], ["--nnodes two"]),
         (["train", "debug", "--nnodes", "2"], ["--rdzv-endpoint", "HOST:PORT"]),
+        (["train", "debug", "--node-rank", "3"], ["--node-rank 3", "--nnodes"]),
         (["train", "--resume", "empty"], ["empty holds no run"]),
         (["train", "debug", "--resume", "empty"], ["--resume empty", "not debug.", "--set"]),
         (["train", "debug", "--force"], ["--force needs --resume"]),
@@ -77,13 +83,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["analyze", RUN, "--format", "xml"], ["--format xml", "text or json"]),
         (["analyze", RUN, "--fail-on", "never"], ["--fail-on never"]),
         (["analyze", RUN, "--why-spike", "soon"], ["--why-spike soon", "step number"]),
+        (["analyze", "gs://lake/run"], ["no run at gs:/lake/run", "s3://bucket/prefix or file:///folder"]),
         (["report", "nowhere"], ["no run at nowhere"]),
+        (["report", RUN, "--html", "empty"], ["--html empty", "is a folder; name a file"]),
+        (["report", RUN, "--steps", "1:3"], ["--steps 1:3", "--chrome-trace FILE"]),
         (["compare", "nowhere", RUN], ["no run at nowhere"]),
         (["compare", RUN, f"{RUN}/"], ["name different runs"]),
         (["export", RUN, "--to", "nothing"], ["'--to': 'nothing' is not one of"]),
         (["rebuild", "empty"], ["empty holds no run"]),
         (["replay", RUN], ["--step"]),
         (["export", RUN], ["--out is missing"]),
+        (["export", RUN, "--to", "parquet", "--step", "3"], ["--step 3", "safetensors"]),
+        (["export", RUN, "--out", "w.safetensors", "--steps", "1:3"], ["--steps 1:3", "chrome-trace"]),
         (["sql", RUN], ["give a statement"]),
         (["sql", RUN, "DELETE FROM steps"], ["DELETE is not allowed"]),
         (["sql", RUN, "SELECT nothing FROM steps"], ["nothing", "clause; Candidate"]),
@@ -99,10 +110,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["share", RUN, "--out", "empty"], ["--out empty", "name a file"]),
         (["share", RUN, "--last-steps", "0"], ["--last-steps"]),
         (["stacks", "4194304999"], ["4194304999"]),
-        (["drill", "debug", "--faults", "nan_grd"], ["nan_grd"]),
+        (["drill", "debug", "--faults", "nan_grd"], ["nan_grd", "did you mean nan_grad?"]),
+        (["drill", "--script", "fine.py", "--faults", "kil"], ["--faults kil", "did you mean kill?"]),
+        (["drill", "debug", "--html", "missing/drill.html"], ["--html missing/drill.html", "no folder missing"]),
+        (["preflight", "--runs", "broken.toml"], ["--runs broken.toml is a file", "name a folder"]),
+        (["collect-evidence", "--into", "broken.toml"], ["--into broken.toml", "name a folder"]),
         (["dashboard", "nowhere"], ["no folder nowhere: name the folder that holds the runs"]),
         (["dashboard", "broken.toml"], ["broken.toml is a file", "name the folder"]),
         (["run", "nothing.py"], ["nothing.py"]),
+        (["run", "broken.py"], ["broken.py", "not a Python script", "line 2"]),
+        (["run", "-m", "no_such.module"], ["-m no_such.module", "no module no_such"]),
+        (["run", "-m", "package.trian"], ["-m package.trian", "no module package.trian"]),
+        (["run", "-m", "package"], ["-m package", "a package without __main__.py"]),
+        (["run", "--run-dir", "empty/..", "fine.py"], ["--run-dir empty/..", "not a run"]),
         (["run"], ["name a script"]),
         (["run", "--nproc-per-node", "2"], ["required: SCRIPT", "rankscope run --help"]),
         (["run", "--bogus", "2", "train.py"], ["--bogus"]),
@@ -119,6 +139,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["collect", RUN, "--into", "broken.toml"], ["broken.toml"]),
         (["fleet"], ["RUNS_DIR"]),
         (["fleet", "nowhere"], ["no folder nowhere: name the folder"]),
+        (["fleet", "broken.toml"], ["broken.toml is a file", "name the folder"]),
+        (["watch", RUN, "--tls-cert", "cert.pem"], ["--tls-cert needs --listen HOST:PORT"]),
         (["fleet", "empty"], ["empty"]),
         (["fleet", "runs", "--exclude", "lsf"], ["--exclude lsf", "slurm or kubernetes"]),
         (["mcp", "nowhere"], ["no folder nowhere: name the folder"]),
@@ -151,10 +173,37 @@ def test_a_mistake_is_one_line(
     lines = told.err.strip().splitlines()
     assert told.out == ""
     assert len(lines) == 1 or arguments[0] == "sql", lines  # DuckDB points at the place in the statement
-    assert lines[0].startswith("rankscope: ")
+    assert lines[0].startswith(("rankscope: ", "rankscope watch: "))
     assert all(word in lines[0] for word in words), lines
     assert "pg_" not in lines[0], "no table of a user"
     assert {path.name: path.readlink() if path.is_symlink() else None for path in runs.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["watch", RUN, "--listen", "127.0.0.1:{port}"], ["--listen 127.0.0.1:{port}", "choose another port"]),
+        (["mcp", "runs", "--port", "{port}"], ["cannot listen on 127.0.0.1:{port}", "choose another --port"]),
+    ],
+    ids=["watch", "mcp"],
+)
+def test_a_port_in_use_is_one_line(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    (run,) = (place / "runs").glob("bare-*")
+    monkeypatch.chdir(place)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = {"run": run, "port": taken.getsockname()[1]}
+        monkeypatch.setattr(sys, "argv", ["rankscope", *(argument.format(**given) for argument in arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert all(word.format(**given) in line for word in words), line
 
 
 def test_a_package_that_is_installed_and_cannot_be_imported_is_one_line(tmp_path: Path) -> None:

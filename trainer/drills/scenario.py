@@ -9,6 +9,7 @@ Step and rank follow from the seed, the mesh and the name, so a drill can be run
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,11 +100,9 @@ def choose_faults(asked: Sequence[str]) -> list[str]:
         elif same_number:
             chosen += same_number
         else:
-            numbers = ", ".join(
-                sorted({one for kind in CATALOGUE.values() for one in kind.fault_ids}, key=lambda f: int(f[1:]))
-            )
-            kinds = ", ".join((CLEAN, *CATALOGUE))
-            raise DrillError(f"--faults {text}: unknown; allowed are all, {numbers}, {kinds}, and A+B for two at once")
+            near = difflib.get_close_matches(text, CATALOGUE, n=3, cutoff=0.8)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see `rankscope drill --list`"
+            raise DrillError(f"--faults {text}: unknown; {hint}")
     return list(dict.fromkeys(chosen))
 
 

@@ -120,6 +120,8 @@ def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -
 def _node(options: Options) -> Node:
     """This node as the options describe it. Raises ConfigError."""
     if options.nnodes == "1":
+        if options.node_rank:
+            raise ConfigError(f"--node-rank {options.node_rank}: one node has only index 0; several need --nnodes.")
         return Node(nproc=options.nproc)
     least, _, most = options.nnodes.partition(":")
     most = most or least

@@ -87,10 +87,10 @@ def _below(text: str) -> Iterator[Source]:
     fs, path = _filesystem(text)
     has_protocol = "://" in text or "::" in text
     is_text = False
-    if has_protocol and "::" in text:  # zip://a.jsonl::s3://...: one file, by its whole address
-        yield _source(text, fs.info(path))
-        return
     try:
+        if has_protocol and "::" in text:  # zip://a.jsonl::s3://...: one file, by its whole address
+            yield _source(text, fs.info(path))
+            return
         if any(character in path for character in "*?["):
             infos = fs.glob(path, detail=True).values()
             chosen = [info["name"] for info in infos if info["type"] == "file" and not _is_hidden(info["name"])]
@@ -108,6 +108,10 @@ def _below(text: str) -> Iterator[Source]:
         raise DataError(f"{text}: no such file or folder") from None
     except (OSError, ImportError) as error:
         raise _unreadable(text, error) from None
+    except Exception as error:
+        if not has_protocol:
+            raise
+        raise _unreadable(text, error) from None  # botocore's errors are neither
     for name, info in found:
         source = _source(fs.unstrip_protocol(name) if has_protocol else name, info)
         yield replace(source, kind="text") if is_text else source

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 __all__ = ["SCRIPT_FAULTS", "ScriptFault", "chosen_faults"]
@@ -103,6 +104,8 @@ def chosen_faults(text: str) -> list[str]:
     names: list[str] = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         if word not in groups and word not in SCRIPT_FAULTS:
-            raise ValueError(f"--faults {word}: unknown; choose all, slow, {', '.join(SCRIPT_FAULTS)}")
+            near = difflib.get_close_matches(word, SCRIPT_FAULTS, n=3, cutoff=0.8)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see `rankscope drill --script SCRIPT --list`"
+            raise ValueError(f"--faults {word}: unknown; {hint}")
         names += [name for name in groups.get(word, [word]) if name not in names]
     return names

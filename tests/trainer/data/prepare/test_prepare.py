@@ -9,9 +9,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,3 +227,21 @@ def test_what_cannot_be_prepared_is_one_line(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="another rankscope prepare is writing to it"):
             prepare_sources(tmp_path / "filled", good)
+
+
+def test_an_address_whose_client_has_errors_of_its_own_is_one_line() -> None:
+    class WithoutCredentials(AbstractFileSystem):  # type: ignore[misc]
+        protocol = "locked"
+
+        def info(self, path: str, **_: Any) -> dict[str, Any]:
+            class NoCredentialsError(Exception):
+                """Not an OSError, as those of botocore."""
+
+            raise NoCredentialsError(f"no credentials for {path}")
+
+        isdir = info
+
+    fsspec.register_implementation("locked", WithoutCredentials)
+    for address in ("locked://bucket/a.jsonl", "locked://bucket/*.jsonl"):
+        with pytest.raises(DataError, match=r"^locked://.*: cannot be read \(no credentials"):
+            find_sources([address])
