@@ -40,7 +40,10 @@ SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 """The page's script has ended."""
 PENDING = "[data-testid=stCaptionContainer]:has-text('Loading more')"
 """The foot of a page while a part of it is computed."""
-_IS_WHOLE = """([settled, pending]) => document.querySelector(settled) !== null &&
+_UNDRAWN = "[data-testid=stSkeleton], .rankscope-chart:not(:has(.main-svg))"
+"""Elements whose script has not come yet: on a crowded machine it takes seconds."""
+_IS_WHOLE = """([settled, pending, undrawn]) => document.querySelector(settled) !== null &&
+  document.querySelector(undrawn) === null &&
   ![...document.querySelectorAll(pending)].some(foot => foot.innerText.includes('Loading more'))"""
 
 
@@ -84,7 +87,7 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
 
 def _picture(page: Page, width: int) -> bytes:
     page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_selector("h1", timeout=60_000)
+    page.wait_for_selector("h1")
     wait_until_whole(page, timeout_ms=120_000)
     page.wait_for_timeout(800)  # charts are drawn after their data have come
     height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
@@ -94,9 +97,12 @@ def _picture(page: Page, width: int) -> bytes:
 
 
 def wait_until_whole(page: Page, *, timeout_ms: float) -> None:
-    """Wait until the script has ended with nothing left to compute: between two runs of it the foot is gone, too."""
+    """Wait until the page's script has ended with nothing left to compute, and every element is drawn.
+
+    Between two runs of the script the foot is gone, too.
+    """
     caption = PENDING.partition(":")[0]
-    page.wait_for_function(_IS_WHOLE, arg=[SETTLED, caption], timeout=timeout_ms)
+    page.wait_for_function(_IS_WHOLE, arg=[SETTLED, caption, _UNDRAWN], timeout=timeout_ms)
 
 
 def small(png: bytes) -> bytes:
