@@ -51,7 +51,7 @@ class DataConfig(Section):
     cache_dir: str = ""
     """Where tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
     document_mask: bool = False
-    """Packed documents do not see each other: attention stops at `separator` (costs a mask of seq_len squared)."""
+    """Packed documents do not see each other: attention stops at `separator`."""
     separator: int = Field(default=0, ge=0)
     """Token that ends a document; 0 for text, 50256 for GPT-2's tokens."""
     num_workers: int = Field(default=0, ge=0)
