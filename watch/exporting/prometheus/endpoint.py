@@ -152,7 +152,7 @@ def read_token(path: Path) -> str:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not ASCII text"
-        raise ListenError(f"token file {path}: {reason}: choose another with --token-file") from None
+        raise ListenError(f"token file {path}: {reason}") from None
     if not token:
         raise ListenError(f"token file {path} is empty: write the bearer token into it")
     return token

@@ -75,12 +75,30 @@ class Listen:
             return False
 
     def check(self) -> None:
-        """Raises ListenError if the address can be reached from elsewhere without TLS and a token."""
+        """Raises ListenError if others can reach the address without TLS and a token, or TLS cannot work."""
+        where = f"{self.host}:{self.port}"
         if not self.is_loopback and not (self.certificate and self.key and self.token):
             raise ListenError(
-                f"--listen {self.host}:{self.port} can be reached from other machines: add --tls-cert, --tls-key and "
-                "--token-file, or listen on 127.0.0.1"
+                f"{where} can be reached from other machines: needs a TLS certificate, its key and a token file, or "
+                "listen on 127.0.0.1"
             )
+        if bool(self.certificate) != bool(self.key):
+            raise ListenError(f"{where}: TLS needs a certificate and its key, and one of them was given")
+        self.tls()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The server's side of TLS; None without a certificate. Raises ListenError."""
+        if not self.certificate or not self.key:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:  # ssl.SSLError too
+            raise ListenError(
+                f"{self.host}:{self.port}: {self.certificate} and {self.key} are no certificate and its key "
+                f"({error.strerror or error})"
+            ) from None
+        return context
 
     def refuse_taken_port(self) -> None:
         """Raises ListenError if the port cannot be bound. Serving itself never stops a watch, which also records."""
@@ -153,9 +171,7 @@ def serve(snapshot: Snapshot, listen: Listen) -> Iterator[Endpoint]:
         server = make_server(
             listen.host, listen.port, _guarded(make_wsgi_app(registry), listen.token), _server_class(listen), _Quiet
         )
-        if listen.certificate and listen.key:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(listen.certificate, listen.key)
+        if context := listen.tls():
             # The handshake is done in the thread of the connection: a silent client must not delay the others.
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     except (OSError, ssl.SSLError) as error:

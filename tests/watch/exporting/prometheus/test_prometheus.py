@@ -126,7 +126,7 @@ def test_an_address_is_host_and_port(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "example.org:0"])
 def test_beyond_loopback_certificate_and_token_are_needed(address: str) -> None:
-    with pytest.raises(ListenError, match="--tls-cert"), serve(Snapshot(COMMON), Listen.parse(address)):
+    with pytest.raises(ListenError, match="needs a TLS certificate"), serve(Snapshot(COMMON), Listen.parse(address)):
         pass
 
 
