@@ -73,9 +73,8 @@ class NodeRendezvous:
         try:
             backend, self._store = _connected(parameters, may_follow=not shared) if many else _own(parameters)
         except (RendezvousError, ValueError) as error:
-            raise NodeRendezvousError(
-                f"--rdzv-endpoint {node.endpoint}: {' '.join(str(error).split())[:200]}"
-            ) from None
+            reason = str(error.__cause__ or error).partition("\n")[0]  # torch's text only points to its cause
+            raise NodeRendezvousError(f"--rdzv-endpoint {node.endpoint}: {reason[:200]}") from None
         handler = create_handler(self._store, SafeStateBackend(backend), parameters)
         if not many:  # the store of the ranks, which the launcher keeps as well
             handler._create_tcp_store_server = lambda *_: loopback_store()  # type: ignore[method-assign]
