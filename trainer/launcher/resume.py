@@ -35,6 +35,7 @@ UNCHANGEABLE = {
     "data": "would change the content of the batches",
     "run": "belongs to the existing run",
     "train.global_batch_size": "would change the numbering of the batches",
+    "optim.name": "cannot go on from the state of another optimizer",
 }
 CHANGEABLE = {"data.num_workers", "data.prefetch", "data.pin_memory", "data.cache_dir", "model.dropout"}
 
@@ -162,6 +163,8 @@ def _check_unchanged(before: dict[str, Any], config: Config) -> None:
             key = f"{section}.{name}"
             former = before.get(section, {}).get(name, value)
             reason = UNCHANGEABLE.get(key) or UNCHANGEABLE.get(section)
+            if key == "optim.name" and not config.checkpoint.resume:
+                continue  # it starts over
             if value != former and reason and key not in CHANGEABLE:
                 raise ResumeError(f"{key} = {value!r} (was {former!r}): {reason}. Start a new run for that.")
 

@@ -19,6 +19,7 @@ from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.config.config import Config
 from trainer.launcher import start
 from trainer.launcher.remote_checkpoints import RemoteCheckpoints
+from trainer.launcher.resume import ResumeError
 from trainer.launcher.start import Options, launch_run
 
 
@@ -52,6 +53,16 @@ def test_only_the_launch_that_asks_has_it(tmp_path: Path, monkeypatch: pytest.Mo
     run.write_manifest(former)
     _launched(monkeypatch, run, tmp_path)
     assert (run.manifest()["start_over_at"], run.manifest()["config"]["checkpoint"]["resume"]) == (None, True)
+
+
+def test_another_optimizer_begins_without_the_former_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _launched(monkeypatch, None, tmp_path)
+    run = RunDir.open(tmp_path / "latest")
+    before = run.manifest()
+    with pytest.raises(ResumeError, match=r"optim.name = 'muon' \(was 'adamw'\): cannot go on"):
+        _launched(monkeypatch, run, tmp_path, "optim.name=muon")
+    assert run.manifest() == before
+    assert _launched(monkeypatch, run, tmp_path, "optim.name=muon", "checkpoint.resume=false").optim.name == "muon"
 
 
 def test_what_is_at_the_address_from_before_is_put_aside_there(tmp_path: Path) -> None:
