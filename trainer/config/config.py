@@ -181,7 +181,7 @@ class ProbesConfig(Section):
     `retain = "window"`; 0 = none."""
     health: bool = taken(ProbesSettings, "health")
     """Read host and GPUs once a second, in `watch`."""
-    dcgm_url: str = taken(ProbesSettings, "dcgm_url")
+    dcgm_url: str = taken(ProbesSettings, "dcgm_url", pattern=r"^(https?://.+)?$")
     """`/metrics` of a dcgm-exporter to read the GPUs from, instead of NVML."""
 
     @model_validator(mode="after")
@@ -267,8 +267,13 @@ class Config(Section):
             )
         if model.num_heads % model.kv_heads:
             raise ValueError(f"model.num_kv_heads = {model.kv_heads}: must divide model.num_heads = {model.num_heads}")
-        if not self.probes.enabled and (self.profiler.interval or self.profiler.ranges):
-            raise ValueError("profiler.interval and profiler.ranges need probes.enabled = true")
+        chosen = [
+            name for name in ("interval", "ranges", "on_anomaly", "memory_history") if getattr(self.profiler, name)
+        ]
+        if chosen and not self.probes.enabled:
+            raise ValueError(f"profiler.{chosen[0]} needs probes.enabled = true")
+        if self.recovery.on_straggler != "report" and not self.probes.enabled:
+            raise ValueError("recovery.on_straggler needs probes.enabled = true: ranks are not timed without")
         every, interval = self.checkpoint.keep_every, self.checkpoint.interval
         if every and (not interval or every % interval):
             raise ValueError(

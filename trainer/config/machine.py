@@ -17,7 +17,7 @@ from pathlib import Path
 from trainer.config.config import Config, TrainConfig
 from trainer.config.load import ConfigError
 
-__all__ = ["check_compiler", "check_float8_on", "check_machine", "may_have_gpu"]
+__all__ = ["check_compiler", "check_float8_on", "check_machine", "check_ranks_here", "may_have_gpu"]
 
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 """NVIDIA's, AMD's, and those of WSL."""
@@ -44,6 +44,17 @@ def check_machine(config: Config, *, has_gpu: bool) -> None:
     check_float8_on(config.train, "cpu" if on_cpu else "cuda")
     if config.train.compile is True:
         check_compiler(config.train, "cpu" if on_cpu else "cuda")
+
+
+def check_ranks_here(config: Config, num_ranks: int, devices: Path = Path("/dev")) -> None:
+    """Raise ConfigError for more ranks on this node than it can have GPUs. A launcher may show each rank its own one,
+    so a single one says nothing."""
+    if config.train.device != "cuda":
+        return
+    listed = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    visible = len(listed) or len(list(devices.glob("nvidia[0-9]*")))
+    if 1 < visible < num_ranks:
+        raise ConfigError(f"{num_ranks} ranks: only {visible} GPUs are visible here; start at most one rank a GPU")
 
 
 def check_float8_on(train: TrainConfig, device_type: str) -> None:

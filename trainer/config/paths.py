@@ -1,13 +1,15 @@
-"""Files and folders that a configuration names: whether they are there, before a run's folder is.
+"""Files, folders and programs that a configuration names: whether they can be used, before a run's folder is made.
 
     check_paths(config, base=Path.cwd())         # raises ConfigError
 
-What is in them is looked at where they are opened, by each rank.
+What is in them is looked at where they are opened. Ranks and `watch` would find out, but while the run goes on.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,19 +20,45 @@ __all__ = ["check_paths"]
 
 
 def check_paths(config: Config, *, base: Path) -> None:
-    """Raise ConfigError for the first path that is not there or cannot be read; relative ones begin at `base`."""
-    for setting, text in _paths(config):
+    """Raise ConfigError for the first path that cannot be used; relative ones begin at `base`."""
+    for setting, text in _read(config):
         path = base / Path(text).expanduser()
         if not path.exists():
             raise ConfigError(f"{setting} = {text!r}: no such file or folder")
         if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
             raise ConfigError(f"{setting} = {text!r}: cannot be read (Permission denied)")
+    for setting, text in _written(config):
+        folder = base / Path(text.removeprefix("file://")).expanduser()
+        nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+        if not nearest.is_dir():
+            raise ConfigError(f"{setting} = {text!r}: {nearest} is not a folder")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise ConfigError(f"{setting} = {text!r}: {nearest} cannot be written (Permission denied)")
+    if words := shlex.split(config.alerts.command):
+        program = str(base / words[0]) if "/" in words[0] else words[0]
+        if shutil.which(program) is None:
+            raise ConfigError("alerts.command = (redacted): there is no such program, or it cannot be executed")
 
 
-def _paths(config: Config) -> Iterator[tuple[str, str]]:
+def _read(config: Config) -> Iterator[tuple[str, str]]:
     for text in config.data.path:
         yield "data.path", text
     for name, text in config.data.validation.items():
         yield f"data.validation.{name}", text
     if config.model.weights:
         yield "model.weights", config.model.weights
+    for name in ("tls_cert", "tls_key", "token_file") if config.metrics.listen else ():
+        if text := getattr(config.metrics, name):
+            yield f"metrics.{name}", text
+
+
+def _written(config: Config) -> Iterator[tuple[str, str]]:
+    """Folders that are made, with their parents, once something is written there."""
+    if "tensorboard" in config.trackers.to and config.trackers.tensorboard_dir:
+        yield "trackers.tensorboard_dir", config.trackers.tensorboard_dir
+    for setting, address in (
+        ("publish.address", config.publish.address),
+        ("checkpoint.remote", config.checkpoint.remote),
+    ):
+        if address.startswith("file://"):
+            yield setting, address

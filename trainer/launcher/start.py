@@ -20,17 +20,17 @@ from probes.tape.rundir import RunDir
 from trainer.config.config import Config
 from trainer.config.launch_folder import as_typed
 from trainer.config.load import ConfigError, changed_config, check_trackers, load_config
-from trainer.config.machine import check_machine, may_have_gpu
+from trainer.config.machine import check_machine, check_ranks_here, may_have_gpu
 from trainer.config.paths import check_paths
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
+from trainer.launcher.inputs import check_inputs
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
 from trainer.launcher.remote_checkpoints import fetch_run
 from trainer.launcher.resume import Resumed, check_finished, next_attempt, prepare, reset_guard
 from trainer.launcher.supervise import supervise
 from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
-from trainer.layout.step_verdict import reason_to_read_at_once
 from watch.digests.job_secret import create_job_secret
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         return _on_nodes(config, resumed, node, options, facts, console)
     assert config is not None
     plan = resolve(config, options.nproc or _usual_size(config, resumed, options.overrides))
+    check_ranks_here(config, plan.world_size)
     run = _run(config, plan, resumed, options, facts)
     return _train(run, config, plan, replace(node, nproc=plan.world_size), options, console)
 
@@ -153,6 +154,7 @@ def _on_nodes(
     """One node of several: node 0 makes or resumes the run, the others get its folder and configuration."""
     if config is not None and node.rank == 0:
         node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
+        check_ranks_here(config, node.nproc)
         _largest_plan(config, node.nproc * node.min_nodes)  # or this node could not go on when the others are gone
     from trainer.launcher.nodes.rendezvous import NodeRendezvous  # imports torch: only now
 
@@ -225,58 +227,3 @@ def _train(
     if line := retention_line(config.model_dump(mode="json")):
         console.print(f"{where}{line}", highlight=False)
     return supervise(run, config, plan=plan, node=node, faults=options.faults, console=console, rendezvous=rendezvous)
-
-
-def check_inputs(config: Config, plan: Plan, *, on_host: bool) -> None:
-    """Raise ConfigError for data, weights, an address or ranks that this run would look for in vain.
-
-    Relative paths begin in the current folder. Nothing is kept but the data's cache, which the ranks need too.
-    """
-    _check_ranks(config, plan, on_host=on_host)
-    _check_data(config)
-    _check_weights(config)
-    _check_address(config.checkpoint.remote)
-
-
-def _check_ranks(config: Config, plan: Plan, *, on_host: bool) -> None:
-    if config.recovery.verdict == "late" and (reason := reason_to_read_at_once(config, plan, on_host=on_host)):
-        raise ConfigError(f"recovery.verdict = 'late': {reason}; must be auto or at_once")
-    profiler = config.profiler
-    if profiler.interval and (missing := [rank for rank in profiler.ranks if not 0 <= rank < plan.world_size]):
-        raise ConfigError(f"profiler.ranks = {profiler.ranks}: there is no rank {missing[0]} of {plan.world_size}")
-
-
-def _check_data(config: Config) -> None:
-    from trainer.data.corpus import open_corpus
-    from trainer.data.streams import training_stream, validation_streams
-    from trainer.data.token_folder import DataError
-
-    try:
-        corpus = open_corpus(config.data, config.model.vocab_size)
-        training_stream(config, corpus)
-        validation_streams(config, corpus)
-    except DataError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _check_weights(config: Config) -> None:
-    if not config.model.weights:
-        return
-    import torch
-
-    from trainer.model.transformer import Transformer
-    from trainer.model.weights import check_weights
-
-    with torch.device("meta"):
-        check_weights(Transformer(config.model), Path(config.model.weights).expanduser())
-
-
-def _check_address(remote: str) -> None:
-    if not remote:
-        return
-    from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
-
-    try:
-        RemoteFolder(remote)
-    except RemoteError as error:
-        raise ConfigError(f"checkpoint.remote = {error}") from None

@@ -79,6 +79,7 @@ def _async_tp(config: Config, plan: Plan) -> None:
         "parallel.sequence_parallel = true": config.parallel.sequence_parallel,
         "train.compile (the compiler cuts the products)": config.train.compile is not False and plan.compiles,
         "train.compile_backend = 'inductor'": config.train.compile_backend == "inductor",
+        "train.backend = 'nccl' or 'auto'": config.train.backend != "gloo",
     }
     if lacking := next((name for name, is_there in needed.items() if not is_there), ""):
         raise ConfigError(f"parallel.async_tp = true: needs {lacking}")

@@ -158,6 +158,11 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
             ["parallel.async_tp = true", "train.compile"],
         ),
         (
+            ["parallel.async_tp=true", "parallel.tp=2", "train.backend=gloo"],
+            2,
+            ["parallel.async_tp = true", "train.backend = 'nccl'"],
+        ),
+        (
             ["parallel.cp=2", "parallel.cp_exchange=ring", "data.seq_len=18"],
             2,
             ["data.seq_len = 18", "4, the chunks of a ring"],
@@ -267,7 +272,7 @@ def test_wrong_settings_are_left_out_one_by_one() -> None:
     kept, problems = usable_settings(given)
     assert kept == {"probes": {"enabled": False}, "profiler": {"active_steps": 2}, "trackers": {"every_s": 1.0}}
     assert [problem.split()[0] for problem in problems] == [
-        "probes.retian", "probes.budget_mb", "trackers.to.1", "profiler.interval", "profiler.interval",
+        "probes.retian", "probes.budget_mb", "trackers.to.1", "profiler.interval", "profiler.ranges",
     ]  # fmt: skip
     assert given["probes"] == {"enabled": False, "retian": "window", "budget_mb": 5}
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
-from trainer.config.machine import check_machine, may_have_gpu
+from trainer.config.machine import check_machine, check_ranks_here, may_have_gpu
 from trainer.launcher.start import Options, launch_run
 
 
@@ -66,3 +66,17 @@ def test_a_device_file_may_be_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert may_have_gpu(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not may_have_gpu(tmp_path), "they are hidden"
+
+
+def test_more_ranks_than_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    on_cuda, on_either = (Config.model_validate({"train": {"device": name}}) for name in ("cuda", "auto"))
+    (tmp_path / "nvidia0").touch()
+    check_ranks_here(on_cuda, 4, tmp_path)
+    (tmp_path / "nvidia1").touch()
+    check_ranks_here(on_cuda, 2, tmp_path)
+    check_ranks_here(on_either, 4, tmp_path)
+    with pytest.raises(ConfigError, match="4 ranks: only 2 GPUs"):
+        check_ranks_here(on_cuda, 4, tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    check_ranks_here(on_cuda, 4, tmp_path)

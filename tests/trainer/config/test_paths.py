@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from trainer.config.paths import check_paths
 @pytest.mark.parametrize(
     ("override", "setting"),
     [('data.path=["missing.txt"]', "data.path"), ('data.validation={web="missing"}', "data.validation.web"),
-     ("model.weights=missing.safetensors", "model.weights"), ("train.backend=nccl", "train.backend")],
+     ("model.weights=missing.safetensors", "model.weights"), ("train.backend=nccl", "train.backend"),
+     ("alerts.command=./missing.sh x", "alerts.command")],
 )  # fmt: skip
 def test_a_launch_ends_before_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, setting: str
@@ -36,6 +38,34 @@ def test_relative_paths_begin_at_the_first_launch(tmp_path: Path) -> None:
     check_paths(config, base=tmp_path)
     with pytest.raises(ConfigError, match=r"data.path = 'text': no such file"):
         check_paths(config, base=tmp_path / "text")
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("publish", {"address": "file://{}"}),
+        ("checkpoint", {"remote": "file://{}/copies"}),
+        ("trackers", {"to": ["tensorboard"], "tensorboard_dir": "{}"}),
+    ],
+)
+def test_nothing_can_be_written_below_a_file(tmp_path: Path, section: str, values: dict[str, object]) -> None:
+    (tmp_path / "file").touch()
+    for place, refused in ((tmp_path / "new" / "folder", False), (tmp_path / "file" / "folder", True)):
+        given = {key: value.format(place) if isinstance(value, str) else value for key, value in values.items()}
+        config = Config.model_validate({section: given})
+        with pytest.raises(ConfigError, match=r"file is not a folder") if refused else contextlib.nullcontext():
+            check_paths(config, base=tmp_path)
+
+
+def test_a_program_for_findings_is_there(tmp_path: Path) -> None:
+    config = Config.model_validate({"alerts": {"command": "./notify --quietly"}})
+    program = tmp_path / "notify"
+    program.touch(mode=0o600)
+    with pytest.raises(ConfigError, match=r"alerts.command = \(redacted\)"):
+        check_paths(config, base=tmp_path)
+    program.chmod(0o700)
+    check_paths(config, base=tmp_path)
+    check_paths(Config.model_validate({"alerts": {"command": "cat"}}), base=tmp_path)
 
 
 def test_nccl_needs_a_gpu() -> None:

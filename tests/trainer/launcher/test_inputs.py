@@ -43,6 +43,18 @@ SETTINGS: dict[str, tuple[list[str], str]] = {
         "recovery.verdict = 'late': compression",
     ),
     "late, in a pipeline": (["recovery.verdict=late", *PIPELINE], "recovery.verdict = 'late': tried with data"),
+    "metrics for everybody": (["metrics.listen=10.0.0.1:9400"], "metrics.listen = '10.0.0.1:9400': 10.0.0.1:9400 can"),
+    "metrics without a key": (
+        ["metrics.listen=127.0.0.1:0", f"metrics.tls_cert={__file__}"],
+        "needs a certificate and",
+    ),
+    "no certificate": (
+        ["metrics.listen=127.0.0.1:0", f"metrics.tls_cert={__file__}", f"metrics.tls_key={__file__}"],
+        "are no certificate and its key",
+    ),
+    "captures without records": (["profiler.on_anomaly=true", "probes.enabled=false"], "profiler.on_anomaly needs"),
+    "stragglers without records": (["recovery.on_straggler=exclude", "probes.enabled=false"], "on_straggler needs"),
+    "no URL": (["probes.dcgm_url=localhost:9400"], "probes.dcgm_url = 'localhost:9400': must match"),
     "an unknown address": (["checkpoint.remote=foo://x/y"], "checkpoint.remote = foo://x/y: cannot be opened"),
 }
 
