@@ -77,4 +77,4 @@ def _check_metrics(config: Config) -> None:
         if listen := listen_address({"config": {"metrics": config.metrics.model_dump()}}):
             listen.check()
     except ListenError as error:
-        raise ConfigError(f"metrics.listen = {config.metrics.listen!r}: {error}") from None
+        raise ConfigError(f"metrics.listen: {error}") from None

@@ -239,6 +239,12 @@ def _float8_gather(config: Config, plan: Plan) -> None:
         raise ConfigError(f"{setting}: needs train.float8 = 'tensorwise', not {config.train.float8!r}{why}")
     if plan.offloads_parameters:
         raise ConfigError(f"{setting}: not with parallel.cpu_offload = 'all' (shards would be rounded on the host)")
+    model, shards = config.model, plan.dp_shard * plan.ep * plan.cp
+    # Rows, and how many ranks have a part of them: attention's output is split by columns over tp, the others by rows.
+    matrices = [(model.dim, shards), (model.dim // model.num_heads * model.kv_heads, shards * plan.tp)]
+    matrices += [] if model.num_experts else [(model.ffn_dim, shards * plan.tp)]
+    if all(rows % ranks or rows % (FLOAT8_MULTIPLE * plan.tp) for rows, ranks in matrices):
+        raise ConfigError(f"{setting}: no matrix has rows for {shards} equal shards; change parallel.dp_shard")
 
 
 def _whole_blocks(config: Config, plan: Plan) -> None:

@@ -38,12 +38,22 @@ SETTINGS: dict[str, tuple[list[str], str]] = {
         ["train.float8=tensorwise", "train.float8_emulated=true", "model.dim=24", "model.num_heads=2"],
         "model.dim = 24 must be a multiple of 16",
     ),
+    "fp8 without a matrix to gather in it": (
+        [
+            "train.float8=tensorwise",
+            "train.float8_emulated=true",
+            "parallel.float8_all_gather=true",
+            "parallel.dp_shard=3",
+            "train.global_batch_size=3",
+        ],
+        "no matrix has rows for 3 equal shards",
+    ),
     "late, compressed": (
         ["recovery.verdict=late", "parallel.gradient_compression=topk", *DDP],
         "recovery.verdict = 'late': compression",
     ),
     "late, in a pipeline": (["recovery.verdict=late", *PIPELINE], "recovery.verdict = 'late': tried with data"),
-    "metrics for everybody": (["metrics.listen=10.0.0.1:9400"], "metrics.listen = '10.0.0.1:9400': 10.0.0.1:9400 can"),
+    "metrics for everybody": (["metrics.listen=10.0.0.1:9400"], "metrics.listen: 10.0.0.1:9400 can"),
     "metrics without a key": (
         ["metrics.listen=127.0.0.1:0", f"metrics.tls_cert={__file__}"],
         "needs a certificate and",
