@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -50,11 +49,14 @@ def test_relative_paths_begin_at_the_first_launch(tmp_path: Path) -> None:
 )
 def test_nothing_can_be_written_below_a_file(tmp_path: Path, section: str, values: dict[str, object]) -> None:
     (tmp_path / "file").touch()
-    for place, refused in ((tmp_path / "new" / "folder", False), (tmp_path / "file" / "folder", True)):
+
+    def below(place: Path) -> Config:
         given = {key: value.format(place) if isinstance(value, str) else value for key, value in values.items()}
-        config = Config.model_validate({section: given})
-        with pytest.raises(ConfigError, match=r"file is not a folder") if refused else contextlib.nullcontext():
-            check_paths(config, base=tmp_path)
+        return Config.model_validate({section: given})
+
+    check_paths(below(tmp_path / "new"), base=tmp_path)
+    with pytest.raises(ConfigError, match=r"file is not a folder"):
+        check_paths(below(tmp_path / "file"), base=tmp_path)
 
 
 def test_a_program_for_findings_is_there(tmp_path: Path) -> None:
