@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding, evidence_of
-from analyzers.numerics.nonfinite_origin import NORM
+from analyzers.numerics.nonfinite_origin import NORM, WEIGHTS
 from analyzers.wording import counted, group_text, is_number, listed, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
@@ -29,6 +29,8 @@ def _non_finite(finding: Finding) -> str:
         return f"Before the reduction {inputs} held NaN or Inf{first}{f', and {origin}' if origin else ''}."
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
+    if facts.get("named_by") == WEIGHTS:
+        return "The step's first loss was finite; weights were NaN or Inf in a later pass, whose loss only follows."
     if facts.get("named_by") == NORM:
         return "Every rank counted its gradients' NaN and Inf elements: there were none."
     if facts.get("ranks_with_nonfinite_local_loss"):

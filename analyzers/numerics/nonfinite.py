@@ -7,6 +7,7 @@
    ranks whose input was already bad. Later flags are consequences of that result.
 3. Without flags, ranks whose own loss is not finite are named; without such ranks, none is (`suspect`). Members of a
    tensor-parallel group have the same loss, so the group is all that is known then.
+   The loss of a pass whose weights broke within the step (sharpness-aware minimization) is a consequence, too.
 4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient was finite before its reduction
    and the result is not (the first flags, if any, are the norm's); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
@@ -29,7 +30,17 @@ from analyzers.account.timings import TP, load_places
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
 from analyzers.numerics.loss_scale import dropped_for_overflow
-from analyzers.numerics.nonfinite_origin import NORM, Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
+from analyzers.numerics.nonfinite_origin import (
+    NORM,
+    WEIGHTS,
+    Flag,
+    Location,
+    Phase,
+    RankStep,
+    StepEvidence,
+    is_bad,
+    locate,
+)
 from analyzers.numerics.replay_result import REPLAY_EVENTS, Origin, ReplayResult, find_replay
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
@@ -44,6 +55,8 @@ MAX_EPISODES = 50
 
 INPUT_GRADIENT = "input_gradient_norm"
 """Series of `probes.collectives.gradients.input_gradient`: a rank's gradient at the first layer, not yet reduced."""
+FIRST_LOSS, LARGEST_WEIGHT = "loss_of_first_pass", "largest_weight_of_last_pass"
+"""Series of `probes.attach.loop.step_losses`, of steps whose passes have different weights."""
 WITHIN_GROUP = "tensor_parallel_group"
 """Basis on which ranks are named: their losses, which are equal in a group that sums within the forward pass."""
 
@@ -154,9 +167,13 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
         [attempt, step, turn],
     )
     events = [event for event in log.of(event_kinds.NONFINITE, attempt=attempt, step=step) if event.rank >= 0]
+    first_losses = _series(source, attempt, step, FIRST_LOSS)
+    largest_weights = _series(source, attempt, step, LARGEST_WEIGHT)
+    sound = {rank for rank, loss in first_losses.items() if not is_bad(loss)}
+    broke = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()  # a rank may hold a shard
     return StepEvidence(
         rows=[RankStep(rank=r[0], local_loss=r[3], loss=r[4], grad_norm=r[5], nonfinite_count=r[6], committed=r[7],
-                       batch_index=r[8]) for r in steps],
+                       batch_index=r[8], weights_broke=r[0] in broke) for r in steps],
         flags=_flags(source, attempt, step, {r[0]: (r[1], r[2]) for r in steps}),
         parameters=_gradients(source, attempt, step),
         reported_phase=events[0].text("phase") if events else "",
@@ -170,13 +187,15 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
 
 def _own_gradients(source: Source, attempt: int, step: int) -> list[tuple[int, bool]]:
     """Ranks whose first layer got a non-finite gradient; a finite one shows nothing about other weights."""
+    return [(rank, True) for rank, norm in _series(source, attempt, step, INPUT_GRADIENT).items() if is_bad(norm)]
+
+
+def _series(source: Source, attempt: int, step: int, name: str) -> dict[int, float]:
+    """A logged number by rank; NaN or Inf if it was so once."""
     if not source.has("scalars"):
-        return []
-    rows = source.rows(
-        "SELECT DISTINCT rank FROM scalars WHERE attempt = ? AND step = ? AND name = ? AND NOT isfinite(value)",
-        [attempt, step, INPUT_GRADIENT],
-    )
-    return [(rank, True) for (rank,) in rows]
+        return {}
+    sql = "SELECT rank, value FROM scalars WHERE attempt = ? AND step = ? AND name = ? ORDER BY isfinite(value) DESC"
+    return dict(source.rows(sql, [attempt, step, name]))
 
 
 def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int, int | None]]) -> list[Flag]:
@@ -305,6 +324,8 @@ def _summary(where: Location, step: int, episode: _Episode, who: str, response: 
         "reduction": f"Finite gradients overflowed in their reduction {when}",
         "unknown": f"Values of {who} were NaN or Inf {when}",
     }[where.phase]
+    if where.how == WEIGHTS:
+        what = f"The weights became NaN or Inf between two passes of the model {when}"
     if where.how == NORM:
         what = f"The gradient norm overflowed to Inf {when}, over gradients that were all finite"
     return f"{what}{parameter}.{again} {response.text}"

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["NORM", "Flag", "Location", "Phase", "RankStep", "StepEvidence", "is_bad", "locate"]
+__all__ = ["NORM", "WEIGHTS", "Flag", "Location", "Phase", "RankStep", "StepEvidence", "is_bad", "locate"]
 
 Phase = Literal["forward", "backward", "reduction", "unknown"]
 NORM = "finite_gradients"
 """`how` of a norm that overflowed over gradients that were all finite."""
+WEIGHTS = "weights_between_passes"
+"""`how` of weights that were NaN or Inf in a later pass of the step: its loss shows no fault of that pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class RankStep:
     nonfinite_count: int | None = None
     committed: bool | None = None
     batch_index: int | None = None
+    weights_broke: bool = False
+    """True if weights became NaN or Inf between two passes of the step, the first of which had a finite loss here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,9 @@ class Location:
 
 def locate(evidence: StepEvidence) -> Location:
     """Name ranks, phase and parameter of one bad step. Pure."""
-    parameter, others = _parameter(evidence)
-    bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss)))
+    broke = [row.rank for row in evidence.rows if row.weights_broke]
+    parameter, others = ("", ()) if broke else _parameter(evidence)  # gradients are looked at after the last pass
+    bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss) and row.rank not in broke))
     good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not is_bad(row.local_loss)]
     flagged = [flag for flag in evidence.flags if flag.nonfinite]
     if not flagged and not bad_loss and _only_norm(evidence):
@@ -105,6 +110,9 @@ def locate(evidence: StepEvidence) -> Location:
     if bad_loss:
         named = bad_loss if good_loss or len(evidence.rows) == 1 else tuple(sorted(row.rank for row in evidence.rows))
         return Location(ranks=named, phase="forward", parameter="", how="local_loss", others=others)
+    if broke:
+        ranks = tuple(broke) if len(evidence.rows) == 1 else ()
+        return Location(ranks=ranks, phase="backward", parameter=parameter, how=WEIGHTS, others=others)
     if own := tuple(sorted(rank for rank, bad in evidence.own_gradients if bad)):
         return Location(ranks=own, phase="backward", parameter=parameter, how="own_gradient", others=others)
     if evidence.data_parallel and {rank for rank, _ in evidence.own_gradients} >= {row.rank for row in evidence.rows}:

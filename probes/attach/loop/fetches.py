@@ -8,7 +8,7 @@
 A step begins with the fetch of its first batch, even if that fetch raises or never ends, but not if it finds the end of
 the epoch. Batches of an evaluation begin no step: an evaluation after an update belongs to that update's step. A loader
 feeds an evaluation if its iterator, or else its data set, has not fed training, and gradients are off or all models are
-in eval mode. This is known before the model is called.
+in eval mode, maybe only the main part within a wrapper. This is known before the model is called.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import nn
 from ...fail_open import record_error
 from ...recorder import Recorder
 from ...torch_compat import BASE_LOADER_ITERATOR
+from .evaluations import main_parts
 
 __all__ = ["Fetches"]
 
@@ -80,7 +81,7 @@ class Fetches:
         self._unknown.add(iterator)
         if not torch.is_grad_enabled():
             return True
-        modes = [_inner(model).training for model in self._phases.models()]
+        modes = [all(part.training for part in main_parts(model)) for model in self._phases.models()]
         return id(getattr(iterator, "_dataset", None)) not in self._sets and bool(modes) and not any(modes)
 
     def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:
@@ -109,9 +110,3 @@ class Fetches:
             except Exception as error:
                 record_error("attach.data", error)
         return batch
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """The model inside a wrapper that reduces gradients: libraries only set the inner model's mode."""
-    inner = getattr(model, "module", None)
-    return inner if isinstance(inner, nn.Module) else model

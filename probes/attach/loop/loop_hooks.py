@@ -11,7 +11,8 @@ next one. `optimizer.step` marks the boundary: several backward passes before it
 evaluation after it still belongs to that step (`fetches`). With several optimizers, the last one watched ends the step.
 
     data        a batch is fetched from a `torch.utils.data.DataLoader`
-    forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`
+    forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`, as is
+                a call of a copy or a part of it between updates (`evaluations`)
     backward    `loss.backward()`; the scalar it is called on counts as the loss if none is logged
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
@@ -32,7 +33,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from ...collectives.gradients.model_hook import ModelHook, script_without_hooks
@@ -46,6 +46,7 @@ from ..patching.on_import import OnImport
 from ..patching.replaced import replaced
 from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
+from .evaluations import Evaluations, inner_modules
 from .fetches import Fetches
 from .living import Living
 from .loss_scaling import LossScaling
@@ -53,7 +54,6 @@ from .saves import Saves
 from .step_losses import StepLosses
 from .step_method import around_step
 from .step_norms import StepNorms
-from .tokens import looks_up_tokens, num_padded, num_tokens
 from .trl_phases import TrlPhases
 from .update_line import Lines, UpdateLine
 from .updates import Updates, unwrapped
@@ -81,7 +81,6 @@ class LoopPhases:
         self._undo: list[Callable[[], object]] = []
         self.leader: Any = None  # the optimizer whose step ends the loop's
         self._watched = Living()
-        self._language_models = Living()
         self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # of calls of a model from within a model
@@ -94,6 +93,7 @@ class LoopPhases:
         self._losses = StepLosses(values, self._scaling)
         self._updates = Updates(recorder)
         self._fetches = Fetches(self)
+        self._evaluations = Evaluations(self)
         self._update_line = UpdateLine()
         self.at_training = self._updates.at_training
         self.at_first_update: list[Callable[[], None]] = []
@@ -107,11 +107,10 @@ class LoopPhases:
         self._compilation.hook()
         if not self._watched.add(model):
             return
-        if looks_up_tokens(model):
-            self._language_models.add(model)
+        self._losses.watch(model)
         self._undo.append(self.norms.input_gradient.watch(model))
-        for called in (model, model.module) if isinstance(model, DistributedDataParallel) else (model,):  # to evaluate
-            before, after = ModelHook(called, self.before_forward), ModelHook(called, self._after_forward)
+        for called in inner_modules(model):
+            before, after = ModelHook(called, self.before_forward), ModelHook(called, self.after_forward)
             self._undo.append(called.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
             self._undo.append(called.register_forward_hook(after, always_call=True).remove)
 
@@ -163,6 +162,7 @@ class LoopPhases:
     def remove(self) -> None:
         """End the current step and remove all hooks."""
         self.norms.is_wanted = self.automatic = False
+        self._evaluations.are_over()
         self.thread = _NO_THREAD  # a wrapper that other code has wrapped again only passes calls on from now on
         for undo in reversed(self._undo):
             with failing_open("attach.remove"):
@@ -206,6 +206,7 @@ class LoopPhases:
     def began(self) -> None:
         """Note that a step has begun, by the hooks or by the loop itself."""
         self._compilation.hook()
+        self._evaluations.are_over()
         self._in_step, self._taken_ns, self._microbatch = True, 0, 0
         self.norms.began()
         self._losses.began()
@@ -273,6 +274,7 @@ class LoopPhases:
             span.__exit__(None, None, None)
             if self._taken_ns:
                 self._taken_ns = _monotonic_ns()
+                self._evaluations.may_begin()
 
     def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """A model is called."""
@@ -284,10 +286,7 @@ class LoopPhases:
                 return
             if torch.is_grad_enabled() and module.training:
                 self._trains([module])
-                if module in self._language_models:
-                    self._losses.forward(num_tokens(args, kwargs), num_padded(args, kwargs))
-                else:
-                    self._losses.forward(0)
+                self._losses.forward(module, args, kwargs)
                 self.enter("forward", self._microbatch)
             elif not self._open.keys() & _ACTS:
                 self._fetches.fed(trains=False)
@@ -295,7 +294,7 @@ class LoopPhases:
         except Exception as error:
             record_error("attach.forward", error)
 
-    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or get_ident() != self.thread:
             return
         try:
@@ -377,6 +376,7 @@ class LoopPhases:
     def _taken(self) -> None:
         """The step's update is made."""
         self._taken_ns = _monotonic_ns()
+        self._evaluations.may_begin()
         while self.at_first_update:
             self.at_first_update.pop()()
 

@@ -1,7 +1,8 @@
 """Loss and tokens of a step, observed in the loop: tensors that `backward` is called on, ids given to an embedding.
 
+    losses.watch(model)
     losses.began()                       # a step has begun
-    losses.forward(tokens)               # the model was called
+    losses.forward(model, args, kwargs)  # the model is called
     losses.backward(root)                # loss.backward()
     losses.log(loss=..., tokens=...)     # the loop logs its own
     losses.settle()                      # the step ends: write what is known
@@ -10,23 +11,36 @@ Several backward passes of a step are its micro-batches, each with its own forwa
 by their number has the sum as its step's loss, any other the mean; the autograd graph shows whether it divides. Several
 losses of one forward pass are parts of one loss, and are summed.
 
+Passes whose weights differ, as in sharpness-aware minimization and line searches, are no micro-batches: a gradient of
+the first that is NaN makes the weights NaN for the second, whose loss only follows. So the first loss and the largest
+weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`).
+
 A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from ...fail_open import failing_open
 from ...step_scalars import StepScalars
+from .living import Living
 from .loss_scaling import LossScaling
+from .tokens import looks_up_tokens, num_padded, num_tokens
 
-__all__ = ["MEASURED", "StepLosses"]
+__all__ = ["FIRST_LOSS", "LARGEST_WEIGHT", "MEASURED", "StepLosses"]
 
 MEASURED = "measured_"
 """Prefix of a column's name: series of the measured value, written where the loop logs its own."""
+FIRST_LOSS = "loss_of_first_pass"
+LARGEST_WEIGHT = "largest_weight_of_last_pass"
+"""Series of steps whose passes have different weights."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
 
@@ -42,7 +56,15 @@ class StepLosses:
         self._forwards = 0
         self._tokens = 0
         self._padded: int | Tensor = 0
+        self._language_models = Living()
+        self._version: tuple[int, int] | None = None  # of a weight in the last forward pass
+        self._largest_weight: Tensor | None = None
         self._logged: set[str] = set()
+
+    def watch(self, model: nn.Module) -> None:
+        """Count the tokens of `model` if it is a language model."""
+        if looks_up_tokens(model):
+            self._language_models.add(model)
 
     def began(self) -> None:
         """A step has begun."""
@@ -51,12 +73,19 @@ class StepLosses:
         self._factors.clear()
         self._logged.clear()
         self._forwards = self._tokens = self._padded = 0
+        self._version = self._largest_weight = None
 
-    def forward(self, tokens: int, padded: int | Tensor = 0) -> None:
-        """Note a forward pass with gradients: number of ids, and how many of them are padding."""
+    def forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Note a forward pass with gradients."""
         self._forwards += 1
-        self._tokens += tokens
-        self._padded = self._padded + padded
+        if model in self._language_models:
+            self._tokens += num_tokens(args, kwargs)
+            self._padded = self._padded + num_padded(args, kwargs)
+        weight = next(model.parameters(), None)
+        before, self._version = self._version, (id(weight), getattr(weight, "_version", 0))
+        if self._losses and before is not None and before[0] == id(weight) and before != self._version:
+            with failing_open("attach.weights"):
+                self._largest_weight = _largest_weight(model)
 
     def backward(self, root: Any) -> None:
         """Note a backward pass; `root` is the tensor on which the loop called it."""
@@ -98,6 +127,8 @@ class StepLosses:
             own["padded_tokens"] = self._padded
         if measured_norm is not None and "grad_norm" in self._logged:
             own[MEASURED + "grad_norm"] = measured_norm
+        if self._losses and self._largest_weight is not None:
+            own |= {FIRST_LOSS: self._losses[0], LARGEST_WEIGHT: self._largest_weight}
         if own:
             self._values.put(**own)
         self._losses.clear()
@@ -116,6 +147,14 @@ class StepLosses:
         number = len(self._losses)
         is_divided = any(abs(factor - 1) > _SAME for factor in self._factors)
         return total if number == 1 or is_divided or self._forwards < number else total / number
+
+
+def _largest_weight(model: nn.Module) -> Tensor | None:
+    """The largest magnitude of a weight that this rank holds, NaN if one is."""
+    held = [getattr(weight, "_local_tensor", weight).detach() for weight in model.parameters()]
+    weights = [weight for weight in held if weight.numel() and weight.is_floating_point()]
+    largest = torch._foreach_norm(weights, math.inf) if weights else []  # type: ignore[no-untyped-call]
+    return torch.stack([one.float().to(largest[0].device) for one in largest]).amax() if largest else None
 
 
 def _factor(root: Tensor) -> float:

@@ -1,0 +1,130 @@
+"""Evaluations that call another module than the one that trains: its inner module, a wrapper around it, or a copy.
+
+    evaluations = Evaluations(phases)
+    evaluations.may_begin()         # the step's update is made
+    evaluations.are_over()          # training goes on
+
+A loop that trains `DistributedDataParallel(task)` evaluates `task.model`, what `accelerator.unwrap_model` returns, or a
+moving average of the weights. Such a module shares a parameter with the one that trains, or has parameters of the same
+shapes in the same order. It is found by torch's global hook, which would cost time in each call of each module: so the
+hook stands only between an update and the next activity of training, outside of the outermost call. Where a model is
+compiled there is no hook: torch warns its user of global ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Protocol
+
+import torch
+from torch import Size, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ...collectives.gradients.model_hook import ModelHook
+from ...fail_open import record_error
+from .living import Living
+
+__all__ = ["Evaluations", "inner_modules", "main_parts"]
+
+
+class _Phases(Protocol):
+    """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
+
+    thread: int
+
+    def models(self) -> list[nn.Module]: ...
+
+    def before_forward(self, module: nn.Module) -> None: ...
+
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None: ...
+
+
+class Evaluations:
+    """Calls between updates, in one loop."""
+
+    def __init__(self, phases: _Phases) -> None:
+        self._phases = phases
+        self._related = Living()
+        self._others = Living()
+        self._called = Living()  # since the update: they have a hook
+        self._undo: list[Callable[[], None]] = []
+        self._global: Any = None  # handle of the hook of all modules
+
+    def may_begin(self) -> None:
+        """The step's update, or a part of an evaluation after it, is over."""
+        if self._global is None and not any(map(_is_compiled, self._phases.models())):
+            self._global = register_module_forward_pre_hook(self._before)
+
+    def are_over(self) -> None:
+        """Training goes on, or recording ends."""
+        self._unhook()
+        if self._undo:
+            self._called = Living()
+            while self._undo:
+                self._undo.pop()()
+
+    def _unhook(self) -> None:
+        if self._global is not None:
+            self._global.remove()
+            self._global = None
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or get_ident() != self._phases.thread:
+            return
+        try:
+            if (torch.is_grad_enabled() and module.training) or not self._is_related(module):
+                return
+            self._unhook()  # what it calls is a part of it
+            if self._called.add(module):  # kept until training goes on: torch walks through a module's hooks in a call
+                after = ModelHook(module, self._phases.after_forward)
+                self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+            self._phases.before_forward(module)
+        except Exception as error:
+            record_error("attach.evaluation", error)
+
+    def _is_related(self, module: nn.Module) -> bool:
+        if module in self._related or module in self._others:
+            return module in self._related
+        own = list(module.parameters())
+        if not own:
+            return False
+        models = self._phases.models()
+        trained = {id(parameter) for model in models for parameter in model.parameters()}
+        is_part = any(id(parameter) in trained for parameter in own)
+        is_related = is_part or any(_shapes(module) == _shapes(part) for model in models for part in main_parts(model))
+        (self._related if is_related else self._others).add(module)
+        return is_related
+
+
+def inner_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the model and what it wraps for data parallelism or compilation, which loops call to evaluate."""
+    found = [model]
+    while (name := _wrapped(found[-1])) in found[-1]._modules:
+        found.append(found[-1].get_submodule(name))
+    return found
+
+
+def _wrapped(model: nn.Module) -> str:
+    return "module" if isinstance(model, DistributedDataParallel) else "_orig_mod"
+
+
+def main_parts(model: nn.Module) -> list[nn.Module]:
+    """Return the model and the modules in it, outermost first, that hold most of the parameters that are trained."""
+    found, size = [model], _size(model)
+    while main := [child for child in found[-1].children() if _size(child) * 2 > size]:
+        found.append(main[0])
+    return found
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in inner_modules(model))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _shapes(module: nn.Module) -> list[Size]:
+    return [parameter.shape for parameter in module.parameters()]
