@@ -149,6 +149,11 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!')) else '.'}"
 
 
+def cut(text: str, most: int) -> str:
+    """The start of a text, with a mark where it goes on."""
+    return text.rstrip(".;, ") if len(text) <= most else text[: most - 1].rstrip(".;,: ") + "…"
+
+
 def size_text(num_bytes: Any) -> str:
     """Bytes in the largest unit that fits; "?" for anything else."""
     if not is_number(num_bytes):

@@ -41,7 +41,7 @@ from analyzers.run.records.clock_set_back import in_order
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.wording import counted, ranks_text, sentence
+from analyzers.wording import counted, cut, ranks_text, sentence
 from probes.tape import event_kinds
 from probes.tape.signal_names import signal_name
 
@@ -357,8 +357,7 @@ def _exit_text(death: Death) -> str:
 
 def _short(message: str) -> str:
     """The first line of a message, as a part of a sentence."""
-    line = next((line.strip() for line in message.splitlines() if line.strip()), "").replace(";", ",")
-    return line.rstrip(". ") if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 3] + "..."
+    return cut(next((line.strip() for line in message.splitlines() if line.strip()), "").replace(";", ","), MAX_MESSAGE)
 
 
 _insufficient = partial(Finding.insufficient, "rank_lost", "rank_lost")

@@ -11,7 +11,7 @@ from analyzers.finding import Finding, evidence_of
 from analyzers.health.program_faults import is_of_kernel
 from analyzers.memory.allocator_message import holders_text, others_hold_it
 from analyzers.memory.snapshot_text import is_fragmented, why_text
-from analyzers.wording import counted, is_number, listed, ranks_text, sentence
+from analyzers.wording import counted, cut, is_number, listed, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
 
@@ -38,7 +38,7 @@ def _why_lost(finding: Finding) -> str:
     if finding.cause == "out_of_memory" and (used := why_text(finding)):
         return sentence(used)
     what = error or str(facts.get("signal") or "") or code or "no error was recorded"
-    what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")
+    what = cut(what.replace(";", ","), MAX_MESSAGE)
     if what.lower() in finding.summary.lower():
         return ""  # the summary has all of it
     at = f" ({facts['raised_at']})" if facts.get("raised_at") else ""

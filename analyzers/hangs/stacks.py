@@ -22,6 +22,7 @@ from typing import Any
 
 from analyzers.hangs.waiting_calls import MAX_LISTED
 from analyzers.run.calls.snapshot import AttemptView, RankView
+from analyzers.run.ends.exceptions import Frame, is_ours
 from analyzers.source import Source, missing_tables
 from analyzers.wording import number_ranges
 from probes.tape.files.safe_open import folder_problem, open_plain
@@ -101,7 +102,7 @@ def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
 
 
 def parse_stack(text: str) -> list[str]:
-    """Frames of the last block of the thread that wrote it, without torch's own unless there are no others."""
+    """Frames of the last block of the thread that wrote it, without torch's and ours unless there are no others."""
     starts = [match for match in _BLOCK.finditer(text) if match[1] != "Thread"]
     if not starts:
         return []
@@ -109,8 +110,12 @@ def parse_stack(text: str) -> list[str]:
     following = _BLOCK.search(block, 1)
     block = block[: following.start()] if following else block
     frames = [match for line in block.splitlines() if (match := _FRAME.match(line))]
-    own = [frame for frame in frames if not _LIBRARY.search(frame[1])] or frames
-    return [f"{'/'.join(frame[1].split('/')[-2:])}:{frame[2]} {frame[3]}" for frame in own[:MAX_FRAMES]]
+    own = [frame for frame in frames if not _LIBRARY.search(frame[1]) and not is_ours(frame[1])] or frames
+    users = (frame for frame in own if not Frame(path=frame[1], line=0, function="").is_library)
+    shown = own[:MAX_FRAMES]
+    if (user := next(users, None)) is not None and user not in shown:
+        shown = [*shown[:-1], user]  # a library called by it is deep in its own functions
+    return [f"{'/'.join(frame[1].split('/')[-2:])}:{frame[2]} {frame[3]}" for frame in shown]
 
 
 def is_library(frame: str) -> bool:

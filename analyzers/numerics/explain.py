@@ -30,7 +30,7 @@ def _non_finite(finding: Finding) -> str:
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
     if facts.get("named_by") == WEIGHTS:
-        return "The step's first loss was finite; weights were NaN or Inf in a later pass, whose loss only follows."
+        return "The step's first loss was finite, and weights were NaN or Inf in a later pass, whose loss only follows."
     if facts.get("named_by") == NORM:
         return "Every rank counted its gradients' NaN and Inf elements: there were none."
     if facts.get("ranks_with_nonfinite_local_loss"):

@@ -12,6 +12,7 @@ from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
+from analyzers.wording import cut
 
 __all__ = ["Ended", "death_candidates", "endings", "is_one_node_of_several"]
 
@@ -165,7 +166,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         what = f"{who(ranks)} died of {signal}{without}"
         if signal == "SIGABRT" and abort_text is not None:
             asserted, at = abort_text.text("assertion"), abort_text.text("where")
-            reason = f"assertion `{asserted[:160]}` failed" if asserted else abort_text.message[:160].rstrip(". ")
+            reason = f"assertion `{cut(asserted, 160)}` failed" if asserted else cut(abort_text.message, 160)
             what = f"{who(ranks)} aborted (SIGABRT): {reason}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
         if is_bare_abort:  # no reason to suspect the rank: ranks that only waited end like this, too

@@ -32,6 +32,7 @@ from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import DO_OF_LINE
 from analyzers.memory.allocator_message import memory_of_message
 from analyzers.run.ends.exceptions import own_frame_text
+from analyzers.wording import cut
 from store.readers.logs.rules import Rule, cause_of
 
 __all__ = ["process_candidates"]
@@ -248,7 +249,7 @@ def _one_line(text: object, cause: str) -> str:
     head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
     line = next(named, head)
     line = line.split(" CUDA kernel errors might")[0]
-    return line.rstrip(".;, ") if len(line) <= 160 else line[:157].rstrip(".;,: ") + "…"
+    return cut(line, 160)
 
 
 def _is_refused(entry: LogLine, cause: str) -> bool:

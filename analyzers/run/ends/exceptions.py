@@ -97,6 +97,11 @@ def own_frame(link: Link) -> Frame | None:
     return min(reversed(of_others), key=lambda frame: (frame.is_library, frame.is_pythons), default=None)
 
 
+def is_ours(path: str) -> bool:
+    """Return True for a file of ours that calls the user's code, or that it calls in place of torch's."""
+    return _OURS.search(path) is not None
+
+
 def own_frame_text(traceback: str) -> str:
     """The user's line in the last exception that has one: `data/loader.py:41 in __getitem__`; empty without frames."""
     links = read_traceback(traceback)

@@ -155,3 +155,12 @@ def test_the_line_that_raised_is_told() -> None:
         "json/decoder.py:355 in raw_decode", "data/shards.py:41 in __getitem__", "project/train.py:140 in main",
     ]  # fmt: skip
     assert "died of JSONDecodeError: Unterminated string (data/shards.py:41 in __getitem__)" in finding.summary
+
+
+def test_a_long_message_is_cut_with_a_mark() -> None:
+    world = World()
+    world.event("exception", 0.01, rank=2, type="ValueError", message="expected " + "a shape, " * 40,
+                traceback=traced("/home/me/train.py", "ValueError: x"))  # fmt: skip
+    (finding,) = lost(world)
+    assert "a shape…" in why(finding)
+    assert "a shape…" in finding.summary

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
+from analyzers.hangs.stacks import parse_stack
 from analyzers.report.html.diagnosis_page import render as render_page
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.report.wording.stack_texts import stack_texts
@@ -116,3 +117,13 @@ def test_evidence_of_any_shape_is_shown_or_left_out() -> None:
     strange = {"stack_groups": ["x", {"ranks": "0", "frames": 3}], "traceback": {"a": 1}, "stacks": [1]}
     assert stack_texts(strange) == [("unknown ranks, no stack", [])]
     assert stack_texts({"stacks": {"1": ["a.py:1 f"]}}) == [("Python stack of rank 1, innermost first", ["a.py:1 f"])]
+
+
+def test_a_stack_has_the_users_line_and_no_frames_of_ours() -> None:
+    """As the recorded gather of accelerate: 14 frames of libraries lie over the line of the script."""
+    packages = "/home/me/lib/python3.11/site-packages"
+    frames = [f"{packages}/probes/collectives/recorded_method.py", f"{packages}/torch/distributed/distributed_c10d.py"]
+    frames += [f"{packages}/accelerate/operations.py"] * 9 + ["/home/me/train.py", "/home/me/main.py"]
+    lines = "".join(f'  File "{path}", line {number} in f\n' for number, path in enumerate(frames))
+    found = parse_stack(f"Stack (most recent call first):\n{lines}")
+    assert found == [*(f"accelerate/operations.py:{number} f" for number in range(2, 7)), "me/train.py:11 f"]

@@ -317,3 +317,40 @@ def test_without_looks_before_the_reduction_it_may_be_the_reductions() -> None:
     finding = of_two_by_two(num_bad_gradients=3)
     assert (finding.status, finding.ranks) == ("suspect", ())
     assert "unidentified rank or the reduction" in finding.summary
+
+
+@pytest.mark.parametrize(("num_ranks", "num_broke"), [(1, 1), (2, 2), (2, 1)])
+@pytest.mark.parametrize("has_flags", [True, False])
+def test_a_loss_after_weights_that_broke_within_the_step_is_a_consequence(
+    num_ranks: int, num_broke: int, has_flags: bool
+) -> None:
+    """Sharpness-aware minimization: a gradient of the first pass was NaN. A rank may hold a shard of the weights."""
+    store = MemoryStore()
+    for rank in range(num_ranks):
+        row = {"attempt": 0, "step": 7, "rank": rank}
+        store.add(
+            "steps", [row | {"start_ns": 0, "duration_ns": STEP_NS, "local_loss": math.nan, "nonfinite_count": 9}]
+        )
+        largest = math.nan if rank < num_broke else 3.0
+        series = {"loss_of_first_pass": 2.0, "largest_weight_of_last_pass": largest}
+        store.add("scalars", [row | {"name": name, "value": value} for name, value in series.items()])
+        store.add("gradients", [row | {"parameter": "head.weight", "nonfinite_count": 9}])
+        flags = [(1, rank == 1), (2, True)] if has_flags and num_ranks > 1 else []
+        store.add("collectives", [row | {"seq": seq, "process_group": "dp", "op": "all_reduce", "issue_ns": seq,
+                                         "nonfinite": bad} for seq, bad in flags])  # fmt: skip
+    finding = only(non_finite(store))
+    expected = (0,) if num_ranks == 1 else (1,) if has_flags else ()
+    assert (finding.ranks, finding.cause, finding.first_step) == (expected, "backward", 7)
+    assert finding.evidence["parameter"] == ""
+    if num_ranks == 1:
+        assert "weights became NaN or Inf between two passes of the model at step 7" in finding.summary
+        assert "first loss was finite" in WHY["non_finite"](finding)
+
+
+def test_a_first_loss_that_was_bad_already_is_the_origin() -> None:
+    store = MemoryStore()
+    row = {"attempt": 0, "step": 7, "rank": 0}
+    store.add("steps", [row | {"start_ns": 0, "duration_ns": STEP_NS, "local_loss": math.nan}])
+    series = ("loss_of_first_pass", "largest_weight_of_last_pass")
+    store.add("scalars", [row | {"name": name, "value": math.nan} for name in series])
+    assert only(non_finite(store)).cause == "forward"

@@ -1,0 +1,59 @@
+"""Steps with several passes of the model: micro-batches, and passes whose weights differ."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from probes.attach.attach import attach, detach
+from probes.tape.rundir import RunDir
+from store import Store
+
+SERIES = ("largest_weight_of_last_pass", "loss_of_first_pass")
+
+
+def series(run_dir: Path) -> dict[str, list[float]]:
+    with Store.open(RunDir(run_dir)) as store:
+        found = store.rows("SELECT name, step, value FROM scalars ORDER BY name, step")
+    return {name: [value for of, _, value in found if of == name] for name in SERIES}
+
+
+def train(run_dir: Path, *, perturbs: bool, bad_step: int = -1) -> None:
+    """Two passes a step; with `perturbs` the weights move along the gradient between them, and back."""
+    model = nn.Linear(4, 1)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    attach(model, optimizer, run_dir=run_dir, watch=False)
+    for step in range(3):
+        model(torch.ones(2, 4)).mean().backward()
+        if perturbs:
+            kept = [parameter.detach().clone() for parameter in model.parameters()]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.add_(parameter.grad * (math.nan if step == bad_step else 1.0))
+            optimizer.zero_grad()
+        model(torch.ones(2, 4)).mean().backward()
+        if perturbs:
+            for parameter, old in zip(model.parameters(), kept, strict=True):
+                parameter.data = old
+        optimizer.step()
+        optimizer.zero_grad()
+    detach()
+
+
+def test_the_weights_of_a_later_pass_are_kept_where_they_differ(tmp_path: Path) -> None:
+    train(tmp_path / "run", perturbs=True, bad_step=1)
+    found = series(tmp_path / "run")
+    assert [math.isnan(value) for value in found["largest_weight_of_last_pass"]] == [False, True, False]
+    assert found["largest_weight_of_last_pass"][0] == 2.0
+    assert len(found["loss_of_first_pass"]) == 3
+    assert all(map(math.isfinite, found["loss_of_first_pass"]))
+
+
+def test_micro_batches_have_one_set_of_weights(tmp_path: Path) -> None:
+    train(tmp_path / "run", perturbs=False)
+    assert series(tmp_path / "run") == {name: [] for name in SERIES}
