@@ -71,7 +71,8 @@ def _check_address(remote: str) -> None:
 
 
 def _check_metrics(config: Config) -> None:
-    from watch.exporting.prometheus.endpoint import ListenError, listen_address
+    from watch.exporting.prometheus.endpoint import listen_address
+    from watch.exporting.prometheus.server import ListenError
 
     try:
         if listen := listen_address({"config": {"metrics": config.metrics.model_dump()}}):
