@@ -95,10 +95,11 @@ def between_phases(pieces: Sequence[Piece], *, least_ms: float) -> list[Piece]:
 
     Not in pipelines, where a rank waits for its neighbours between two spans.
     """
+    piped = {piece.rank for piece in pieces if piece.stage is not None}  # its data and optimizer spans have no stage
     found = []
     until: dict[int, Piece] = {}
     for piece in sorted(pieces, key=lambda p: p.start_ms):
-        if piece.is_call or piece.stage is not None:
+        if piece.is_call or piece.rank in piped:
             continue
         before = until.get(piece.rank)
         if before is not None and before.end_ms is not None and piece.start_ms - before.end_ms >= least_ms:

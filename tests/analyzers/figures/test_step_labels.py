@@ -30,3 +30,11 @@ def test_names_of_bars_have_one_size_or_are_left_out() -> None:
     (bar,) = [trace for trace in figure.data if trace.text is not None]
     assert bar.insidetextfont.size == figure.layout.uniformtext.minsize
     assert figure.layout.uniformtext.mode == "hide"
+
+
+def test_a_pipelines_waits_are_not_drawn_as_work_between_phases() -> None:
+    def piece(kind: str, start_ms: float, end_ms: float, stage: int | None = None) -> Piece:
+        return Piece(rank=0, kind=kind, is_call=False, step=1, start_ms=start_ms, end_ms=end_ms, stage=stage)
+
+    spans = [piece("data", 0, 2), piece("forward", 2, 18, 0), piece("backward", 54, 86, 0), piece("optimizer", 93, 98)]
+    assert {bar.name for bar in draw(spans).data if bar.type == "bar"} == {"data", "forward", "backward", "optimizer"}
