@@ -67,6 +67,14 @@ function zoomTo(layout, zoomed) {
     if (AXIS.test(name)) layout[name] = { ...layout[name], uirevision: layout.uirevision + JSON.stringify(zoomed) };
 }
 
+function fit(host) {  // on a narrow screen the legend takes more rows: the picture grows by them, and its plot stays
+  const { data, layout, height } = host.newest;
+  const named = data.filter((trace) => trace.name && trace.showlegend !== false).length;
+  const rows = host.clientWidth < 600 && layout.showlegend !== false ? Math.max(0, named - 3) : 0;
+  layout.height = height + 14 * rows;
+  host.style.height = layout.height + "px";
+}
+
 const HELD_MS = 10_000;
 
 function held() {  // newest zooms by chart: a page that is drawn once more from the address before must not undo them
@@ -81,12 +89,8 @@ export default function ({ data, parentElement, setTriggerValue }) {
   const host = parentElement.querySelector(".rankscope-chart");
   const { key, figure, config, alt, url, clickable, zoomed } = JSON.parse(new TextDecoder().decode(data));
   host.setAttribute("aria-label", alt);
-  // On a narrow screen the legend takes more rows: the picture grows by them, and its plot stays.
-  const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
-  if (parentElement.clientWidth < 600 && figure.layout.showlegend !== false && named > 3)
-    figure.layout.height += 14 * (named - 3);
-  host.style.height = figure.layout.height + "px";
-  host.newest = figure;
+  host.newest = { ...figure, height: figure.layout.height };
+  fit(host);
   host.click = (point) => setTriggerValue("point", point);
   const revision = figure.layout.uirevision, page = location.pathname;
   host.zoom = (ranges) => {
@@ -98,7 +102,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   host.zoomed = { ...(isHeld ? newest.ranges : zoomed) };
   zoomTo(figure.layout, host.zoomed);
   const draw = () => library(url).then(() => {
-    if (host.newest !== figure || !host.isConnected) return;
+    if (host.newest.data !== figure.data || !host.isConnected) return;
     if (host._dragging) {  // Plotly's: a drawing now would end the reader's zoom half way
       setTimeout(draw, 100);
       return;
@@ -114,11 +118,15 @@ export default function ({ data, parentElement, setTriggerValue }) {
       host.followed = true;
     }
     if (!host.sized) {
-      host.sized = new ResizeObserver(() => host.isConnected && window.Plotly.Plots.resize(host));
+      host.sized = new ResizeObserver(() => {
+        if (!host.isConnected) return;
+        fit(host);
+        window.Plotly.Plots.resize(host);
+      });
       host.sized.observe(host);
     }
   }).catch((error) => {
-    if (host.newest !== figure || !host.isConnected) return;
+    if (host.newest.data !== figure.data || !host.isConnected) return;
     console.error(error);
     host.failed = true;
     window.Plotly?.purge(host);
@@ -126,7 +134,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     message.setAttribute("role", "alert");
     message.textContent = `This chart could not be drawn: ${error.message}. It is tried again every few seconds.`;
     host.replaceChildren(message);
-    setTimeout(() => host.newest === figure && host.isConnected && draw(), 5000);
+    setTimeout(() => host.newest.data === figure.data && host.isConnected && draw(), 5000);
   });
   draw();
   return () => setTimeout(() => {

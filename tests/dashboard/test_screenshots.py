@@ -96,3 +96,24 @@ def test_no_page_scrolls_sideways_and_no_tile_is_cut(run: Path, opened: tuple[st
             page.wait_for_function(FITS)
             # The sidebar slides, and the tiles follow.
             wait_for(lambda: page.evaluate(CUT) == [], f"tiles that are not cut, {width} {theme}", deadline_s=100)
+
+
+LEGENDS_BELOW_NOTHING = """
+() => [...document.querySelectorAll(".rankscope-chart")].every((chart) => {
+  const legend = chart.querySelector("g.legend")?.getBoundingClientRect();
+  const plots = [...chart.querySelectorAll("g.draglayer rect.nsewdrag")].map((plot) => plot.getBoundingClientRect());
+  return !legend || plots.every((plot) => legend.bottom <= plot.top + 2 || legend.top >= plot.bottom - 2);
+})
+"""
+"""No legend covers a plot."""
+
+
+def test_a_window_that_becomes_narrow_keeps_legends_off_the_plots(run: Path, opened: tuple[str, Page]) -> None:
+    url, page = opened
+    page.set_viewport_size({"width": 1440, "height": 1000})
+    page.goto(f"{url}/{PAGES['goodput']}?run={run.name}")
+    page.wait_for_selector("h1")
+    wait_until_whole(page, timeout_ms=120_000)
+    for width in (390, 1440):
+        page.set_viewport_size({"width": width, "height": 1000})
+        page.wait_for_function(LEGENDS_BELOW_NOTHING)
