@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.script_problems import module_problem, script_problem
 from rankscope.terminal import echo, fail
 
 if TYPE_CHECKING:
@@ -151,6 +150,8 @@ def _parsed(words: list[str]) -> argparse.Namespace:
 
 def _refuse_unrunnable(target: str, *, is_module: bool) -> None:
     """Exit with 2 if every rank would fail before the first line of the script."""
+    from trainer.launcher.script.startable import module_problem, script_problem
+
     if is_module:
         if problem := module_problem(target):
             fail(f"-m {target}: {problem}")
