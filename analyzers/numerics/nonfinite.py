@@ -325,7 +325,7 @@ def _summary(where: Location, step: int, episode: _Episode, who: str, response: 
         "unknown": f"Values of {who} were NaN or Inf {when}",
     }[where.phase]
     if where.how == WEIGHTS:
-        what = f"The weights became NaN or Inf between two passes of the model {when}"
+        what = f"The weights became NaN or Inf between two passes of step {step}"
     if where.how == NORM:
         what = f"The gradient norm overflowed to Inf {when}, over gradients that were all finite"
     return f"{what}{parameter}.{again} {response.text}"
