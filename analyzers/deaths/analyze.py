@@ -41,7 +41,7 @@ from analyzers.run.records.clock_set_back import in_order
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.wording import counted, cut, ranks_text, sentence
+from analyzers.wording import counted, cut, ranks_text, sentence, size_text
 from probes.tape import event_kinds
 from probes.tape.signal_names import signal_name
 
@@ -343,9 +343,9 @@ def _where(step: int | None) -> str:
 
 def _asked_for(message: str) -> str:
     """`: it asked for 2.00 GiB` from an allocator's message, else the message; empty if it adds nothing."""
-    asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]i?B)", message)
+    asked = re.search(r"[Tt]ried to allocate (?:(\d{1,18}) bytes|([\d.]+ ?[KMGT]i?B))", message)
     if asked:
-        return f": it asked for {asked[1]}"
+        return f": it asked for {size_text(int(asked[1])) if asked[1] else asked[2]}"
     return f": {_short(message)}" if message and "out of memory" not in message.lower() else ""
 
 

@@ -31,6 +31,8 @@ def test_a_refused_allocation_is_out_of_memory_with_its_history(error: str, mess
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks) == ("out_of_memory", (1,))
     assert finding.advice == "rank-lost-out_of_memory"
+    asked = {"RuntimeError": "it asked for 64 MiB", "OutOfMemoryError": "it asked for 2.00 GiB"}.get(error, "")
+    assert asked in finding.summary
     assert finding.evidence.keys() >= {"memory_first_bytes", "memory_last_bytes", "memory_of_peers_bytes"}
 
 
