@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from analyzers.account.timings import WHOLE_STEP, Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, others_median, sigma, with_median_rest
+from analyzers.robust import complete, others_median, sigma
 from analyzers.source import Ints
 from analyzers.stragglers.comparison.change_point import crowding, find_changes, steps_for_crowding
 from analyzers.stragglers.comparison.pauses import find_pauses
