@@ -147,7 +147,9 @@ def _numerics(book: LogBook) -> list[Candidate]:
     if floor and not any(book.of("nonfinite")):
         return [_exhausted_scale(floor, list(book.of("overflow")))]
     norms = [entry for entry in book.of("gradient_norms") if entry.number("nonfinite")]
-    lines = [*book.of("nonfinite", "loss_scale_floor"), *norms]
+    lines = [entry for entry in book.of("nonfinite")  # a line that names no step may be of a tracker's input, or a help
+             if entry.number("step") is not None or not entry.number("stays_finite")]  # fmt: skip
+    lines += [*book.of("loss_scale_floor"), *norms]
     if not lines:
         return []
     ranks = ranks_of(lines)

@@ -27,12 +27,12 @@ _CONSEQUENCE = re.compile(
 """Parts of lines about an end that another line explains."""
 _HARMLESS = re.compile(
     r"register \w+ (?:factory|plugin)|already (?:been )?registered|computation placer|TF-TRT|TensorRT|NUMA node|"
-    r"ignor(?:ed|ing)|not installed|deprecat|fall(?:ing)? ?back|will be (?:skipped|disabled)|disabling|retry|"
+    r"ignor(?:ed|ing)|not installed|deprecat|fall(?:ing)? ?back|\d%\||will be (?:skipped|disabled)|disabling|retry|"
     r"git repository|git root|dubious ownership|dependency (?:resolver|conflict)|W&B API|"
     r"^collecting |Lmod has detected|module\(s\) are unknown|ModuleCmd_|module: command not found|^(?:\[[^\]]*\]\s*)+$",
     re.IGNORECASE,
 )
-"""Parts of error lines after which programs go on."""
+"""Parts of error lines after which programs go on, and of bars in a stream that is an error as a whole."""
 _UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
 MAX_SHOWN = 240
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, from_lines, who
-from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
+from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, standing, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.wording import cut
@@ -35,6 +35,8 @@ _ENDS = (
     "worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received", "shell_killed",
     "signal_caught",
 )  # fmt: skip
+_OF_ANY_PROGRAM = ("shell_killed", "signal_caught")
+"""Ends that a shell or library reports of whatever program it was: not the job's if its steps go on."""
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 
 
@@ -55,15 +57,19 @@ def endings(book: LogBook) -> Ended:
     """Victims, signals and exit codes by rank."""
     ended = Ended()
     for entry, _ in book.of_role("victim"):
+        if standing(entry, book) == "survived":
+            continue
         ended.victim_lines.append(entry)
         if entry.rank is not None:
             ended.victims.setdefault(entry.rank, entry)
     for entry in book.of("exception"):
-        if is_victims(entry):
+        if is_victims(entry) and standing(entry, book) != "survived":
             ended.victim_lines.append(entry)
             if entry.rank is not None:
                 ended.victims.setdefault(entry.rank, entry)
     for entry in book.of(*_ENDS):
+        if entry.kind in _OF_ANY_PROGRAM and standing(entry, book) == "survived":
+            continue
         _take_ending(entry, ended)
     for entry in book.of("trainers_aborted"):
         _take_aborted(entry, ended)

@@ -249,7 +249,7 @@ def limited_by(entry: LogLine) -> str:
     resource = entry.text("resource").lower()
     if entry.kind == "evicted" and resource.startswith("memory"):
         return "host_out_of_memory"
-    if entry.kind == "evicted" and resource.startswith(("ephemeral-storage", "nodefs", "imagefs", "disk")):
+    if entry.kind == "evicted" and resource.startswith(("ephemeral", "nodefs", "imagefs", "disk")):
         return "disk_full"
     if entry.kind in ("preempted", "evicted"):
         return "preempted"
@@ -259,6 +259,7 @@ def limited_by(entry: LogLine) -> str:
     for word, cause in (
         ("TIME", "time_limit"),
         ("RUNLIMIT", "time_limit"),
+        ("CPUT", "time_limit"),
         ("DEADLINE", "time_limit"),
         ("NODE", "node_failed"),
         ("PREEMPT", "preempted"),

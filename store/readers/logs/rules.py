@@ -19,7 +19,17 @@ from typing import Any, Literal, get_args
 
 from store.readers.logs.line_filter import LiteralIndex
 
-__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules", "most_specific", "rules_by_literal"]
+__all__ = [
+    "Block",
+    "Role",
+    "Rule",
+    "cause_of",
+    "goes_on",
+    "is_claim",
+    "load_rules",
+    "most_specific",
+    "rules_by_literal",
+]
 
 Role = Literal[
     "root", "victim", "hang", "death", "kernel", "outside", "numerics", "nccl", "hint", "context", "exception"
@@ -155,3 +165,118 @@ def rules_by_literal() -> tuple[tuple[bytes, ...], tuple[Rule, ...], LiteralInde
     pairs = [(literal, rule) for rule in load_rules() for literal in rule.literals]
     literals = tuple(literal for literal, _ in pairs)
     return literals, tuple(rule for _, rule in pairs), LiteralIndex(literals)
+
+
+_CLAIMS = ("root", "victim", "hang", "death", "outside", "kernel", "numerics", "nccl", "exception")
+"""Roles of lines that say that something happened."""
+_LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
+"""A log level below error, after which the program goes on."""
+_LEVEL_REACH = 160
+_GOES_ON = re.compile(
+    r"\b(?:will ignore|ignor(?:ing|ed)|fall(?:s|ing)? back|retrying|try(?:ing)? (?:again|\d+|another|the next)|next try|"
+    r"retry loop|will retry|(?:going|goes|carr(?:y|ies|ying)) on|continu(?:es|ed|ing)|proceeding|skipp(?:ing|ed)|"
+    r"(?<!be )recovered|cached copy|using no|instead(?! of))\b",
+    re.IGNORECASE,
+)
+"""How a program says of an error that it goes on without what failed, or once more."""
+_ATTEMPT = re.compile(
+    r"\b(?:attempt|try|retry(?:ing)?|trial):? ?[#(]?(\d{1,4}) ?(?:/|of|out of) ?(\d{1,4})", re.IGNORECASE
+)
+_FAILED = re.compile(
+    r"(?<!on_)(?<!expected )(?:error|exception|fail(?:ed|s|ure)?|fatal|critical|crashed|could not|cannot|unable)\b",
+    re.IGNORECASE,
+)
+"""Words of a failure that has happened: what stands behind one is a claim, whatever the sentence says further."""
+_HINT_BEFORE = re.compile(
+    # a condition at the beginning of a clause, or below what would then be done
+    r"(?:^|[,;:(>*-])\W*(?:\w+ )?(?:if|when(?:ever)?|in (?:case|the event)|should|unless|once)\b(?! (?:you )?did)|"
+    r"\b(?:will|would|shall|helps?|works?)\b[^,;]{0,60}\b(?:if|when(?:ever)?|with)\b|"
+    # what is meant to be avoided, and what may follow: of the past, a hedge explains ("may be caused by")
+    r"\b(?:to|and|helps?|helping|please) (?:avoid|prevent|work around|debug|diagnose|mitigate|survive)\b|"
+    r"\b(?:survives?|tolerates?|handles?|checks? (?:for|of)|checking for|probing for|disables?|enables?)\b|"
+    r"\b(?:may|might|can|could|would|will|likely to)\b(?! not\b)(?: \w+)? "
+    r"(?:cause|lead|result|trigger|produce|raise|give|end|run|crash|fail|hit|see|encounter|throw)s?\b|"
+    # a reference, a question, and what was told beforehand
+    r"\b(?:see|read|refer to|consult) (?:the |our |also )*"
+    r"(?:faq|docs?|documentation|entry|section|issues?|guide|wiki|manual)\b|"
+    r"\b(?:is|are|was|were) expected\b|\bexpected (?:failures?|errors?)\b|\busage(?: note)?:|"
+    r"\b(?:no|without|never|zero) (?:\w+ ){0,2}$|\b0 (?:of|out of|/) ?\d+\b[^,;]*$",
+    re.IGNORECASE,
+)
+"""Words before a cause in its sentence that make it a condition, a purpose, a possibility, a reference or a denial."""
+_HINT_AFTER = re.compile(
+    r"[^.:,;]{0,40}\b(?:is|are) expected\b|\W*\.{2,3}\s*(?:ok|no|none|not found|passed)\b|"
+    r"(?:s| (?!rank|gpu|device|step|iter|node|worker|process|epoch|pid|id\b)\w+)?[\"']?\s*[:=]\s*"
+    r"[\"']?0(?![\d.:]*[\d:])|"
+    r"[^.!?]*\?\s|[^.!?]*\?$|(?:[^.!?]|\.(?=\w))*\bmeans? that\b",
+    re.IGNORECASE,
+)
+_QUESTION = re.compile(r"\b(?:how|what|why|where|which|does|do|is|can)\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z\"'`(])")
+_CODE = re.compile(
+    r"\s*(?:\d+\s+)?(?:#\s?[A-Za-z]|//|/\*|"
+    r"(?:except|elif|if|while|for|with|def|class)\b.*:\s*(?:#.*|\w[\w.]*\(.*|\w+ = .*)?$|"
+    r"raise \w[\w.]*\(|assert .*,|return\b.*\(|print\(|log(?:ger|ging)?\.\w+\(|warnings\.warn\()"
+)
+"""A line of a program's text: of a source file, or of a frame of a traceback."""
+_KEY = re.compile(r"[^\"'{}\[\]]{0,60}([\"'])\s*:")
+_ITEM = re.compile(r"[^\"'{}\[\]]{0,60}[\"']\s*[,\]]")
+_WORDS = re.compile(r"(?:\w+, ?){2,}$")
+_SAYS = re.compile(r"(?:msg|message|text|reason|what|status|state|detail)\W*$", re.IGNORECASE)
+_PAIRS = re.compile(r"\b[a-z_][\w.]*\s*[:=]\s*[^\s,]+,\s")
+
+
+def goes_on(text: str, begin: int, rule: Rule) -> bool:
+    """Return True if a line is of a level below error, or says that its program goes on or tries again."""
+    is_line = rule.role in ("root", "exception") and rule.block != "traceback"
+    if (is_line or rule.kind == "error_line" or rule.role == "exception") and _LEVEL.search(
+        text[begin : begin + _LEVEL_REACH]
+    ):
+        return True
+    if not is_line and rule.role not in ("victim", "nccl"):
+        return False
+    if (attempt := _ATTEMPT.search(text)) is not None:
+        return int(attempt[1]) < int(attempt[2])  # nothing follows the last one
+    return _GOES_ON.search(text) is not None
+
+
+def is_claim(text: str, begin: int, rule: Rule) -> bool:
+    """Return True if a line says that what it names happened.
+
+    It does not where its cause is part of a condition, an advice, a question or a denial, counted zero times, a key or
+    an item of settings, or in a line of a program's text. Other sentences of the line do not count.
+    """
+    if rule.role not in _CLAIMS or rule.block not in ("", "raised", "terminate"):
+        return True
+    places = [(at, len(literal)) for literal in (one.decode() for one in rule.literals)
+              if (at := text.find(literal, begin)) >= 0]  # fmt: skip
+    if not places:
+        return True
+    at, length = min(places, key=lambda place: (place[0], -place[1]))
+    before, after = text[begin:at], text[at + length :]
+    if _CODE.match(text[begin:]):
+        return False
+    start = max((match.end() for match in _SENTENCE.finditer(before)), default=0)
+    clause = before[start:]
+    if _HINT_BEFORE.search(clause) and not _FAILED.search(clause):
+        return False
+    if (
+        rule.block != "raised"
+        and (match := _HINT_AFTER.match(after))
+        and ("?" not in match[0] or _QUESTION.search(clause))
+    ):
+        return False
+    return not _is_setting(before, after)
+
+
+def _is_setting(before: str, after: str) -> bool:
+    """Return True for a key, or one of several items, of settings or metrics that are printed."""
+    opened = max(before.rfind("{"), before.rfind("["))
+    if _FAILED.search(before[: opened + 1] if opened >= 0 else before):
+        return False
+    is_inside = opened >= 0 and max(before.rfind("}"), before.rfind("]")) < opened
+    if is_inside and (_KEY.match(after) or (before[opened] == "[" and _ITEM.match(after))):
+        return True
+    return (len(_PAIRS.findall(before)) > 1 and before[-1:] in ("'", '"') and not _SAYS.search(before)) or (
+        _WORDS.search(before) is not None and after[:1] in (",", "")
+    )

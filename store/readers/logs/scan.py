@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from bisect import bisect_right
@@ -43,7 +44,7 @@ from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import CHUNK_BYTES, is_endless, plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
-from store.readers.logs.rules import Rule, most_specific, rules_by_literal
+from store.readers.logs.rules import Rule, goes_on, is_claim, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
 from store.readers.logs.timestamps import Clock
 from store.readers.untrusted.external_files import SourceError, modified_ns, unpacked
@@ -67,15 +68,12 @@ SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 LATER_LINES = 1_000
 """Lines after an error that show that its program went on: one that is ending hardly prints as many."""
+FINITE_STEPS = 3
+"""Finite losses after a line on NaN that show that it was not of the loss: as many as show that a job went on."""
 HEADING_LINES = 40
 """Lines below a step heading that may hold its values."""
 NEAR_LINES = 6
 """Maximum lines between a traceback's first line and a frame, or between a frame and its last line."""
-_LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
-"""A log level below error, after which the program goes on."""
-_LEVEL_REACH = 160
-_GOES_ON = re.compile(r"\b(?:will ignore|ignoring|fall(?:s|ing)? back)\b", re.IGNORECASE)
-"""How a library says of an error that it goes on without what failed."""
 _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
@@ -120,6 +118,8 @@ class _Scan:
         """Line, step and prefix of the newest line that names a step whose values follow."""
         self._step_lines: list[int] = []
         """Numbers of the lines that report a new step."""
+        self._steps_before: dict[int, int] = {}
+        """Steps read before each line that reports values."""
         self._constant: list[re.Pattern[str]] = []
         """Constant prefixes of this file, in addition to the known ones."""
         self._starts = Starts()
@@ -283,6 +283,8 @@ class _Scan:
         self.log.num_lines += self._is_in_line
         self.log.events += sorted((event for last in self._last.values() for event in last), key=lambda one: one.line)
         for event in self.log.events:
+            if event.role == "numerics" and self._stays_finite(self._steps_before.get(event.line, 0)):
+                event.fields["stays_finite"] = 1
             later = len(self._step_lines) - bisect_right(self._step_lines, event.line)
             if later:
                 event.fields["later_steps"] = later
@@ -290,6 +292,11 @@ class _Scan:
                     event.fields["begins_again"] = 1
             if self.log.num_lines - event.line >= LATER_LINES:
                 event.fields["later_lines"] = self.log.num_lines - event.line
+
+    def _stays_finite(self, first: int) -> bool:
+        """Return True if all losses are finite from a step on, and there are enough of them to say so."""
+        losses = [step.step_line.loss for step in self.log.steps[first:] if step.step_line.loss is not None]
+        return len(losses) >= FINITE_STEPS and all(map(math.isfinite, losses))
 
     def _begins_again(self, line: int) -> bool:
         """Return True if the first step after a line is no later than the first of the file: of another training."""
@@ -305,6 +312,8 @@ class _Scan:
         is_kept = rule.role == "exception" or rule.kind in ("working", "in_thread")
         if len(self.log.events) >= MAX_EVENTS or (is_full and not is_kept):
             return
+        if not is_claim(text, prefix.length, rule):
+            return
         fields = self._fields(window, line_end, number, text, prefix, rule)
         if fields is None:
             return
@@ -312,14 +321,11 @@ class _Scan:
             self._starts.failed(number)
         if self._newest_step is not None:
             fields.setdefault("after_step", self._newest_step)
+        if rule.role == "numerics":
+            self._steps_before[number] = len(self.log.steps)
         # A level in a log collector's prefix is not the level of the line.
         is_collected = any("DEBUG" in one.pattern for one in self._constant) and "WARN" not in text[: prefix.length]
-        begin = prefix.length if is_collected else 0
-        if (rule.role in ("root", "exception") or rule.kind == "error_line") and _LEVEL.search(
-            text[begin : begin + _LEVEL_REACH]
-        ):
-            fields.setdefault("is_warning", 1)
-        if rule.role == "root" and _GOES_ON.search(text):
+        if goes_on(text, prefix.length if is_collected else 0, rule):
             fields.setdefault("is_warning", 1)
         event = LogEvent(
             kind=rule.kind,
