@@ -173,9 +173,9 @@ _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):
 """A log level below error, after which the program goes on."""
 _LEVEL_REACH = 160
 _GOES_ON = re.compile(
-    r"\b(?:will ignore|ignor(?:ing|ed)|fall(?:s|ing)? back|retrying|try(?:ing)? (?:again|\d+|another|the next)|next try|"
-    r"retry loop|will retry|(?:going|goes|carr(?:y|ies|ying)) on|continu(?:es|ed|ing)|proceeding|skipp(?:ing|ed)|"
-    r"(?<!be )recovered|cached copy|using no|instead(?! of))\b",
+    r"\b(?:will ignore|ignor(?:ing|ed)|fall(?:s|ing)? back|retrying|trying (?:again|\d+|another|the next)|next try|"
+    r"retry loop|will (?:retry|try again)|(?:going|goes|carr(?:y|ies|ying)) on|continu(?:es|ed|ing)|proceeding|"
+    r"skipp(?:ing|ed)|(?<!be )recovered|cached copy|using no|instead(?! of))\b",
     re.IGNORECASE,
 )
 """How a program says of an error that it goes on without what failed, or once more."""
