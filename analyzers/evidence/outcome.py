@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analyzers.deaths.logged.logged_hosts import host_of, limited_by
+from analyzers.deaths.logged.logged_schedulers import host_of, limited_by
 from analyzers.finding import Finding
 from analyzers.logs.exceptions import is_uncaught, standing, type_of
 from analyzers.logs.log_events import ATTEMPT, SAME_END_LINES, SAME_END_NS, LogBook, LogLine

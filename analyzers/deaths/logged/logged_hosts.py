@@ -1,4 +1,4 @@
-"""Causes stated by the kernel or a scheduler: a GPU's XID, the OOM killer, a time limit, preemption, a lost node."""
+"""Causes that the kernel states about hosts and devices: a GPU's XID, the OOM killer, a lost file system."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterator
 
 from analyzers.causes import COLLECT
+from analyzers.deaths.logged.logged_schedulers import host_of, outside_causes, went_on
 from analyzers.health.xids import xid_table
 from analyzers.logs.candidate import Candidate, from_lines, host_in, ranks_of, who
-from analyzers.logs.exceptions import is_launchers, is_uncaught, is_victims
-from analyzers.logs.log_events import MAX_QUOTED, LogBook, LogLine
+from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
-from analyzers.policy import SHARED
 
-__all__ = ["host_candidates", "host_of", "limited_by"]
+__all__ = ["host_candidates"]
 
 APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
 """Xids caused by the program itself (13, 31, 43, 69), or that only follow another Xid (45, 66)."""
@@ -22,11 +21,6 @@ _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
 """Names of a training process in the kernel's log: Python's, and those that torch gives its threads."""
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
-_OF_LAUNCHERS = re.compile(r"/(?:horovod/runner|deepspeed/launcher|colossalai/cli|ray/(?:scripts|autoscaler))/")
-_HANGUP_DO = (
-    "Start it where a closed terminal does not end it: as a job of the scheduler, in tmux, or by `setsid nohup`."
-)
-_PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
 
 
 def host_candidates(book: LogBook) -> list[Candidate]:
@@ -36,7 +30,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
         *_switches(book),
         *_tested(book),
         *_memory(book),
-        *_outside(book),
+        *outside_causes(book),
         *_drained(book),
         *_links(book),
         *_file_systems(book),
@@ -189,7 +183,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     lines = [
         entry
         for entry in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
-        if (entry.kind != "oom_kill" or _when(entry, book) != "another time") and not _went_on(entry, book)
+        if (entry.kind != "oom_kill" or _when(entry, book) != "another time") and not went_on(entry, book)
     ]
     if not lines:
         return
@@ -240,107 +234,6 @@ def _killed_ranks(book: LogBook) -> set[int]:
         if entry.number("exitcode") in (-9, 137) or entry.text("signal") == "SIGKILL"
     }
     return {rank for rank in killed if rank is not None}
-
-
-def limited_by(entry: LogLine) -> str:
-    """Why a scheduler ended a job; empty if it only reports another end."""
-    if entry.kind == "node_failed":
-        return "node_failed"
-    resource = entry.text("resource").lower()
-    if entry.kind == "evicted" and resource.startswith("memory"):
-        return "host_out_of_memory"
-    if entry.kind == "evicted" and resource.startswith(("ephemeral", "nodefs", "imagefs", "disk")):
-        return "disk_full"
-    if entry.kind in ("preempted", "evicted"):
-        return "preempted"
-    if entry.kind == "launch_failed":
-        return "launch_failed"
-    reason = entry.text("reason").upper()
-    for word, cause in (
-        ("TIME", "time_limit"),
-        ("RUNLIMIT", "time_limit"),
-        ("CPUT", "time_limit"),
-        ("DEADLINE", "time_limit"),
-        ("NODE", "node_failed"),
-        ("PREEMPT", "preempted"),
-        ("REQUEUE", "preempted"),
-    ):
-        if word in reason:
-            return cause
-    return ""
-
-
-def host_of(entry: LogLine) -> str:
-    """Host that a scheduler's line names; empty for a node failure that a job step on a live node reports."""
-    if entry.text("at") and limited_by(entry) == "node_failed":
-        return ""
-    return entry.text("host") or entry.text("node") or entry.host or ""
-
-
-def _went_on(entry: LogLine, book: LogBook) -> bool:
-    """Return True if the job went on after such a line: it trained, or ran and failed for a reason of its own."""
-    if (entry.number("later_steps") or 0) >= SHARED.min_times:
-        return True
-    return entry.kind == "launch_failed" and any(
-        one.source == entry.source and one.line > entry.line and is_uncaught(one)
-        for one in book.of("exception")
-        if not is_launchers(one) and not is_victims(one) and not _OF_LAUNCHERS.search(one.text("traceback"))
-    )
-
-
-def _reason(entry: LogLine) -> str:
-    """A launcher's line, or the error at its end where the command before it fills the line."""
-    text = entry.message if len(entry.message) <= MAX_QUOTED else entry.text("error") or entry.message
-    return text[:MAX_QUOTED].rstrip(". ")
-
-
-def _outside(book: LogBook) -> Iterator[Candidate]:
-    texts = {
-        "time_limit": "The scheduler ended the job at its time limit",
-        "node_failed": "The scheduler reports that a node failed",
-        "preempted": "The scheduler took the job's nodes away (preemption or eviction)",
-        "host_out_of_memory": "The cluster evicted a pod because its node ran low on memory",
-        "disk_full": "The cluster evicted a pod because its node ran low on disk space",
-        "launch_failed": "The launcher could not start processes on a node",
-    }
-    by_cause: dict[str, list[LogLine]] = {}
-    for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
-        if (cause := limited_by(entry)) and not _went_on(entry, book):
-            by_cause.setdefault(cause, []).append(entry)
-    if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" stands above the line that says why
-        by_cause["preempted"] = [entry for entry in by_cause.pop("preempted", []) if entry.kind != "evicted"]
-    for cause, lines in by_cause.items():
-        if not lines:
-            continue
-        entry = next((one for one in lines if host_of(one)), lines[0])
-        host = host_of(entry)
-        yield from_lines(
-            cause,
-            (entry,),
-            rank_class="host",
-            what=texts[cause]
-            + (f" ({host})" if host and cause != "time_limit" else "")
-            + (f": {_reason(entry)}" if cause == "launch_failed" else ""),
-            severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
-            evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
-        )
-    plain = [entry for entry in book.of("probe_failed", "slurm_cancelled", "agent_signalled") if not limited_by(entry)
-             and "TASK FAILURE" not in entry.text("reason")]  # fmt: skip
-    is_hangup = any({entry.text("signal"), entry.text("number")} & {"1", "Signals.SIGHUP"} for entry in plain)
-    if plain and not by_cause:
-        yield from_lines(
-            "cancelled",
-            plain,
-            rank_class="death",
-            what=_PROBE
-            if plain[0].kind == "probe_failed"
-            else "The job was ended from outside: a signal to the launcher, or a cancelled job"
-            if not is_hangup
-            else "The launcher got SIGHUP: the terminal or session that it was started in was closed",
-            severity="warning",
-            evidence={"do": _HANGUP_DO} if is_hangup else {},
-            collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
-        )
 
 
 def _links(book: LogBook) -> Iterator[Candidate]:

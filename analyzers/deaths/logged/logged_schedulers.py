@@ -1,0 +1,121 @@
+"""Ends that a scheduler or a launcher states: a time limit, preemption, an eviction, a lost node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from analyzers.logs.candidate import Candidate, from_lines
+from analyzers.logs.exceptions import is_launchers, is_uncaught, is_victims
+from analyzers.logs.log_events import MAX_QUOTED, LogBook, LogLine
+from analyzers.policy import SHARED
+
+__all__ = ["host_of", "limited_by", "outside_causes", "went_on"]
+
+_OF_LAUNCHERS = re.compile(r"/(?:horovod/runner|deepspeed/launcher|colossalai/cli|ray/(?:scripts|autoscaler))/")
+_HANGUP_DO = (
+    "Start it where a closed terminal does not end it: as a job of the scheduler, in tmux, or by `setsid nohup`."
+)
+_PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
+
+
+def limited_by(entry: LogLine) -> str:
+    """Why a scheduler ended a job; empty if it only reports another end."""
+    if entry.kind == "node_failed":
+        return "node_failed"
+    resource = entry.text("resource").lower()
+    if entry.kind == "evicted" and resource.startswith("memory"):
+        return "host_out_of_memory"
+    if entry.kind == "evicted" and resource.startswith(("ephemeral", "nodefs", "imagefs", "disk")):
+        return "disk_full"
+    if entry.kind in ("preempted", "evicted"):
+        return "preempted"
+    if entry.kind == "launch_failed":
+        return "launch_failed"
+    reason = entry.text("reason").upper()
+    for word, cause in (
+        ("TIME", "time_limit"),
+        ("RUNLIMIT", "time_limit"),
+        ("CPUT", "time_limit"),
+        ("DEADLINE", "time_limit"),
+        ("NODE", "node_failed"),
+        ("PREEMPT", "preempted"),
+        ("REQUEUE", "preempted"),
+    ):
+        if word in reason:
+            return cause
+    return ""
+
+
+def host_of(entry: LogLine) -> str:
+    """Host that a scheduler's line names; empty for a node failure that a job step on a live node reports."""
+    if entry.text("at") and limited_by(entry) == "node_failed":
+        return ""
+    return entry.text("host") or entry.text("node") or entry.host or ""
+
+
+def went_on(entry: LogLine, book: LogBook) -> bool:
+    """Return True if the job went on after such a line: it trained, or ran and failed for a reason of its own."""
+    if (entry.number("later_steps") or 0) >= SHARED.min_times:
+        return True
+    return entry.kind == "launch_failed" and any(
+        one.source == entry.source and one.line > entry.line and is_uncaught(one)
+        for one in book.of("exception")
+        if not is_launchers(one) and not is_victims(one) and not _OF_LAUNCHERS.search(one.text("traceback"))
+    )
+
+
+def _reason(entry: LogLine) -> str:
+    """A launcher's line, or the error at its end where the command before it fills the line."""
+    text = entry.message if len(entry.message) <= MAX_QUOTED else entry.text("error") or entry.message
+    return text[:MAX_QUOTED].rstrip(". ")
+
+
+def outside_causes(book: LogBook) -> Iterator[Candidate]:
+    """Candidates for each end that a scheduler, a launcher or Kubernetes states."""
+    texts = {
+        "time_limit": "The scheduler ended the job at its time limit",
+        "node_failed": "The scheduler reports that a node failed",
+        "preempted": "The scheduler took the job's nodes away (preemption or eviction)",
+        "host_out_of_memory": "The cluster evicted a pod because its node ran low on memory",
+        "disk_full": "The cluster evicted a pod because its node ran low on disk space",
+        "launch_failed": "The launcher could not start processes on a node",
+    }
+    by_cause: dict[str, list[LogLine]] = {}
+    for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
+        if (cause := limited_by(entry)) and not went_on(entry, book):
+            by_cause.setdefault(cause, []).append(entry)
+    if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" stands above the line that says why
+        by_cause["preempted"] = [entry for entry in by_cause.pop("preempted", []) if entry.kind != "evicted"]
+    for cause, lines in by_cause.items():
+        if not lines:
+            continue
+        entry = next((one for one in lines if host_of(one)), lines[0])
+        host = host_of(entry)
+        yield from_lines(
+            cause,
+            (entry,),
+            rank_class="host",
+            what=texts[cause]
+            + (f" ({host})" if host and cause != "time_limit" else "")
+            + (f": {_reason(entry)}" if cause == "launch_failed" else ""),
+            severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
+            evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
+        )
+    plain = [entry for entry in book.of("probe_failed", "slurm_cancelled", "agent_signalled") if not limited_by(entry)
+             and "TASK FAILURE" not in entry.text("reason")]  # fmt: skip
+    is_hangup = any({entry.text("signal"), entry.text("number")} & {"1", "Signals.SIGHUP"} for entry in plain)
+    if plain and not by_cause:
+        yield from_lines(
+            "cancelled",
+            plain,
+            rank_class="death",
+            what=_PROBE
+            if plain[0].kind == "probe_failed"
+            else "The job was ended from outside: a signal to the launcher, or a cancelled job"
+            if not is_hangup
+            else "The launcher got SIGHUP: the terminal or session that it was started in was closed",
+            severity="warning",
+            evidence={"do": _HANGUP_DO} if is_hangup else {},
+            collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
+        )
