@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIRROR",
+    "NO_EXTENSIONS",
+    "STORAGE_VERSION",
     "WAIT_S",
     "StoreBusyError",
     "StoreCorruptError",
@@ -46,7 +48,9 @@ __all__ = [
     "interruptible",
     "is_watched",
     "log_of",
+    "patiently",
     "quarantine",
+    "refuse_odd",
     "translated",
 ]
 
@@ -91,12 +95,12 @@ READER = "reader"
 """Role of one that brings a store up to date to read it, and is gone in a moment."""
 MIRROR = "mirror"
 """Role of one that copies a published run, whose records may still arrive."""
-_NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
+NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
 }
-_CLOSED = _NO_EXTENSIONS | {"enable_external_access": "false", "lock_configuration": "true"}
+_CLOSED = NO_EXTENSIONS | {"enable_external_access": "false", "lock_configuration": "true"}
 _MIN_BYTES = 3 * 4096  # a DuckDB file begins with three headers
 _NO_ROOM = ("No space left", "Disk quota exceeded", "File too large")
 _DAMAGED = (
@@ -107,7 +111,7 @@ _INTERRUPTED = "Query interrupted"
 _IN_PYTHON = "KeyboardInterrupt"
 """Last line of DuckDB's error where the signal came while it read columns in Python."""
 _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
-_STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
+STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
 
 class WriterLock:
@@ -208,14 +212,14 @@ def connect_writer(path: Path, *, wait_s: float, threads: int) -> DuckDBPyConnec
     """Open a store for writing, or make it. What is in the file can neither read nor write another file."""
     import duckdb
 
-    config = _NO_EXTENSIONS | {
+    config = NO_EXTENSIONS | {
         "enable_external_access": "false",
-        "storage_compatibility_version": _STORAGE_VERSION,
+        "storage_compatibility_version": STORAGE_VERSION,
         "threads": threads,
         "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
     }
-    _refuse_odd(path)
-    return _patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
+    refuse_odd(path)
+    return patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
 
 
 def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int | None = None) -> DuckDBPyConnection:
@@ -223,12 +227,12 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
     import duckdb
 
     limits = {} if threads is None else {"threads": threads}
-    connection = duckdb.connect(":memory:", config=_NO_EXTENSIONS | limits)
+    connection = duckdb.connect(":memory:", config=NO_EXTENSIONS | limits)
     try:
         for name, path in paths.items():
-            _refuse_odd(path)
+            refuse_odd(path)
             literal = str(path).replace("'", "''")
-            _patiently(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
+            patiently(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
     except BaseException:
         connection.close()
         raise
@@ -237,7 +241,7 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
 
 def attach_for_writing(connection: DuckDBPyConnection, name: str, path: Path) -> None:
     """Attach one store more, to write to it."""
-    _refuse_odd(path)
+    refuse_odd(path)
     literal = str(path).replace("'", "''")
     connection.execute(f"ATTACH '{literal}' AS {name}")
 
@@ -259,8 +263,8 @@ def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
     """Open an external DuckDB file, read-only and isolated from the host. Raises StoreError."""
     import duckdb
 
-    _refuse_odd(path)
-    return _patiently(path, wait_s, lambda: duckdb.connect(str(path), read_only=True, config=_CLOSED))
+    refuse_odd(path)
+    return patiently(path, wait_s, lambda: duckdb.connect(str(path), read_only=True, config=_CLOSED))
 
 
 def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
@@ -275,7 +279,7 @@ def connect_for_file(path: Path) -> DuckDBPyConnection:
     """A database in memory that can read one file, and reaches nothing else."""
     import duckdb
 
-    connection = duckdb.connect(":memory:", config={**_NO_EXTENSIONS, "memory_limit": "2GB"})
+    connection = duckdb.connect(":memory:", config={**NO_EXTENSIONS, "memory_limit": "2GB"})
     quoted = str(path).replace("'", "''")
     connection.execute(f"SET allowed_paths = ['{quoted}']")
     connection.execute("SET enable_external_access = false")
@@ -283,7 +287,7 @@ def connect_for_file(path: Path) -> DuckDBPyConnection:
     return connection
 
 
-def _refuse_odd(path: Path) -> None:
+def refuse_odd(path: Path) -> None:
     """A store and its write-ahead log are plain files: DuckDB would follow a link and wait for a FIFO."""
     for file in (path, log_of(path)):
         if problem := file_problem(file):
@@ -295,7 +299,7 @@ def log_of(path: Path) -> Path:
     return path.with_name(path.name + ".wal")
 
 
-def _patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
+def patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
     """Call `connect` until the file is free, at most `wait_s` seconds."""
     import duckdb
 

@@ -36,7 +36,6 @@ from store.database import (
     StoreError,
     StoreOutdatedError,
     WriterLock,
-    connect_writer,
     drop_useless_log,
     interruptible,
     log_of,
@@ -51,6 +50,7 @@ from store.ingest.retention import fold_calls, retirable
 from store.ingest.store_file import create, identity_of, known_store, load_read_only, remember
 from store.ingest.tail import NewEvents, NewRecords, Problem, Tail, anchor_of
 from store.ingest.transaction import Transfer
+from store.writer_file import WriterFile
 
 __all__ = ["Ingester", "TickResult"]
 
@@ -109,7 +109,7 @@ class Ingester:
         self.path = store_path or run.store(node_rank)
         self._lock = None if store_path else WriterLock(self.path, role=role)
         self._held = None if store_path else HeldFolder(run.path)
-        self._threads = threads
+        self._file = WriterFile(self.path, threads=threads)
         self._wait_s = wait_s
         self.folders = NodeFolders(run, node_rank, given=folders)
         self._tail = Tail(run, self.folders, syncs_events=role == "watch" and store_path is None)
@@ -123,6 +123,7 @@ class Ingester:
 
     def close(self) -> None:
         """Release the writer lock."""
+        self._file.close()
         if self._lock:
             self._lock.close()
         if self._held:
@@ -196,15 +197,13 @@ class Ingester:
         """Replace older calls by totals; return the segments that may be deleted: {path: places}. Raises StoreError."""
         import duckdb
 
-        connection = connect_writer(self.path, wait_s=self._wait_s, threads=self._threads)
         try:
-            if known_store(connection, self.path) != (self._state.store_id, self._state.generation):
-                return {}  # another process wrote the store: the next tick reads its positions
-            fold_calls(connection, before_ns)
+            with self._file.opened(wait_s=self._wait_s) as connection:
+                if known_store(connection, self.path) != (self._state.store_id, self._state.generation):
+                    return {}  # another process wrote the store: the next tick reads its positions
+                fold_calls(connection, before_ns)
         except duckdb.Error as error:
             raise translated(error, self.path) from error
-        finally:
-            connection.close()
         self._identity = identity_of(self.path)
         return dict(retirable(self.run, self.folders, self._state, before_ns))
 
@@ -242,30 +241,28 @@ class Ingester:
         import duckdb
 
         is_new = identity_of(self.path) is None and identity_of(log_of(self.path)) is None
-        connection = connect_writer(self.path, wait_s=self._patience_s, threads=self._threads)
         try:
-            known = None if is_new else known_store(connection, self.path)
-            connection.execute("BEGIN")
-            if known is None:
-                known = create(connection)
-            if known != (self._state.store_id, self._state.generation):
-                self._state = load(connection)
-            redact = Redactor.of(self.run.private_manifest())
-            transfer = Transfer(connection, self._dictionary, self._state, redact)
-            if self._pending_problem:
-                transfer.take_problem(self.path.name, self._pending_problem)
-            with interruptible():
-                self._take_all(transfer, thorough)
-                changes = transfer.finish()
-                for path, book in self._name_books.items():
-                    if book.problem:
-                        transfer.take_problem(path, book.problem)
-                save(connection, changes)
-                connection.execute("COMMIT")
+            with self._file.opened(wait_s=self._patience_s) as connection:
+                known = None if is_new else known_store(connection, self.path)
+                connection.execute("BEGIN")
+                if known is None:
+                    known = create(connection)
+                if known != (self._state.store_id, self._state.generation):
+                    self._state = load(connection)
+                redact = Redactor.of(self.run.private_manifest())
+                transfer = Transfer(connection, self._dictionary, self._state, redact)
+                if self._pending_problem:
+                    transfer.take_problem(self.path.name, self._pending_problem)
+                with interruptible():
+                    self._take_all(transfer, thorough)
+                    changes = transfer.finish()
+                    for path, book in self._name_books.items():
+                        if book.problem:
+                            transfer.take_problem(path, book.problem)
+                    save(connection, changes)
+                    connection.execute("COMMIT")
         except duckdb.Error as error:
             raise translated(error, self.path) from error
-        finally:
-            connection.close()
         self._pending_problem = ""
         self._state = self._state.updated(changes)
         self._identity = identity_of(self.path)
