@@ -28,14 +28,13 @@ def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[F
 
     Those that a program caused, a rank of which ended of it, are evidence of `rank_lost` and not found here.
     """
-    table = xid_table()
     seen: dict[tuple[int, str], list[Any]] = {}
     log = EventLog.load(source, (event_kinds.XID, *ENDS))
     for event in log.of(event_kinds.XID):
         if is_of_program(event.integer("xid")) and failed_with(event, log, ranks.get(event.text("device"), ())):
             continue
         seen.setdefault((event.integer("xid"), event.text("device")), []).append(event)
-    findings = []
+    findings, table = [], xid_table() if seen else {}
     for (code, device), events in seen.items():
         known = table["xid"].get(str(code))
         about = known or {

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from probes.attach.launch.own_process import own_process
@@ -227,11 +227,17 @@ def _formed(form: Callable[[Any], Any], answer: Any) -> Any:
 
 
 @cache
+def _installed() -> EntryPoints:
+    """Those of all groups: to find one group reads the files of all installed packages."""
+    return entry_points()
+
+
+@cache
 def plugins(group: str, module: str) -> tuple[PluginProcess, ...]:
     """All of a group, by name; `module` serves their calls (`store.plugins.child`). None in a plug-in's process."""
     if IN_PLUGIN in os.environ:
         return ()
-    by_name: Mapping[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=group)}
+    by_name: Mapping[str, EntryPoint] = {entry.name: entry for entry in _installed().select(group=group)}
     found = tuple(PluginProcess(by_name[name], module) for name in sorted(by_name))
     for plugin in found:
         atexit.register(plugin.close)

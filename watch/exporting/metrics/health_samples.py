@@ -87,11 +87,11 @@ def _readings(source: Source) -> Iterator[Sample]:
 
 
 def _xids(source: Source) -> Iterator[Sample]:
-    table = xid_table()["xid"]
     seen: dict[tuple[str, int], list[int]] = {}
     for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):
         seen.setdefault((event.text("device"), event.integer("xid")), []).append(event.wall_ns)
     for (device, code), times in sorted(seen.items()):
-        of = {"device": device, "xid": str(code), "class": str(table.get(str(code), {}).get("class", "unknown"))}
+        known = xid_table()["xid"].get(str(code), {})
+        of = {"device": device, "xid": str(code), "class": str(known.get("class", "unknown"))}
         yield Sample("rankscope_gpu_xid_total", len(times), of)
         yield Sample("rankscope_gpu_last_xid_timestamp_seconds", max(times) / 1e9, of)
