@@ -39,6 +39,7 @@ NEWS_KINDS = frozenset({
     event_kinds.RUN_ENDED, event_kinds.RANK_STOPPED, event_kinds.CULPRIT_KILLED,
 })  # fmt: skip
 """Events after which a standstill or a loss may have to be reported, however recent the newest record."""
+_EXITS = (event_kinds.RANK_EXIT, event_kinds.RUN_ENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,10 @@ class _Attempt:
     number: int = 0
     processes: dict[int, RankProcess] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
+    num_ranks: int = 0
+    """Of all nodes, as a rank reported it; 0: not yet."""
+    has_failed: bool = False
+    """True if one of them ended in another way than by closing."""
     anchor_ns: int | None = None
 
 
@@ -114,6 +119,12 @@ class LiveTapes:
     def is_over(self) -> bool:
         """The launcher reported the end of the run, or every rank of the attempt on this node has closed."""
         return self.has_ended or bool(self.placed and not self.pids)
+
+    @property
+    def has_closed_well(self) -> bool:
+        """Every rank of the attempt was on this node and has closed, and nothing was reported of a failure."""
+        attempt = self._attempt
+        return not attempt.has_failed and 0 < attempt.num_ranks == len(attempt.closed)
 
     @property
     def is_running(self) -> bool:
@@ -192,6 +203,8 @@ class LiveTapes:
         kind = event["kind"]
         if kind in NEWS_KINDS:
             self._news_s = time.monotonic()
+            is_good = kind == event_kinds.RANK_CLOSED or (kind in _EXITS and event.get("exit_code") == 0)
+            self._attempt.has_failed |= not is_good
         if is_node:
             if event.get("node_rank", 0) == self.node_rank and kind in _LAUNCHER_KINDS:
                 # In the order in which they were written.
@@ -209,5 +222,7 @@ class LiveTapes:
                     pid=pid, start_ticks=max(0, ticks) if isinstance(ticks, int) else 0
                 )
                 self._moved_s = time.monotonic()
+            size = event.get("world_size")
+            self._attempt.num_ranks = size if isinstance(size, int) else 0
         elif kind == event_kinds.RANK_CLOSED:
             self._attempt.closed.add(rank)

@@ -146,7 +146,8 @@ class StandstillLoop:
         tapes = self._tapes
         is_quiet = tapes.quiet_s >= min(QUIET_S, self._floor_s / 2)
         is_open = self._judge.has_open_hang(tapes.attempt)
-        if not (is_quiet or is_open or tapes.news_s < NEWS_S or self._job is not None):
+        is_due = (is_quiet or tapes.news_s < NEWS_S) and not tapes.has_closed_well
+        if not (is_due or is_open or self._job is not None):
             tapes.forget()
             return []
         return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.now_ns())

@@ -117,6 +117,37 @@ def test_records_of_ranks_that_record_are_not_judged(hanging: Watched, monkeypat
     assert read
 
 
+def test_the_end_of_a_run_whose_ranks_all_closed_is_left_to_the_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stands still then, and no rank is lost; the last round reads the store anyway."""
+    watched = Watched(make_run(tmp_path, ranks=2, steps=5), monkeypatch)
+    monkeypatch.setattr(watched.tapes, "source", lambda **options: pytest.fail("read the newest records"))
+    watched.loop.tick()
+    watched.advance(10)
+    watched.loop.tick()
+    assert watched.tapes.has_closed_well
+
+
+@pytest.mark.parametrize("ends", ["killed", "exception", "exit", "one is missing"])
+def test_another_end_is_judged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    run = empty_run(tmp_path)
+    ranks = [RankWriter(run, rank, ranks=3 if ends == "one is missing" else 2) for rank in range(2)]
+    if ends == "exception":
+        ranks[1].event("exception", type="ValueError", message="", traceback="")
+    for rank in ranks:
+        rank.close(clean=rank.rank == 0 or ends != "killed")
+    watched = Watched(run, monkeypatch)
+    if ends == "exit":
+        watched.events.write("rank_exit", exit_rank=1, pid=10_001, exit_code=3)
+    read: list[bool] = []
+    real = watched.tapes.source
+    monkeypatch.setattr(watched.tapes, "source", lambda **options: (read.append(True), real(**options))[1])
+    watched.loop.tick()
+    assert read
+    assert not watched.tapes.has_closed_well
+
+
 def test_a_round_takes_in_the_newest_records_once(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a rank has made a step, and whether one hangs, is asked of one reading of them."""
     read: list[RecentRecords] = []
