@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from probes.attach.launch.own_process import own_process
@@ -227,7 +227,7 @@ def _formed(form: Callable[[Any], Any], answer: Any) -> Any:
 
 
 @cache
-def _installed() -> EntryPoints:
+def _installed() -> Any:  # Python 3.12 has another class for it than those before
     """Those of all groups: to find one group reads the files of all installed packages."""
     return entry_points()
 
