@@ -60,12 +60,13 @@ class WriterFile:
         is_first = self._connection is None
         if self._connection is None:
             config = NO_EXTENSIONS | {
+                "storage_compatibility_version": STORAGE_VERSION,  # of a new file
                 "threads": self._threads,
                 "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
             }
             self._connection = duckdb.connect(":memory:", config=config)
         connection, literal = self._connection, str(self._path).replace("'", "''")
-        attach = f"ATTACH '{literal}' AS store (STORAGE_VERSION '{STORAGE_VERSION}')"
+        attach = f"ATTACH '{literal}' AS store"
         patiently(self._path, wait_s, lambda: connection.execute(attach))
         if is_first:  # DuckDB goes on to allow the files of what is attached
             connection.execute(f"SET temp_directory = '{literal}.tmp'; SET enable_external_access = false")
