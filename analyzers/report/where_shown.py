@@ -49,7 +49,6 @@ _BY_SQL = {
     },
     "nccl_communicators": {"comm_rank": "key", "event_mask": "asked for by the plugin", "created_ns": "key"},
     "nccl_groups": {"created_ns": "key"},
-    "log_events": {"attempt": "key"},
     "nccl_channels": {"start_ns": "by the host's clock"},
     "nccl_links": {"start_ns": "begin of the window", "progress_ns": "state of an operation in flight",
                    "op_num_steps": "state of an operation in flight"},

@@ -151,7 +151,7 @@ def _many_segments(folder: Path) -> None:
 
 LINK, ODD, NO_TAPE = "is a link", "is not a regular file", "not a tape"
 BAD_HEADER, SHORTER, STATE = "damaged header", "shorter than its header", "damaged state"
-LINES = "are no events"
+LINES = "are not events"
 NOTHING = ""
 _I64 = struct.Struct("<q").pack
 DEEP = b"[" * 200_000

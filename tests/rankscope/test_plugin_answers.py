@@ -11,7 +11,7 @@ import pytest
 from analyzers import plugins as described
 from analyzers.analysis import plugin_analyses
 from analyzers.scope import Scope
-from store.plugins.process import PluginError, PluginProcess, plugins
+from store.plugins.process import PluginError, PluginProcess, _installed, plugins
 from store.readers.plugins.plugin_formats import read_by_plugin
 from store.readers.untrusted.external_files import SourceError
 from tests.rankscope.bad_plugins import BAD, Bad, install
@@ -43,10 +43,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         (info / "entry_points.txt").write_text(f"[rankscope.{group}]\n{name} = {name}\n")
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
+        _installed.cache_clear()
         plugins.cache_clear()
         described.installed.cache_clear()
 
     yield installed
+    _installed.cache_clear()
     plugins.cache_clear()
     described.installed.cache_clear()
 

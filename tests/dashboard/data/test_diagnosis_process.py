@@ -55,7 +55,7 @@ def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch:
             found.append(diagnose(store, run.manifest()))
         if len(found) == 1:
             also.start()
-            also.join(0.3)  # a second diagnosis of the same version would be over by then
+            wait_for(one._diagnosing.locked, "the first one's lock")
         return found[-1]
 
     monkeypatch.setattr(access, "SEPARATE_PROCESS_BYTES", 1)

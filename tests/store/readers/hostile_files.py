@@ -144,7 +144,7 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "a cycle": (lambda folder: _write(folder, pickle.dumps(CYCLE, protocol=2)), "version ?"),
     "no version": (pickled(lambda made: made.pop("version")), "version ?"),
     "a version that is a list": (pickled(_set("version", [2])), "version ?"),
-    "entries that are a number": (pickled(_set("entries", 7)), "no list"),
+    "entries that are a number": (pickled(_set("entries", 7)), "not a list"),
     "entries of text": (pickled(_set("entries", ["a", None, 3, []])), "damaged entries"),
     "a configuration of nonsense": (pickled(_set("pg_config", {"0": {"ranks": {"a": 1}}, "1": 7, "2": None})), ANY),
     "ranks beyond all bounds": (
@@ -172,7 +172,7 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "JSON of one long string": (
         lambda folder: _write(folder, b'{"pg_config": "' + b"a" * (6 << 20), "rank_0.json"), "is not JSON"),
     "JSON with a number of 5000 digits": (
-        lambda folder: _write(folder, b'{"pg_config": ' + b"9" * 5000 + b"}", "rank_0.json"), "no JSON"),
+        lambda folder: _write(folder, b'{"pg_config": ' + b"9" * 5000 + b"}", "rank_0.json"), "not JSON"),
     "JSON that is cut": (lambda folder: _write(folder, json.dumps(dump()).encode()[:-40], "rank_0.json"), "cut off"),
     "JSON with NaN": (_json(dump(_set("entries", [{"collective_seq_id": float("nan")}]))), "damaged entries"),
     "blanks in gzip": (_gzip_bomb, "blanks"),
