@@ -50,7 +50,7 @@ _NAMED = re.compile(
 """NAME=value, "name": "value", name: value."""
 _HEADER = re.compile(
     rf"(?i)(?P<keep>\b(?:proxy-)?(?P<name>authorization)\\?[\"']?\s*[:=]\s*(?:[rb]?{_MARK})?)(?P<value>[a-z][\w-]{{1,30}}"
-    rf"[ \t]+(?:(?:[\w-]{{1,30}}=(?:\"[^\"\n]{{0,500}}\"|[^\s\"',]{{1,500}})(?:,\s*)?){{1,20}}|{_VALUE}{{8,}}))"
+    rf"[ \t]+(?:(?:[\w-]{{1,30}}=(?:\\?\"[^\"\n]{{0,500}}\"|[^\s\"',\\]{{1,500}})(?:,\s*)?){{1,20}}|{_VALUE}{{8,}}))"
 )
 """Authorization: SCHEME value."""
 _OPTION = re.compile(
@@ -130,7 +130,7 @@ _OTHERS = tuple(
         # .netrc and .pgpass
         rf"(?im)(?P<keep>(?:\bmachine{_GAP}[^\s\\]{{1,200}}{_GAP}|\bdefault{_GAP}|^\s*)login{_GAP}[^\s\\]{{1,100}}"
         rf"{_GAP}password[ \t]+)(?!\(redacted\))[^\s\"'\\]{{4,}}",
-        r"(?P<keep>(?<![\w/.*-])[\w.*-]{1,200}:(?:5432|6432|\*):[\w*$-]{1,100}:[\w*.@-]{1,100}:)[^\s:]{4,}",
+        r"(?P<keep>(?<![\w/.*-])[\w.*-]{1,200}:(?:5432|6432|\*):[\w*$-]{1,100}:[\w*.@-]{1,100}:)[^\s:\"'\\]{4,}",
         # commands
         rf"(?i)(?P<keep>\b(?:docker|podman|helm|oc|az)\b[^\n]{{0,100}}?\blogin\b[^\n]{{0,200}}?\s-p[\s=]*(?:{_MARK})?){_MIXED}{{4,500}}",
         r"(?P<keep>\bsshpass\s+-p\s*[\"']?)[^\s\"']{4,}",
@@ -143,8 +143,8 @@ _OTHERS = tuple(
         r"(?P<keep>\b(?:smbclient|rpcclient)\b[^\n]{0,300}?\s-U\s*[\"']?[^\s%\"']{1,80}%)[^\s\"']{4,}",
         r"(?P<keep>\blftp\b[^\n]{0,300}?\s-u\s*[\"']?[^\s,\"']{1,80},)[^\s\"']{4,}",
         r"(?P<keep>\s-pass(?:in|out)?\s+[\"']?pass:)[^\s\"']{4,}",
-        r"(?P<keep>\bhtpasswd\s+-[a-zA-Z]*b[a-zA-Z]*\s+(?:\S{1,200}\s+){1,2})[^\s-]\S{3,}(?=\s*(?:$|\n))",
-        r"(?P<keep>\bmc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S{1,100}\s+\S{1,300}\s+\S{3,100}\s+)\S{4,}",
+        r"(?P<keep>\bhtpasswd\s+-[a-zA-Z]*b[a-zA-Z]*\s+(?:\S{1,200}\s+){1,2})[^\s\"'\\-][^\s\"'\\]{3,}(?=\s*(?:$|\n|\\|\"))",
+        r"(?P<keep>\bmc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S{1,100}\s+\S{1,300}\s+\S{3,100}\s+)[^\s\"'\\]{4,}",
         rf"(?P<keep>\bkubectl\b[^\n]{{0,300}}?--from-literal[\s=]+{_MARK}?[\w.-]{{1,100}}=)[^\s\"']{{4,}}",
         rf"(?P<keep>\becho\s+(?:-n\s+)?{_MARK}?)[^\s\"'|]{{4,500}}(?={_MARK}?\s*\|\s*(?:sudo\s+-S|[^\n|]{{0,200}}--?pass(?:word)?-stdin))",
     )
