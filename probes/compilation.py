@@ -91,8 +91,11 @@ class CompileLog:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        utils = sys.modules.get(COMPILE_METRICS)
+        # what the process compiled for an earlier training is in that run's records
+        self._earlier = {_key(metrics) for metrics in getattr(utils, "get_compilation_metrics", list)()}
+        self._breaks = len(getattr(utils, "graph_break_reasons", []))
         self._seen: set[tuple[Any, ...]] = set()
-        self._breaks = 0
 
     def write(self) -> None:
         """Write events of what is new. Looks only at a compiler that has been imported."""
@@ -109,11 +112,11 @@ class CompileLog:
         self._breaks = len(breaks)
 
     def _recompiled(self, metrics: Any) -> None:
-        guard = getattr(metrics, "recompile_reason", None)
-        if guard:
-            file, line = getattr(metrics, "co_filename", "") or "", getattr(metrics, "co_firstlineno", 0) or 0
+        guard, key = getattr(metrics, "recompile_reason", None), _key(metrics)
+        if guard and key not in self._earlier:
+            _, file, line = key
             function = getattr(metrics, "co_name", "") or ""
-            if self._is_new(str(getattr(metrics, "compile_id", "")), file, line):
+            if self._is_new(*key):
                 self._recorder.event(
                     event_kinds.RECOMPILE, file=file, line=line, function=function, guard=_shortened(guard)
                 )
@@ -131,6 +134,11 @@ class CompileLog:
             return False
         self._seen.add(key)
         return True
+
+
+def _key(metrics: Any) -> tuple[str, str, int]:
+    file, line = getattr(metrics, "co_filename", "") or "", getattr(metrics, "co_firstlineno", 0) or 0
+    return str(getattr(metrics, "compile_id", "")), file, line
 
 
 def _shortened(text: object) -> str:
