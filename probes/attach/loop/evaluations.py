@@ -77,6 +77,8 @@ class Evaluations:
             if (torch.is_grad_enabled() and module.training) or not self._is_related(module):
                 return
             self._unhook()  # what it calls is a part of it
+            if any(module is inner for model in self._phases.models() for inner in inner_modules(model)):
+                return  # has hooks that stay
             if self._called.add(module):  # kept until training goes on: torch walks through a module's hooks in a call
                 after = ModelHook(module, self._phases.after_forward)
                 self._undo.append(module.register_forward_hook(after, always_call=True).remove)

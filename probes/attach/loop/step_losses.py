@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ...fail_open import failing_open
 from ...step_scalars import StepScalars
+from ...torch_compat import foreach_norm
 from .living import Living
 from .loss_scaling import LossScaling
 from .tokens import looks_up_tokens, num_padded, num_tokens
@@ -153,7 +154,7 @@ def _largest_weight(model: nn.Module) -> Tensor | None:
     """The largest magnitude of a weight that this rank holds, NaN if one is."""
     held = [getattr(weight, "_local_tensor", weight).detach() for weight in model.parameters()]
     weights = [weight for weight in held if weight.numel() and weight.is_floating_point()]
-    largest = torch._foreach_norm(weights, math.inf) if weights else []
+    largest = foreach_norm(weights, math.inf) if weights else []
     return torch.stack([one.float().to(largest[0].device) for one in largest]).amax() if largest else None
 
 
