@@ -25,7 +25,7 @@ __all__ = ["WriterFile"]
 
 
 class WriterFile:
-    """What is in the file can neither read nor write another file."""
+    """SQL stored in the file can neither read nor write another file."""
 
     def __init__(self, path: Path, *, threads: int) -> None:
         self._path, self._threads = path, threads

@@ -221,7 +221,7 @@ class Ingester:
 
     @property
     def _patience_s(self) -> float:
-        """How long the next tick waits for the file."""
+        """Seconds that the next tick waits for the file."""
         return min(self._wait_s * 2.0 ** min(self._num_busy, 16), max(self._wait_s, MAX_WAIT_S))
 
     def _is_idle(self, thorough: bool) -> bool:

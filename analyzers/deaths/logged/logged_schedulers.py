@@ -55,7 +55,7 @@ def host_of(entry: LogLine) -> str:
 
 
 def went_on(entry: LogLine, book: LogBook) -> bool:
-    """Return True if the job went on after such a line: it trained, or ran and failed for a reason of its own."""
+    """Return True if the job went on after such a line: it trained, or ran and then failed for another reason."""
     if (entry.number("later_steps") or 0) >= SHARED.min_times:
         return True
     return entry.kind == "launch_failed" and any(

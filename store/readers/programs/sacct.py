@@ -81,7 +81,7 @@ def _header(lines: list[str]) -> int | None:
 
 
 def _mark(head: str) -> str:
-    """What separates the names of the columns, of any length; empty in a table."""
+    """Separator of the column names, of any length; empty in a table."""
     marks = set(re.findall(r"[^\w\s]+|\t", head.strip()))
     return marks.pop() if len(marks) == 1 else ""
 
