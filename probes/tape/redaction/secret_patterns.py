@@ -143,7 +143,7 @@ _OTHERS = tuple(
         r"(?P<keep>\b(?:smbclient|rpcclient)\b[^\n]{0,300}?\s-U\s*[\"']?[^\s%\"']{1,80}%)[^\s\"']{4,}",
         r"(?P<keep>\blftp\b[^\n]{0,300}?\s-u\s*[\"']?[^\s,\"']{1,80},)[^\s\"']{4,}",
         r"(?P<keep>\s-pass(?:in|out)?\s+[\"']?pass:)[^\s\"']{4,}",
-        r"(?P<keep>\bhtpasswd\s+-[a-zA-Z]*b[a-zA-Z]*\s+(?:\S{1,200}\s+){1,2})[^\s\"'\\-][^\s\"'\\]{3,}(?=\s*(?:$|\n|\\|\"))",
+        r"(?P<keep>\bhtpasswd\s+-[a-zA-Z]*b[a-zA-Z]*\s+(?:\S{1,200}\s+){1,2})[^\s\"'\\-][^\s\"'\\]{3,}(?=\s*(?:$|[\n\"'\\]))",
         r"(?P<keep>\bmc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S{1,100}\s+\S{1,300}\s+\S{3,100}\s+)[^\s\"'\\]{4,}",
         rf"(?P<keep>\bkubectl\b[^\n]{{0,300}}?--from-literal[\s=]+{_MARK}?[\w.-]{{1,100}}=)[^\s\"']{{4,}}",
         rf"(?P<keep>\becho\s+(?:-n\s+)?{_MARK}?)[^\s\"'|]{{4,500}}(?={_MARK}?\s*\|\s*(?:sudo\s+-S|[^\n|]{{0,200}}--?pass(?:word)?-stdin))",
