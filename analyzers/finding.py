@@ -142,7 +142,7 @@ class Finding:
 
         With `in_part` the check was made on the other records: finding nothing there means something.
         """
-        more = {"checked_in_part": True} if in_part else {}
+        more = {"is_partly_checked": True} if in_part else {}
         return cls.insufficient(
             analyzer, kind, f"{what}: {why}.", evidence={**(evidence or {}), **more}, attempt=attempt
         )

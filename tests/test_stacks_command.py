@@ -67,7 +67,7 @@ def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]
     assert "load_batch" in second
     assert "odd one out" in second
     checked("stacks", as_json := json.loads(rankscope("stacks", *pids, "--format", "json").stdout))
-    assert [one["rank"] for one in as_json["processes"] if one["odd"]] == [2]
+    assert [one["rank"] for one in as_json["processes"] if one["is_outlier"]] == [2]
 
     ranks[1].send_signal(signal.SIGSTOP)
     wait_for(lambda: os_state(ranks[1].pid)[0] == "T", "the stop of rank 1")

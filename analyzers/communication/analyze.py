@@ -155,7 +155,7 @@ def _class_evidence(one: CallClass) -> dict[str, object]:
         "num_members": one.num_members,
         "transfer_ms": round(one.transfer_ms, 4),
         "bus_gb_per_s": float(f"{one.bus_gb_per_s:.4g}"),
-        "of_best_ratio": round(one.of_best_ratio, 4),
+        "relative_bandwidth_ratio": round(one.relative_bandwidth_ratio, 4),
     }
 
 
@@ -186,7 +186,7 @@ def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: Communic
             "bus_gb_per_s": float(f"{slow.bus_gb_per_s:.4g}"),
             "best_gb_per_s": float(f"{best.bus_gb_per_s:.4g}"),
             "transfer_ms": round(slow.transfer_ms, 4),
-            "at_best_ms": round(slow.transfer_ms / factor, 4),
+            "transfer_at_best_ms": round(slow.transfer_ms / factor, 4),
             "process_group": slow.process_group,
             "best_process_group": best.process_group,
         },
@@ -234,7 +234,7 @@ def _small_buckets(
                 attempt=attempt,
                 cause=op,
                 evidence={
-                    "calls_a_step": round(calls_per_step, 2),
+                    "calls_per_step": round(calls_per_step, 2),
                     "mean_bytes": round(mean_bytes),
                     "latency_ms": round(lost_ms / calls_per_step, 4),
                     "gain_ms": round(gain_ms, 3),

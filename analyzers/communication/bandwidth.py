@@ -1,7 +1,7 @@
 """Bandwidth of collectives: transfer time and bus bandwidth by operation, group and size, relative to the fastest.
 
     for call in call_classes(source, attempt=0):
-        call.op, call.process_group, call.num_bytes, call.bus_gb_per_s, call.of_best_ratio
+        call.op, call.process_group, call.num_bytes, call.bus_gb_per_s, call.relative_bandwidth_ratio
 
 * The last member to enter a call has the shortest time in it: the transfer, without waiting. If earlier calls of the
   group are still in flight, the call is timed from their end, because they occupy the link until then.
@@ -48,7 +48,7 @@ class CallClass:
     bus_gb_per_s: float
     wait_s: float
     """Total wait of all members over the run."""
-    of_best_ratio: float
+    relative_bandwidth_ratio: float
     """Bus bandwidth relative to the fastest class in the run."""
 
     @property
@@ -85,7 +85,7 @@ def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = (), li
     best = max((row[6] for row in rows), default=0.0)
     return [
         CallClass(op=op, process_group=group, num_bytes=size, num_members=members, num_calls=calls, transfer_ms=took,
-                  bus_gb_per_s=speed, wait_s=wait, of_best_ratio=speed / best)
+                  bus_gb_per_s=speed, wait_s=wait, relative_bandwidth_ratio=speed / best)
         for op, group, size, members, calls, took, speed, wait in rows
     ]  # fmt: skip
 

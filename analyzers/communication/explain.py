@@ -22,15 +22,15 @@ def _bandwidth(finding: Finding) -> str:
     facts = finding.evidence
     return (
         f"A transfer takes {number(facts.get('transfer_ms'))} ms where the best bandwidth seen would take "
-        f"{number(facts.get('at_best_ms'))} ms."
+        f"{number(facts.get('transfer_at_best_ms'))} ms."
     )
 
 
 def _buckets(finding: Finding) -> str:
     facts = finding.evidence
     return (
-        f"Each of {number(facts.get('calls_a_step'))} calls per step costs {number(facts.get('latency_ms'))} ms on top "
-        f"of moving its bytes at {rate_text(facts.get('best_gb_per_s'))}."
+        f"Each of {number(facts.get('calls_per_step'))} calls per step costs {number(facts.get('latency_ms'))} ms on "
+        f"top of moving its bytes at {rate_text(facts.get('best_gb_per_s'))}."
     )
 
 

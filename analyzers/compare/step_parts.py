@@ -1,7 +1,7 @@
 """Parts of a step's time by rank, and which phase or rank explains that another run's steps are slower or faster.
 
     before, after = step_parts(source_a), step_parts(source_b)
-    most_of_it(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +13.4 ms."
+    main_difference(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +13.4 ms."
 
 All values are means over the medians of blocks of steps: single jitters do not count, and a rank that was slow in a
 part of the run counts for that part. A median over the ranks or the whole run would hide it.
@@ -21,7 +21,7 @@ from analyzers.source import READ_ROWS, Source, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import Change
 
-__all__ = ["PLACES", "WAITING", "StepParts", "most_of_it", "step_parts"]
+__all__ = ["PLACES", "WAITING", "StepParts", "main_difference", "step_parts"]
 
 WAITING = "waiting"
 PLACES = (*OWN_PHASES, "between phases", WAITING)
@@ -79,7 +79,7 @@ def step_parts(source: Source, policy: ThroughputPolicy | None = None) -> StepPa
     return StepParts(step_ms=float(np.mean([row[1] for row in rows])), by_rank=by_rank)
 
 
-def most_of_it(speed: Change | None, before: StepParts | None, after: StepParts | None) -> str:
+def main_difference(speed: Change | None, before: StepParts | None, after: StepParts | None) -> str:
     """Name the ranks, or else the phases, that explain most of a step's change; empty if the change is not significant,
     or if the two largest explain too little."""
     if speed is None or speed.low <= 1 <= speed.high or before is None or after is None:

@@ -18,7 +18,7 @@ from typing import Any
 from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.answer import answer, shortcoming
 from analyzers.compare.conditions import Run, conditions, tokens_of_step
-from analyzers.compare.step_parts import PLACES, StepParts, most_of_it, step_parts
+from analyzers.compare.step_parts import PLACES, StepParts, main_difference, step_parts
 from analyzers.policy import SHARED
 from analyzers.run.records.evaluations import evaluations
 from analyzers.source import Source
@@ -70,7 +70,7 @@ class Comparison:
     """B's time over A's, of a token or a step, with its 95 % interval; None with too few steps."""
     phases: Mapping[str, tuple[float | None, float | None]]
     """Milliseconds of a step's parts, mean over the ranks; `waiting` is for others and for transfers."""
-    most_of_it: str = ""
+    main_difference: str = ""
     """Ranks and parts in which most of the difference of a step lies; empty where none explain it."""
     loss: LossChange | None
     """None with fewer than 20 common steps."""
@@ -101,7 +101,7 @@ class Comparison:
             self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,
             against_either=other_model,
         )  # fmt: skip
-        return " ".join(part for part in (found, self.most_of_it) if part)
+        return " ".join(part for part in (found, self.main_difference) if part)
 
     def __repr__(self) -> str:
         return f"Comparison({self.sentence})"
@@ -120,7 +120,7 @@ class Comparison:
             "run_a": self.run_a,
             "run_b": self.run_b,
             "sentence": self.sentence,
-            "most_of_it": self.most_of_it,
+            "main_difference": self.main_difference,
             "shortcomings": [*self.shortcomings],
             "speed": None if self.speed is None else asdict(self.speed),
             "loss": None if self.loss is None else asdict(self.loss),
@@ -155,7 +155,7 @@ def compare(a: Side, b: Side) -> Comparison:
         ),
         advice=_advice(a.diagnosis, b.diagnosis),
         speed=speed,
-        most_of_it=most_of_it(speed, parts_a, parts_b) if equal_tokens else "",
+        main_difference=main_difference(speed, parts_a, parts_b) if equal_tokens else "",
         phases={name: (phases_a[name], phases_b[name]) for name in PLACES},
         loss=loss_change(a.source, b.source, equal_tokens=equal_tokens),
         validation=_validation(a.source, b.source),

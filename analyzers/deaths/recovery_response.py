@@ -62,7 +62,7 @@ class Response:
     def evidence(self) -> dict[str, object]:
         """The response as evidence of a finding."""
         return {
-            "step_refused": self.refused,
+            "update_skipped": self.refused,
             "restored_step": self.restored_step,
             "restored_from": self.tier,
             "skipped_batches": list(self.skipped_batches),

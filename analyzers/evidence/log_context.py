@@ -80,7 +80,7 @@ def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
     return replace(
         candidate,
         what=f'{candidate.what}. The last that the log shows of it is "{work}" ({last.place})',
-        evidence={**candidate.evidence, "worked_on": work},
+        evidence={**candidate.evidence, "unfinished_work": work},
     )
 
 

@@ -69,7 +69,7 @@ def analyze(source: Source) -> list[Finding]:
     first = _contested(candidates)
     findings = [_finding(first, ended, book)]
     for other in candidates[1:]:
-        if first.evidence.get("contested_by"):
+        if first.evidence.get("contradicted_by"):
             break
         if len(findings) <= MAX_ALSO and _is_another(other, first):
             findings.append(replace(_finding(other, ended, book), status="suspect", severity="warning"))
@@ -91,7 +91,7 @@ def _contested(candidates: Sequence[Candidate]) -> Candidate:
         ranks=(),
         is_proven=False,
         what=f"{who(ranks)} each raised an error, and the logs do not show which came first. {first.what}",
-        evidence={**first.evidence, "contested_by": [one.what for one in others[:8]]},
+        evidence={**first.evidence, "contradicted_by": [one.what for one in others[:8]]},
         collect=COLLECT["contested"],
     )
 

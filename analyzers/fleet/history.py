@@ -88,7 +88,7 @@ def _is_by_machine(finding: Finding) -> bool:
     kind = KINDS.get(finding.kind)
     if kind is None or not kind.by_machine or finding.cause in kind.user_causes:
         return False
-    return finding.kind != "non_finite" or finding.evidence.get("comes_back") is False
+    return finding.kind != "non_finite" or finding.evidence.get("is_reproduced") is False
 
 
 def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[Incident]:

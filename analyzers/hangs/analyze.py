@@ -244,7 +244,7 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
         ranks=tuple(sorted(event.integers("ranks"))),
         first_step=event.step,
         last_step=event.step,
-        cause="heard_again" if end is not None else "silent",
+        cause="reports_again" if end is not None else "silent",
         summary=f"Node {node} was silent for {silent_s:.0f} s and reports again: {where} was down or slow."
         if end is not None
         else f"Node {node} {first}: {where} is down.",
@@ -252,7 +252,7 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
             "attempt": event.attempt,
             "node_rank": node,
             "silent_s": round(silent_s, 1),
-            "heard_again": end is not None,
+            "reports_again": end is not None,
         },
         advice="node-silent",
     )

@@ -77,12 +77,12 @@ def _stuck_line(finding: Finding) -> str:
 
 def _why_node_silent(finding: Finding) -> str:
     facts = finding.evidence
-    after = "it reports again" if facts.get("heard_again") else "nothing has arrived since"
+    after = "it reports again" if facts.get("reports_again") else "nothing has arrived since"
     return f"Its watch reports once a second, but sent nothing for {number(facts.get('silent_s'))} s, and {after}."
 
 
 def _next_node_silent(finding: Finding) -> str:
-    if finding.cause == "heard_again":
+    if finding.cause == "reports_again":
         return "Check the load of that node and the network between the two."
     return "Ping the node, and read the logs of its watch and kernel: the ranks there may still train."
 

@@ -134,10 +134,10 @@ def _growth(
         summary=f"Memory of {who} grows by {size_text(one.a_step)} a step without levelling off"
         f" ({size_text(one.last)} at the end).{until}",
         evidence={
-            "growth_a_step_bytes": round(one.a_step),
+            "growth_per_step_bytes": round(one.a_step),
             "memory_first_bytes": round(one.first),
             "memory_last_bytes": round(one.last),
-            "left_bytes": None if left is None else round(left[0]),
+            "headroom_bytes": None if left is None else round(left[0]),
             "steps_to_out_of_memory": None if steps_left is None else round(steps_left),
             "time_to_out_of_memory_s": None if steps_left is None or not step_s else round(steps_left * step_s, 1),
             "growing_ranks": sorted(growing)[:32],

@@ -12,7 +12,7 @@ __all__ = ["NEXT", "WHY"]
 
 def _why_growth(finding: Finding) -> str:
     facts = finding.evidence
-    left = f", with {size_text(facts.get('left_bytes'))} left" if is_number(facts.get("left_bytes")) else ""
+    left = f", with {size_text(facts.get('headroom_bytes'))} left" if is_number(facts.get("headroom_bytes")) else ""
     first, last = size_text(facts.get("memory_first_bytes")), size_text(facts.get("memory_last_bytes"))
     return f"It rose from {first} to {last}, as fast in the last third as before{left}."
 

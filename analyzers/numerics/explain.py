@@ -111,7 +111,7 @@ def _expert_imbalance(finding: Finding) -> str:
 def _after_non_finite(finding: Finding) -> str:
     ranks, batch = ranks_text(finding.ranks), finding.evidence.get("batch_index")
     fine = "" if batch is None else f" Batch {batch} was probably fine."
-    if finding.cause == "reduction" and not finding.evidence.get("judgement"):
+    if finding.cause == "reduction" and not finding.evidence.get("replay_verdict"):
         return "Reduce gradients in fp32, or lower the loss scale in fp16: each rank's gradient was finite."
     if finding.evidence.get("named_by") == NORM:
         return "Lower the loss scale, or clip harder: squares of the gradients pass the largest float32."
@@ -121,7 +121,7 @@ def _after_non_finite(finding: Finding) -> str:
         "weights": "Inspect the layer named, whose weights or activations had grown. Lower the rate or clip harder.",
         "data_or_numerics": "Inspect the layer and the samples named.",
     }.get(
-        str(finding.evidence.get("judgement")),
+        str(finding.evidence.get("replay_verdict")),
         f"Check the batch and the operations of that step on {ranks} (log, division, overflow). If the same device "
         "does it again with other data, test the device.",
     )

@@ -168,7 +168,7 @@ def validation(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def noise(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The noise scale over the run, and the batch size."""
-    course = [one for one in evidence_of(finding).get("course_tokens", ()) if one.get("tokens") is not None]
+    course = [one for one in evidence_of(finding).get("noise_scale_by_step", ()) if one.get("tokens") is not None]
     batch = evidence_of(finding).get("batch_tokens")
     if len(course) < 2:
         return

@@ -196,7 +196,7 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
             "local_to_global_square_ratio": round(ratio, 4),
             "data_ranks": found.num_data_ranks,
             "samples": len(found.step[newest]),
-            "course_tokens": _course(found),
+            "noise_scale_by_step": _course(found),
         },
         advice="gradient-noise",
         attempt=attempt,

@@ -1,13 +1,13 @@
 """Result of replaying a refused step: whether the fault came back, where, on which rank, with which samples.
 
     found = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=0, step=40)
-    found.judgement       # "transient", "batch", "weights" or "data_or_numerics"
+    found.replay_verdict       # "transient", "batch", "weights" or "data_or_numerics"
     found.text((2,))      # "A replay was clean, so suspect the device of rank 2."
 
 Each rank writes an event `replay` for the repetition on the same state, and one for that on the older state that was
 rolled back to (`trainer.replay.triage`). The same computation twice gives the same result, so:
 
-| same state, same batch | older state, same batch | judgement |
+| same state, same batch | older state, same batch | replay_verdict |
 |---|---|---|
 | does not come back | | transient: a device, its memory, a race |
 | comes back | comes back | batch |
@@ -81,7 +81,7 @@ class ReplayResult:
     num_ranks: int
 
     @property
-    def judgement(self) -> str:
+    def replay_verdict(self) -> str:
         if not self.came_back:
             return "transient"
         if self.came_back_on_older is None:
@@ -114,9 +114,9 @@ class ReplayResult:
     def evidence(self) -> dict[str, Any]:
         """For a finding."""
         found: dict[str, Any] = {
-            "comes_back": self.came_back,
-            "comes_back_when_restored": self.came_back_on_older,
-            "judgement": self.judgement,
+            "is_reproduced": self.came_back,
+            "is_reproduced_when_restored": self.came_back_on_older,
+            "replay_verdict": self.replay_verdict,
         }
         if self.origin is not None:
             found |= {

@@ -67,7 +67,7 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
         return [_insufficient(attempt, "too few steps have all spans of all ranks")]
     counted = not missing_tables(source, "steps") and not lacking(source, steps=("cpu_ns", "run_delay_ns"))
     if counted and is_crowded(source, attempt, SHARED.warm_up_steps):
-        bubble = replace(bubble, heaviest_stage=None, lighten_ms=0.0, lighten_ratio=0.0, is_crowded=True)
+        bubble = replace(bubble, heaviest_stage=None, surplus_ms=0.0, surplus_ratio=0.0, is_crowded=True)
         return [_bubble(attempt, bubble, measured), *_by_steps(source, attempt, every, scope, policy, _BY_CPU)]
     measurement = _bubble(attempt, bubble, measured)
     heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
@@ -186,7 +186,7 @@ def _imbalance(
             "work_ms_by_coordinate": [round(value / 1e6, 3) for value in work_ns],
             "work_factor_ratio": round(factor, 3),
             "pipeline_speedup_ratio": round(work_ns[heavy] / mean, 3),
-            **({} if better is None else {"has_better_cut": better}),
+            **({} if better is None else {"has_better_partition": better}),
             **({"measured_by": measure} if measure else {}),
         },
         advice="stage-imbalance",

@@ -31,7 +31,7 @@ def _next_bubble(finding: Finding) -> str:
     uneven, own, count = (cast("Any", facts.get(name)) for name in names)
     if facts.get("heaviest_stage") is not None and is_number(uneven) and is_number(own) and uneven >= own / 2:
         stage = facts["heaviest_stage"]
-        return f"Move {percent(facts.get('lighten_ratio'))} of stage {stage} away (parallel.stage_costs)."
+        return f"Move {percent(facts.get('surplus_ratio'))} of stage {stage} away (parallel.stage_costs)."
     if not is_number(own) or not is_number(count) or facts.get("idle_expected_from") != "formula":
         return "Use more microbatches or an interleaved schedule, or balance the stages."
     # Idle a / (m + a) of the time with m microbatches, for a that the schedule and the stages decide.
@@ -42,7 +42,7 @@ def _next_bubble(finding: Finding) -> str:
 
 
 def _next_imbalance(finding: Finding) -> str:
-    if finding.evidence.get("has_better_cut") is not False:
+    if finding.evidence.get("has_better_partition") is not False:
         return "Give that stage fewer layers (parallel.stage_costs)."
     if finding.status == "advice":
         return "Use fewer stages (parallel.pp), each with more layers."

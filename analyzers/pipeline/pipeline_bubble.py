@@ -2,7 +2,7 @@
 
     bubble = summarise(load_pipelines(source, attempt=0), schedule="1f1b")
     bubble.idle_ratio, bubble.expected_ratio, bubble.imbalance_ratio, bubble.communication_ratio, bubble.data_ratio
-    bubble.heaviest_stage, bubble.lighten_ms
+    bubble.heaviest_stage, bubble.surplus_ms
 
 All numbers are means over the typical steps (`bubble_causes.typical`), so that the parts add up to the whole.
 """
@@ -69,8 +69,8 @@ class Bubble:
     work_ms_by_stage: Mapping[int, float]
     heaviest_stage: int | None
     """The rank with the most work, in the pipeline coordinate with the most work; None if all are nearly equal."""
-    lighten_ms: float
-    lighten_ratio: float
+    surplus_ms: float
+    surplus_ratio: float
     """That coordinate's work above the mean of all coordinates."""
     is_crowded: bool = False
     """True if ranks waited for cores, so that spans are longer than the work in them."""
@@ -94,8 +94,8 @@ class Bubble:
             parts.append("Ranks wait for cores, so this is the bubble of a crowded machine.")
         if self.heaviest_stage is not None:
             parts.append(
-                f"Stage {self.heaviest_stage} has the most work: moving {100 * self.lighten_ratio:.0f} % of it "
-                f"({self.lighten_ms:.3g} ms per step) away would balance it."
+                f"Stage {self.heaviest_stage} has the most work: moving {100 * self.surplus_ratio:.0f} % of it "
+                f"({self.surplus_ms:.3g} ms per step) away would balance it."
             )
         return " ".join(parts)
 
@@ -113,8 +113,8 @@ class Bubble:
             "pipeline_ms": round(self.total_ms, 3),
             "imbalance_ms": round(self.imbalance_ms, 3),
             "heaviest_stage": self.heaviest_stage,
-            "lighten_ms": round(self.lighten_ms, 3),
-            "lighten_ratio": round(self.lighten_ratio, 4),
+            "surplus_ms": round(self.surplus_ms, 3),
+            "surplus_ratio": round(self.surplus_ratio, 4),
             "num_microbatches": self.num_microbatches,
             "num_pipelines_measured": self.num_pipelines,
             "num_steps_measured": self.num_steps,
@@ -224,8 +224,8 @@ def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
         stages_by_rank={rank: tuple(sorted(own[0].idle.ranks[rank].busy_ns_by_stage)) for rank, own in listed},
         work_ms_by_stage=by_stage,
         heaviest_stage=max(stages, key=lambda stage: by_stage[stage]) if is_heavy else None,
-        lighten_ms=over_ms if is_heavy else 0.0,
-        lighten_ratio=over_ratio if is_heavy else 0.0,
+        surplus_ms=over_ms if is_heavy else 0.0,
+        surplus_ratio=over_ratio if is_heavy else 0.0,
     )
 
 

@@ -22,7 +22,7 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
-from analyzers.settings.plan_deviation import against_plan, planned_step_s
+from analyzers.settings.plan_deviation import plan_deviations, planned_step_s
 from analyzers.settings.policy import ConfigurationPolicy
 from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
@@ -297,7 +297,7 @@ def _plan(run: _Run) -> Advice:
         return None
     off = [
         (each.what, each.ratio, size_text(each.measured_bytes), size_text(each.planned_bytes))
-        for each in against_plan(run.source, run.manifest)
+        for each in plan_deviations(run.source, run.manifest)
         if not each.as_planned
     ]
     planned_s = planned_step_s(run.source, run.manifest)

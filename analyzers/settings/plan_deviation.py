@@ -1,6 +1,6 @@
 """Plan against measurement: memory of a rank, and the bytes of its collectives in a step.
 
-    for item in against_plan(source, run.manifest()):
+    for item in plan_deviations(source, run.manifest()):
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
 
 The trainer keeps its plan in `run.json`. Memory is compared on devices only, as torch's allocator counts it: what a
@@ -27,13 +27,13 @@ from probes.settings.described import ModelFacts, ParallelFacts
 from probes.settings.section import read
 from probes.tape import event_kinds
 
-__all__ = ["Against", "against_plan", "planned_step_s"]
+__all__ = ["PlanDeviation", "plan_deviations", "planned_step_s"]
 
 _MAX_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
+class PlanDeviation:
     """One planned number and its measurement."""
 
     what: str
@@ -52,7 +52,7 @@ class Against:
         return abs(self.ratio - 1) <= SHARED.equal_ratio
 
 
-def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
+def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDeviation]:
     """Empty where no plan was kept, or nothing of what it says was recorded."""
     plan = manifest.get("planned")
     if not isinstance(plan, Mapping) or not isinstance(plan.get("rank"), int):
@@ -68,12 +68,12 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
         peaks = EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK)
         most = max((event.integer("allocated_bytes") for event in peaks if event.rank == rank), default=-1)
         if most > 0:
-            found.append(Against(what="memory", planned_bytes=memory, measured_bytes=most))
+            found.append(PlanDeviation(what="memory", planned_bytes=memory, measured_bytes=most))
     traffic = plan.get("bytes_per_step")
     if isinstance(traffic, Mapping) and source.has("collectives"):
         measured = _bytes_per_step(source, rank)
         found += [
-            Against(what=str(op), planned_bytes=num_bytes, measured_bytes=measured[op])
+            PlanDeviation(what=str(op), planned_bytes=num_bytes, measured_bytes=measured[op])
             for op, num_bytes in traffic.items()
             if _is_size(num_bytes) and op in measured
         ]

@@ -135,7 +135,7 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
         attempt=start.attempt,
         cost_s=round(of[slowest], 3),
         evidence={f"{name}_s": round(start.longest(name), 3) for name in PIECES if name in start.by_rank}
-        | {"usual_rank_s": round(usual, 3)},
+        | {"median_rank_s": round(usual, 3)},
     )
 
 

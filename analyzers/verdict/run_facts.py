@@ -28,7 +28,7 @@ from analyzers.run.records.file_problems import file_problems
 from analyzers.run.records.newest_steps import whole_pace
 from analyzers.run.records.standstills import before_standstill, standstills
 from analyzers.run.records.token_copies import token_copies
-from analyzers.settings.plan_deviation import against_plan
+from analyzers.settings.plan_deviation import plan_deviations
 from analyzers.source import Source
 from probes.settings.described import RunFacts
 from probes.settings.section import read
@@ -94,14 +94,14 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     facts["captures"] = captures(EventLog.load(source, PROFILE_EVENTS))
     interval = suggest(views.histories, manifest)
     facts["checkpoint_interval"] = None if interval is None else asdict(interval)
-    facts["against_plan"] = [
+    facts["plan_deviations"] = [
         {
             "what": each.what,
             "planned_bytes": each.planned_bytes,
             "measured_bytes": each.measured_bytes,
             "as_planned": each.as_planned,
         }
-        for each in against_plan(views.histories, manifest)
+        for each in plan_deviations(views.histories, manifest)
     ]
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = file_problems(source)

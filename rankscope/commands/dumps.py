@@ -43,7 +43,7 @@ def dumps(
         import json
 
         silent = {str(rank): why for rank, why in sorted(fetched.silent.items())}
-        echo(json.dumps({"into": str(into), "ranks": sorted(fetched.ranks), "silent": silent}, indent=2))
+        echo(json.dumps({"folder": str(into), "ranks": sorted(fetched.ranks), "silent": silent}, indent=2))
         raise typer.Exit(1 if fetched.silent else 0)
     what = f"{len(fetched.ranks)} rank{'s' * (len(fetched.ranks) != 1)}"
     console().print(f"{into}: dumps of {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

@@ -97,7 +97,7 @@ def _result(done: Prepared, out: Path) -> dict[str, object]:
     return {
         "folder": str(out), "num_tokens": manifest.num_tokens, "dtype": manifest.dtype,
         "num_documents": manifest.num_documents, "num_shards": len(manifest.shards), **counts,
-        "was_complete": done.was_complete, "shards_kept": done.shards_kept,
+        "already_complete": done.already_complete, "shards_reused": done.shards_reused,
         "vocab_size": manifest.tokenizer["vocab_size"],
     }  # fmt: skip
 
@@ -105,9 +105,9 @@ def _result(done: Prepared, out: Path) -> dict[str, object]:
 def _print_result(done: Prepared, out: Path) -> None:
     manifest = done.manifest
     size = f"{manifest.num_tokens:,} tokens ({manifest.dtype}) of {manifest.num_documents:,} documents"
-    echo(f"{out}: {size} in {len(manifest.shards)} shards{', complete already' if done.was_complete else ''}")
-    if done.shards_kept and not done.was_complete:
-        echo(f"{done.shards_kept} shards were there from an earlier call.")
+    echo(f"{out}: {size} in {len(manifest.shards)} shards{', complete already' if done.already_complete else ''}")
+    if done.shards_reused and not done.already_complete:
+        echo(f"{done.shards_reused} shards were there from an earlier call.")
     for name, what in (
         ("num_skipped", "were no valid documents and were left out"),
         ("num_empty", "documents were empty and were left out"),

@@ -95,7 +95,7 @@ def _doubts(replayed: ReplayReport) -> list[str]:
     doubts = []
     if replayed.data_differs:
         doubts.append("The data set is not the one that the run trained on: batches and samples differ.")
-    worst = replayed.worst_way_ratio
+    worst = replayed.max_loss_deviation_ratio
     if worst is not None and (worst > DRIFT_RATIO or math.isnan(worst)):
         doubts.append(f"A recomputed loss differs by {100 * worst:.2g} % from its record, so the state differs too.")
     if replayed.target.checkpoint and not replayed.target.is_good:

@@ -49,8 +49,8 @@ def stacks(
         import json
 
         processes = [
-            {"name": stack.name, "pid": stack.pid, "rank": stack.rank, "stopped": stack.is_stopped, "odd": stack in odd,
-             "problem": stack.problem, "frames": [str(frame) for frame in stack.frames]}
+            {"name": stack.name, "pid": stack.pid, "rank": stack.rank, "stopped": stack.is_stopped,
+             "is_outlier": stack in odd, "problem": stack.problem, "frames": [str(frame) for frame in stack.frames]}
             for stack in taken
         ]  # fmt: skip
         echo(json.dumps({"verdict": verdict, "processes": processes}, indent=2))

@@ -48,7 +48,7 @@ def commands() -> dict[str, dict[str, Any]]:
         "compare": _compare(),
         "doctor": _doctor(),
         "drill": any_of(_drill(), _script_drill()),
-        "dumps": obj(into=STRING, ranks=array(INTEGER), silent=by_name(STRING, "ranks that did not answer, and why")),
+        "dumps": obj(folder=STRING, ranks=array(INTEGER), silent=by_name(STRING, "ranks that did not answer, and why")),
         "explain": any_of(
             array(obj(section=STRING, title=STRING, chapter=STRING)),
             obj(section=STRING, title=STRING, chapter=STRING, text=STRING),
@@ -67,8 +67,8 @@ def commands() -> dict[str, dict[str, Any]]:
             num_skipped=_COUNT,
             num_empty=_COUNT,
             num_unknown=_COUNT,
-            was_complete={"type": "boolean"},
-            shards_kept=_COUNT,
+            already_complete={"type": "boolean"},
+            shards_reused=_COUNT,
             vocab_size=_COUNT,
         ),
         "profile": obj(
@@ -90,7 +90,7 @@ def commands() -> dict[str, dict[str, Any]]:
                     pid=INTEGER,
                     rank=or_null(INTEGER),
                     stopped={"type": "boolean"},
-                    odd={"type": "boolean"},
+                    is_outlier={"type": "boolean"},
                     problem=STRING,
                     frames=_TEXTS,
                 )
@@ -123,7 +123,7 @@ def _compare() -> dict[str, Any]:
     two_runs = obj(
         run_a=STRING, run_b=STRING,
         sentence=STRING | {"description": "which is better, speed and loss of B against A"},
-        most_of_it=STRING | {"description": "ranks and parts that explain the difference; empty: none do"},
+        main_difference=STRING | {"description": "ranks and parts that explain the difference; empty: none do"},
         shortcomings={"type": "array", "items": STRING, "minItems": 2, "maxItems": 2,
                       "description": "why A, and B, is not called better; empty: no reason"},
         speed=or_null(of_type(Change), "B's time over A's, with its 95 % interval; null: too few steps"),
@@ -155,11 +155,11 @@ def _drill() -> dict[str, Any]:
         finding_s=or_null(NUMBER), kind=or_null(STRING), cause=or_null(STRING), ranks=array(INTEGER), summary=STRING,
     )  # fmt: skip
     run = obj(
-        fault=STRING, fault_ids=_TEXTS, mesh=STRING, seed=INTEGER, injected=_TEXTS, struck={"type": "boolean"},
-        good={"type": "boolean"}, answers=array(answer),
+        fault=STRING, fault_ids=_TEXTS, mesh=STRING, seed=INTEGER, injected=_TEXTS, was_injected={"type": "boolean"},
+        passed={"type": "boolean"}, answers=array(answer),
         false_alarms=array(obj(kind=STRING, cause=STRING, ranks=array(INTEGER), summary=STRING)),
         recovered={"type": "boolean"}, ended=or_null(STRING), training_s=or_null(NUMBER), steps_lost=or_null(INTEGER),
-        goodput=or_null(NUMBER), wall_s=NUMBER, run=or_null(STRING), trouble=_TEXTS,
+        goodput=or_null(NUMBER), wall_s=NUMBER, run=or_null(STRING), problems=_TEXTS,
     )  # fmt: skip
     from trainer.drills.tally import SCHEMA_VERSION
 
@@ -213,7 +213,7 @@ def _plan() -> dict[str, Any]:
         collectives=array(
             obj(dimension=STRING, op=STRING, what=STRING, members=_COUNT, calls_per_step=NUMBER, bytes_per_step=NUMBER,
                 bus_bytes_per_step=NUMBER,
-                seconds=or_null(NUMBER), exposed_s=or_null(NUMBER), beyond_node={"type": "boolean"})
+                seconds=or_null(NUMBER), exposed_s=or_null(NUMBER), crosses_nodes={"type": "boolean"})
         ),
     )["properties"]  # fmt: skip
     found = obj(hardware={"type": "object"}, **expected, warnings=_TEXTS)
@@ -241,9 +241,9 @@ def _preflight() -> dict[str, Any]:
 
 def _replay() -> dict[str, Any]:
     return obj(
-        step=INTEGER, attempt=INTEGER, batch_index=or_null(INTEGER), was=STRING, loss_recorded=or_null(NUMBER),
+        step=INTEGER, attempt=INTEGER, batch_index=or_null(INTEGER), step_kind=STRING, loss_recorded=or_null(NUMBER),
         grad_norm_recorded=or_null(NUMBER), loss=or_null(NUMBER), grad_norm=or_null(NUMBER), state_step=INTEGER,
-        steps_taken_again=_COUNT, worst_way_ratio=or_null(NUMBER), data_differs={"type": ["boolean", "null"]},
+        steps_recomputed=_COUNT, max_loss_deviation_ratio=or_null(NUMBER), data_differs={"type": ["boolean", "null"]},
         num_processes=_COUNT, duration_s=NUMBER, samples=array({"type": "object"}),
     )  # fmt: skip
 

@@ -48,7 +48,7 @@ def test_faults_are_noticed_and_survived(tmp_path: Path) -> None:
     assert broken["steps_lost"] > 0
     assert "F22+F2 nan_grad+stop" in (tmp_path / "drill.html").read_text()
     assert flipped["recovered"], "the damaged checkpoint was refused, and the one before it used"
-    good = not any(run["trouble"] for run in report["runs"])
+    good = not any(run["problems"] for run in report["runs"])
     assert not good or not list((tmp_path / "runs").glob("drill-*")), "runs that went well are not kept"
 
 

@@ -55,9 +55,9 @@ def test_prepared_tokens_are_one_document_whatever_progress_is_shown(
     (tmp_path / "notes.txt").write_text("one\ntwo\nthree\n")
     words = [str(tmp_path / "notes.txt"), "--document", "line", "--tokenizer", "bytes", "--processes", "1"]
     told = printed("prepare", *words, "--out", str(tmp_path / "out"), "--format", "json")
-    assert (told["num_documents"], told["num_shards"], told["was_complete"]) == (3, 1, False)
+    assert (told["num_documents"], told["num_shards"], told["already_complete"]) == (3, 1, False)
     assert told["num_tokens"] == len("onetwothree") + 3
-    assert printed("prepare", *words, "--out", str(tmp_path / "out"), "--format", "json")["was_complete"] is True
+    assert printed("prepare", *words, "--out", str(tmp_path / "out"), "--format", "json")["already_complete"] is True
 
 
 def test_a_request_for_traces_is_one_document(tmp_path: Path) -> None:

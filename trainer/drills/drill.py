@@ -70,7 +70,7 @@ class Drill:
             self._forget(place)
             raise
         row = judge(scenario, executed)
-        if row.good and not self.keep:
+        if row.passed and not self.keep:
             self._forget(place)
             row = Row(scenario=scenario, score=row.score, wall_s=row.wall_s)
         return row

@@ -64,7 +64,7 @@ class DrillView:
     def run_ended(self, row: Row) -> None:
         self._tally.add(row)
         if not self.console.is_terminal:
-            words = "ok" if row.good else "; ".join(row.trouble)
+            words = "ok" if row.passed else "; ".join(row.problems)
             self.console.print(f"      {row.wall_s:.0f} s  {words}", highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self) -> Group:
@@ -135,12 +135,12 @@ def print_result(tally: Tally, plan: DrillPlan, console: Console, *, interrupted
     """The whole table, what was not right, what could not be run, and the totals."""
     if tally.rows:
         console.print(result_table(tally), highlight=False)
-    bad = [row for row in tally.rows if not row.good]
+    bad = [row for row in tally.rows if not row.passed]
     if bad:
         console.print()
         for row in bad:
             console.print(f"[bold]{escape(row.scenario.label)}[/] on {row.scenario.mesh}", highlight=False)
-            for line in row.trouble:
+            for line in row.problems:
                 console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
             if row.run is not None:
                 console.print(f"  rankscope analyze {row.run}", highlight=False, soft_wrap=True)

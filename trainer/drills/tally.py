@@ -45,7 +45,7 @@ class Row:
         return all(answer.right_cause for answer in self.score.answers)
 
     @property
-    def good(self) -> bool:
+    def passed(self) -> bool:
         """True if the run has no problem."""
         answered = self.seen and self.right_rank and self.right_cause and not self.score.false_alarms
         return not self.problem and self.score.injected and self.score.recovered and answered
@@ -58,7 +58,7 @@ class Row:
         return max(known) if times and len(known) == len(times) else None
 
     @property
-    def trouble(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """Problems of the run, one line each."""
         found = [self.problem] if self.problem else []
         if not self.problem and not self.score.injected:
@@ -82,8 +82,8 @@ class Row:
             "mesh": self.scenario.mesh,
             "seed": self.scenario.seed,
             "injected": [fault.text for fault in self.scenario.faults],
-            "struck": score.injected,
-            "good": self.good,
+            "was_injected": score.injected,
+            "passed": self.passed,
             "answers": [
                 {
                     "fault": answer.fault,
@@ -110,7 +110,7 @@ class Row:
             "goodput": _ratio(score.useful_s, score.span_s),
             "wall_s": round(self.wall_s, 1),
             "run": str(self.run) if self.run else None,
-            "trouble": list(self.trouble),
+            "problems": list(self.problems),
         }
 
 

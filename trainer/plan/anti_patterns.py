@@ -68,7 +68,7 @@ def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
     if expected.communication_share <= _HIGHEST_SHARE:
         return
     worst = max(expected.groups, key=lambda group: group.exposed_s)
-    link = hardware.between if worst.beyond_node else hardware.inside
+    link = hardware.between if worst.crosses_nodes else hardware.inside
     dimension = worst.call.dimension
     advice = "Use a larger batch per rank, HSDP, or fewer ranks."
     if dimension in ("tp", "cp"):  # of every layer: no larger batch hides them

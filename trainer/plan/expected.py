@@ -57,7 +57,7 @@ class GroupTime:
     """One kind of collective."""
 
     call: CollectiveCall
-    beyond_node: bool
+    crosses_nodes: bool
     seconds: float
     """Time per step if nothing overlapped it."""
     exposed_s: float
@@ -194,7 +194,7 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
     room = {"backward": compute_s * (1 - _FORWARD_SHARE), "compute": compute_s * _FORWARD_SHARE}
     found = []
     for call in rank_traffic(config, plan, pp_rank=pp_rank):
-        bandwidth, beyond_node = _link(call, plan, pp_rank, hardware)
+        bandwidth, crosses_nodes = _link(call, plan, pp_rank, hardware)
         seconds = call.bus_bytes / (bandwidth * LINK_EFFICIENCY)
         exposed = seconds
         # Gathers overlap forward and backward, reductions only backward; the last bucket has nothing to
@@ -204,7 +204,7 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
             hidden = min(room[kind], exposed * (1 - 1 / max(1, call.calls)))
             room[kind] -= hidden
             exposed -= hidden
-        found.append(GroupTime(call=call, beyond_node=beyond_node, seconds=seconds, exposed_s=exposed))
+        found.append(GroupTime(call=call, crosses_nodes=crosses_nodes, seconds=seconds, exposed_s=exposed))
     return found
 
 

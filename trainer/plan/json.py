@@ -78,7 +78,7 @@ def expected_json(expected: Expected) -> dict[str, Any]:
                 "bus_bytes_per_step": group.call.bus_bytes,
                 "seconds": group.seconds,
                 "exposed_s": group.exposed_s,
-                "beyond_node": group.beyond_node,
+                "crosses_nodes": group.crosses_nodes,
             }
             for group in expected.groups
         ],

@@ -106,7 +106,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
             table.add_row(
                 f"  {call.op} of {call.what}", f"{call.dimension} {call.size}", f"{call.calls}",
                 f"{amount(call.bus_bytes)}B", seconds(group.seconds), seconds(group.exposed_s),
-                "the bus" if call.dimension == "host" else hardware.between if group.beyond_node else hardware.inside,
+                "the bus" if call.dimension == "host" else hardware.between if group.crosses_nodes else hardware.inside,
             )  # fmt: skip
         console.print(table)
         console.print(f"  {_BUS_BYTES}", highlight=False)

@@ -47,7 +47,7 @@ class ReplayReport:
     found: ReplayResult
     loss: float
     grad_norm: float
-    worst_way_ratio: float | None
+    max_loss_deviation_ratio: float | None
     """Largest relative difference between a recomputed loss before the step and its record."""
     data_differs: bool
     num_processes: int
@@ -58,14 +58,14 @@ class ReplayReport:
             "step": self.target.step,
             "attempt": self.target.attempt,
             "batch_index": self.target.batch_index,
-            "was": self.target.kind,
+            "step_kind": self.target.kind,
             "loss_recorded": self.target.loss,
             "grad_norm_recorded": self.target.grad_norm,
             "loss": self.loss,
             "grad_norm": self.grad_norm,
             "state_step": self.target.state_step,
-            "steps_taken_again": len(self.target.updates),
-            "worst_way_ratio": self.worst_way_ratio,
+            "steps_recomputed": len(self.target.updates),
+            "max_loss_deviation_ratio": self.max_loss_deviation_ratio,
             "data_differs": self.data_differs,
             "num_processes": self.num_processes,
             "duration_s": self.duration_s,
@@ -97,7 +97,7 @@ def replay_step(path: Path, step: int, *, device: str = "auto", report: Callable
         found=_combine(results, target),
         loss=results[0]["events"][0]["loss"],
         grad_norm=results[0]["events"][0]["grad_norm"],
-        worst_way_ratio=results[0]["worst_way_ratio"],
+        max_loss_deviation_ratio=results[0]["max_loss_deviation_ratio"],
         data_differs=any(one["data_differs"] for one in results),
         num_processes=count,
         duration_s=time.monotonic() - start,

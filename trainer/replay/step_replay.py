@@ -30,7 +30,7 @@ from trainer.config.config import Config
 from trainer.data.batches import Batch
 from trainer.layout.plan import Plan
 from trainer.replay.target import Target, Update
-from trainer.replay.triage import Replay, comes_back, findings
+from trainer.replay.triage import Replay, findings, is_reproduced
 from trainer.replay.triage import replay as replay_once
 from trainer.training.build import build
 from trainer.training.optimizer import learning_rate
@@ -62,7 +62,7 @@ class ProcessReplay:
     """Result of one process. `events` are details of events `replay`, with their ranks."""
 
     events: list[dict[str, Any]]
-    worst_way_ratio: float | None
+    max_loss_deviation_ratio: float | None
     """Largest relative difference between a recomputed loss before the step and its record; None without any."""
     data_differs: bool
     """The data set does not give the next batch that it gave when the checkpoint was written."""
@@ -140,7 +140,9 @@ class _StepReplayer:
                 self.report(f"Recomputed step {update.step} ({number} of {len(target.updates)}): loss {loss:.4f}")
         self.report(f"Replaying step {target.step} with every operation watched")
         return ProcessReplay(
-            events=[*self._replayed("same", target.step - 1), *events], worst_way_ratio=worst, data_differs=differs
+            events=[*self._replayed("same", target.step - 1), *events],
+            max_loss_deviation_ratio=worst,
+            data_differs=differs,
         )
 
     # The step itself.
@@ -158,7 +160,7 @@ class _StepReplayer:
         return events
 
     def _event(self, rank: int, state: str, state_step: int, batch: Batch, again: Replay) -> dict[str, Any]:
-        came_back = comes_back(self.verdict, again)
+        came_back = is_reproduced(self.verdict, again)
         return {
             "rank": rank,
             "verdict": self.target.kind,

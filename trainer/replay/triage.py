@@ -37,7 +37,7 @@ from trainer.replay.origin import Origin, OriginWatch
 from trainer.replay.samples import SampleLosses, describe, differing_rows
 from trainer.training.rank_training import Training
 
-__all__ = ["GradientExaminer", "Replay", "Triage", "comes_back", "findings", "replay"]
+__all__ = ["GradientExaminer", "Replay", "Triage", "findings", "is_reproduced", "replay"]
 
 MAX_SAMPLES = 8
 """Samples that each rank reports, the worst first."""
@@ -89,7 +89,7 @@ class Triage:
             return None
         self.left -= 1
         again = self._replay(verdict, batch)
-        came_back = comes_back(verdict, again)
+        came_back = is_reproduced(verdict, again)
         self._report("same", verdict.step - 1, verdict, batch, again, came_back)
         return Refused(verdict=verdict, came_back=came_back, duration_s=again.duration_s)
 
@@ -98,7 +98,7 @@ class Triage:
         if refused is None or not refused.came_back or state_step >= refused.verdict.step - 1:
             return
         again = self._replay(refused.verdict, batch)
-        self._report("restored", state_step, refused.verdict, batch, again, comes_back(refused.verdict, again))
+        self._report("restored", state_step, refused.verdict, batch, again, is_reproduced(refused.verdict, again))
 
     def _replay(self, verdict: Verdict, batch: Batch) -> Replay:
         with self.recorder.span("replay"):
@@ -174,7 +174,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     )
 
 
-def comes_back(verdict: Verdict, again: Replay) -> bool:
+def is_reproduced(verdict: Verdict, again: Replay) -> bool:
     """NaN or Inf again; or, of a spike, a loss that is nearer to the refused one than to what was usual before."""
     if not (math.isfinite(again.loss) and math.isfinite(again.grad_norm)):
         return True

@@ -99,7 +99,7 @@ def _with(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Findi
         cause="device_stuck",
         advice="hang-device_stuck",
         summary=f"{sentence(text)[:-1]}: {'their' if many else 'its'} device or watchdog stopped.{next_call}",
-        evidence={**of_call, "completed_ranks": completed[:64], "never_reached": waiting[:4]},
+        evidence={**of_call, "completed_ranks": completed[:64], "calls_not_reached": waiting[:4]},
     )
 
 

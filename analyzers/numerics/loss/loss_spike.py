@@ -281,8 +281,8 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
     first, last = observations[spike.indices[0]], observations[spike.indices[-1]]
     response = respond(log, attempt=first.attempt, step=first.step, turn=first.turn, committed=first.committed)
     replayed = find_replay(log, attempt=first.attempt, step=first.step, turn=first.turn)
-    if replayed is not None and spike.cause == "batch" and replayed.judgement in ("transient", "weights"):
-        spike = replace(spike, cause=replayed.judgement)
+    if replayed is not None and spike.cause == "batch" and replayed.replay_verdict in ("transient", "weights"):
+        spike = replace(spike, cause=replayed.replay_verdict)
     batches = [observations[i].batch_index for i in spike.indices]
     known = [batch for batch in batches if batch is not None]
     return Finding(

@@ -79,7 +79,7 @@ class WhySpike:
     loss_before: float
     batch_index: int | None
     committed: bool | None
-    judgement: str
+    replay_verdict: str
     ranks: tuple[RankShare, ...]
     samples: tuple[SampleShare, ...]
     num_samples: int
@@ -135,7 +135,7 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
         loss_before=before,
         batch_index=batch_index,
         committed=committed,
-        judgement=replayed.judgement if replayed else "",
+        replay_verdict=replayed.replay_verdict if replayed else "",
         ranks=ranks,
         samples=_samples(replayed, loss) if replayed else (),
         num_samples=replayed.num_samples if replayed else 0,

@@ -51,7 +51,7 @@ _NOT_SHOWN = {
     "classes",
     "action",
     "first_wall_ns",
-    "numbers",
+    "sequence_numbers",
 }
 _REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step without it"}
 """Labels of step times where they are means of the replayed steps: the report's step time is the median of all."""
@@ -249,7 +249,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         rows.append(("Phases", phases))
     if (interval := facts.get("checkpoint_interval")) and (saves := saves_line(interval, facts.get("steps"))):
         rows.append(("Saves", saves))
-    if plan := facts.get("against_plan"):
+    if plan := facts.get("plan_deviations"):
         rows.append(("Plan", _against_plan(plan)))
     read = (facts.get("files_read") or {}).items()
     if by_plugin := [f"{counted(number, 'file')} {what.removeprefix('file ')}" for what, number in read

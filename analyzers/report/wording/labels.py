@@ -1,7 +1,7 @@
 """Labels and units of evidence.
 
     label_of("cpu_time_excess_ms")          # "extra CPU time per step"
-    shown("left_bytes", 12_884_901_888)     # "12 GiB"
+    shown("headroom_bytes", 12_884_901_888)     # "12 GiB"
 
 A name without an entry is read as it is written: without its unit and `num_`, with spaces.
 """
@@ -34,7 +34,7 @@ _LABELS = {
     "allocated_bytes": "given to tensors",
     "arrives_last_ratio": "arrived last in",
     "asked_at": "asked for by",
-    "at_best_ms": "at the best bandwidth",
+    "transfer_at_best_ms": "at the best bandwidth",
     "batch_index": "batch",
     "batch_indices": "batches",
     "best_gb_per_s": "best bandwidth seen",
@@ -45,8 +45,8 @@ _LABELS = {
     "caused_wait_ratio": "peers' waiting it caused",
     "certain_at_step": "certain from step",
     "chain_broken_ranks": "changed on",
-    "comes_back": "reproduced on replay",
-    "comes_back_when_restored": "from an older state too",
+    "is_reproduced": "reproduced on replay",
+    "is_reproduced_when_restored": "from an older state too",
     "core_wait_excess_ms": "extra wait for a core",
     "count": "number of times",
     "count_on_device": "times on this device",
@@ -71,18 +71,17 @@ _LABELS = {
     "grad_norm_rise_ratio": "rise of gradient norm",
     "grad_norm_z": "gradient norm, deviation",
     "growing_ranks": "memory grows on",
-    "growth_a_step_bytes": "growth per step",
+    "growth_per_step_bytes": "growth per step",
     "highest_bytes": "most in use",
     "highest_of_peers_bytes": "most of its peers",
     "host_only": "what devices ran",
     "host_load_per_cpu": "host load per CPU",
     "interval_steps": "steps between saves",
-    "judgement": "replay verdict",
     "largest_allocations": "largest in use",
     "largest_site": "most was allocated by",
     "last_completed": "last finished call",
     "late_side": "late was its",
-    "left_bytes": "left until full",
+    "headroom_bytes": "left until full",
     "limit_s": "hang threshold",
     "load_median": "runnable processes",
     "load_ratio": "load over an even share",
@@ -160,7 +159,7 @@ _LABELS = {
     "timed_out_ranks": "timed out",
     "tokens_excess_ratio": "more tokens than peers",
     "total_bytes": "capacity",
-    "turn": "times the step had run",
+    "step_executions": "times the step had run",
     "unused_bytes": "cached and unused",
     "xids": "XID of the device",
     "device_step": "step of the device",
@@ -182,7 +181,7 @@ _VALUES = {
         "pauses": "occasional pauses",
         "rotating": "rotating over ranks",
     },
-    "judgement": {"data_or_numerics": "data or numerics"},
+    "replay_verdict": {"data_or_numerics": "data or numerics"},
     "place": {
         "before_forward": "before the forward pass",
         "forward_to_backward": "forward to backward",

@@ -56,7 +56,7 @@ def why_closed(finding: Finding, newest_attempt: int | None) -> str:
         return f"the run continued as attempt {newest_attempt}"
     if finding.evidence.get("restored_step") is not None:
         return "recovered"
-    if finding.evidence.get("step_refused") is True:
+    if finding.evidence.get("update_skipped") is True:
         return "the step was refused"
     return "over" if finding.evidence.get("ongoing") is False else ""
 

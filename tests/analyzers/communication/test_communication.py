@@ -41,7 +41,7 @@ def test_what_is_hidden_and_what_is_not() -> None:
     (one,) = call_classes(store, 0)
     assert one.bus_gb_per_s == pytest.approx(1.0)
     assert one.bus_bytes == pytest.approx(6_000_000)
-    assert one.of_best_ratio == 1.0
+    assert one.relative_bandwidth_ratio == 1.0
 
 
 def test_exposed_time_by_call_adds_up_to_that_of_the_steps() -> None:
@@ -97,7 +97,7 @@ def test_small_buckets_are_told_beside_one_that_shows_the_bandwidth() -> None:
     store.add("collectives", [seen | {"rank": rank} for rank in range(4)])
     finding = of_kind(judged(store), "small_buckets")
     assert (finding.status, finding.advice) == ("advice", "small-buckets")
-    assert finding.evidence["calls_a_step"] == pytest.approx(64)
+    assert finding.evidence["calls_per_step"] == pytest.approx(64)
     assert finding.evidence["latency_ms"] == pytest.approx(1.0, rel=0.1)
     assert finding.evidence["gain_ms"] > 20
 

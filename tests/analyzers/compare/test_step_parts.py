@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.compare.step_parts import StepParts, most_of_it, step_parts
+from analyzers.compare.step_parts import StepParts, main_difference, step_parts
 from analyzers.stragglers.throughput import Change
 from store import Store
 from tests.analyzers.compare.test_two_runs import compared
@@ -23,10 +23,10 @@ def test_one_slow_rank_is_named_with_its_phase(tmp_path: Path, ranks: int) -> No
     before = make_run(tmp_path / "a", ranks=ranks, steps=200)
     after = make_run(tmp_path / "b", ranks=ranks, steps=200, slow={1: 2.0}, phase="forward", slow_from=60, seed=1)
     found = compared(before, after)
-    assert found.most_of_it.startswith(("Most of the +", "A step takes +"))
-    assert "forward of rank 1 +" in found.most_of_it
-    assert "waiting" not in found.most_of_it
-    assert "forward of rank 1 -" in compared(after, before).most_of_it
+    assert found.main_difference.startswith(("Most of the +", "A step takes +"))
+    assert "forward of rank 1 +" in found.main_difference
+    assert "waiting" not in found.main_difference
+    assert "forward of rank 1 -" in compared(after, before).main_difference
     forward = found.phases["forward"]
     assert forward[0] is not None
     assert forward[1] is not None
@@ -36,7 +36,7 @@ def test_one_slow_rank_is_named_with_its_phase(tmp_path: Path, ranks: int) -> No
 def test_a_change_of_all_ranks_is_that_of_the_phase(tmp_path: Path) -> None:
     before = make_run(tmp_path / "a", steps=100)
     after = make_run(tmp_path / "b", steps=100, slow=dict.fromkeys(range(4), 1.6), phase="backward", seed=1)
-    said = compared(before, after).most_of_it
+    said = compared(before, after).main_difference
     assert "backward +" in said
     assert "rank" not in said
 
@@ -53,32 +53,32 @@ def test_what_explains_little_is_not_said() -> None:
     """3 of 13 ms are not most of it."""
     before = parts(40.9, r0={"forward": 0.5, "backward": 7.1, "waiting": 7.3}, r1={"forward": 0.5, "backward": 7.1})
     after = parts(53.8, r0={"forward": 0.5, "backward": 7.7, "waiting": 9.7}, r1={"forward": 0.5, "backward": 7.7})
-    assert most_of_it(SLOWER, before, after) == ""
+    assert main_difference(SLOWER, before, after) == ""
 
 
 def test_two_of_eight_ranks() -> None:
     before = parts(40.0, **{f"r{rank}": {"forward": 10.0, "waiting": 5.0} for rank in range(8)})
     after = parts(52.0, **{f"r{rank}": {"forward": 22.0, "waiting": 5.0} if rank in (2, 5) else
                            {"forward": 10.1, "waiting": 17.0} for rank in range(8)})  # fmt: skip
-    assert most_of_it(SLOWER, before, after) == "Most of the +12 ms a step: forward of ranks 2, 5 +12 ms."
+    assert main_difference(SLOWER, before, after) == "Most of the +12 ms a step: forward of ranks 2, 5 +12 ms."
 
 
 def test_a_part_that_is_more_than_the_whole_is_told_with_the_rest() -> None:
     before = parts(60.0, r0={"data": 1.0, "backward": 40.0}, r1={"data": 1.0, "backward": 40.0})
     after = parts(132.4, r0={"data": 1.0, "backward": 30.0}, r1={"data": 93.8, "backward": 20.0})
-    said = most_of_it(SLOWER, before, after)
+    said = main_difference(SLOWER, before, after)
     assert said == "A step takes +72.4 ms: data of rank 1 +92.8 ms, all other parts together -20.4 ms."
 
 
 def test_other_ranks_are_compared_by_their_mean() -> None:
     before = parts(40.0, r0={"forward": 30.0, "waiting": 10.0}, r1={"forward": 30.0, "waiting": 10.0})
     after = parts(52.0, **{f"r{rank}": {"forward": 30.0, "waiting": 22.0} for rank in range(4)})
-    assert most_of_it(SLOWER, before, after) == "Most of the +12 ms a step: waiting +12 ms."
+    assert main_difference(SLOWER, before, after) == "Most of the +12 ms a step: waiting +12 ms."
 
 
 def test_nothing_is_said_without_a_change() -> None:
     no_change = Change(ratio=1.02, low=0.9, high=1.2, per_token=False, ms_before=40.0, ms_after=41.0)
     one = parts(40.0, r0={"forward": 30.0})
-    assert most_of_it(no_change, one, parts(52.0, r0={"forward": 42.0})) == ""
-    assert most_of_it(SLOWER, None, one) == ""
-    assert most_of_it(SLOWER, one, parts(39.0, r0={"forward": 29.0})) == ""
+    assert main_difference(no_change, one, parts(52.0, r0={"forward": 42.0})) == ""
+    assert main_difference(SLOWER, None, one) == ""
+    assert main_difference(SLOWER, one, parts(39.0, r0={"forward": 29.0})) == ""

@@ -101,7 +101,7 @@ def test_what_the_users_code_did_is_no_incident(tmp_path: Path) -> None:
     assert [one for one in history.incidents if one.kind == "rank_lost"] == []
 
 
-@pytest.mark.parametrize(("replayed", "counts"), [({}, 0), ({"comes_back": True}, 0), ({"comes_back": False}, 1)])
+@pytest.mark.parametrize(("replayed", "counts"), [({}, 0), ({"is_reproduced": True}, 0), ({"is_reproduced": False}, 1)])
 def test_a_nan_counts_once_a_replay_did_not_reproduce_it(
     tmp_path: Path, replayed: dict[str, bool], counts: int
 ) -> None:

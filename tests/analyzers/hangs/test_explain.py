@@ -15,7 +15,7 @@ from tests.analyzers.explained import assert_explains
         (
             "node_silent",
             "silent",
-            {"silent_s": 12.0, "heard_again": False},
+            {"silent_s": 12.0, "reports_again": False},
             "for 12 s, and nothing has arrived since",
             "Ping the node",
         ),

@@ -14,7 +14,7 @@ CLOCK = {"offset_ns": 1_000_000, "error_ns": 2_000_000}
 
 @pytest.mark.parametrize(
     ("attempt", "node", "cause"),
-    [(1, 1, "heard_again"), (1, 2, "silent"), (0, 1, "silent")],
+    [(1, 1, "reports_again"), (1, 2, "silent"), (0, 1, "silent")],
     ids=["it came back", "another node", "the clock of a node whose watch stands still"],
 )
 def test_a_node_that_answers_in_a_later_attempt_has_come_back(attempt: int, node: int, cause: str) -> None:

@@ -17,7 +17,7 @@ GIB = 1 << 30
         (
             "memory_growth",
             "leak",
-            {"memory_first_bytes": GIB, "memory_last_bytes": 3 * GIB, "left_bytes": 2 * GIB},
+            {"memory_first_bytes": GIB, "memory_last_bytes": 3 * GIB, "headroom_bytes": 2 * GIB},
             "from 1 GiB to 3 GiB",
             "kept between steps",
         ),

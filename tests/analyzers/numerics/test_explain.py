@@ -36,7 +36,7 @@ from tests.analyzers.explained import assert_explains
                 "op": "all_reduce",
                 "seq": 7,
                 "process_group": "world",
-                "judgement": "transient",
+                "replay_verdict": "transient",
                 "batch_index": 39,
             },
             "Before the reduction 3 of 9 checked inputs of collectives held NaN or Inf, "

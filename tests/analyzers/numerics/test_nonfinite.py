@@ -193,7 +193,7 @@ def test_a_refused_step_is_one_finding_and_its_replay_none() -> None:
         f"Rank 2 produced a NaN or Inf gradient at step 12 ({MODEL[2]}). "
         "Rolled back to step 10 from memory in 0.2 s and skipped batch 11."
     )
-    assert finding.evidence["step_refused"] is True
+    assert finding.evidence["update_skipped"] is True
     assert finding.evidence["seq"] == 22
 
 

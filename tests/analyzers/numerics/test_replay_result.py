@@ -41,7 +41,7 @@ def found(store: MemoryStore, turn: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("back", "older", "judgement", "says"),
+    ("back", "older", "replay_verdict", "says"),
     [
         (False, None, "transient", "suspect the device of rank 2"),
         (True, True, "batch", "on the state of step 30 too, so suspect the batch"),
@@ -49,10 +49,10 @@ def found(store: MemoryStore, turn: int = 0) -> Any:
         (True, None, "data_or_numerics", "data or numerics"),
     ],
 )
-def test_four_judgements(back: bool, older: bool | None, judgement: str, says: str) -> None:
+def test_four_replay_verdicts(back: bool, older: bool | None, replay_verdict: str, says: str) -> None:
     store = MemoryStore()
     add_replay(store, back=back, older=older)
-    assert found(store).judgement == judgement
+    assert found(store).replay_verdict == replay_verdict
     assert says in found(store).text((2,))
 
 
@@ -79,8 +79,8 @@ def test_each_run_of_a_step_has_its_own_replay() -> None:
     store = MemoryStore()
     add_replay(store, back=True, older=True)
     store.event("replay", rank=0, step=40, wall_ns=9, state="same", came_back=False)
-    assert found(store, turn=0).judgement == "batch"
-    assert [s.judgement for s in (found(store, turn=1),)] == ["batch"], "one rank has a second one, three do not"
+    assert found(store, turn=0).replay_verdict == "batch"
+    assert [s.replay_verdict for s in (found(store, turn=1),)] == ["batch"], "one rank has a second one, three do not"
     assert find_replay(EventLog.load(store, REPLAY_EVENTS), attempt=0, step=41) is None
 
 
@@ -88,9 +88,9 @@ def test_each_run_of_a_step_has_its_own_replay() -> None:
 def test_damaged_events_say_less_and_break_nothing(damaged: dict[str, Any]) -> None:
     store = MemoryStore()
     store.event("replay", rank=0, step=40, state="same", came_back="yes", **damaged)
-    assert found(store).judgement == "transient"
+    assert found(store).replay_verdict == "transient"
     assert found(store).samples == ()
-    assert found(store).evidence()["comes_back"] is False
+    assert found(store).evidence()["is_reproduced"] is False
 
 
 def step_rows(step: int, loss: float, **more: Any) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def test_the_finding_says_whether_it_came_back_and_a_replay_names_whom_nothing_e
     (finding,) = plain(non_finite_values(store, Scope()))
     assert (finding.ranks, finding.status, finding.cause) == ((2,), "fired", "forward")
     assert "A replay repeated it in blocks.3.mlp.up" in finding.summary
-    assert finding.evidence["judgement"] == "batch"
+    assert finding.evidence["replay_verdict"] == "batch"
     assert finding.evidence["origin_samples"] == [812]
 
 

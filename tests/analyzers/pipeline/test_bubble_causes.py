@@ -111,8 +111,8 @@ def test_which_stage_to_lighten_and_by_how_much() -> None:
     )
     bubble = summarise([pipeline], "gpipe")
     assert bubble is not None
-    assert (bubble.heaviest_stage, bubble.lighten_ms) == (2, pytest.approx(48 - 30))
-    assert bubble.lighten_ratio == pytest.approx(18 / 48)
+    assert (bubble.heaviest_stage, bubble.surplus_ms) == (2, pytest.approx(48 - 30))
+    assert bubble.surplus_ratio == pytest.approx(18 / 48)
     assert bubble.work_ms_by_stage == {0: 24, 1: 24, 2: 48, 3: 24}
     assert "Stage 2 has the most work: moving 38 % of it (18 ms per step) away" in bubble.text
     even = gpipe(RANKS, MICROBATCHES)
@@ -120,7 +120,7 @@ def test_which_stage_to_lighten_and_by_how_much() -> None:
     pipeline = Pipeline(ranks=range(RANKS), steps=[calm.idle], splits=[calm], num_microbatches=MICROBATCHES)
     bubble = summarise([pipeline], "gpipe")
     assert bubble is not None
-    assert (bubble.heaviest_stage, bubble.lighten_ms) == (None, 0.0)
+    assert (bubble.heaviest_stage, bubble.surplus_ms) == (None, 0.0)
     assert "Excess" not in bubble.text
 
 
@@ -135,7 +135,7 @@ def test_a_rank_that_becomes_slow_is_no_stage_to_lighten() -> None:
     bubble = summarise([pipeline], "gpipe")
     assert bubble is not None
     assert bubble.imbalance_ratio > 0.05
-    assert (bubble.heaviest_stage, bubble.lighten_ms) == (None, 0.0)
+    assert (bubble.heaviest_stage, bubble.surplus_ms) == (None, 0.0)
 
 
 def test_a_pause_is_in_no_typical_step() -> None:

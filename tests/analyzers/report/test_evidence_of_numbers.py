@@ -128,7 +128,7 @@ def test_the_loss_scale_the_noise_and_the_state_that_was_loaded() -> None:
     assert lines(figure)["scale"] == {30: 1024, 32: 512, 33: 256}
     assert onset(figure) == 30
     course = [{"step": 10, "tokens": 500.0}, {"step": 20, "tokens": 4000.0}]
-    figure = proof(store, "gradient_noise", evidence={"course_tokens": course, "batch_tokens": 100})
+    figure = proof(store, "gradient_noise", evidence={"noise_scale_by_step": course, "batch_tokens": 100})
     assert (lines(figure)["noise scale"], figure.layout.shapes[0].y0) == ({10: 500, 20: 4000}, 100)
     store.add("ranks", [{"attempt": 1, "rank": rank, "wall_ns": 1} for rank in range(3)])
     store.event("resume_differs", attempt=1, rank=2, step=30, parts=["data", "rng"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from analyzers.settings.plan_deviation import against_plan, planned_step_s
+from analyzers.settings.plan_deviation import plan_deviations, planned_step_s
 from tests.analyzers.memory_store import MemoryStore
 
 SIZES = {"all_reduce": 4000, "send": 7}
@@ -27,7 +27,7 @@ def store(num_bytes: int) -> MemoryStore:
 
 
 def told(source: MemoryStore, manifest: dict[str, Any]) -> dict[str, tuple[int, bool]]:
-    return {each.what: (each.measured_bytes, each.as_planned) for each in against_plan(source, manifest)}
+    return {each.what: (each.measured_bytes, each.as_planned) for each in plan_deviations(source, manifest)}
 
 
 def test_what_came_beside_what_was_planned() -> None:

@@ -54,7 +54,7 @@ def test_the_same_fault_is_listed_once_however_it_was_said() -> None:
 def test_open_ones_come_first_and_closed_ones_say_why() -> None:
     lost = finding("rank_lost", "critical", ranks=(1,), first_step=20)
     bad = finding("non_finite", "critical", ranks=(2,), first_step=40, attempt=1, evidence={"restored_step": 30})
-    refused = finding("non_finite", "critical", ranks=(2,), first_step=50, attempt=1, evidence={"step_refused": True})
+    refused = finding("non_finite", "critical", ranks=(2,), first_step=50, attempt=1, evidence={"update_skipped": True})
     passed = finding("straggler", ranks=(0,), first_step=10, attempt=1, evidence={"ongoing": False})
     slow = finding("straggler", ranks=(3,), first_step=60, attempt=1, evidence={"ongoing": True})
     suspect = finding("hang", "warning", "suspect", ranks=(3,), first_step=60, attempt=1)

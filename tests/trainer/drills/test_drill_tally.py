@@ -51,20 +51,20 @@ def test_all_is_well() -> None:
 def test_what_was_not_seen_costs_recall_and_fails() -> None:
     total = tally(GOOD, UNSEEN)
     assert (total.recall, total.right_rank, total.precision, total.failed) == (0.5, 1.0, 1.0, True)
-    assert UNSEEN.trouble == ("nan_grad was not found.",)
+    assert UNSEEN.problems == ("nan_grad was not found.",)
 
 
 def test_the_wrong_rank_costs_right_rank_and_precision() -> None:
     wrong = row(KILL, answers=(answer("kill", right_rank=False),))
     total = tally(GOOD, wrong)
     assert (total.recall, total.right_rank, total.precision, total.failed) == (1.0, 0.5, 0.5, False)
-    assert not wrong.good
+    assert not wrong.passed
 
 
 def test_a_false_alarm_costs_precision() -> None:
     total = tally(GOOD, ALARMED)
     assert (total.recall, total.precision, total.failed) == (1.0, 0.5, False)
-    assert ALARMED.trouble == ("False alarm: rank 3 is slow",)
+    assert ALARMED.problems == ("False alarm: rank 3 is slow",)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_false_alarm_costs_precision() -> None:
 def test_what_did_not_recover_is_counted_and_fails(bad: Row) -> None:
     total = tally(GOOD, bad)
     assert (total.unrecovered, total.failed) == (1, True)
-    assert bad.trouble
+    assert bad.problems
 
 
 def test_nothing_gives_no_ratio() -> None:

@@ -68,11 +68,11 @@ def files_of(path: Path) -> dict[str, int]:
 def test_a_fault_of_a_device_does_not_come_back(runs: Path) -> None:
     before = files_of(runs / "nan")
     found = replayed(runs / "nan", 11, "--format", "json")
-    assert (found["was"], found["comes_back"], found["judgement"]) == ("non_finite", False, "transient")
-    assert (found["state_step"], found["steps_taken_again"], found["batch_index"]) == (8, 2, 10)
+    assert (found["step_kind"], found["is_reproduced"], found["replay_verdict"]) == ("non_finite", False, "transient")
+    assert (found["state_step"], found["steps_recomputed"], found["batch_index"]) == (8, 2, 10)
     assert math.isfinite(found["loss"])
     assert found["num_processes"] == 1
-    assert found["worst_way_ratio"] < 1e-5
+    assert found["max_loss_deviation_ratio"] < 1e-5
     assert not found["data_differs"]
     text = replayed(runs / "nan", 11)
     assert "Verdict Step 11 had NaN or Inf. A replay was clean, so suspect" in " ".join(text.split())
@@ -81,7 +81,7 @@ def test_a_fault_of_a_device_does_not_come_back(runs: Path) -> None:
 
 def test_a_healthy_step_gives_its_loss_again_and_the_retaken_one_is_chosen(runs: Path) -> None:
     found = replayed(runs / "nan", 14, "--format", "json")
-    assert found["was"] == "healthy"
+    assert found["step_kind"] == "healthy"
     assert found["loss"] == pytest.approx(found["loss_recorded"], rel=1e-5)
     assert found["grad_norm"] == pytest.approx(found["grad_norm_recorded"], rel=1e-4)
     assert found["batch_index"] == 13, "no batch was skipped"
@@ -93,7 +93,11 @@ def test_absurd_weights_come_back_on_their_state_only(runs: Path) -> None:
     assert "forward" in text
     assert "all ranks" in text
     found = replayed(runs / "absurd", 2, "--format", "json")
-    assert (found["comes_back"], found["comes_back_when_restored"], found["judgement"]) == (True, False, "weights")
+    assert (found["is_reproduced"], found["is_reproduced_when_restored"], found["replay_verdict"]) == (
+        True,
+        False,
+        "weights",
+    )
     assert found["origin_module"]
     assert found["origin_phase"] == "forward"
     assert found["origin_inputs"]
@@ -105,7 +109,7 @@ def test_absurd_weights_come_back_on_their_state_only(runs: Path) -> None:
 def test_what_is_shared_takes_as_many_processes_as_the_run_had_ranks(runs: Path, run: str) -> None:
     found = replayed(runs / run, 6, "--format", "json")
     assert found["num_processes"] == 2
-    assert (found["was"], found["state_step"], found["steps_taken_again"]) == ("healthy", 4, 1)
+    assert (found["step_kind"], found["state_step"], found["steps_recomputed"]) == ("healthy", 4, 1)
     assert found["loss"] == found["loss_recorded"], "the same computation, to the last bit"
 
 

@@ -119,7 +119,7 @@ def test_a_silent_node_is_reported_once_and_again_when_its_digests_return(
     assert (over.kind, over.status) == ("node_silent", "ok")
     assert heard(silent, closing=True) == [], "a node that closes is not silent"
     (later,) = checked(silent_nodes(store, Scope()))
-    assert later.cause == "heard_again", "a post-mortem reports it all the same"
+    assert later.cause == "reports_again", "a post-mortem reports it all the same"
 
 
 def test_a_node_that_was_cut_off_before_its_first_digest_is_reported(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     manifest: Manifest
-    shards_kept: int  # written by an earlier call
-    was_complete: bool
+    shards_reused: int  # written by an earlier call
+    already_complete: bool
 
 
 def prepare(request: PrepareRequest, *, num_processes: int, on_progress: Callable[[Progress], None]) -> Prepared:
@@ -88,11 +88,13 @@ def prepare(request: PrepareRequest, *, num_processes: int, on_progress: Callabl
     plan = make_plan(sources, tokenizer.facts, options, shard_bytes=request.shard_bytes)
     try:
         with _locked(request.out):
-            was_complete = _claim_folder(request, plan, is_bytes)
-            if was_complete:
+            already_complete = _claim_folder(request, plan, is_bytes)
+            if already_complete:
                 _remove_records(request.out, plan)
                 return Prepared(
-                    manifest=read_manifest(request.out), shards_kept=len(plan.shards), was_complete=was_complete
+                    manifest=read_manifest(request.out),
+                    shards_reused=len(plan.shards),
+                    already_complete=already_complete,
                 )
             setup = WorkerSetup(
                 folder=request.out, plan=plan, tokenizer=BYTES if is_bytes else str(request.out / _TOKENIZER)
@@ -170,7 +172,7 @@ def _write_missing(setup: WorkerSetup, num_processes: int, on_progress: Callable
     write_file(folder / MANIFEST, (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
     fsync_path(folder)
     _remove_records(folder, plan)
-    return Prepared(manifest=manifest, shards_kept=num_kept, was_complete=False)
+    return Prepared(manifest=manifest, shards_reused=num_kept, already_complete=False)
 
 
 def _remove_records(folder: Path, plan: PreparePlan) -> None:

@@ -97,7 +97,7 @@ def test_manifest_has_counts_hashes_and_the_tokenizer(tmp_path: Path) -> None:
     assert (manifest.dtype, manifest.tokenizer["name"], manifest.tokenizer["end_id"]) == ("uint8", "bytes", 0)
     assert shard.tokens_sha256 == hashlib.sha256(b"abc\0de\0").hexdigest()
     assert manifest.largest_token == ord("e")
-    assert prepare_sources(folder, tmp_path / "source.jsonl").was_complete
+    assert prepare_sources(folder, tmp_path / "source.jsonl").already_complete
 
 
 def test_tokens_of_a_document_are_text_whatever_it_holds(tmp_path: Path) -> None:
