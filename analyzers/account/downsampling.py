@@ -3,8 +3,8 @@
     chosen = choose(source, (first, last), num_ranks)
     chosen.ranges               # (first, last, stride) of the steps at which all ranks are to be compared
 
-1. One SQL pass over all rows takes each rank's minimum own time (without waits) in each block of steps, from every
-   fifth step. A single slow step doesn't raise the minimum, a slowdown of a whole block does.
+1. One SQL pass reads every fifth step and takes each rank's minimum own time (without waits) per block of steps. A
+   single slow step doesn't raise the minimum, a slowdown of a whole block does.
 2. It chooses evenly spaced steps, all of the newest steps, and all steps around each change of a rank against the
    others and its own past that exceeds the noise.
 
@@ -29,79 +29,86 @@ from analyzers.source import Source
 __all__ = ["Chosen", "changes", "choose"]
 
 MAX_CELLS = 30_000_000
-"""Pairs of rank and step that one query groups."""
+"""Maximum pairs of rank and step in one query."""
 CHOSEN_ROWS = 4_000_000
-"""Rows to choose, but at least `MIN_STEPS` steps."""
+"""Approximate number of rows to choose; at least `MIN_STEPS` steps are chosen."""
 MIN_STEPS = 1_000
 MAX_BLOCKS = 2_000
-EVERY = 5
+SAMPLED_EVERY = 5
+"""Every fifth step is read in the search for changes."""
+FIRST_STEPS = 20
 NEWEST_STEPS = 300
 AROUND_STEPS = 75
-MAX_EDGES = 6
+MAX_CHANGES = 6
 SIGMAS = 6.0
+"""Size from which a change counts, in robust standard deviations of all changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """`stride`: distance of the evenly spaced steps; `block`: steps over which a rank's minimum was taken."""
+    """The chosen steps."""
 
     ranges: tuple[tuple[int, int, int], ...]
+    """(first, last, stride) of each range."""
     stride: int
+    """Distance of the evenly spaced steps."""
     block: int
+    """Number of steps over which each minimum was taken."""
 
 
 def choose(source: Source, bounds: tuple[int, int], num_ranks: int) -> Chosen:
-    """Look for changes in all steps from the first to the last of `bounds`."""
+    """Choose steps of the run from `bounds[0]` to `bounds[1]`."""
     first, last = bounds
-    block = max(EVERY * 2, -(-(last - first + 1) // MAX_BLOCKS))
-    edges = _edges(source, bounds, num_ranks, block)
-    ranges = _ranges(first, last, edges, max(MIN_STEPS, CHOSEN_ROWS // num_ranks))
-    return Chosen(ranges=tuple(ranges), stride=ranges[1][2], block=block)
-
-
-def _ranges(first: int, last: int, edges: Sequence[int], number: int) -> list[tuple[int, int, int]]:
-    """(first, last, stride) of ranges of steps, about `number` steps in all."""
-    dense = [(max(first, edge - AROUND_STEPS), min(last, edge + AROUND_STEPS), 1) for edge in edges]
+    block = max(SAMPLED_EVERY * 2, -(-(last - first + 1) // MAX_BLOCKS))
+    changed = _changed_steps(source, bounds, num_ranks, block)
+    dense = [(max(first, step - AROUND_STEPS), min(last, step + AROUND_STEPS), 1) for step in changed]
     dense.append((max(first, last - NEWEST_STEPS + 1), last, 1))
+    stride = _stride(first, last, dense, max(MIN_STEPS, CHOSEN_ROWS // num_ranks))
+    ranges = ((first, min(last, first + FIRST_STEPS), 1), (first, last, stride), *dense)
+    return Chosen(ranges=ranges, stride=stride, block=block)
+
+
+def _stride(first: int, last: int, dense: Sequence[tuple[int, int, int]], number: int) -> int:
+    """Distance of the evenly spaced steps, so that with those in `dense` about `number` steps are chosen."""
     left = max(number - sum(high - low + 1 for low, high, _ in dense), number // 3)
     stride = max(1, (last - first + 1) // left)
     while stride > 1 and math.gcd(stride, 10) > 1:  # else periodic work (every 100 steps) is always or never sampled
         stride += 1
-    return [(first, min(last, first + 20), 1), (first, last, stride), *dense]
+    return stride
 
 
-def _edges(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) -> list[int]:
-    """Steps at which a rank changes against the others: the largest changes of all ranks."""
+def _changed_steps(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) -> list[int]:
+    """First steps of the blocks in which a rank changes most against the others."""
     first, last = bounds
     num_blocks = (last - first) // block + 1
-    least = np.full((num_ranks, num_blocks), np.nan, dtype=np.float32)
+    minima = np.full((num_ranks, num_blocks), np.nan, dtype=np.float32)
     num_steps = block * max(1, MAX_CELLS // (num_ranks * block))
     for low in range(first, last + 1, num_steps):
         table = source.query(
             f"SELECT rank, CAST((step - {first}) // {block} AS INTEGER) AS block, "
             f"CAST(min({OWN_WORK}) AS FLOAT) AS own "
-            f"FROM steps WHERE step BETWEEN {low} AND {min(last, low + num_steps - 1)} AND step % {EVERY} = 0 "
+            f"FROM steps WHERE step BETWEEN {low} AND {min(last, low + num_steps - 1)} AND step % {SAMPLED_EVERY} = 0 "
             "AND rank >= 0 AND duration_ns IS NOT NULL GROUP BY ALL"
         )
-        least[np.asarray(table["rank"], dtype=np.int64), np.asarray(table["block"], dtype=np.int64)] = table["own"]
-    return [first + place * block for place in changes(least)]
+        minima[np.asarray(table["rank"], dtype=np.int64), np.asarray(table["block"], dtype=np.int64)] = table["own"]
+    return [first + number * block for number in changes(minima)]
 
 
-def changes(least: npt.NDArray[np.float32]) -> list[int]:
-    """Columns at which a row rises or falls against the median row and its own former level. Pure."""
+def changes(minima: npt.NDArray[np.float32]) -> list[int]:
+    """Blocks in which a rank changes most, relative to the median of the ranks. `minima`: ranks x blocks."""
     with np.errstate(all="ignore"):
-        relative = least / np.nanmedian(least, axis=0, keepdims=True)
+        relative = minima / np.nanmedian(minima, axis=0, keepdims=True)
     relative = np.where(np.isfinite(relative), relative, 1.0).astype(np.float32)
-    steps = np.diff(relative, axis=1)
-    if not steps.size:
+    jumps = np.diff(relative, axis=1)
+    if not jumps.size:
         return []
-    height = np.abs(steps)
-    rows, columns = np.nonzero(height > max(SIGMAS * sigma(steps, center=0.0), SHARED.min_change_ratio))
-    order = np.argsort(-height[rows, columns])
+    size = np.abs(jumps)
+    ranks, blocks = np.nonzero(size > max(SIGMAS * sigma(jumps, center=0.0), SHARED.min_change_ratio))
+    largest_first = np.argsort(-size[ranks, blocks])
     found: list[int] = []
-    for place in columns[order].tolist():
-        if all(abs(place + 1 - other) > 1 for other in found):
-            found.append(place + 1)
-        if len(found) >= MAX_EDGES:
+    for block in (blocks[largest_first] + 1).tolist():
+        if all(abs(block - other) > 1 for other in found):
+            found.append(block)
+        if len(found) >= MAX_CHANGES:
             break
     return sorted(found)
