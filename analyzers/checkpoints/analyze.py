@@ -3,14 +3,14 @@
     saved_checkpoints(store, Scope(manifest=run.manifest()))
     # kinds checkpoint_failed, checkpoint_age; advice checkpoint_cost
 
-* A failed save on disk is reported with its reason, as critical if no later one was good: from then on a failure costs
-  everything since the last good one.
-* Copies at an address (`checkpoint.remote`) that failed are reported where no save on disk did, as a warning: the disk
-  has them.
-* The *age* of the last good checkpoint is counted in steps: more than three of the usual distance between saves
-  means that saving has stopped, whatever the reason.
-* The *cost* is the share of the time for which training stood still for saves, and saves that had to wait because the
-  one before was still being written.
+* A failed save on disk is reported with its reason. It is critical if no later save was good, because a failure of the
+  run would then cost everything since the last good one.
+* A failed copy to an address (`checkpoint.remote`) is reported only if no save on disk failed, as a warning: the disk
+  still has the checkpoint.
+* The *age* of the last good checkpoint is counted in steps. More than three times the usual distance between saves
+  means that saving has stopped.
+* The *cost* is the share of time in which saves stall training, and the number of saves that waited until the previous
+  one was written.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def saved_checkpoints(source: Source, scope: Scope) -> list[Finding]:
     ((newest_step,),) = source.rows("SELECT max(step) FROM steps WHERE duration_ns IS NOT NULL")
     if absent := lacking(source, checkpoints=("tier", "state", "step")):
         if interval == 0 and newest_step:
-            return []  # advice on the configuration
+            return []  # checkpoints are off, on which `settings` advises
         if interval is not None and (newest_step or 0) < interval:
-            return []  # none was due
+            return []  # no save was due yet
         if scope.manifest.get("attached") and not lacking(source, steps=("checkpoint_ns",)):
             return _time_of_saves(source)
         return [_insufficient(not_recorded(absent), missing(absent))]
@@ -88,9 +88,9 @@ def _failed(source: Source, tier: str) -> Finding | None:
     )
     attempt, step, reason = rows[-1]
     is_remote = tier == "remote"
-    of_step = f"at step {step}" if step is not None else "before the first step"
+    at_step = f"at step {step}" if step is not None else "before the first step"
     one, several = ("copy to the address", "copies to the address") if is_remote else ("save", "saves")
-    count = f"{len(rows)} checkpoint {several}" if len(rows) > 1 else f"A checkpoint {one}"
+    what = f"{len(rows)} checkpoint {several} failed, the last one" if len(rows) > 1 else f"A checkpoint {one} failed"
     after = f"A later {one} was good." if later else f"No {one} has been good since."
     return Finding(
         analyzer="checkpoints",
@@ -100,7 +100,7 @@ def _failed(source: Source, tier: str) -> Finding | None:
         first_step=rows[0][1],
         last_step=step,
         cause="failed",
-        summary=f"{count} failed{', the last one' * (len(rows) > 1)} {of_step}: {_short(reason)}. {after}",
+        summary=f"{what} {at_step}: {_short(reason)}. {after}",
         evidence={"num_failed": len(rows), "reason": str(reason or "")[:500], "num_good_since": later, "tier": tier},
         advice="checkpoint-failed",
         attempt=attempt,
@@ -156,31 +156,35 @@ def _cost(source: Source) -> Finding | None:
                count(*) FILTER (state = 'delayed') FROM checkpoints
         """
     )
-    ((stood_s, whole_s, num_attempts),) = source.rows(
+    ((stalled_s, total_s, num_attempts),) = source.rows(
         """
-        SELECT sum(stood), sum(took), count(*) FROM (
-            SELECT median(stood) AS stood, median(took) AS took FROM (
-                SELECT attempt, rank, sum(coalesce(checkpoint_ns, 0)) / 1e9 AS stood, sum(duration_ns) / 1e9 AS took
+        SELECT sum(stalled), sum(took), count(*) FROM (
+            SELECT median(stalled) AS stalled, median(took) AS took FROM (
+                SELECT attempt, rank, sum(coalesce(checkpoint_ns, 0)) / 1e9 AS stalled, sum(duration_ns) / 1e9 AS took
                 FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND rank % ? = 0
                 GROUP BY attempt, rank) GROUP BY attempt)
         """,
         [every_kth_rank(source, "steps")],
     )
     ((num_disk,),) = source.rows("SELECT count(*) FROM checkpoints WHERE tier = 'disk' AND state = 'complete'")
-    if num_saves < SHARED.min_times or not whole_s or not num_attempts:
+    if num_saves < SHARED.min_times or not total_s or not num_attempts:
         return None
-    share = (stood_s or 0.0) / whole_s
-    is_late = num_disk and delayed >= max(SHARED.repeats, SHARED.large_share_ratio * num_disk)
-    if share < SHARED.saving_ratio and not is_late:
+    share = (stalled_s or 0.0) / total_s
+    parts = []
+    if share >= SHARED.saving_ratio:
+        parts.append(f"Saves stall training for {100 * share:.1f} % of the time, {stall_ms or 0:.3g} ms each.")
+    if num_disk and delayed >= max(SHARED.repeats, SHARED.large_share_ratio * num_disk):
+        parts.append(
+            f"{delayed} saves waited for the previous one to be written. The longest write took {took_s or 0:.3g} s."
+        )
+    if not parts:
         return None
-    late = f"{delayed} saves waited for the previous one to be written. The longest write took {took_s or 0:.3g} s."
-    stall = f"Saves stall training for {100 * share:.1f} % of the time, {stall_ms or 0:.3g} ms each."
     return Finding.advise(
         "checkpoints",
         "checkpoint_cost",
-        " ".join([stall] * (share >= SHARED.saving_ratio) + [late] * bool(is_late)),
+        " ".join(parts),
         cause="stall" if share >= SHARED.saving_ratio else "slow",
-        cost_s=round(stood_s or 0.0, 3),
+        cost_s=round(stalled_s or 0.0, 3),
         evidence={
             "stall_ratio": round(share, 4),
             "stall_ms": round(stall_ms or 0.0, 3),
