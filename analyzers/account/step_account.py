@@ -3,10 +3,9 @@
     for account in step_accounts(source):
         account.own_ns["forward_to_backward"], account.waiting_ns, account.transfer_ns, account.not_measured_ns
 
-Own work is by phase and by gap between phases (`time_classes`). Waits are for a late rank or for the transfer itself
-(`wait_split`); a stage of a pipeline that has nothing to do is idle. What no column accounts for was not measured. The
-classes add up to the step whatever was recorded: where the columns of a step claim more than the step took, all of
-them are shortened by the same share.
+Own work is split by phase and by gap between phases (`time_classes`). Waits are for a late rank or for the transfer
+itself (`wait_split`). A pipeline stage without work is idle. Time that no column accounts for was not measured. The
+classes always add up to the step: if the columns of a step add up to more than its duration, all are scaled down.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ class StepAccount:
     waiting_ns: int
     """Waiting for late ranks; includes the transfer if the two cannot be separated."""
     transfer_ns: int | None
-    """None where nothing tells it from waiting."""
+    """None if it cannot be separated from waiting."""
     idle_ns: int | None
-    """A stage of a pipeline without work; None without a recorded pipeline."""
+    """Time of a pipeline stage without work; None without a recorded pipeline."""
     not_measured_ns: int
     """Time that no column accounts for."""
     in_flight_ns: int = 0
-    """Communication was in flight, and nothing tells whether it was hidden behind computing, or behind a late host."""
+    """Communication was in flight, and it is not known what the device did meanwhile: compute, or wait for its host."""
     host_late_ns: int = 0
-    """A GPU waited for its host to enqueue more, and no communication was in flight."""
+    """A GPU waited for its host to enqueue work, and no communication was in flight."""
 
     @property
     def has_phases(self) -> bool:
@@ -57,11 +56,11 @@ class StepAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Shares of the time of all steps that cannot be judged."""
+    """Shares of the total step time that cannot be judged."""
 
     not_measured_ratio: float
     not_compared_ratio: float
-    """Measured, and not compared between ranks: gaps on the host of a GPU."""
+    """Measured but not compared between ranks: gaps on the host of a GPU."""
 
     @property
     def unjudged_ratio(self) -> float:
@@ -72,43 +71,37 @@ class Coverage:
 def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAccount:
     """Put the sums of a rank's steps into classes. Pure.
 
-    1. A pipeline's idle time is what its stage waits for messages in gaps; what is left of it was in gaps without a
-       recorded wait, and then in waits for late ranks.
-    2. All other waits are divided by the share that was for late ranks.
-    3. Of a rank on a GPU without stamps, whose calls were timed, what no column accounts for is divided by
-       `DeviceShares`.
+    1. A GPU without timestamps whose calls were timed: the time that no column accounts for is divided by
+       `DeviceShares`, and all of its waits count as waiting for late ranks.
+    2. The idle time of a pipeline stage is recorded as waiting in gaps between phases. It is taken out of those waits
+       first, then out of gaps without a recorded wait, of unmeasured time, and of waits for late ranks.
+    3. All other waits are divided by the share that was for late ranks.
     """
     own_ns = dict(sums.own_ns)
     waited = sums.waited_in_phases_ns + sums.waited_in_gaps_ns
-    in_flight = 0
-    if shares := split.device.get((attempt, rank)):
+    shares = split.device.get((attempt, rank))
+    if shares is not None:
         own_ns.pop("data", None)  # the host loads while its device works
         rest = sums.duration_ns - sum(own_ns.values()) - waited
         own_ns |= {"data": round(rest * shares.data), DEVICE: round(rest * shares.device)}
-        in_flight = round(rest * shares.in_flight)
+        in_flight, host_late = round(rest * shares.in_flight), 0
         waited += rest - own_ns["data"] - own_ns[DEVICE] - in_flight
     else:
         in_flight = round(sums.late_ns * split.in_flight_ratio.get((attempt, rank), 0.0))
-    host_late = sums.late_ns - in_flight if not shares else 0
+        host_late = sums.late_ns - in_flight
     missing = sums.duration_ns - sum(own_ns.values()) - waited - in_flight - host_late
     idle = round(split.idle_ns[attempt, rank] * sums.num_steps) if (attempt, rank) in split.idle_ns else None
-    late_ratio = split.late_ratio.get((attempt, rank))
-    left = idle or 0
-    taken = min(left, sums.waited_in_gaps_ns)
-    waited, left = waited - taken, left - taken
+    left = idle or 0  # idle time that is not yet taken out of another class
+    in_gaps, left = _reduced(sums.waited_in_gaps_ns, left)
+    waited -= sums.waited_in_gaps_ns - in_gaps
     for gap in GAPS:
-        part = min(left, own_ns.get(gap, 0))
-        if part:
-            own_ns[gap] -= part
-            left -= part
-    part = min(left, missing)
-    missing, left = missing - part, left - part
-    if shares is not None:
-        late_ratio = 1.0  # transfers are in flight, or awaited as the late are
+        if gap in own_ns:
+            own_ns[gap], left = _reduced(own_ns[gap], left)
+    missing, left = _reduced(missing, left)
+    late_ratio = split.late_ratio.get((attempt, rank)) if shares is None else None
     waiting = waited if late_ratio is None else round(waited * late_ratio)
-    transfer = None if late_ratio is None or shares is not None else waited - waiting
-    part = min(left, waiting)
-    waiting, left = waiting - part, left - part
+    transfer = None if late_ratio is None else waited - waiting
+    waiting, left = _reduced(waiting, left)
     return StepAccount(
         attempt=attempt,
         rank=rank,
@@ -122,6 +115,12 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
         in_flight_ns=in_flight,
         host_late_ns=host_late,
     )
+
+
+def _reduced(amount: int, by: int) -> tuple[int, int]:
+    """`amount` less `by`, but not below 0, and the part of `by` that is left."""
+    part = min(by, amount)
+    return amount - part, by - part
 
 
 def step_accounts(source: Source, attempt: int | None = None, since_step: int = 0) -> list[StepAccount]:
