@@ -1,15 +1,15 @@
 """Committed and discarded executions of steps, and the time each rank spent in both.
 
-    for (attempt, rank), spent in step_times(source).items():
-        spent.kept.duration_ns, spent.discarded_ns, spent.first_ns, spent.last_ns
+    for (attempt, rank), times in step_times(source).items():
+        times.kept.duration_ns, times.discarded_ns, times.first_ns, times.last_ns
 
-A step runs again with the same number after a rollback or a restart, which discards its earlier execution. An execution
-is *kept* if its optimizer step was taken and its rank never went back to this step or an earlier one. If a loop doesn't
-record whether it took the optimizer step, it counts as taken. Steps of an attached loop before a restart that does not
-say where it resumed may be kept or discarded: they are summed in `kept`, and `num_open` counts them (`step_numbers`).
+After a rollback or a restart a step runs again with the same number, which discards its earlier execution. An execution
+is *kept* if its optimizer step was taken and its rank never returned to this step or an earlier one. If a loop doesn't
+record whether it took the optimizer step, it counts as taken. If a restart of an attached loop doesn't tell where it
+resumed, the steps before it may be kept or discarded: they are summed in `kept` and counted in `num_open`.
 
-The rank with the most steps shows where the run went back. Only those ranges are sorted for every rank. The rest is
-summed unsorted, and from a very long run only every k-th step is read and weighted by k.
+The rank with the most steps shows which ranges of steps were repeated. Only these are sorted for every rank. The rest
+is summed unsorted; of a very long run only every k-th step is read and weighted by k.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from analyzers.run.records.standstills import before_standstill
 from analyzers.source import Ints, Source, ints
 from probes.tape import event_kinds
 
-__all__ = ["RankTimes", "step_times", "went_back"]
+__all__ = ["RankTimes", "discarded_steps", "step_times"]
 
 MAX_ROWS = 40_000_000
-"""Rows of steps up to which all are summed; above, every k-th step is read."""
+"""Maximum rows of steps that are all summed; of more, every k-th step is read."""
 _MAX_RANGES = 50
-"""Ranges of steps that were run again, for SQL; neighbours are merged if there are more."""
+"""Maximum ranges of repeated steps in a query; neighbours are merged if there are more."""
 _AHEAD = 2
-"""Steps by which other ranks may have been ahead of the rank whose sequence is read."""
+"""Steps by which other ranks may be ahead of the rank whose sequence is read."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankTimes:
-    """One rank in one attempt; times are epoch nanoseconds by its own clock. Unfinished steps are not in the sums."""
+    """One rank in one attempt; times are epoch nanoseconds of its own clock. Unfinished steps are not in the sums."""
 
     first_ns: int = 0
     last_ns: int = 0
@@ -64,7 +64,7 @@ def step_times(
     finished = before_standstill(standstill_ns)
     views = views or whole_views(source)
     numbers = step_numbers(source)
-    repeated = _ranges(went_back(views.histories, numbers))
+    repeated = _ranges(*discarded_steps(views.histories, numbers))
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     stride = max(1, -(-num_rows // MAX_ROWS))
     times: dict[tuple[int, int], RankTimes] = {}
@@ -75,30 +75,30 @@ def step_times(
         ):
             times[attempt, rank] = RankTimes(first_ns=first_ns, last_ns=last_ns)
     for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_sums(repeated, stride, finished, numbers)):
-        place = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
-        place.first_ns, place.last_ns = min(place.first_ns, first_ns), max(place.last_ns, last_ns)
+        one = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
+        one.first_ns, one.last_ns = min(one.first_ns, first_ns), max(one.last_ns, last_ns)
         if kept:
-            place.kept = StepSums.of_row(sums)
-            place.num_open = place.kept.num_steps if numbers.is_open(attempt) else 0
+            one.kept = StepSums.of_row(sums)
+            one.num_open = one.kept.num_steps if numbers.is_open(attempt) else 0
         else:
             discarded = StepSums.of_row(sums)
-            place.num_discarded, place.discarded_ns = discarded.num_steps, discarded.duration_ns
+            one.num_discarded, one.discarded_ns = discarded.num_steps, discarded.duration_ns
     for attempt, rank, start_ns in views.sampled.rows(
         "SELECT attempt, rank, max(start_ns) FROM steps "
         f"WHERE NOT ({finished}) AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
     ):
-        place = times.setdefault((attempt, rank), RankTimes(first_ns=start_ns, last_ns=start_ns))
-        if start_ns >= place.last_ns:  # a step aborted by an exception may be followed by finished ones
-            place.open_ns = start_ns
+        one = times.setdefault((attempt, rank), RankTimes(first_ns=start_ns, last_ns=start_ns))
+        if start_ns >= one.last_ns:  # a step aborted by an exception may be followed by finished ones
+            one.open_ns = start_ns
     return dict(sorted(times.items()))
 
 
-def went_back(source: Source, numbers: StepNumbers | None = None) -> tuple[Ints, Ints]:
-    """Two arrays: steps whose execution was discarded, and the earliest step that the run went back to after each."""
+def discarded_steps(source: Source, numbers: StepNumbers | None = None) -> tuple[Ints, Ints]:
+    """Two arrays: steps whose execution was discarded, and the earliest step to which the run returned after each."""
     numbers = numbers or StepNumbers()
     table = source.query(
         f"""
-        SELECT {numbers.step} AS step, {numbers.line} AS line, coalesce(committed, true) AS committed FROM steps
+        SELECT {numbers.step} AS step, {numbers.lineage} AS lineage, coalesce(committed, true) AS committed FROM steps
         WHERE duration_ns IS NOT NULL AND rank = (
             SELECT rank FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL
             GROUP BY rank ORDER BY count(*) DESC, rank LIMIT 1)
@@ -109,17 +109,17 @@ def went_back(source: Source, numbers: StepNumbers | None = None) -> tuple[Ints,
     if not len(step):
         return step, step
     later = np.full(len(step), np.iinfo(np.int64).max, dtype=np.int64)
-    for line in np.unique(ints(table["line"])):
-        rows = np.flatnonzero(ints(table["line"]) == line)
+    for lineage in np.unique(ints(table["lineage"])):
+        rows = np.flatnonzero(ints(table["lineage"]) == lineage)
         later[rows[:-1]] = np.minimum.accumulate(step[rows][::-1])[::-1][1:]
     discarded: npt.NDArray[np.bool_] = ~committed | (step >= later)
     return step[discarded], np.minimum(step, later)[discarded]
 
 
-def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
-    """Ranges of steps that cover every discarded step and the step that the run went back to."""
+def _ranges(discarded: Ints, returned_to: Ints) -> list[tuple[int, int]]:
+    """Ranges of steps that cover every discarded step and the step to which the run returned."""
     found: list[tuple[int, int]] = []
-    for last, first in sorted(zip(back[0].tolist(), back[1].tolist(), strict=True), key=lambda pair: pair[1]):
+    for first, last in sorted(zip(returned_to.tolist(), discarded.tolist(), strict=True)):
         if found and first <= found[-1][1] + 1:
             found[-1] = (found[-1][0], max(found[-1][1], last + _AHEAD))
         else:
@@ -135,7 +135,7 @@ def _sums(repeated: list[tuple[int, int]], stride: int, finished: str, numbers: 
     number = numbers.step
     in_repeated = " OR ".join(f"{number} BETWEEN ? AND ?" for _ in repeated) or "false"
     later = (
-        f"min({number}) OVER (PARTITION BY rank, {numbers.line} ORDER BY attempt, start_ns "
+        f"min({number}) OVER (PARTITION BY rank, {numbers.lineage} ORDER BY attempt, start_ns "
         "ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
     )
     rows = f"""
@@ -152,35 +152,36 @@ def _sums(repeated: list[tuple[int, int]], stride: int, finished: str, numbers: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNumbers:
-    """Attempts that are not named are of line 0 and count their steps from the first attempt on.
+    """Step numbers that continue over the restarts of a run.
 
-    Hooks count an attached loop's steps from 1 in every process. Only its optimizer tells where a restart went on: its
-    state counts the updates before (event `first_update`). A restart whose optimizer does not say may have loaded all,
-    a part or nothing: it begins a new line of attempts, and of the steps of the lines before it is not known whether
-    they were kept. The trainer's own steps keep their number over restarts: one line.
+    The hooks count an attached loop's steps from 1 in every process. Where a restart resumed is known only from the
+    optimizer, whose state counts the earlier updates (event `first_update`). If it doesn't, the restart may have loaded
+    everything, a part or nothing: it starts a new *lineage* of attempts, and it is not known whether the steps of
+    earlier lineages were kept. The trainer's steps keep their numbers over restarts, so they have one lineage.
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
-    """By attempt: updates before its first step."""
-    lines: Mapping[int, int] = field(default_factory=dict)
+    """Updates before the first step, by attempt; 0 if missing."""
+    lineages: Mapping[int, int] = field(default_factory=dict)
+    """Lineage by attempt; 0 if missing."""
 
     @property
     def step(self) -> str:
-        """SQL: the step's number within its line."""
+        """SQL of the step's number within its lineage."""
         return f"(step + {_case(self.offsets)})" if any(self.offsets.values()) else "step"
 
     @property
-    def line(self) -> str:
-        """SQL: the step's line."""
-        return _case(self.lines) if any(self.lines.values()) else "0"
+    def lineage(self) -> str:
+        """SQL of the step's lineage."""
+        return _case(self.lineages) if any(self.lineages.values()) else "0"
 
     def is_open(self, attempt: int) -> bool:
-        """True if a later line of attempts began, so that it is not known what of this attempt was kept."""
-        return self.lines.get(attempt, 0) < max(self.lines.values(), default=0)
+        """True if a later lineage exists, so that it is not known which steps of this attempt were kept."""
+        return self.lineages.get(attempt, 0) < max(self.lineages.values(), default=0)
 
 
 def step_numbers(source: Source) -> StepNumbers:
-    """The numbers by the events of a run."""
+    """Read the step numbers from the events of a run."""
     if not source.has("events"):
         return StepNumbers()
     table = source.query(
@@ -188,13 +189,13 @@ def step_numbers(source: Source) -> StepNumbers:
         f"FROM events WHERE kind = '{event_kinds.FIRST_UPDATE}' GROUP BY attempt ORDER BY attempt"
     )
     offsets: dict[int, int] = {}
-    lines: dict[int, int] = {}
-    line = 0
+    lineages: dict[int, int] = {}
+    lineage = 0
     for attempt, before in zip(ints(table["attempt"]).tolist(), ints(table["num_before"]).tolist(), strict=True):
         if attempt > 0 and before <= 0:
-            line += 1
-        offsets[attempt], lines[attempt] = max(0, before), line
-    return StepNumbers(offsets=offsets, lines=lines)
+            lineage += 1
+        offsets[attempt], lineages[attempt] = max(0, before), lineage
+    return StepNumbers(offsets=offsets, lineages=lineages)
 
 
 def _case(values: Mapping[int, int]) -> str:
