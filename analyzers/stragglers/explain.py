@@ -41,7 +41,7 @@ def _straggler(finding: Finding) -> str:
     share = ""
     if is_number(caused) and round(caused, 2):
         share = f"caused {percent(caused)} of the waiting in collectives"
-    if not phases:  # known from arrivals alone
+    if not phases:  # phases were not compared, only the order of arrival in collectives
         share = share and f" and {share}"
         return f"It came last into {percent(facts.get('arrives_last_ratio'))} of the collectives{share}."
     where = ""
@@ -57,7 +57,7 @@ def _straggler(finding: Finding) -> str:
 
 
 def _profile(facts: Mapping[str, Any]) -> str:
-    """Operator in which the rank spends the most beyond its peer, by a capture of both."""
+    """The operator with the largest excess over a peer, from a profiler capture of both."""
     operators = facts.get("profile_operators")
     if not isinstance(operators, list) or not operators:
         return ""
@@ -66,7 +66,7 @@ def _profile(facts: Mapping[str, Any]) -> str:
 
 
 def _line(facts: Mapping[str, object]) -> str:
-    """Line of code that the rank is in and its peers are not, by samples of its stacks."""
+    """The line of code in which only this rank was sampled, not its peers."""
     if not facts.get("line"):
         return ""
     share = percent(facts.get("line_share_ratio"))
@@ -103,7 +103,7 @@ _HOST_NEXT = {
 
 def _host_next(finding: Finding) -> str:
     reason, line = str(finding.evidence.get("reason")), finding.evidence.get("line")
-    if reason == REASONS["blocked"] and line:  # there is nothing left to find, and an ended run has no stacks
+    if reason == REASONS["blocked"] and line:  # the stacks are already known
         return f"Look at {line}, where {{rank}} waits: for a lock, a disk, the network or a sleep."
     return _HOST_NEXT.get(reason, _HOST_NEXT[""])
 
@@ -112,22 +112,27 @@ def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     if finding.status == "advice":
         return f"All wait for {rank} where it may log or evaluate for them: do that in fewer steps, or in a thread."
-    place, phase = str(finding.evidence.get("place")), finding.evidence.get("named_phase")
-    where = phase_text(str(phase)) if phase else PLACE_TEXTS.get(place, "")
     return {
-        "compute": f"Look at what the host of {rank} does{where}: its device waits for it there."
-        if finding.evidence.get("late_side") == "host"
-        else f"Give the host of {rank} more cores or fewer processes, then look at what {rank} computes{where}."
-        if finding.evidence.get("reason")  # most of it waits for a core
-        else f"Look at what {rank} computes{where}: most of what it loses is there."
-        if phase or place in _GAPS
-        else f"Check clocks, temperature and other jobs on the device and host of {rank}.",
+        "compute": _compute_next(finding, rank),
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
         "data": f"Check the data loader and the disk on the host of {rank}.",
         "host": _host_next(finding).format(rank=rank),
         "sequence_length": "Balance the tokens per rank (pack or sort sequences by length).",
         "communication": f"Check the network card and the cable of {rank}.",
     }.get(finding.cause, f"Check {rank}.")
+
+
+def _compute_next(finding: Finding, rank: str) -> str:
+    facts = finding.evidence
+    place, phase = str(facts.get("place")), facts.get("named_phase")
+    where = phase_text(str(phase)) if phase else PLACE_TEXTS.get(place, "")
+    if facts.get("late_side") == "host":
+        return f"Look at what the host of {rank} does{where}: its device waits for it there."
+    if facts.get("reason"):  # most of the excess is waiting for a core
+        return f"Give the host of {rank} more cores or fewer processes, then look at what {rank} computes{where}."
+    if phase or place in _GAPS:
+        return f"Look at what {rank} computes{where}: most of what it loses is there."
+    return f"Check clocks, temperature and other jobs on the device and host of {rank}."
 
 
 def _throughput_next(finding: Finding) -> str:
