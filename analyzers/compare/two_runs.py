@@ -1,11 +1,11 @@
-"""Compare two runs: which is better, speed, loss, settings, conditions, phases, account, findings, advice.
+"""Compare two runs: the better one, speed, loss, settings, conditions, phases, goodput, findings, advice.
 
     comparison = compare(Side(source=a, manifest=..., diagnosis=...), Side(source=b, manifest=..., diagnosis=...))
     comparison.sentence             # "B is faster than A: 12.0 % less time per token (...). The losses are ..."
-    comparison.speed.ratio          # time of a token in B over that in A
-    comparison.findings             # a regression, if the interval leaves no doubt
+    comparison.speed.ratio          # B's time per token over A's
+    comparison.findings             # a regression, if its interval excludes 1
 
-It reports differences and their certainty, not which of them caused which.
+It reports differences and their certainty, but no causes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from .loss_change import LossChange, loss_change
 
 __all__ = ["Comparison", "Side", "arguments", "compare"]
 
-_PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
+_PER_RUN = ("run_id", "created_wall_ns", "launcher_pid", "command")
 """Keys of a manifest that differ between any two runs."""
 MAX_SETTINGS = 500
-MAX_VALUE = 200
 SHOWN_SETTINGS = 20
 _NAMED = ("settings", "versions", "conditions", "advice")
 _BY_NAME = ("phases", "validation", "goodput")
@@ -56,37 +55,37 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """A against B. Settings and versions are (name, value in A, value in B); None: not there."""
+    """Run B compared with run A. Differences are (name, value in A, value in B); None: not there."""
 
     run_a: str
     run_b: str
     settings: tuple[Difference, ...]
     versions: tuple[Difference, ...]
     conditions: tuple[Difference, ...] = ()
-    """Ranks, devices, hosts and their load, tokens of a step, memory."""
+    """Ranks, devices, hosts and their load, tokens per step, memory."""
     advice: tuple[Difference, ...] = ()
-    """Advice that either has: (kind, its sentence in A, in B); None: not advised there."""
+    """Advice for either run: (kind, sentence in A, sentence in B); None: not advised there."""
     speed: Change | None
-    """B's time over A's, of a token or a step, with its 95 % interval; None with too few steps."""
+    """B's time per token or step over A's, with its 95 % interval; None with too few steps."""
     phases: Mapping[str, tuple[float | None, float | None]]
-    """Milliseconds of a step's parts, mean over the ranks; `waiting` is for others and for transfers."""
+    """Milliseconds of the parts of a step, mean over the ranks; `waiting` is for other ranks and for transfers."""
     main_difference: str = ""
-    """Ranks and parts in which most of the difference of a step lies; empty where none explain it."""
+    """Ranks and parts that explain most of the difference per step; empty if none do."""
     loss: LossChange | None
     """None with fewer than 20 common steps."""
     only_a: tuple[Finding, ...]
-    """Findings of A that B does not have: of the same kind, cause and ranks."""
+    """Findings of A without one of the same kind, cause and ranks in B."""
     only_b: tuple[Finding, ...]
     both: tuple[Finding, ...]
-    """Findings of both, as B has them."""
+    """Findings of both runs, in B's version."""
     validation: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     """Last and lowest validation loss of both; empty where neither was evaluated."""
     goodput: Mapping[str, tuple[float | None, float | None]]
     """Shares of the wall time."""
     shortcomings: tuple[str, str] = ("", "")
-    """Why A, and B, is not called better: not finished, or a critical finding that the other has not."""
+    """Reasons not to call A, and B, better: it did not finish, or has a critical finding that the other lacks."""
     findings: tuple[Finding, ...]
-    """Findings of the comparison: a regression of B's speed, if its interval excludes none."""
+    """Findings of the comparison itself: a regression of B's speed, if its interval excludes 1."""
 
     @property
     def sentence(self) -> str:
@@ -115,7 +114,7 @@ class Comparison:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
-        """The fields under their names, as plain values: `settings` as {name, a, b}, `phases` as {name: {a, b}}."""
+        """The fields by name as plain values: `settings` as {name, a, b}, `phases` as {name: {a, b}}."""
         return {
             "run_a": self.run_a,
             "run_b": self.run_b,
@@ -131,7 +130,7 @@ class Comparison:
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Everything that differs between two runs; what one of them did not record is None."""
+    """Compare two runs; what one of them did not record is None."""
     times_a, times_b = step_times(a.source), step_times(b.source)
     speed = between(times_a, times_b) if times_a is not None and times_b is not None else None
     slower = regression(speed) if speed is not None else None
@@ -148,7 +147,7 @@ def compare(a: Side, b: Side) -> Comparison:
             *(_flat(side.manifest.get("config")) | arguments(side.manifest) for side in (a, b)),
         ),
         shortcomings=(shortcoming(a.diagnosis, b.diagnosis), shortcoming(b.diagnosis, a.diagnosis)),
-        versions=_differences(_flat(_lasting(a.manifest)), _flat(_lasting(b.manifest))),
+        versions=_differences(_flat(_versions(a.manifest)), _flat(_versions(b.manifest))),
         conditions=conditions(
             Run(source=a.source, facts=a.diagnosis.run, times=times_a),
             Run(source=b.source, facts=b.diagnosis.run, times=times_b),
@@ -168,7 +167,7 @@ def compare(a: Side, b: Side) -> Comparison:
 
 
 def _names(a: Diagnosis, b: Diagnosis) -> tuple[str, str]:
-    """The runs' names; two that started in one second, in two folders, may have the same."""
+    """Names of the runs; two that started in the same second, in different folders, may share one."""
     name_a, name_b = (str(one.run.get("run_id") or letter) for one, letter in ((a, "A"), (b, "B")))
     return (f"{name_a} (A)", f"{name_b} (B)") if name_a == name_b else (name_a, name_b)
 
@@ -178,7 +177,7 @@ def _key(finding: Finding) -> tuple[object, ...]:
 
 
 def _equal_tokens(a: StepTimes | None, b: StepTimes | None) -> bool:
-    """False only where both say how many tokens a step has, and these differ."""
+    """Return False only if both runs record their tokens per step and these differ."""
     before, after = (tokens_of_step(times) for times in (a, b))
     return before is None or after is None or abs(after - before) <= SHARED.min_change_ratio * before
 
@@ -189,12 +188,13 @@ def _advice(a: Diagnosis, b: Diagnosis) -> tuple[Difference, ...]:
     return tuple((key[0], advised_a.get(key), advised_b.get(key)) for key in keys)
 
 
-def _lasting(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in manifest.items() if key != "config" and key not in _PASSING}
+def _versions(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest without the configuration, and without what differs between any two runs."""
+    return {key: value for key, value in manifest.items() if key != "config" and key not in _PER_RUN}
 
 
 def _flat(value: Any) -> dict[str, str]:
-    """Dotted names and their values as text."""
+    """Flatten nested settings to {dotted name: value as text}."""
     flat: dict[str, str] = {}
 
     def walk(prefix: str, item: Any, depth: int) -> None:
@@ -205,7 +205,7 @@ def _flat(value: Any) -> dict[str, str]:
                 walk(f"{prefix}.{key}" if prefix else str(key), inner, depth + 1)
         else:
             text = item if isinstance(item, str) else json.dumps(item, default=str)
-            flat[prefix[:MAX_VALUE]] = text[:MAX_VALUE]
+            flat[prefix[:MAX_VALUE_CHARS]] = text[:MAX_VALUE_CHARS]
 
     walk("", value if isinstance(value, Mapping) else {}, 0)
     return flat
@@ -236,9 +236,9 @@ def _validation(a: Source, b: Source) -> dict[str, tuple[float | None, float | N
 
 
 def arguments(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments of a script's command as settings: options by name, and the positional ones in order.
+    """Parse a script's command line into settings: options by name, positional arguments joined in order.
 
-    Empty for the trainer, whose settings are recorded.
+    Empty for the trainer, which records its settings.
     """
     command = manifest.get("command")
     if not manifest.get("attached") or not isinstance(command, list):
