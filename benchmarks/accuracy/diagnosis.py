@@ -155,7 +155,7 @@ def _compare(outcome: Outcome, expected: Expected, findings: Sequence[Finding], 
         {key: value for key, value in finding.to_json().items() if key in _KEPT} for finding in findings
         if finding.status in ("fired", "suspect") or finding.status == "insufficient_data"
     ]  # fmt: skip
-    outcome.insufficient = any(f.status == "insufficient_data" and f.kind == expected.told for f in findings)
+    outcome.insufficient = any(f.status == "insufficient_data" and f.kind == expected.insufficient for f in findings)
     alarms = [finding for finding in fired if finding.kind in ALARMS and finding.kind not in _MEASURES]
     outcome.seen = bool(alarms) or any(finding.kind in expected.kinds for finding in fired)
     of_kind = [finding for finding in fired if finding.kind in expected.kinds]
@@ -218,7 +218,7 @@ def print_mistake(outcome: Outcome) -> None:
     """Print the mistakes of a run, with the options that reproduce it; nothing if all was right."""
     o, expected = outcome, EXPECTED[outcome.fault]
     named = expected.is_clean or (o.cause and o.place)
-    good = named and not (o.wrong or o.error or o.contradiction) and (not expected.told or o.insufficient)
+    good = named and not (o.wrong or o.error or o.contradiction) and (not expected.insufficient or o.insufficient)
     if good or not offered(expected):
         return
     again = f"--device {o.device} --fault {o.fault} --index {o.index} --seed {o.seed} --ranks {o.num_ranks}"

@@ -98,8 +98,8 @@ def print_table(summary: dict[str, Any]) -> None:
             continue
         tail = f"  {row['errors']} errors" if row["errors"] else ""
         if row["clean"]:
-            told = f"  {row['insufficient']} say what is missing" if EXPECTED[name].told else ""
-            print(f"{head} {row['seen']:5} {'':37} {row['wrong']:5}{told}{tail}")
+            missing = f"  {row['insufficient']} say what is missing" if EXPECTED[name].insufficient else ""
+            print(f"{head} {row['seen']:5} {'':37} {row['wrong']:5}{missing}{tail}")
             continue
         low, high = wilson(row["kind"], row["runs"])
         recall = f"{row['kind'] / row['runs']:.2f} ({low:.2f}-{high:.2f})"

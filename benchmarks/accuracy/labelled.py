@@ -3,8 +3,8 @@
     scenario, ranks = make(Case(fault="hang", seed=0, index=3))
     EXPECTED["hang"].causes
 
-Written from the list of faults (F1 to F48), not from what analyzers look for; names of kinds and causes are the
-analyzers' own.
+The labels follow from the list of faults (F1 to F48), not from what the analyzers do; only the names of kinds and
+causes are those of the analyzers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
 RANKS = (*[8] * 40, *[16] * 30, *[32] * 20, *[64] * 7, 128, 256, 1024)
 ANY, ONE, MEMBERS, SIDE, NOBODY = "any", "one", "members", "side", "nobody"
-"""Ranks that a finding must name: any; exactly the rank; none outside a pair, group or node; the rank, or both of two
-ranks that contradict each other without a majority; no rank (or all that took part)."""
+"""Ranks that a finding must name. ANY: any. ONE: exactly the faulty rank. MEMBERS: none outside the pair, group or
+node. SIDE: the faulty rank, or both of two ranks that contradict each other without a majority. NOBODY: none or all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expected findings of a fault. `also`: kinds that are true as well (consequences) and are not counted."""
+    """Expected findings of a fault. `also`: kinds that may follow from it and are not counted."""
 
     ids: str
     kinds: tuple[str, ...] = ()
@@ -39,8 +39,8 @@ class Expected:
     steps: bool = False
     places: tuple[str, ...] = ()
     """Phases or gaps, one of which the finding must name."""
-    told: str = ""
-    """Kind of which a finding must report that its input is missing."""
+    insufficient: str = ""
+    """Kind that a finding must report as not judged for lack of records."""
 
     @property
     def is_clean(self) -> bool:
@@ -93,7 +93,7 @@ EXPECTED: dict[str, Expected] = {
     "slow_node": Expected(ids="F15", causes=("node", "host", *_COMPUTE), ranks=MEMBERS, layouts=_WIDE, **_SLOW),
     "core_taken": Expected(ids="F15", causes=("host",), **_SLOW),
     "slow_data": Expected(ids="F16", causes=("data",), **_SLOW),
-    # Slow ranks outside phases: in each gap, by the collector, in batches that the loop makes itself.
+    # Slow ranks outside phases: in each gap, by garbage collection, in batches that the loop makes itself.
     **{f"slow_{gap}": Expected(ids="F15", causes=("compute", "host"), places=(gap,), **_SLOW) for gap in GAPS},
     "slow_hand_made_batch": Expected(ids="F16", causes=("compute", "host"), places=("after_optimizer",), **_SLOW),
     "collections": Expected(ids="F15", causes=("host",), places=("after_optimizer",), **_SLOW),
@@ -121,7 +121,7 @@ EXPECTED: dict[str, Expected] = {
     "bit_flip_shard": Expected(
         ids="F28", kinds=("fingerprint_chain_broken",), layouts=("fsdp", "fsdp_tp", "pp_fsdp"),
     ),
-    # No fault, or none of a rank. Replicas and shards are checked in these runs, too.
+    # No fault, or none of a rank. These runs also check replicas and shards.
     "clean": Expected(ids="-"),
     "clean_quiet": Expected(ids="-"),
     "clean_busy": Expected(ids="-"),
@@ -130,12 +130,12 @@ EXPECTED: dict[str, Expected] = {
     "uneven_sequences": Expected(ids="F21", layouts=_DATA_PARALLEL, also=("imbalance",)),
     "clock_skew": Expected(ids="F40"),
     "clock_step_back": Expected(ids="F40"),
-    "missing_collectives": Expected(ids="7.", told="exposed_communication"),
-    "missing_spans": Expected(ids="7.", told="records"),
-    "missing_steps": Expected(ids="7.", told="straggler"),
-    "missing_ranks": Expected(ids="7.", told="records"),
+    "missing_collectives": Expected(ids="7.", insufficient="exposed_communication"),
+    "missing_spans": Expected(ids="7.", insufficient="records"),
+    "missing_steps": Expected(ids="7.", insufficient="straggler"),
+    "missing_ranks": Expected(ids="7.", insufficient="records"),
 }  # fmt: skip
-"""By fault; `ids` are those of the list of faults (7.: what issue 5 says of missing data)."""
+"""By fault; `ids` are those of the list of faults (7.: missing data)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class Case:
     ranks: int = 0
     with_prefixes: bool = True
     device: str = "cpu"
-    """`cuda`: the run as ranks on GPUs would record it."""
+    """`cuda`: the records that ranks on GPUs would write."""
 
 
 def make(case: Case) -> tuple[Scenario, list[int]]:
@@ -277,10 +277,10 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
             return replace(short, steps=40, fault=Fault(kind=name, **at)), [rank]
         case "inf_activation" | "nan_grad" | "overflow":
             last = layout.coordinates()["pp"] == layout.pp - 1
-            if name == "inf_activation":  # where it is made is where it must be named, also in a pipeline
+            if name == "inf_activation":  # must be found where it is made, also in a pipeline
                 at["rank"] = rank = int(rng.choice(np.flatnonzero(last)))
-            made_it = everyone if name == "overflow" else [rank]  # a sum belongs to no rank
-            return replace(long, steps=step + 8, fault=Fault(kind=name, **at)), made_it
+            culprits = everyone if name == "overflow" else [rank]  # a sum belongs to no rank
+            return replace(long, steps=step + 8, fault=Fault(kind=name, **at)), culprits
         case "bad_batch":
             data = layout.width // layout.tp
             only = int(rng.integers(data)) if rng.random() < 0.3 and data <= 4 else -1
@@ -303,7 +303,7 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
 def _in_gap(
     scenario: Scenario, rng: np.random.Generator, rank: int, step: int, *, kind: str, gap: str, by_hand: bool = False
 ) -> tuple[Scenario, list[int]]:
-    """A rank that is slow between phases, asleep or computing, from the start or later."""
+    """Scenario of a rank that is slow between phases, asleep or computing, from the start or later."""
     begin = 1 if rng.random() < 0.3 else step
     factor, asleep = float(rng.uniform(1.08, 1.5)), bool(rng.random() < 0.5)
     fault = Fault(kind=kind, what=gap, rank=rank, step=begin, factor=factor, asleep=asleep)

@@ -1,9 +1,9 @@
-"""`rankscope train` on the nodes of a Ray cluster: one launcher a node, each with all of its GPUs.
+"""Run `rankscope train` on the nodes of a Ray cluster: one launcher per node, with all GPUs of that node.
 
     ray job submit --working-dir . -- python ray_job.py train.toml --job gpt-1 --nodes 2 --ranks 8
 
-The runs of a job are in the folder of its name, on storage that all nodes share: a job that is submitted again goes on
-there, a new job needs a new name.
+The runs of a job are in the folder `--runs`/`--job`, which must be on shared storage. A job that is submitted again
+under the same name resumes from its newest run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def address() -> str:
 
 
 @ray.remote(max_retries=0)
-def launch(words: list[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "rankscope", "train", *words], check=False).returncode
+def launch(arguments: list[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "rankscope", "train", *arguments], check=False).returncode
 
 
 def main() -> int:
@@ -35,31 +35,33 @@ def main() -> int:
     parser.add_argument("config")
     parser.add_argument("--job", required=True)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=8, help="ranks a node")
-    parser.add_argument("--gpus", type=int, default=8, help="GPUs a node")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks per node")
+    parser.add_argument("--gpus", type=int, default=8, help="GPUs per node")
     parser.add_argument("--runs", type=Path, default=Path("/runs"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     ray.init(ignore_reinit_error=True)
-    group = placement_group([{"CPU": 1, "GPU": asked.gpus}] * asked.nodes, strategy="STRICT_SPREAD")
+    group = placement_group([{"CPU": 1, "GPU": options.gpus}] * options.nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready())
-    places = [
+    on_node = [
         {
             "num_cpus": 1,
-            "num_gpus": asked.gpus,
+            "num_gpus": options.gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node),
         }
-        for node in range(asked.nodes)
+        for node in range(options.nodes)
     ]
-    head = ray.get(address.options(**places[0]).remote())
-    runs = asked.runs / asked.job
-    what = (
-        ["--resume", str(runs / "latest")] if (runs / "latest").exists() else [asked.config, "--set", f"run.dir={runs}"]
-    )
-    where = ["--nnodes", str(asked.nodes), "--nproc-per-node", str(asked.ranks), "--rdzv-endpoint", f"{head}:{PORT}"]
+    head = ray.get(address.options(**on_node[0]).remote())
+    runs = options.runs / options.job
+    if (runs / "latest").exists():
+        arguments = ["--resume", str(runs / "latest")]
+    else:
+        arguments = [options.config, "--set", f"run.dir={runs}"]
+    arguments += ["--nnodes", str(options.nodes), "--nproc-per-node", str(options.ranks)]
+    arguments += ["--rdzv-endpoint", f"{head}:{PORT}"]
     codes = ray.get(
         [
-            launch.options(**places[node]).remote([*what, *where, "--node-rank", str(node)])
-            for node in range(asked.nodes)
+            launch.options(**on_node[node]).remote([*arguments, "--node-rank", str(node)])
+            for node in range(options.nodes)
         ]
     )
     return max(codes)
