@@ -1,10 +1,10 @@
-"""The rules of log lines: data in `rules/*.toml`, checked when they are loaded.
+"""Rules that classify log lines: data in `rules/*.toml`, checked when loaded.
 
     for rule in load_rules():
         rule.kind, rule.literals      # "watchdog_timeout", (b"Watchdog caught collective operation timeout",)
 
-A rule names literals that a line must contain (one of them), a pattern for the fields in it, the role of such a line
-in a verdict, and the place where the wording comes from.
+A rule has literals, one of which a line must contain; a pattern for the fields in the line; the role of such a line in
+a verdict; and the source of the wording.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "Role",
     "Rule",
     "cause_of",
-    "goes_on",
+    "continues",
     "is_claim",
     "load_rules",
     "most_specific",
@@ -34,8 +34,9 @@ __all__ = [
 Role = Literal[
     "root", "victim", "hang", "death", "kernel", "outside", "numerics", "nccl", "hint", "context", "exception"
 ]
-"""root: names its own cause. victim: died of another rank. hang: a call did not end. death: how a process ended.
-kernel: the host's kernel or its scheduler says so. outside: ended from outside. hint, context: explains others."""
+"""root: names its own cause. victim: failed because another rank did. hang: a call did not end. death: how a process
+ended. kernel: reported by the host's kernel or scheduler. outside: ended from outside. numerics, nccl: an error of that
+domain. exception: a Python exception. hint, context: explains other lines."""
 Block = Literal[
     "",
     "traceback",
@@ -57,7 +58,7 @@ FOLDER = Path(__file__).with_name("rules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One kind of line. `requires`: another literal that must stand in the same line. `block`: lines that follow."""
+    """One kind of line. `requires`: a second literal that it must contain. `block`: how following lines are read."""
 
     kind: str
     role: Role
@@ -68,12 +69,12 @@ class Rule:
     requires: str = ""
     block: Block = ""
     is_general: bool = False
-    """Other rules that match the same line and name the cause come first."""
+    """Other rules that match the same line and name a cause take precedence."""
 
 
 @cache
 def load_rules() -> tuple[Rule, ...]:
-    """All rules. Raises ValueError for one that cannot be used, with its file."""
+    """Load all rules. Raises ValueError with the file and the rule that is wrong."""
     found = [_TRACEBACK, _ERROR_FILE, _RAISED]
     for path in sorted(FOLDER.glob("*.toml")):
         with path.open("rb") as file:
@@ -127,7 +128,7 @@ _RAISED = Rule(
 
 
 def cause_of(text: str) -> Rule | None:
-    """The rule with a cause that a text (the message of an exception) falls under, the most specific one."""
+    """Return the most specific rule with a cause that matches a text (the message of an exception)."""
     text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have broken the lines
     blob = text.encode()
     rules, index = _with_causes()
@@ -137,13 +138,13 @@ def cause_of(text: str) -> Rule | None:
 
 
 def _specificity(rule: Rule, line: bytes) -> tuple[bool, int]:
-    """Specificity of a rule for a line: no general wording, then its longest literal. (False, 0): not in the line."""
+    """Sort key: specific rules before general ones, then by the longest literal. (False, 0): no literal in the line."""
     length = max((len(literal) for literal in rule.literals if literal in line), default=0)
     return (not rule.is_general and length > 0, length)
 
 
 def most_specific(rules: Sequence[Rule | None], line: bytes) -> Sequence[Rule | None]:
-    """A line has one cause: of several rules that name one, the most specific rule's."""
+    """Keep only the most specific of several rules that name a root cause, because a line has one cause."""
     roots = [rule for rule in rules if rule is not None and rule.role == "root"]
     if len(roots) < 2:
         return rules
@@ -168,17 +169,18 @@ def rules_by_literal() -> tuple[tuple[bytes, ...], tuple[Rule, ...], LiteralInde
 
 
 _CLAIMS = ("root", "victim", "hang", "death", "outside", "kernel", "numerics", "nccl", "exception")
-"""Roles of lines that say that something happened."""
+"""Roles of lines that report something that happened."""
 _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
-"""A log level below error, after which the program goes on."""
+"""A log level below error, after which the program continues."""
 _LEVEL_REACH = 160
-_GOES_ON = re.compile(
+"""Characters at the start of a line in which its level is searched."""
+_CONTINUES = re.compile(
     r"\b(?:will ignore|ignor(?:ing|ed)|fall(?:s|ing)? back|retrying|trying (?:again|\d+|another|the next)|next try|"
     r"retry loop|will (?:retry|try again)|(?:going|goes|carr(?:y|ies|ying)) on|continu(?:es|ed|ing)|proceeding|"
     r"skipp(?:ing|ed)|(?<!be )recovered|cached copy|using no|instead(?! of))\b",
     re.IGNORECASE,
 )
-"""How a program says of an error that it goes on without what failed, or once more."""
+"""Wordings of a program that continues after an error, without what failed or with another try."""
 _ATTEMPT = re.compile(
     r"\b(?:attempt|try|retry(?:ing)?|trial):? ?[#(]?(\d{1,4}) ?(?:/|of|out of) ?(\d{1,4})", re.IGNORECASE
 )
@@ -186,24 +188,24 @@ _FAILED = re.compile(
     r"(?<!on_)(?<!expected )(?:error|exception|fail(?:ed|s|ure)?|fatal|critical|crashed|could not|cannot|unable)\b",
     re.IGNORECASE,
 )
-"""Words of a failure that has happened: what stands behind one is a claim, whatever the sentence says further."""
+"""Words for a failure that has happened. A cause after one is a claim, whatever else the sentence says."""
 _HINT_BEFORE = re.compile(
     # a condition at the beginning of a clause, or below what would then be done
     r"(?:^|[,;:(>*-])\W*(?:\w+ )?(?:if|when(?:ever)?|in (?:case|the event)|should|unless|once)\b(?! (?:you )?did)|"
     r"\b(?:will|would|shall|helps?|works?)\b[^,;]{0,60}\b(?:if|when(?:ever)?|with)\b|"
-    # what is meant to be avoided, and what may follow: of the past, a hedge explains ("may be caused by")
+    # what is to be avoided, and what may follow; about the past a hedge explains a failure ("may be caused by")
     r"\b(?:to|and|helps?|helping|please) (?:avoid|prevent|work around|debug|diagnose|mitigate|survive)\b|"
     r"\b(?:survives?|tolerates?|handles?|checks? (?:for|of)|checking for|probing for|disables?|enables?)\b|"
     r"\b(?:may|might|can|could|would|will|likely to)\b(?! not\b)(?: \w+)? "
     r"(?:cause|lead|result|trigger|produce|raise|give|end|run|crash|fail|hit|see|encounter|throw)s?\b|"
-    # a reference, a question, and what was told beforehand
+    # a reference, an expected failure, a denial
     r"\b(?:see|read|refer to|consult) (?:the |our |also )*"
     r"(?:faq|docs?|documentation|entry|section|issues?|guide|wiki|manual)\b|"
     r"\b(?:is|are|was|were) expected\b|\bexpected (?:failures?|errors?)\b|\busage(?: note)?:|"
     r"\b(?:no|without|never|zero) (?:\w+ ){0,2}$|\b0 (?:of|out of|/) ?\d+\b[^,;]*$",
     re.IGNORECASE,
 )
-"""Words before a cause in its sentence that make it a condition, a purpose, a possibility, a reference or a denial."""
+"""Words before a cause that make it a condition, a purpose, a possibility, a reference or a denial."""
 _HINT_AFTER = re.compile(
     r"[^.:,;]{0,40}\b(?:is|are) expected\b|\W*\.{2,3}\s*(?:ok|no|none|not found|passed)\b|"
     r"(?:s| (?!rank|gpu|device|step|iter|node|worker|process|epoch|pid|id\b)\w+)?[\"']?\s*[:=]\s*"
@@ -218,7 +220,7 @@ _CODE = re.compile(
     r"(?:except|elif|if|while|for|with|def|class)\b.*:\s*(?:#.*|\w[\w.]*\(.*|\w+ = .*)?$|"
     r"raise \w[\w.]*\(|assert .*,|return\b.*\(|print\(|log(?:ger|ging)?\.\w+\(|warnings\.warn\()"
 )
-"""A line of a program's text: of a source file, or of a frame of a traceback."""
+"""A line of source code, from a file or a traceback."""
 _KEY = re.compile(r"[^\"'{}\[\]]{0,60}([\"'])\s*:")
 _ITEM = re.compile(r"[^\"'{}\[\]]{0,60}[\"']\s*[,\]]")
 _WORDS = re.compile(r"(?:\w+, ?){2,}$")
@@ -226,8 +228,9 @@ _SAYS = re.compile(r"(?:msg|message|text|reason|what|status|state|detail)\W*$", 
 _PAIRS = re.compile(r"\b[a-z_][\w.]*\s*[:=]\s*[^\s,]+,\s")
 
 
-def goes_on(text: str, begin: int, rule: Rule) -> bool:
-    """Return True if a line is of a level below error, or says that its program goes on or tries again."""
+def continues(text: str, begin: int, rule: Rule) -> bool:
+    """Return True if a line has a log level below error, or says that its program continues or tries again."""
+    # The head of a traceback has a level, but no wording.
     is_line = rule.role in ("root", "exception") and rule.block != "traceback"
     if (is_line or rule.kind == "error_line" or rule.role == "exception") and _LEVEL.search(
         text[begin : begin + _LEVEL_REACH]
@@ -236,15 +239,15 @@ def goes_on(text: str, begin: int, rule: Rule) -> bool:
     if not is_line and rule.role not in ("victim", "nccl"):
         return False
     if (attempt := _ATTEMPT.search(text)) is not None:
-        return int(attempt[1]) < int(attempt[2])  # nothing follows the last one
-    return _GOES_ON.search(text) is not None
+        return int(attempt[1]) < int(attempt[2])  # after the last attempt there is no other
+    return _CONTINUES.search(text) is not None
 
 
 def is_claim(text: str, begin: int, rule: Rule) -> bool:
-    """Return True if a line says that what it names happened.
+    """Return True if a line reports that what it names has happened.
 
-    It does not where its cause is part of a condition, an advice, a question or a denial, counted zero times, a key or
-    an item of settings, or in a line of a program's text. Other sentences of the line do not count.
+    It does not if the literal is part of a condition, advice, a question, a denial, a count of zero, a setting or a
+    line of source code. Only the sentence with the literal is examined.
     """
     if rule.role not in _CLAIMS or rule.block not in ("", "raised", "terminate"):
         return True
@@ -270,13 +273,15 @@ def is_claim(text: str, begin: int, rule: Rule) -> bool:
 
 
 def _is_setting(before: str, after: str) -> bool:
-    """Return True for a key, or one of several items, of settings or metrics that are printed."""
+    """Return True if the literal is a key or an item of printed settings or metrics."""
     opened = max(before.rfind("{"), before.rfind("["))
     if _FAILED.search(before[: opened + 1] if opened >= 0 else before):
         return False
     is_inside = opened >= 0 and max(before.rfind("}"), before.rfind("]")) < opened
+    # {"oom_error": 3} and ["oom_error", "timeout"]
     if is_inside and (_KEY.match(after) or (before[opened] == "[" and _ITEM.match(after))):
         return True
+    # lr: 0.1, steps: 5, "oom_error" without a "message:" before it; timeout, nan, oom_error
     return (len(_PAIRS.findall(before)) > 1 and before[-1:] in ("'", '"') and not _SAYS.search(before)) or (
         _WORDS.search(before) is not None and after[:1] in (",", "")
     )

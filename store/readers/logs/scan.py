@@ -44,7 +44,7 @@ from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import CHUNK_BYTES, is_endless, plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
-from store.readers.logs.rules import Rule, goes_on, is_claim, most_specific, rules_by_literal
+from store.readers.logs.rules import Rule, continues, is_claim, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
 from store.readers.logs.timestamps import Clock
 from store.readers.untrusted.external_files import SourceError, modified_ns, unpacked
@@ -325,7 +325,7 @@ class _Scan:
             self._steps_before[number] = len(self.log.steps)
         # A level in a log collector's prefix is not the level of the line.
         is_collected = any("DEBUG" in one.pattern for one in self._constant) and "WARN" not in text[: prefix.length]
-        if goes_on(text, prefix.length if is_collected else 0, rule):
+        if continues(text, prefix.length if is_collected else 0, rule):
             fields.setdefault("is_warning", 1)
         event = LogEvent(
             kind=rule.kind,
