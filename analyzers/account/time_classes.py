@@ -1,14 +1,15 @@
-"""Classes of a step's time as SQL over a row of `steps`: the one place that knows which columns make up which class.
+"""Classes of step time as SQL over a row of `steps`. Only this module knows which columns make up which class.
 
     source.rows(f"SELECT rank, median({own('forward')}) / 1e6, median({WAITED}) / 1e6 FROM steps GROUP BY rank")
 
-*Own work* is a phase or a gap between phases without its waits, *waiting* is what the rank was blocked for in
-collectives and messages, and what no column accounts for was *not measured*: NULL, never 0. Waits inside checkpoints
-and evaluations belong to those. On a GPU that was stamped all times are the device's, and the part of own work in which
-it waited for its host is *late*. All in nanoseconds, none negative. `step_account` sums them and makes them add up.
+*Own work* is the time of a phase, or of a gap between phases, without waits. *Waiting* is the time in which the rank
+was blocked in collectives and point-to-point calls. Time that no column accounts for was *not measured*: NULL, never 0.
+Waits inside checkpoints and evaluations count as part of these. With device timestamps (`stamped_steps`) all times are
+those of the GPU, and the part of own work in which it waited for its host is *late*. All values are nanoseconds and
+never negative. `step_account` sums them up and makes them add up to the step.
 
-`greatest` and `least` of DuckDB pass over NULL: `greatest(NULL, 0)` is 0. Over a hundred million rows an expression
-with a `coalesce` in each place takes 2.5 times as long.
+DuckDB's `greatest` and `least` ignore NULL: `greatest(NULL, 0)` is 0. With `coalesce` instead, a query over a hundred
+million rows takes 2.5 times as long.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ OWN_PHASES = ("data", *COMPUTE_PHASES)
 """Phases in which every rank does the same kind of work. One rank may evaluate or save for all."""
 _WITH_WAIT = (*OWN_PHASES, *GAPS)
 _IN_EVERY_STEP = ("checkpoint", "evaluate")
-"""Known by the host where a step was not stamped."""
+"""Phases that the host times in every step, with or without device timestamps."""
 
 
 def _waited(place: str) -> str:
-    """Part of a phase or gap blocked in collectives; 0 where none was recorded."""
+    """SQL of the time blocked in collectives in a phase or gap; 0 if not recorded."""
     return f"least(greatest({place}_wait_ns, 0), greatest({place}_ns, 0))"
 
 
 def own(place: str) -> str:
-    """SQL of the rank's own work in a phase or gap; NULL where it was not recorded."""
+    """SQL of the rank's own work in a phase or gap; NULL if not recorded."""
     return f"CASE WHEN {place}_ns IS NOT NULL THEN {_own_or_0(place)} END"
 
 
@@ -47,40 +48,40 @@ def _own_or_0(place: str) -> str:
 
 
 def total(places: Iterable[str]) -> str:
-    """SQL of the own work of several phases and gaps; of those that were recorded."""
-    return _unless_left_out(" + ".join(map(_own_or_0, places)))
+    """SQL of the own work in several phases and gaps, as far as recorded."""
+    return _unless_unstamped(" + ".join(map(_own_or_0, places)))
 
 
-def _unless_left_out(sql: str) -> str:
-    """NULL in a step whose times on a GPU are left to the stamped ones: else it would read as a step without work."""
+def _unless_unstamped(sql: str) -> str:
+    """NULL in a GPU step without timestamps where other steps have them: it would look like a step without work."""
     return f"CASE WHEN stamped_steps = 0 THEN NULL ELSE ({sql}) END"
 
 
 def late(place: str) -> str:
-    """SQL of the part of the own work in a phase or gap in which a GPU waited for its host; 0 where not stamped."""
+    """SQL of the part of the own work in a phase or gap in which a GPU waited for its host; 0 without timestamps."""
     return f"least(greatest({place}_late_ns, 0), {_own_or_0(place)})" if place in _WITH_WAIT else "0"
 
 
 _IN_PLACES = " + ".join(f"greatest({place}_ns, 0)" for place in (*PHASES, *GAPS))
 _HAS_GAPS = f"{GAPS[0]}_ns IS NOT NULL"
 _WAITED_IN_PHASES = "(" + " + ".join(_waited(phase) for phase in OWN_PHASES) + ")"
-_BEYOND = (  # without gaps, whatever the step waited beyond its phases was between them
+_WAITED_BEYOND = (  # without recorded gaps, all waits outside of phases were between them
     f"least(greatest(collective_wait_ns - {_WAITED_IN_PHASES}, 0), greatest(duration_ns - ({_IN_PLACES}), 0))"
 )
-_WAITED_IN_GAPS = f"CASE WHEN {_HAS_GAPS} THEN {' + '.join(_waited(gap) for gap in GAPS)} ELSE {_BEYOND} END"
-WAITED = _unless_left_out(f"{_WAITED_IN_PHASES} + {_WAITED_IN_GAPS}")
+_WAITED_IN_GAPS = f"CASE WHEN {_HAS_GAPS} THEN {' + '.join(_waited(gap) for gap in GAPS)} ELSE {_WAITED_BEYOND} END"
+WAITED = _unless_unstamped(f"{_WAITED_IN_PHASES} + {_WAITED_IN_GAPS}")
 OWN_WORK = f"nullif({total((*OWN_PHASES, *GAPS))}, 0)"
-"""Own work of a step except checkpoints and evaluations; NULL where nothing of it was recorded."""
+"""Own work of a step except checkpoints and evaluations; NULL if none was recorded."""
 TRAINING = "greatest(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0), 0)"
-"""The step without checkpoints and evaluations."""
+"""Step time without checkpoints and evaluations."""
 GAPS_WORK = f"CASE WHEN {_HAS_GAPS} THEN {total(GAPS)} END"
-"""Own work between phases; NULL where it was not recorded."""
+"""Own work between phases; NULL if not recorded."""
 NOT_MEASURED = f"greatest(duration_ns - {total((*PHASES, *GAPS))} - {WAITED}, 0)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
-    """Sums of the columns over some steps of a rank, nanoseconds: never longer than the steps."""
+    """Sums over steps of one rank, nanoseconds; together never longer than the steps."""
 
     num_steps: int = 0
     duration_ns: int = 0
@@ -89,7 +90,7 @@ class StepSums:
     waited_in_phases_ns: int = 0
     waited_in_gaps_ns: int = 0
     late_ns: int = 0
-    """A GPU waited for its host; no part of the own work here."""
+    """Time in which a GPU waited for its host; not part of `own_ns`."""
 
     @classmethod
     def of_row(cls, values: Sequence[float | None]) -> StepSums:
@@ -106,10 +107,14 @@ class StepSums:
 
 
 def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (), weight: str = "1") -> str:
-    """Query of the sums of `StepSums`, after the columns `group_by` and `more`, over finished rows of `steps`.
+    """Query of the columns `group_by`, `more` and those of `StepSums` over `steps`, a query of finished steps.
 
-    `more`: (min, max or count, column). Where a GPU stamps every N-th step only, the stamped ones stand for the time of
-    the others, but for checkpoints and evaluations, which every step has.
+    `more`: (min, max or count, column). `weight`: SQL of the number of steps for which a row stands.
+
+    1. If the columns of a step add up to more than its duration, they are scaled down to it (`fit`).
+    2. Steps are summed separately with and without device timestamps (`stamp`).
+    3. If a GPU has timestamps in every N-th step only, their sums are scaled up to the time of all steps (`stands`).
+       Checkpoints and evaluations are not scaled, because every step records them.
     """
     lates = {place: late(place) for place in _WITH_WAIT}
     places = {place: f"{own(place)} - {late(place)}" if place in lates else own(place) for place in (*PHASES, *GAPS)}

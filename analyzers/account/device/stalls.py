@@ -1,11 +1,11 @@
-"""Stalls of a stamped GPU, split by cause with the calls of all members.
+"""Stalls of a GPU with timestamps, split by cause with the help of the collectives of all ranks.
 
     for part in stall_parts(source, attempt=0):
         part.rank, part.step, part.exposed_ns, part.late_ns, part.host_ns, part.host_in_flight_ns
 
-A stall of the compute stream is waiting for a late member as far as it overlaps the time in which the kernel of one of
-the rank's calls spun for the last member: its duration beyond the shortest among the members. The rest is transfer. If
-a device waited for its host while communication was in flight, it is not known which of the two held it up.
+A kernel of a collective spins until the last member joins: this is its duration beyond the shortest among the members.
+Where a stall of the compute stream overlaps that time, the device waited for a late member; elsewhere it waited for the
+transfer. If a device waited for its host while communication was in flight, the two causes cannot be told apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StallParts(NamedTuple):
 
 
 def stall_parts(source: Source, attempt: int, *, since_step: int = 0, every: int = 1) -> list[StallParts]:
-    """By rank and step, for every k-th step; empty without stalls, or without the calls needed to split them."""
+    """Stalls of every k-th step by rank and step; empty without stalls, or without the calls needed to split them."""
     if missing_tables(source, "device_stalls") or lacking(source, collectives=("issue_ns", "end_ns", "seq")):
         return []
     rows = source.rows(
