@@ -1,12 +1,12 @@
-"""One analysis: a question to the records of a run, and the kinds of findings that answer it.
+"""An analysis: a function from the records of a run to findings, with the kinds that it can report.
 
     ANALYSES = (Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),)
 
     FILES = FileAnalysis(format="inspector", kind="straggler", read=read_inspector_job, run=late_ranks, facts=facts)
 
-Each package of `analyzers` lists its own in `analyze.ANALYSES`; `diagnose` and `live` run them all. What it asks of
-files that other programs wrote is in the modules that `analyze.OF_FILES` names, imported where there are such files. An
-analysis that fails costs its own findings (`insufficient_data`, of its first kind), never those of the others.
+Each package of `analyzers` lists its analyses in `analyze.ANALYSES`; `diagnose` and `live` run them all. Analyses of
+other programs' files are in the modules that `analyze.OF_FILES` names, imported only for such files. If an analysis
+fails, it alone is reported as `insufficient_data`, under its first kind.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ if TYPE_CHECKING:
 __all__ = ["Analysis", "FileAnalysis", "Records", "analyses", "file_analyses", "our_analyses", "plugin_analyses"]
 
 Records = Literal["all", "sampled", "compared", "histories"]
-"""Which steps of a run of hundreds of millions of rows it reads: all, all ranks at even distances, all ranks where one
-changes against the others, or some ranks whole (`analyzers.account.long_run`)."""
+"""Steps that an analysis reads of a run with hundreds of millions of rows: all; sampled: all ranks in evenly spaced
+steps; compared: all ranks in the steps where one changes; histories: all steps of some ranks (`account.long_run`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """A question to the records of a run."""
+    """An analysis of the records of a run."""
 
     kinds: tuple[str, ...]
-    """Kinds that it can report; the first one is what it is not sure of when it fails."""
+    """Kinds that it can report; the first is reported as `insufficient_data` if it fails."""
     run: Callable[[TypedSource, Scope], list[Finding]]
     records: Records = "all"
     live: Literal["never", "each_tick", "periodic"] = "never"
     """How often `watch` runs it on a live run; `periodic` for analyses that cost more and need several new steps."""
     advises: bool = False
-    """True if `watch` reports its advice once, after first steps that show it (`analyzers.settings.live_advice`)."""
+    """True if `watch` reports its advice once, after steps that show it (`analyzers.settings.live_advice`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAnalysis:
-    """A question to the files of one format, which say less than the records of a run: most have no clock."""
+    """An analysis of files of one format, which have less than a run's records: most have no clock."""
 
     format: Format
     kind: str
-    """Kind of finding that it is not sure of when it fails."""
+    """Kind that is reported as `insufficient_data` if it fails."""
     read: Callable[[Survey], Any]
-    """Rows of the files, joined by rank. What cannot be read is listed in its argument."""
+    """Read the files into rows, joined by rank. Files that cannot be read are listed in its argument."""
     run: Callable[[Any], list[Finding]]
-    """Findings over the rows; `insufficient_data` where there are none."""
+    """Find problems in the rows; `insufficient_data` if there are no rows."""
     facts: Callable[[Any], dict[str, Any]]
     what_if: Callable[[Any], WhatIf | None] = lambda rows: None
 

@@ -5,7 +5,8 @@
     diagnosis.verdict          # "Rank 3 has been slow since step 60: +19 ms of compute per step (1.28x)."
     diagnosis.fired            # findings of problems: open ones first, the worst of them on top
 
-An analysis that fails loses only its own findings: they become one `insufficient_data`, with the error.
+`analyzers.analysis` collects the analyses from `ANALYSES` of each `analyzers/<package>/analyze.py`. If one fails, its
+findings become one `insufficient_data` with the error; the others are not affected.
 """
 
 from __future__ import annotations
