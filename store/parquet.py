@@ -4,9 +4,9 @@
 
     lake/rankscope/table=steps/run=demo/date=2026-11-21/attempt=0/part-0.parquet
 
-Each `table=...` is a separate data set with one schema; many runs lie side by side in it, and a run that is exported
-again replaces its own files. `date` is the day (UTC) on which the run was made. The place is a folder or any URL of
-fsspec. Columns, units and NULLs are those of docs/schema.md; a column that is a partition is not in the files.
+Each `table=...` is a data set with one schema for many runs; exporting a run again replaces its files. `date` is the
+day (UTC) on which the run was created. The target is a folder or any URL of fsspec. Columns, units and NULLs are those
+of docs/schema.md, except that partition columns are not in the files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _PART = "part-0.parquet"
 
 
 class ParquetError(Exception):
-    """Files that cannot be written; the text is one line."""
+    """Files cannot be written; the message is one line."""
 
 
 class Batches(Protocol):
-    """The part of a store that is used here."""
+    """The methods of a store that are used here."""
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 
@@ -42,7 +42,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """One file that was written."""
+    """One written file."""
 
     path: str
     num_rows: int
@@ -72,7 +72,7 @@ def write_tables(
                 done.append(_written(files, path, batches))
     except OSError as error:
         raise ParquetError(f"{place}: cannot be written ({error.strerror or error}): choose another --out") from error
-    except ValueError as error:  # a URL of an unknown kind
+    except ValueError as error:  # a URL with an unknown scheme
         raise ParquetError(f"{place}: {error}") from error
     return done
 

@@ -4,8 +4,8 @@
         columns = store.query("SELECT step, duration_ns FROM steps WHERE rank = ? ORDER BY step", [3])
         np.median(columns["duration_ns"])
 
-Every table of the schema is there, empty if it was not recorded. Keep the connection for a short time: as long as it is
-open, the writer's ticks wait (they lose nothing).
+Every table of the schema exists, empty if it was not recorded. Close the store soon: while it is open, `watch` cannot
+write. Nothing is lost; it writes later.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Store:
     ) -> None:
         self._connection = connection
         self._name = name
-        self._file = file or name  # what is named where it is damaged
+        self._file = file or name  # named in errors about damage
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
         self._scratch = scratch
         self._copies = dict(copies or {})  # relation that a session replaces -> the table that holds it
@@ -82,14 +82,14 @@ class Store:
         spills: bool = False,
         threads: int | None = None,
     ) -> Store:
-        """The store of a run, live or dead.
+        """Open the store of a run, live or dead. Raises StoreError.
 
-        With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose job
-        that is; with `reads_on` then, too, into a temporary copy. If all ranks have ended and the watch has not left
-        within `catch_up.FINAL_POLL_S`, the tapes are read without it. Where the run's folder cannot be written, it goes
-        into a temporary copy. Without it, `node` reads the store of one node alone, so that no writer of another node
-        waits. `memory_bytes` bounds what queries may take; with `spills` they continue in a temporary folder beyond
-        it. `threads`: of DuckDB, all cores unless given. Raises StoreError.
+        `catch_up`: first ingest records that are on the tapes but not in the store (into a temporary copy if the run's
+        folder is read-only). If a `watch` is running, this is left to it, but not longer than `catch_up.FINAL_POLL_S`
+        after all ranks have ended. `reads_on`: ingest beside a running `watch` too, into a temporary copy. `node`:
+        without `catch_up`, open the store of this node alone, so that no other node's writer waits. `memory_bytes`:
+        DuckDB's memory limit; with `spills` larger queries continue in a temporary folder. `threads`: DuckDB's threads,
+        all cores by default.
         """
         with contextlib.ExitStack() as scratch:
             paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on) if catch_up else run.stores()
@@ -99,8 +99,8 @@ class Store:
             try:
                 connection = connect_attached(_named(paths), wait_s=wait_s, threads=threads)
             except StoreCorruptError:
-                # DuckDB leaves a file and a log that do not match where a writer was killed in a checkpoint. To catch
-                # up again removes such a log, or makes the store from the tapes.
+                # A writer that is killed during a checkpoint of DuckDB leaves a log that does not match its file.
+                # Catching up again removes the log, or rebuilds the store from the tapes.
                 if not catch_up:
                     raise
                 paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on)
@@ -123,7 +123,7 @@ class Store:
         return cls(connect_foreign(path, wait_s=wait_s), str(path))
 
     def query(self, sql: str, params: Params = None) -> dict[str, npt.NDArray[Any]]:
-        """The result's columns as plain numpy arrays, never masked ones. Raises StoreError.
+        """Return the result's columns as plain numpy arrays, never masked ones. Raises StoreError.
 
         NULL is NaN in a number column (integers with a NULL become float64, exact up to 2^53: take differences of
         times in SQL), None in a text, list, JSON or bool column (dtype object), NaT in a timestamp. To tell a NULL
@@ -133,22 +133,22 @@ class Store:
         return {name: _plain(values) for name, values in found.items()}
 
     def rows(self, sql: str, params: Params = None) -> list[tuple[Any, ...]]:
-        """The result's rows as tuples of Python values, None for NULL. Raises StoreError."""
+        """Return the result's rows as tuples of Python values, None for NULL. Raises StoreError."""
         found: list[tuple[Any, ...]] = self._execute(sql, params, "fetchall")
         return found
 
     def batches(self, sql: str, params: Params = None, *, batch_rows: int = 100_000) -> Any:
-        """The result as an iterator of pyarrow's record batches, for what is too large for the memory. Raises
-        StoreError; ImportError without pyarrow."""
+        """Iterate over the result in pyarrow record batches, for results larger than memory. Raises StoreError, and
+        ImportError without pyarrow."""
         import duckdb
 
-        try:  # a relation is computed as it is read; what `execute` returns would be in memory whole
+        try:  # a relation is computed while it is read; a result of `execute` would be in memory at once
             return self._connection.sql(sql, params=params).to_arrow_reader(batch_rows)
         except duckdb.Error as error:
             raise self._translated(error) from error
 
     def session(self, **relations: str) -> Store:
-        """A second session on the same files, in which each named relation is the result of a query of this one.
+        """Open a second session on the same files, in which each named relation is replaced by the result of a query.
 
             few = store.session(steps="SELECT * FROM steps WHERE step % 100 = 0")
             few.rows("SELECT count(*) FROM events, main.steps")     # every hundredth step, however it is named
@@ -178,7 +178,7 @@ class Store:
         return session
 
     def interrupt(self) -> None:
-        """End the query that another thread runs: it raises StoreError there."""
+        """Interrupt the query of another thread, where it raises StoreError."""
         self._connection.interrupt()
 
     def typed(self, sql: str, params: Params = None, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
@@ -187,7 +187,7 @@ class Store:
 
     @property
     def damage(self) -> StoreCorruptError | None:
-        """The first damage of a file that a query found; None if there was none so far."""
+        """The first damaged file that a query found; None so far."""
         found = (store.damage for store in self._sessions)
         return self._damage or next((damage for damage in found if damage), None)
 
@@ -196,7 +196,7 @@ class Store:
         return table in self.tables() and table not in self._stand_ins
 
     def tables(self) -> tuple[str, ...]:
-        """Sorted names of all tables and views, as of the first call."""
+        """Return the sorted names of all tables and views, as of the first call."""
         if self._tables is None:  # on a live run analyzers call this some twenty times a second
             names = self.rows(
                 "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
@@ -206,7 +206,7 @@ class Store:
         return self._tables
 
     def close(self) -> None:
-        """Close the connection and the sessions made of it; writers may go on."""
+        """Close the connection and its sessions, so that writers can continue."""
         for session in self._sessions:
             session.close()
         self._connection.close()

@@ -122,7 +122,7 @@ class LiveTapes:
 
     @property
     def has_closed_well(self) -> bool:
-        """Every rank of the attempt was on this node and has closed, and nothing was reported of a failure."""
+        """True if all ranks of the attempt ran on this node and have closed, and no failure was reported."""
         attempt = self._attempt
         return not attempt.has_failed and 0 < attempt.num_ranks == len(attempt.closed)
 

@@ -39,9 +39,9 @@ logger = logging.getLogger("rankscope.watch")
 ORPHAN_GRACE_S = 10.0
 """Seconds to wait for a run without live processes or `run_ended`: between attempts all ranks are gone."""
 QUIET_S = 2.0
-"""Seconds of silence from which the newest records are judged; at most half of the shortest hang threshold."""
+"""Seconds without records after which hangs are judged; at most half of the shortest hang threshold."""
 NEWS_S = 20.0
-"""Seconds for which records are judged after a rank's end: the launcher reports how it died seconds later."""
+"""Seconds after a rank's end in which records are judged: the launcher reports only seconds later how it died."""
 
 
 class StandstillLoop:
@@ -74,7 +74,7 @@ class StandstillLoop:
         self._refused: Verdict | None = None
 
     def tick(self) -> None:
-        """Do one round. After a failed one, the next reads the newest records again: memory may hold only a part."""
+        """Do one round. After an error the newest records are read again: memory may hold only a part of them."""
         try:
             self._round()
         except Exception:
@@ -109,7 +109,9 @@ class StandstillLoop:
 
     def _has_stepped(self) -> bool:
         """Return True if a rank of this node has finished a step of the attempt."""
-        source = self._tapes.source(all_nodes=self._judges_all)  # the view that is judged: others cost another read
+        source = self._tapes.source(
+            all_nodes=self._judges_all
+        )  # the same view as in `_findings`: another one would be read separately
         sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
         placed = [*self._tapes.placed]
         return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0
@@ -134,8 +136,8 @@ class StandstillLoop:
 
     @property
     def _judges_all(self) -> bool:
-        """Return True to judge the tapes of all nodes in this folder: this watch has no leader, or the other nodes
-        continue in an attempt without this one."""
+        """True if the tapes of all nodes in this folder are judged here: this watch has no leader, or the other nodes
+        started an attempt without this node."""
         if self._job is None:
             return True
         if self._job.leads:
@@ -168,7 +170,7 @@ class StandstillLoop:
 
     @property
     def _is_quiet(self) -> bool:
-        """True if no rank of this node records, as in a job that hangs."""
+        """True if no rank of this node has recorded for half of the hang threshold."""
         return self._tapes.quiet_s >= self._floor_s / 2
 
     def _confirms(self, verdict: Verdict) -> bool:

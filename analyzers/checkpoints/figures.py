@@ -29,7 +29,7 @@ _PARTS = (
 
 
 def saved(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Each save: how long it took and for how long training stood still."""
+    """Duration of each save, and the time for which it stalled training."""
     if missing_tables(source, "checkpoints"):
         return
     table = source.query(
@@ -59,7 +59,7 @@ def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
     )
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE duration_ns IS NOT NULL")
     if first is not None and last > first:
-        # Where a line bends: just before and at each save.
+        # The age is piecewise linear: its corners are just before and at each save.
         at = np.unique(np.clip([first, last, *good, *(step - 1 for step in good)], first, last))
         place = np.searchsorted(good, at, side="right")
         since = at - np.where(place > 0, np.array([0, *good])[place], 0)
@@ -77,13 +77,13 @@ def waterfall(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _saves(saves: Mapping[str, Any]) -> Figure:
-    """A point per save and measure; failed ones are crosses, those that had to wait are open triangles."""
+    """Points of durations and stalls; failed saves are crosses, saves that had to wait are open triangles."""
     figure = new_figure(height=320, x="step", y="milliseconds")
     step = ints(saves["step"])
     tier, state = (np.asarray(saves[name], dtype=object).astype(str) for name in ("tier", "state"))
-    for column, of, name, colour, symbol in _PARTS:
+    for column, of_tier, name, colour, symbol in _PARTS:
         values = floats(saves[column])
-        rows = np.flatnonzero((tier == of) & np.isfinite(values) & (state != "failed"))
+        rows = np.flatnonzero((tier == of_tier) & np.isfinite(values) & (state != "failed"))
         if len(rows):
             figure.add_scatter(
                 x=step[rows], y=values[rows], mode="markers", name=name,
@@ -103,7 +103,7 @@ def _saves(saves: Mapping[str, Any]) -> Figure:
 
 
 def _age(step: Ints, since: Floats, *, due: float | None = None) -> Figure:
-    """Steps that a failure would cost, at each step; `due`: the distance between saves that was asked for."""
+    """Steps that a failure would cost, at each step. `due`: the configured distance between saves."""
     figure = new_figure(height=260, x="step", y="steps since the last good save", showlegend=False)
     add_line(figure, step, since, name="age", colour=SEQUENCE[0])
     mark_limit(figure, None if due is None else (due, f"due every {due:g} steps"))

@@ -26,5 +26,5 @@ class FailurePolicy:
     days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours per GPU."""
 
     def knows_rate(self, num_failures: int) -> bool:
-        """Return False after one or two failures; after none the assumed rate is used."""
+        """Return False after one or two failures, too few for a rate; without failures the assumed rate is used."""
         return not 0 < num_failures < SHARED.min_times

@@ -3,14 +3,14 @@
     findings = communication(store, Scope())       # kinds exposed_communication, low_bandwidth, small_buckets
 
 1. `account.device.exposure` separates exposed from overlapped communication. The share of exposed transfers is always
-   reported, and is advice from `SHARED.cost_ratio` of the step. Waiting for late ranks is left to the stragglers.
+   reported; from `SHARED.cost_ratio` of the step on it is advice. Waiting for late ranks belongs to the stragglers.
 2. `bandwidth` compares each operation, size and group with the fastest of the run. A mesh dimension whose large
    messages are slower than those of another one by `SHARED.clear_factor` is advice: its links are slower.
 3. Gradient buckets are too small if their latency exceeds the time to move their bytes, and merging them would save
    `SHARED.saving_ratio` of the step.
 
-The findings here are about how the run was set up. Faults are found elsewhere: a group slower than its peers is a slow
-link (`link_search`, kind straggler), and transfers that slow down in all groups reduce the throughput.
+These findings are about the setup of the run. Faults are found elsewhere: a group slower than its peers is a slow link
+(`link_search`, kind straggler), and transfers that become slower in all groups are a drop of the throughput.
 """
 
 from __future__ import annotations

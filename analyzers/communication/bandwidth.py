@@ -1,14 +1,14 @@
-"""Bandwidth of collectives: transfer time and bus bandwidth by operation, group and size, relative to the fastest.
+"""Transfer time and bus bandwidth of collectives by operation, group and size, relative to the fastest.
 
     for call in call_classes(source, attempt=0):
         call.op, call.process_group, call.num_bytes, call.bus_gb_per_s, call.relative_bandwidth_ratio
 
-* The last member to enter a call has the shortest time in it: the transfer, without waiting. If earlier calls of the
-  group are still in flight, the call is timed from their end, because they occupy the link until then.
+* The last member to enter a call does not wait in it: its time, the shortest of all members, is the transfer time. If
+  earlier calls of the group are still in flight, the call is timed from their end, because they occupy the link.
 * *Bus bandwidth* makes operations and group sizes comparable: the bytes that a ring sends over each link, divided by
   the transfer time. The bytes are 2 (N - 1) / N of the data for an all_reduce, and (N - 1) / N for an all_gather,
   reduce_scatter or all_to_all. A ring is as fast as its slowest link, so the hardware bounds this value, not N.
-* The reference is the class of the run with the highest median: what the machine can do.
+* The reference is the class with the highest bus bandwidth in the run: what the machine can do.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from analyzers.wording import group_text
 __all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
 
 MAX_CALLS = 2_000_000
-"""Rows of collectives up to which all are read; above, every k-th step."""
+"""Maximum rows of collectives that are all read; of more, every k-th step is read."""
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
-"""Bytes over each link of a ring, relative to the recorded bytes, which are the rank's input: for an all_gather 1 / N
+"""Bytes over each link of a ring, relative to the recorded bytes. These are the rank's input, for an all_gather 1 / N
 of the data."""
 _COLUMNS = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
 
@@ -64,11 +64,12 @@ class CallClass:
     @property
     def text(self) -> str:
         """Operation, size and group as text."""
-        size = self.num_bytes
-        amount = (
-            f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB" if size >= 2**10 else f"{size} B"
-        )
-        return f"{self.op} of {amount} in {group_text(self.process_group)}"
+        size = f"{self.num_bytes} B"
+        if self.num_bytes >= 2**20:
+            size = f"{self.num_bytes / 2**20:.3g} MiB"
+        elif self.num_bytes >= 2**10:
+            size = f"{self.num_bytes / 2**10:.3g} KiB"
+        return f"{self.op} of {size} in {group_text(self.process_group)}"
 
 
 def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = (), limit: int = 1_000) -> list[CallClass]:
@@ -131,5 +132,5 @@ def call_columns(
 
 
 def latency_ms(small: CallClass, best_gb_per_s: float) -> float:
-    """Transfer time of a call beyond that of its bytes at the best bandwidth (ms)."""
+    """Transfer time of a call (ms) beyond the time that its bytes take at the best bandwidth."""
     return max(0.0, small.transfer_ms - small.bus_bytes / (best_gb_per_s * 1e6))

@@ -1,13 +1,13 @@
-"""Say which of two runs is better, in two or three sentences: speed first, then the loss.
+"""State which of two runs is better, in two or three sentences: speed first, then the loss.
 
     answer("before", "after", speed, loss)
     # "after is better than before. It takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses are
     #  bitwise identical in 60 steps."
 
 A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
-called better. A run with a shortcoming (`shortcoming`: it did not finish, it alone has a critical
-finding) or that trains another model may be called faster or lower in loss, but never better. If the runs have
-different numbers of tokens per step, the loss at equal steps does not count.
+called better. A run may be called faster or lower in loss, but not better, if it has a `shortcoming` (it did not
+finish, or it alone has a critical finding) or trains another model. The loss at equal steps does not count if the runs
+differ in tokens per step.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def answer(
     run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = "",
     against_either: str = "",
 ) -> str:  # fmt: skip
-    """Return which run is better and why. `against_a` and `against_b` are shortcomings of one run, `against_either` is
-    a reason to call neither better."""
+    """Return which run is better and why. `against_a` and `against_b`: shortcomings of that run. `against_either`: a
+    reason to call neither better."""
     # +1: B wins, -1: A wins, 0: undecided.
     by_speed = 0 if speed is None else int(speed.high < 1) - int(speed.low > 1)
     by_loss = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
@@ -107,9 +107,9 @@ def loss_sentence(loss: LossChange | None) -> str:
 
 
 def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
-    """A clause without a subject on what the run has that the other has not; "" if there is nothing.
+    """Return a clause, without a subject, on the shortcomings that only `run` has; empty if none.
 
-    What both runs have decides nothing between them. An end that is not recorded is none that failed.
+    A run whose end was not recorded does not count as failed.
     """
     found = []
     mine, others = (str(one.run.get("ended") or "") for one in (run, other))

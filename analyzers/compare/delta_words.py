@@ -1,10 +1,10 @@
-"""One run against a baseline in a few words: whether it is slower, whether it learns worse, and how sure that is.
+"""Compare a run with its baseline in a few words: slower or not, worse loss or not, and how certain that is.
 
     words = delta_words(comparison)         # compare(baseline, run)
     words.speed       # "slower: takes 12.0 % more time per token (95 % interval 10.0 to 14.0 %)"
     words.loss        # "no clear difference: 0.004 higher, noise 0.02"
 
-A difference whose interval or noise allows for none is never called one.
+A difference within its interval or noise is never called a difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaWords:
-    """Sentences without a subject: the run against the baseline."""
+    """Phrases whose subject is the run, compared with the baseline."""
 
     speed: str
     loss: str
@@ -32,7 +32,7 @@ class DeltaWords:
 
 
 def delta_words(comparison: Comparison) -> DeltaWords:
-    """The differences in words; "not known" where one of the runs did not record enough."""
+    """Describe the differences; "not known" if one of the runs did not record enough."""
     return DeltaWords(
         speed=_speed(comparison.speed), loss=_loss(comparison.loss), findings=_findings(comparison),
         settings=_named([name for name, _, _ in comparison.settings], "the same"),

@@ -1,4 +1,4 @@
-"""Two loss curves at equal steps: the difference at their end, its noise, and where they diverge.
+"""Compare two loss curves at equal steps: their difference at the end, its noise, and where they diverge.
 
 change = loss_change(a, b)
 change.difference, change.noise, change.first_different_step
@@ -27,7 +27,6 @@ class LossChange:
     """Standard error of the difference, from the step-to-step changes of both curves."""
     first_different_step: int | None
     """First step at which the losses are not bitwise identical; None if they always are."""
-
     is_real: bool
     """True if the difference exceeds the noise."""
     equal_tokens: bool = True
@@ -55,11 +54,12 @@ def loss_change(a: Source, b: Source, *, equal_tokens: bool = True) -> LossChang
     steps = sorted(losses_a.keys() & losses_b.keys())
     if len(steps) < 20:
         return None
-    of_a, of_b = (np.array([losses[step] for step in steps]) for losses in (losses_a, losses_b))
-    unequal = np.flatnonzero(of_a != of_b)
+    curve_a, curve_b = (np.array([losses[step] for step in steps]) for losses in (losses_a, losses_b))
+    unequal = np.flatnonzero(curve_a != curve_b)
     last = max(10, len(steps) // 10)
-    jumps = sum(float(np.median(np.abs(np.diff(of)))) ** 2 for of in (of_a, of_b))
-    difference = float(np.mean(of_b[-last:] - of_a[-last:]))
+    # The change from step to step has the noise of two losses, so its variance is halved.
+    jumps = sum(float(np.median(np.abs(np.diff(curve)))) ** 2 for curve in (curve_a, curve_b))
+    difference = float(np.mean(curve_b[-last:] - curve_a[-last:]))
     noise = MAD_TO_SIGMA * float(np.sqrt(jumps / 2 / last))
     return LossChange(
         common_steps=len(steps),

@@ -4,9 +4,9 @@
     scaling.kind                         # strong | weak | mixed
     scaling.points[2].efficiency_ratio   # 0.87, with .low and .high
 
-*Strong*: the same tokens per step on more ranks; *weak*: the same tokens per step and rank. The run with the fewest
-ranks is the base; ideal scaling keeps its throughput per rank. The serial share is the experimentally determined serial
-fraction of Karp and Flatt (1990), computed from the speed-up. If it grows with N, overhead grows with N.
+*Strong* scaling has the same tokens per step on more ranks, *weak* scaling the same tokens per step and rank. The run
+with the fewest ranks is the base; ideal scaling keeps its throughput per rank. `serial_ratio` is the experimentally
+determined serial fraction of Karp and Flatt (1990), computed from the speed-up. If it grows with N, so does overhead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Point:
     high: float
     """95 % interval of the efficiency, from resampled blocks of steps; for the base equal to the efficiency."""
     serial_ratio: float | None
-    """Karp-Flatt; None for the base and unless scaling is strong."""
+    """Serial fraction of Karp and Flatt; None for the base, and unless scaling is strong."""
     shares: Mapping[str, float]
     """Shares of the step time: training, communication, straggler, bubble, data; empty if not recorded."""
 
@@ -67,6 +67,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
+    """Runs of one job on different numbers of ranks."""
+
     kind: str
     """strong | weak | mixed: neither the tokens per step nor those per step and rank are constant."""
     points: tuple[Point, ...]
@@ -77,8 +79,10 @@ class Scaling:
 
 
 def scaling_of(sides: Sequence[Side]) -> Scaling:
-    """Compare each run with the one of the fewest ranks. Raises ScalingError if a run has no steps or tokens, or if all
-    have the same number of ranks."""
+    """Compare each run with the one that has the fewest ranks.
+
+    Raises ScalingError if a run has no steps or tokens, or if all have the same number of ranks.
+    """
     runs = [_Run.of(side) for side in sides]
     runs.sort(key=lambda run: (run.num_ranks, run.name))
     if runs[0].num_ranks == runs[-1].num_ranks:
@@ -111,8 +115,10 @@ class _Run:
 
 def _shares(side: Side) -> Mapping[str, float]:
     account = side.diagnosis.goodput
-    total = sum(account.seconds[name] for name in _IN_STEPS) if account is not None else 0.0
-    return {name: account.seconds[name] / total for name in _IN_STEPS} if account is not None and total else {}
+    if account is None:
+        return {}
+    total = sum(account.seconds[name] for name in _IN_STEPS)
+    return {name: account.seconds[name] / total for name in _IN_STEPS} if total else {}
 
 
 def _kind(runs: Sequence[_Run]) -> str:
@@ -131,7 +137,7 @@ def _point(run: _Run, base: _Run, kind: str) -> Point:
     work = run.tokens_per_step / base.tokens_per_step
     efficiency = low = high = work * base_ms / step_ms / ranks
     if run is not base:
-        # `work` accounts for the tokens, so only step times are compared.
+        # `work` accounts for the tokens, so that only step times are compared.
         change = between(_without_tokens(base.times), _without_tokens(run.times))
         if change is not None:
             efficiency, low, high = (work / ratio / ranks for ratio in (change.ratio, change.high, change.low))

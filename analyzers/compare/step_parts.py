@@ -1,10 +1,10 @@
-"""Parts of a step's time by rank, and which phase or rank explains that another run's steps are slower or faster.
+"""Parts of the step time by rank, and the phases or ranks that explain why another run's steps are slower or faster.
 
     before, after = step_parts(source_a), step_parts(source_b)
     main_difference(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +13.4 ms."
 
-All values are means over the medians of blocks of steps: single jitters do not count, and a rank that was slow in a
-part of the run counts for that part. A median over the ranks or the whole run would hide it.
+All values are means over the medians of blocks of steps. The medians remove outliers, and the means keep a rank that
+was slow in a part of the run, which a median over the ranks or the whole run would hide.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One sentence on a slow rank, node or ranks in turn: since when, by how much, in which work.
+"""Summary of a straggler finding: which ranks are slow, since when, by how much and in which work.
 
 straggler_summary(suspect, "data", "", first_compared=6, side="", is_least=False, has_data_spans=True)
 """
@@ -12,11 +12,11 @@ from analyzers.wording import ranks_text, sentence
 __all__ = ["straggler_summary"]
 
 _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
-"""Words for a cause; all others are compute."""
+"""Name of the slow work by cause; all other causes are compute."""
 _CROWDED = "Other processes use the cores, so CPU time was compared and not the time of the steps."
 _NO_DATA_SPANS = " after the optimizer or in making the next batch"
-"""A step of an attached loop ends where the next forward pass begins, so a batch that the loop makes itself, without a
-loader that is seen, lies after the optimizer of the step before."""
+"""Place for an attached loop that makes its batches without a data loader. Its steps end where the next forward pass
+begins, so making a batch is counted after the optimizer of the previous step."""
 
 
 def straggler_summary(
@@ -29,7 +29,8 @@ def straggler_summary(
     is_least: bool,
     has_data_spans: bool,
 ) -> str:
-    """The sentence. `first_compared`: the first step that is not a warm-up."""
+    """Return the summary. `first_compared`: the first step after the warm-up. `side`: "device", "host" or empty.
+    `is_least`: `excess_ms` is a lower bound."""
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
@@ -43,7 +44,7 @@ def straggler_summary(
         "pauses": f"paused in {100 * worst.paused_ratio:.0f} % of steps {first} to {last}",
         "rotating": f"{was} slow in turn in steps {first} to {last}",
     }[suspect.pattern]
-    # Calls show the least that others waited.
+    # Waits in calls show only the shortest wait of the peers.
     most = "at least " if is_least else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
@@ -53,7 +54,7 @@ def straggler_summary(
     if phase:
         where = phase_text(phase)
     work = "CPU time" if worst.by_cpu else work
-    work = "" if suspect.waits_for_core else f" of {work}"  # of both, as the sentence after it says
+    work = "" if suspect.waits_for_core else f" of {work}"  # compute and waiting; `suspect.why` says so
     if side:
         where += f", on its {side}"
     excess = f"{most}+{worst.excess_ms:.3g} ms{work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"

@@ -1,12 +1,14 @@
-"""Cost of the NCCL plugin per call, and what it keeps when its process is killed; without a GPU.
+"""Measure the NCCL plugin without a GPU: its cost per call, and the records it keeps when its process is killed.
 
 python -m benchmarks.cost.nccl_plugin                    # 10 million events from four threads, 200 kills
 python -m benchmarks.cost.nccl_plugin --kills 0 --repeats 9
 
-A driver in C (`nccl_driver.c`) calls the plugin's function table as NCCL does. Cost: all threads record for
-themselves, kernels included; processor time per event and per call, the least of some repetitions, with the tapes on
-disk. Kills: the driver reports each completed call to a file, dies of SIGKILL at a random moment, and the tapes are
-checked.
+A driver in C (`nccl_driver.c`) calls the plugin's function table as NCCL does.
+
+* Cost: CPU time per event and per call, the minimum of several repetitions. Each thread records its own calls and their
+  kernels to tapes on disk.
+* Kills: the driver writes each completed call to a file and is killed by SIGKILL at a random moment. Then its tapes are
+  compared with that file.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ __all__ = ["Cost", "Kill", "compile_driver", "kill_driver", "measure", "start_dr
 
 BUDGET_NS = 200.0  # of one recorded event on the host (DESIGN 5)
 SHAPES = ((5, 1, 0), (5, 4, 0), (5, 1, 2), (5, 4, 2), (7, 4, 2), (4, 4, 2), (3, 4, 2), (1, 4, 2), (5, 4, 16))
-"""Interface version, threads, channels of each call."""
+"""Interface version, number of threads, channels per call."""
 _PLUGIN = Path(__file__).resolve().parents[2] / "probes" / "collectives" / "nccl_plugin"
 _DRIVER = Path(__file__).resolve().with_name("nccl_driver.c")
 
@@ -53,16 +55,16 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """One driver that was killed: what it had completed, and what of it is missing on its tapes."""
+    """One killed driver: the calls it had completed, and those missing on its tapes."""
 
     version: int
     completed: int
     lost: int
-    """Calls that the driver had completed and that the tape does not show as complete."""
+    """Completed calls that the tape does not show as complete."""
     gaps: int
-    """Calls of a communicator that are not on the tape although a later one is."""
+    """Calls that are missing on the tape although a later call of their communicator is there."""
     in_flight: int
-    """Calls that the tape shows as begun and not ended."""
+    """Calls that began and did not end, by the tape."""
 
 
 def compile_driver(target: Path, flags: Sequence[str] = ()) -> None:
@@ -74,7 +76,7 @@ def compile_driver(target: Path, flags: Sequence[str] = ()) -> None:
 def start_driver(
     driver: Path, library: Path, tape: Path, *, words: Sequence[object], events: str = "", output: int | None = None
 ) -> subprocess.Popen[str]:
-    """Start the driver; it records to `tape`."""
+    """Start the driver, which records to `tape`."""
     tape.mkdir(exist_ok=True)
     environment = os.environ | {
         "RANKSCOPE_NCCL_DIR": str(tape),
@@ -94,7 +96,7 @@ def start_driver(
 def measure(
     driver: Path, library: Path, folder: Path, *, version: int, threads: int, channels: int, calls: int
 ) -> Cost:
-    """Record `calls` calls in each of `threads` threads; what counts is the processor time of these threads."""
+    """Record `calls` calls in each of `threads` threads and measure the CPU time of these threads."""
     tape = folder / f"time-{version}-{threads}-{channels}"
     words = [version, threads, calls, "time", channels]
     with start_driver(driver, library, tape, words=words) as process:
@@ -135,7 +137,7 @@ def kill_driver(driver: Path, library: Path, folder: Path, *, version: int, afte
 
 
 def _records(tape: Path, table: str) -> npt.NDArray[Any] | None:
-    """All records of a table, None without one. A segment that its writer died making holds zeros and no record."""
+    """All records of a table; None if there are none. A segment whose writer died creating it holds only zeros."""
     paths = [path for path in segment_paths(tape, table) if path.read_bytes().strip(b"\0")]
     return np.concatenate([read_segment(path).records for path in paths]) if paths else None
 
@@ -144,7 +146,7 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
     calls, communicators = _records(tape, "nccl_calls"), _records(tape, "nccl_communicators")
     if calls is None or communicators is None:  # killed before its first record
         return Kill(version=version, completed=completed, lost=completed, gaps=0, in_flight=0)
-    first = communicators["communicator"][communicators["comm_hash"] == 0]  # of the thread that reports, once it began
+    first = communicators["communicator"][communicators["comm_hash"] == 0]  # of the reporting thread
     own = calls[np.isin(calls["communicator"], first)]
     kept = own["nccl_seq"][own["state"] == COMPLETE]
     gaps = 0
@@ -161,14 +163,14 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
 
 
 def main() -> None:
-    """Print the tables, and JSON where it is asked for."""
+    """Print the tables, and write JSON if asked to."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    dice = random.Random(options.seed)
+    generator = random.Random(options.seed)
     costs: list[Cost] = []
     kills: list[Kill] = []
     with tempfile.TemporaryDirectory() as name:
@@ -178,8 +180,8 @@ def main() -> None:
         compile_driver(driver)
         print("version  threads  channels      events  ns/event  ns/call")
         for version, threads, channels in SHAPES:
-            events_of_a_call = 2 + (0 if version < 3 else 2 if version < 4 else 3) * channels
-            calls = max(1, options.events // (threads * events_of_a_call))
+            events_per_call = 2 + (0 if version < 3 else 2 if version < 4 else 3) * channels
+            calls = max(1, options.events // (threads * events_per_call))
             found = [
                 measure(driver, library, folder, version=version, threads=threads, channels=channels, calls=calls)
                 for _ in range(options.repeats)
@@ -190,8 +192,8 @@ def main() -> None:
             shape = f"{version:7}  {threads:7}  {channels:8}  {cost.num_events:10}"
             print(f"{shape}  {cost.event_ns:8.1f}  {cost.call_ns:7.1f}{mark}")
         for _ in range(options.kills):
-            version = dice.choice((4, 5, 6, 7))
-            kills.append(kill_driver(driver, library, folder, version=version, after_s=dice.uniform(0, 0.3)))
+            version = generator.choice((4, 5, 6, 7))
+            kills.append(kill_driver(driver, library, folder, version=version, after_s=generator.uniform(0, 0.3)))
     if kills:
         print(
             f"{len(kills)} kills: {sum(kill.completed for kill in kills)} calls completed and reported, "

@@ -1,4 +1,4 @@
-"""Pack the tree and the wheels that an image with PyTorch lacks: for a machine that reaches no registry.
+"""Pack the source tree, and the wheels that a PyTorch image lacks, for a machine without access to a registry.
 
 python -m benchmarks.gpu.archive gpu.tar.gz --python 3.12
 tar xzf gpu.tar.gz && cd rankscope && bash on-gpu.sh 12      # on the machine: twelve minutes, results in recorded/

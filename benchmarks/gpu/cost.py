@@ -1,4 +1,4 @@
-"""Cost of the probes in a step: kernels, copies, events and synchronisations by torch.profiler; and time."""
+"""Cost of the probes per step: kernels, copies, events and synchronisations (by torch.profiler), and time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from benchmarks.gpu.check import ROOT, Check, Place, Result, failed, not_here, p
 __all__ = ["CHECKS"]
 
 MAX_EVENTS, MAX_COPIES, MAX_KERNELS = 10, 2, 1
-"""Of DDP without clipping: the loss and the norm of the gradient that reaches the first layer, which is the kernel."""
+"""Allowed additions per step under DDP without clipping. The copies are the loss and the norm of the gradient that
+reaches the first layer; the kernel computes that norm."""
 MAX_RATIO = 1.01
 
 _COUNT = """
@@ -101,22 +102,10 @@ def _no_synchronisation(place: Place) -> Result:
 
 
 def _alternating(place: Place) -> Result:
-    """Our loop and a bare one take turns in the same processes."""
+    """Time steps with and without probes, alternating in the same processes."""
     file = place.folder / "throughput.json"
-    sizes = [
-        "--dim",
-        "768",
-        "--layers",
-        "12",
-        "--heads",
-        "12",
-        "--vocab",
-        "50304",
-        "--seq-len",
-        "1024",
-        "--batch",
-        "16",
-    ]
+    sizes = ["--dim", "768", "--layers", "12", "--heads", "12", "--vocab", "50304", "--seq-len", "1024",
+             "--batch", "16"]  # fmt: skip
     words = [sys.executable, "-m", "benchmarks.cost.throughput", "--quick", "--kind", "ddp", "--json", str(file)]
     words += ["--precision", "bf16", *sizes] if place.has_gpu else ["--ranks", "2", "--blocks", "4"]
     limit_s = 300 if place.has_gpu else 900

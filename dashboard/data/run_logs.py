@@ -1,11 +1,11 @@
-"""Lines that the processes of a run printed, each with its rank and, where it can be known, its step.
+"""Lines that the processes of a run printed, with the rank and, if it can be determined, the step of each.
 
     found = run_logs(store, "runs/demo-20260101-120000")
     found.lines[0].rank, found.lines[0].step, found.lines[0].step_from, found.lines[0].text
 
-Read are the ends of the plain files below `logs` in the run's folder. A step is known where the line names it or has a
-time within a step of its rank; the lines that follow in the same file, up to the next such line, belong to it.
-The end of a file (a traceback, or else its last line) was written when the file was, where no step is known otherwise.
+The ends of the regular files below `logs` in the run's folder are read. A line belongs to the step that it names, or to
+the step of its rank in which its timestamp lies. Lines without either belong to the step of the line above them. If no
+line gives a step to the end of a file (a traceback, or the last line), the file's time of modification does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from store.readers.logs.timestamps import Clock
 __all__ = ["LogLine", "RunLogs", "lines_at", "run_logs"]
 
 WATCH = "watch-node"
-"""Begin of the names of the logs of `watch`."""
+"""Prefix of the names of the logs of `watch`."""
 MAX_FILES = 4_096
 MAX_FILE_BYTES = 1 << 20
 MAX_BYTES = 24 << 20
@@ -36,14 +36,14 @@ MAX_BYTES = 24 << 20
 MIN_FILE_BYTES = 4 << 10
 MAX_LINE_CHARS = 2_000
 SLACK_NS = 60 * 10**9
-"""A file that was written longer than this after the run's last event is a copy: its time says nothing."""
+"""A file that was modified longer than this after the run's last event is a copy, so its time is not used."""
 TRACEBACK = "Traceback (most recent call last)"
 _ATTEMPT = re.compile(r"attempt[-_](\d{1,6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line. `step_from`: line, time, above (as the line above it), last write (of the file); empty: not known."""
+    """One line. `step_from`: source of `step`: line, time, above (the line above), last write; empty: not known."""
 
     source: str
     line: int
@@ -57,13 +57,13 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLogs:
-    """Lines in the order of their files, and what was left out."""
+    """Lines in the order of their files, and what was not read."""
 
     lines: tuple[LogLine, ...] = ()
     num_files: int = 0
-    """Files that were found, empty ones included, without that of `watch`: an attached script prints elsewhere."""
+    """Files found, empty ones included, except those of `watch`."""
     num_cut: int = 0
-    """Files of which only the end was read."""
+    """Files whose end alone was read."""
     problems: tuple[str, ...] = ()
 
 
@@ -100,25 +100,25 @@ def run_logs(source: Source, path: str) -> RunLogs:
 
 
 def lines_at(lines: Sequence[LogLine], *, rank: int, step: int, attempt: int) -> list[LogLine]:
-    """Lines that a rank printed in one step of an attempt; a file without an attempt in its name is of any."""
+    """Lines that a rank printed in one step of an attempt; a file without an attempt in its name matches any."""
     return [line for line in lines if (line.rank, line.step) == (rank, step) and line.attempt in (None, attempt)]
 
 
 def _plain_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """(path, size, time of the last write) of text files, two folders deep; links may lead out and are left out.
+    """(path, size, time of modification) of regular files, two folders deep; links are skipped, as they may lead out.
 
     `rank-00000.error.json` repeats the traceback of the log next to it.
     """
-    for place, folders, names in os.walk(folder):
-        depth = len(Path(place).relative_to(folder).parts)
+    for parent, folders, names in os.walk(folder):
+        depth = len(Path(parent).relative_to(folder).parts)
         folders[:] = sorted(folders) if depth < 2 else []
         for name in sorted(names):
             try:
-                found = (Path(place) / name).lstat()
+                found = (Path(parent) / name).lstat()
             except OSError:
                 continue
             if stat.S_ISREG(found.st_mode) and not name.endswith(".json"):
-                yield Path(place) / name, found.st_size, found.st_mtime_ns
+                yield Path(parent) / name, found.st_size, found.st_mtime_ns
 
 
 def _lines_of(name: str, content: bytes, *, is_cut: bool) -> Iterator[LogLine]:
@@ -142,7 +142,7 @@ def _lines_of(name: str, content: bytes, *, is_cut: bool) -> Iterator[LogLine]:
 
 
 def _aligned(lines: Iterator[LogLine], clocks: _StepClocks) -> Iterator[LogLine]:
-    """Add the step by the line's time, or that of the line above it in the same file."""
+    """Add the step from the line's timestamp, or from the line above it in the same file."""
     above: int | None = None
     for line in lines:
         if line.step is None and line.wall_ns is not None and line.rank is not None:
@@ -160,14 +160,14 @@ def _with_end(lines: list[LogLine], written_ns: int, clocks: _StepClocks) -> lis
     if rank is None or lines[-1].step is not None or written_ns > clocks.last_event_ns + SLACK_NS:
         return lines
     step = clocks.step(lines[-1].attempt, rank, written_ns)
-    first = max((place for place, line in enumerate(lines) if TRACEBACK in line.text), default=len(lines) - 1)
+    first = max((i for i, line in enumerate(lines) if TRACEBACK in line.text), default=len(lines) - 1)
     if step is None or any(line.step is not None for line in lines[first:]):
         return lines
     return lines[:first] + [replace(line, step=step, step_from="last write") for line in lines[first:]]
 
 
 class _StepClocks:
-    """Begins of the steps of each rank, read once a rank."""
+    """Start times of the steps of each rank, read once per rank."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -184,8 +184,8 @@ class _StepClocks:
         if key not in self._known:
             self._known[key] = self._read(attempt, rank)
         starts, steps, end_ns = self._known[key]
-        place = bisect_right(starts, wall_ns)
-        return steps[place - 1] if place and wall_ns <= end_ns else None
+        num_started = bisect_right(starts, wall_ns)
+        return steps[num_started - 1] if num_started and wall_ns <= end_ns else None
 
     def _read(self, attempt: int | None, rank: int) -> tuple[list[int], list[int], int]:
         found = self._source.query(
@@ -195,7 +195,7 @@ class _StepClocks:
         )
         starts = ints(found["start_ns"]).tolist()
         last_ns = int(ints(found["duration_ns"])[-1]) if starts else -1
-        # In a step that never ended a rank stays, as far as the run's records go.
+        # A rank whose last step never ended is in that step until the end of the run's records.
         open_until_ns = max(self.last_event_ns, starts[-1] if starts else 0) + SLACK_NS
         end_ns = open_until_ns if last_ns < 0 else starts[-1] + last_ns
         return starts, ints(found["step"]).tolist(), end_ns

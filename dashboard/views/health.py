@@ -48,7 +48,7 @@ _READINGS = {
     "disk_write_latency_seconds": ("Time of a write", "ms, slowest disk", 1e3, "max"),
     "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
-"""{column: (title, axis, factor to its unit, aggregate of a bucket)}."""
+"""{column: (title, axis label, factor to the axis unit, aggregate per time bucket)}."""
 
 
 def load_health(source: Source) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _problems(data: dict[str, Any]) -> None:
 
 
 def _reading(trend: Trend, name: str) -> Figure:
-    """One reading over time: a line per device, and the band of all where there are many."""
+    """One reading over time: a line per device, and with many devices the range of all as a band."""
     _, axis, factor, _ = _READINGS[name]
     shown = [
         series.Series(

@@ -1,12 +1,12 @@
-"""One capture of torch's profiler: some steps of one rank, as a Chrome trace.
+"""One capture of torch's profiler: a few steps of one rank, as a Chrome trace.
 
     trace = Trace(on_cuda=False, record_shapes=False, with_stack=False)
     trace.begin_step(40); ...; trace.end_step()
     trace.stop()
     trace.save(Path("rank-3.json"))
 
-Steps are marked `ProfilerStep#<step of the training>`, and the trace has the process groups (`distributedInfo`) as
-torch.profiler.profile writes them. That class itself is not used: it imports the compiler, seconds in the middle of a
+Steps are marked `ProfilerStep#<training step>`, and the trace has the process groups (`distributedInfo`), as with
+torch.profiler.profile. That class is not used because it imports the compiler, which takes seconds in the middle of a
 run, and numbers steps from 0.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["Trace"]
 
 
 class Trace:
-    """Records from its making on. Raises RuntimeError where another profiler runs in this process."""
+    """Records from construction on. Raises RuntimeError if another profiler runs in this process."""
 
     def __init__(self, *, on_cuda: bool, record_shapes: bool = False, with_stack: bool = False) -> None:
         if is_profiler_enabled():
@@ -55,7 +55,7 @@ class Trace:
             self._mark = None
 
     def stop(self) -> None:
-        """End the recording; on a GPU this waits for the device."""
+        """Stop recording; on a GPU this waits for the device."""
         self.end_step()
         self._profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch: no types
 
@@ -65,8 +65,8 @@ class Trace:
 
 
 def _trace_only() -> dict[str, Any]:
-    """The option that halves the time of stopping: no events for Python are made. torch before 2.13 lacks it,
-    and stacks need those events."""
+    """Option that creates no Python event objects, which halves the time to stop. torch before 2.13 lacks it, and
+    stacks need those objects."""
     try:
         return {"experimental_config": experimental_profiler_config(trace_only=True)}
     except TypeError:
@@ -74,7 +74,7 @@ def _trace_only() -> dict[str, Any]:
 
 
 def _distributed_info() -> dict[str, Any]:
-    """Process groups as torch.profiler.profile writes them; empty without any."""
+    """Process groups as torch.profiler.profile writes them; empty without torch.distributed."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
     return {

@@ -25,10 +25,11 @@ __all__ = [
 ]
 
 MAX_STEPS = 100
-"""Steps of one capture at most: a trace of more is too large to open."""
+"""Maximum steps of one capture: a longer trace is too large to open."""
 _DAY_S = 86400
 Answer = Literal["report", "exclude", "replace"]
-"""`exclude`: also where the run gets smaller. `replace`: only where a spare device or node takes the place."""
+"""What follows a finding about a device. `exclude`: drop it, even if the run shrinks. `replace`: drop it only if a
+spare device or node takes its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class ProbesSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerSettings:
-    """When steps are recorded with torch.profiler, and of which ranks."""
+    """When torch.profiler records steps, and on which ranks."""
 
     section: ClassVar[str] = "profiler"
     interval: int = amount(0, least=0)
@@ -65,7 +66,7 @@ class ProfilerSettings:
     budget_mb: float = amount(256.0, above=0)
 
     def is_scheduled(self, rank: int, step: int) -> bool:
-        """Return True if a capture of this rank begins with this step. No rank given: all."""
+        """Return True if a capture of this rank begins with this step. Without `ranks`, all ranks are captured."""
         return self.interval > 0 and step % self.interval == 0 and (not self.ranks or rank in self.ranks)
 
 
@@ -82,7 +83,7 @@ class RecoverySettings:
     straggler_after_s: float = amount(60.0, least=0)
     straggler_speedup: float = amount(1.2, above=1)
     on_xid: Answer = "report"
-    """A run that sets nothing excludes nothing; the trainer, which can restart ranks, has `exclude`."""
+    """Nothing is excluded by default. The trainer, which can restart ranks, has the default `exclude`."""
     exclusion_cooldown_s: float = amount(600.0, least=0)
     exclusion_dry_run: bool = False
 
@@ -100,7 +101,7 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertsSettings:
-    """Receivers of findings as they are made."""
+    """Where findings are sent while the run trains."""
 
     section: ClassVar[str] = "alerts"
     webhook: str = ""
@@ -113,7 +114,7 @@ class AlertsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtelSettings:
-    """Signals for an OpenTelemetry collector."""
+    """What is exported to an OpenTelemetry collector."""
 
     section: ClassVar[str] = "otel"
     group: Literal["default", "per_step", "all"] = "default"

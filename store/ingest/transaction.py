@@ -1,11 +1,12 @@
-"""One transaction's worth of records and events on the way into the store.
+"""Collect new records and events, and append them to the store in one transaction.
 
     transfer = Transfer(connection, dictionary, state, Redactor.of(run.private_manifest()))
     transfer.take_segment(records, anchor_ns=..., names=...)
     transfer.take_events(events)
     save(connection, transfer.finish())
 
-Records of many segments go in together, a table at a time: an INSERT costs a millisecond, whatever it carries.
+Records of many segments are inserted together, one table at a time: an INSERT costs a millisecond, however many rows
+it has.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _EVENT_TABLES = {table.event_kind: table for table in TABLES.values() if table.s
 
 
 class Transfer:
-    """Collects looks and appends their rows; `changes` are the read positions that belong to them.
+    """Rows of one transaction; `changes` are the read positions to save with them.
 
-    No secret gets into the store, and so into nothing that is made of it: events are redacted here.
+    Events are redacted here, so that neither the store nor anything derived from it holds a secret.
     """
 
     def __init__(
@@ -52,18 +53,18 @@ class Transfer:
         self._redact = redact
         self._complete: dict[str, list[Part]] = {}
         self._open: dict[str, list[Part]] = {}
-        self._once_open: dict[str, list[str]] = {}  # segments whose open rows are out of date
+        self._stale_open: dict[str, list[str]] = {}  # segments whose open rows are to be replaced
         self._waiting: Counter[str] = Counter()
         self._events: dict[str, list[Event]] = {}
         self._nccl_calls = NcclCalls(connection)
 
     def take_problem(self, path: str, problem: str) -> None:
-        """Note what is wrong with a file; the empty text: nothing any more."""
+        """Record what is wrong with a file; an empty text clears it."""
         if problem != self._state.problems.get(path, ""):
             self.changes.problems[path] = problem
 
     def take_segment(self, added: NewRecords, *, anchor_ns: int, names: NameBook) -> None:
-        """Add what is new in a segment."""
+        """Add the new records of a segment."""
         table, path = added.header.table.name, added.position.path
         self.take_problem(path, added.problem)
         self.changes.segments[path] = added.position
@@ -71,7 +72,7 @@ class Transfer:
         before = self._state.segments.get(path)
         takes_open = added.header.table.can_be_open and not added.keeps_open
         if before is not None and before.pending and takes_open:
-            self._once_open.setdefault(table, []).append(path)
+            self._stale_open.setdefault(table, []).append(path)
         still_open = added.open_records if takes_open else added.open_records[:0]
         for records, parts in ((added.complete, self._complete), (still_open, self._open)):
             if len(records):
@@ -89,7 +90,7 @@ class Transfer:
             self._flush(table)
 
     def take_events(self, added: NewEvents) -> None:
-        """Add new events, to the table of all events and to the tables of their kinds."""
+        """Add new events to the table `events` and to the tables of their kinds."""
         before = self._state.events.get(added.position.path)
         self.take_problem(added.position.path, added.problem)
         self.changes.events[added.position.path] = added.position
@@ -103,14 +104,14 @@ class Transfer:
                 self._events.setdefault(table.name, []).append(event)
 
     def finish(self) -> ReadState:
-        """Append what waits, replace the open rows; returns the read positions to save."""
+        """Append the collected rows and replace the open ones. Returns the read positions to save."""
         for table in list(self._complete):
             self._flush(table)
         for name, events in self._events.items():
             batch = event_batch(TABLES[name], events)
             insert(self._connection, batch, name)
             self.rows[name] += batch.num_rows
-        for table, paths in self._once_open.items():
+        for table, paths in self._stale_open.items():
             names = np.empty(len(paths), dtype=object)
             names[:] = paths
             self._connection.register("segments", {"path": names})
@@ -120,7 +121,7 @@ class Transfer:
             batch = tape_batch(TABLES[name], parts, self._dictionary, with_segment=True)
             insert(self._connection, batch, f"{name}_open")
         open_calls = [part.segment for part in self._open.get("nccl_calls", [])]
-        if num_calls := self._nccl_calls.finish(self._once_open.get("nccl_calls", []), open_calls):
+        if num_calls := self._nccl_calls.finish(self._stale_open.get("nccl_calls", []), open_calls):
             self.rows["collectives"] += num_calls
         return self.changes
 

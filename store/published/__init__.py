@@ -1,3 +1,3 @@
-"""Runs at an address: published by `watch` while they live, copied from there by readers."""
+"""Runs published at an address: `watch` writes them while they train, readers copy them from there."""
 
 from __future__ import annotations

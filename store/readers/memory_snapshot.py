@@ -1,10 +1,10 @@
-"""Snapshots of torch's CUDA memory: our own files, and those of `torch.cuda.memory._dump_snapshot`.
+"""Read snapshots of torch's CUDA memory: Rankscope's own files and those of `torch.cuda.memory._dump_snapshot`.
 
     is_memory_snapshot(head(path))
     found = read_memory_snapshot(Path("memory/attempt-0/rank-00003-memory.json.gz"))
     found.state.sites[0], found.problem
 
-A pickle is read by `safe_pickle`, which runs nothing. What a file says is judged by `probes.profiling.memory_state`.
+`safe_pickle` reads a pickle without executing it, and `probes.profiling.memory_state` summarises its content.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError, 
 __all__ = ["ReadSnapshot", "is_memory_snapshot", "read_memory_snapshot", "read_memory_snapshots"]
 
 _START = 64
-"""Bytes in which a pickle's first key stands."""
+"""Leading bytes that hold a pickle's first key."""
 _KEYS = (b"\x08segments", b"\x08\x00\x00\x00segments")
 _OURS = f'{{"format": "{FORMAT}"'.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSnapshot:
-    """State in a snapshot, and what it lacks ("" for nothing)."""
+    """State in a snapshot, and what the file lacks (empty if nothing)."""
 
     state: MemoryState
     problem: str = ""
 
 
 def is_memory_snapshot(first: bytes) -> bool:
-    """Return True if a file that begins so is a snapshot of either kind."""
+    """Return True if `first`, the start of a file, is that of a snapshot of either kind."""
     return first.startswith(_OURS) or (first[:1] == b"\x80" and any(key in first[:_START] for key in _KEYS))
 
 
@@ -82,7 +82,7 @@ def _json(blob: bytes) -> Any:
 
 
 def _lacking(left_out: Any) -> str:
-    """Blocks that the writer had no room for."""
+    """Describe the blocks for which the writer had no space."""
     counts = left_out if isinstance(left_out, Mapping) else {}
     texts = {"blocks": "small blocks", "stacks": "stacks of small blocks"}
     cut = {text: counts.get(key) for key, text in texts.items()}

@@ -1,1 +1,1 @@
-"""Files that are kept with a run besides its records."""
+"""Files in a run's folder other than records."""

@@ -1,10 +1,10 @@
-"""A rank that was forked and cannot use its GPU: it starts over as a new interpreter, under the same pid.
+"""Restart a forked rank that cannot use its GPU as a new interpreter with the same pid.
 
     use_device(device, arguments)          # torch.cuda.set_device, or restart this process
 
-The launcher's zygote has not touched the driver when it is forked (`trainer.launcher.processes.zygote` checks this).
-Where a driver refuses a forked process all the same, its state is lost with the fork, and `exec` is what gets rid of
-it: pid, log files and session stay.
+The launcher's zygote has not initialized the driver when it is forked (`trainer.launcher.processes.zygote` checks
+this). If the driver refuses the forked process nevertheless, its inherited state is unusable. `exec` discards that
+state and keeps pid, log files and session.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["FORKED", "use_device"]
 
 FORKED = "RANKSCOPE_FORKED"
-"""Set in the environment of a rank that was forked, until its device answers."""
+"""Environment variable of a forked rank, removed before its device is used."""
 
 
 def use_device(device: torch.device, arguments: Sequence[str]) -> None:
-    """Make `device` the current one. Raises RuntimeError where it does not answer a new interpreter either."""
+    """Make `device` the current one. Raises RuntimeError if a new interpreter cannot use it either."""
     import torch
 
     was_forked = os.environ.pop(FORKED, "")

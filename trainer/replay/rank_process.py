@@ -1,7 +1,7 @@
 """One rank of a replay that needs as many ranks as the run had: `python -m trainer.replay.rank_process FOLDER RANK`.
 
-FOLDER is the scratch folder that `trainer.replay.session` made: it holds the request, ranks find each other through a
-file there, and each leaves what it found in `rank-<r>.json`, or why it could not in `rank-<r>.error`, one line.
+FOLDER is a scratch folder of `trainer.replay.session`. It holds the request and the file of the rendezvous. Each rank
+writes its result to `rank-<r>.json`, or one line with the error to `rank-<r>.error`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RENDEZVOUS_S = 300.0
 
 
 def main(folder: Path, rank: int) -> int:
-    """The exit code: 0, or 2 with a line in `rank-<r>.error`."""
+    """Replay as this rank. Returns the exit code: 0, or 2 after an error."""
     request = json.loads((folder / REQUEST_NAME).read_text())
     try:
         config = Config.model_validate(request["config"])
@@ -61,7 +61,7 @@ def main(folder: Path, rank: int) -> int:
 
 
 def _reporter(folder: Path, rank: int) -> Callable[[str], None]:
-    """Progress of rank 0, passed on to the terminal through a file."""
+    """Write the progress of rank 0 to a file, from which the command prints it."""
 
     def report(line: str) -> None:
         if rank == 0:

@@ -5,9 +5,9 @@
     publishing.poll()
     publishing.finish()                                      # the last rows, once the store is closed
 
-A separate thread writes to the address, at a lower priority (not an idle one: while it holds the GIL, the watch waits
-for it). One round at a time is in memory. While one cannot be written, what is new waits in the store, and that is an
-event (`publish_failed`) with its reason; so is the first round that can be (`published`).
+A separate thread writes to the address, at a lower priority (not the lowest: while it holds the GIL, the watch waits
+for it). Only one round is in memory; if it cannot be written, new rows wait in the store. The first failure is an event
+`publish_failed` with its reason, and the first success after it an event `published`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FINISH_S = 20.0
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 HOLDS_S = 600.0
-"""Seconds for which unpublished rows keep the store from folding old ones; then all rows are published again."""
+"""Maximum seconds for which unpublished rows keep the store from folding old ones; then all are published again."""
 NICENESS = 10
 
 
@@ -56,9 +56,9 @@ class Publishing:
 
     @classmethod
     def of(cls, run: RunDir, events: EventWriter, *, node_rank: int) -> Publishing | None:
-        """Read the run's configuration; None where nothing is published."""
-        given = read(PublishSettings, run.private_manifest())
-        address = given.address
+        """Create it from the run's configuration; None if nothing is published."""
+        settings = read(PublishSettings, run.private_manifest())
+        address = settings.address
         if not address:
             return None
         try:
@@ -67,22 +67,22 @@ class Publishing:
             detail = Redactor().within({"address": address, "reason": str(error)})  # an address with keys is refused
             events.write(event_kinds.PUBLISH_FAILED, **detail)
             return None
-        return cls(publisher, events, every_s=given.every_s)
+        return cls(publisher, events, every_s=settings.every_s)
 
     def note(self, rows: Mapping[str, int], *, until_ns: int | None) -> None:
-        """Count rows that a tick has appended to the store, which has all that was recorded until then (epoch
-        nanoseconds; None: not all of it)."""
+        """Count rows that a tick has appended to the store. Everything recorded before `until_ns` (epoch nanoseconds)
+        is then in the store; None: some of it is not."""
         self._publisher.note(rows, until_ns=until_ns)
 
     def poll(self) -> None:
-        """Begin the next round if one is due and none is under way. Raises StoreError."""
+        """Start the next round if it is due and none is being written. Raises StoreError."""
         if self._is_writing or time.monotonic() < max(self._due_s, self._retry_at_s):
             return
         self._due_s = time.monotonic() + self._every_s
         self._next(is_last=False)
 
     def finish(self, limit_s: float = FINISH_S) -> None:
-        """Publish the last rows, as far as the time allows; an event says so where it does not."""
+        """Publish the last rows within `limit_s`; an event reports if the time was too short."""
         deadline = time.monotonic() + limit_s
         while not self._over.is_set():
             if self._thread is not None:
@@ -95,7 +95,7 @@ class Publishing:
                     event_kinds.PUBLISH_FAILED, reason=f"the last rows are not there: {self._reason or 'slow'}"
                 )
                 break
-            if self._round is not None:  # it failed
+            if self._round is not None:  # the last round failed
                 time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
             try:
                 self._next(is_last=True)
@@ -104,7 +104,7 @@ class Publishing:
                 time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
 
     def allows_folding(self) -> bool:
-        """Return True if old rows of the store may be folded now: all are read, or have waited for too long."""
+        """Return True if old rows of the store may be folded: all are published, or have waited for `HOLDS_S`."""
         now_s = time.monotonic()
         if self._publisher.is_drained:
             self._drained_s = now_s
@@ -119,7 +119,7 @@ class Publishing:
         return self._thread is not None and self._thread.is_alive()
 
     def _next(self, *, is_last: bool) -> None:
-        """Write the round that failed, or else a new one, in a thread."""
+        """Write the round that failed, or a new one, in a thread."""
         if self._round is None:
             self._round = self._publisher.read(is_last=is_last)
         self._thread = threading.Thread(target=self._write_out, args=(self._round,), name="publish", daemon=True)
@@ -145,7 +145,7 @@ class Publishing:
             self._over.set()
 
     def _report(self, kind: str, **detail: Any) -> None:
-        """Write an event where the state changes, not for every round."""
+        """Write an event only when the state changes."""
         if kind != self._state:
             self._state = kind
             self._events.write(kind, address=self._publisher.address, **detail)

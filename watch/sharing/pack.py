@@ -4,11 +4,11 @@
     packed.verdict, packed.num_bytes
 
 1. The store of each node is brought up to date from the tapes and copied with its texts redacted (`redacted_store`).
-2. `run.json`, stacks and the ends of logs are copied, redacted too. Checkpoints, data and tapes stay where they are.
+2. `run.json`, stacks and the ends of logs are redacted and copied. Checkpoints, data and tapes are not packed.
 3. The copy is diagnosed, and the reports are written from that diagnosis: the reader gets the same verdict.
 
-The file is a tar.gz with one folder, which every command opens as a run once it is unpacked; `rankscope analyze` and
-`shared_run` read it as it is.
+The file is a tar.gz of one folder. Once unpacked, every command opens it as a run; `rankscope analyze` and `shared_run`
+also read it packed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_TEXTS = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """The file, and what is in it."""
+    """The written file and its contents."""
 
     path: Path
     num_bytes: int
@@ -115,7 +115,7 @@ def _cut(folder: RunDir, first_step: int) -> None:
 
 
 def _copy_texts(run: RunDir, folder: RunDir, redactor: Redactor) -> tuple[int, list[str]]:
-    """Copy stacks and logs; returns how many, and what was left out."""
+    """Copy stacks and logs. Returns their number, and what was left out."""
     num = 0
     left_out: list[str] = []
     for name in plain_files(run, TEXT_FOLDERS, left_out):
@@ -145,7 +145,7 @@ def _write_reports(store: Any, diagnosis: Diagnosis, folder: RunDir, version: st
 
 
 def _archive(folder: Path, target: Path) -> int:
-    """Write the tar.gz with the mark first; readable for its owner only."""
+    """Write the tar.gz, readable by its owner only, with `SHARED_MARK` as the first member."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
     paths.sort(key=lambda path: (path.name != SHARED_MARK, path))
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
@@ -161,7 +161,7 @@ def _archive(folder: Path, target: Path) -> int:
 
 
 def _nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A member without the names of this machine's user and group, once unpacked for its owner only."""
+    """Remove the names of user and group, and give access to the owner only."""
     member.uname = member.gname = ""
     member.uid = member.gid = 0
     member.mode = 0o600

@@ -1,11 +1,11 @@
-"""Phase of a run: is it running, ending at this moment, or over? Read from its files and /proc, without its store.
+"""Phase of a run (running, ending, ended), read from its files and /proc without its store.
 
     phase = settled_phase(run)       # waits a few seconds while it is ending
     phase.word                       # "running", "ending", "ended", "unknown"
     phase.ended                      # (1,): ranks whose process has ended
 
-In the second in which a rank dies, the others still raise their errors and the launcher has not recorded the exit code:
-a verdict on these records would be wrong. `ending` names that second.
+When a rank has just died, the other ranks are still raising errors and the launcher has not recorded the exit code. A
+verdict at that moment would be wrong, so the phase is `ending` until the records are complete.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run_phase(run: RunDir) -> RunPhase:
         launched = [path.parent for path in files.values()] + [folder for _, folder in run.node_dirs()]
         word: Literal["ended", "ending"] = "ended" if _launcher_is_done(run, launched, events, attempt) else "ending"
         return RunPhase(word=word, attempt=attempt, ended=ended)
-    # A rank that finished long before the others: they train on, and nothing more is recorded of its end.
+    # A rank may have finished long before the others: they keep training, and nothing more of its end is recorded.
     newest_s = max(_ended_at_s(rank, files[rank], rank in closed, events, attempt) for rank in ended)
     is_recent = time.time() - newest_s < RECENT_S
     return RunPhase(word="ending" if is_recent else "running", attempt=attempt, ended=ended)
@@ -84,7 +84,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _ended_at_s(rank: int, path: Path, is_closed_rank: bool, events: Sequence[dict[str, Any]], attempt: int) -> float:
-    """Time of a rank's end (epoch seconds); now, where nothing was recorded of it."""
+    """Time of a rank's end (epoch seconds); the current time if it was not recorded."""
     if is_closed_rank:
         try:
             return path.stat().st_mtime

@@ -1,14 +1,16 @@
-"""Nodes that were lost as a whole in an attempt: what they did is known from the leader's `watch` alone.
+"""Nodes lost as a whole in an attempt, which only the leader's `watch` can report.
 
     lost = lost_node(view, log, find_deaths(view, log))
-    lost.integer("node_rank"), lost.integers("ranks")        # of the event `node_silent`; None where none was lost
+    lost.integer("node_rank"), lost.integers("ranks")        # an event `node_silent`; None if no node was lost
 
-1. The leader's `watch` recorded that a node's digests stopped, and they did not come again within the attempt.
-2. Nothing of that node recorded an end: no rank of it closed, failed or was seen to exit. What a process does by itself
-   is recorded by its launcher or `watch`; only what ends the whole node leaves nothing.
-3. No rank of another node failed before the silence began. A standstill that began well before it is not of
-   the node's loss either.
-4. Ranks that go on well after it show that only `watch` or its link failed there.
+A node counts as lost if
+
+1. the leader's `watch` recorded that its digests stopped (`node_silent`), and none arrived again in the attempt;
+2. no end of its ranks is recorded: none closed, failed or exited. Its launcher or `watch` would have recorded the end
+   of a process, unless the whole node was lost;
+3. no rank of another node failed before the silence, and no standstill began well before it: else the silence is a
+   consequence;
+4. no rank recorded anything well after it: else only the node's `watch` or its link failed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["lost_node"]
 def lost_node(
     view: AttemptView, log: EventLog, deaths: Sequence[Death], policy: StallPolicy = StallPolicy()
 ) -> Event | None:
-    """The event of the silence of a node that was lost; None where none was, or a rank had failed before."""
+    """Return the event `node_silent` of a lost node; None if none was lost, or if a rank had failed before."""
     silences = (event for event in log.of(event_kinds.NODE_SILENT, attempt=view.attempt) if event.integers("ranks"))
     lost = next((event for event in silences if not _reported_again(event, view, log, deaths)), None)
     if lost is None:
@@ -42,7 +44,7 @@ def lost_node(
 
 
 def _reported_again(silence: Event, view: AttemptView, log: EventLog, deaths: Sequence[Death]) -> bool:
-    """Return True if anything of the node was recorded after its silence began, or the end of any of its ranks."""
+    """Return True if the node recorded anything after its silence began, or the end of one of its ranks is known."""
     node, ranks = silence.integer("node_rank"), set(silence.integers("ranks"))
     if any(event.integer("node_rank") == node and event.wall_ns >= silence.wall_ns
            for event in log.of(event_kinds.NODE_HEARD, attempt=view.attempt)):  # fmt: skip

@@ -9,13 +9,13 @@ from analyzers.source import Source
 __all__ = ["restart_sentence"]
 
 
-def restart_sentence(source: Source, attempt: int, lives: Sequence[int]) -> str:
-    """` Restarted as attempt 1 from step 30.`; empty for the newest attempt of `lives`."""
-    after = next((life for life in lives if life > attempt), None)
+def restart_sentence(source: Source, attempt: int, attempts: Sequence[int]) -> str:
+    """Return ` Restarted as attempt 1 from step 30.`; empty for the newest of the run's `attempts`."""
+    after = next((number for number in attempts if number > attempt), None)
     if after is None:
         return ""
     ((step,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [after])
     if step is None:
         return f" Restarted as attempt {after}."
-    # Steps of a script are counted from its start: where it went on from is in its own checkpoint.
+    # The steps of an attached script are counted from its start; only its own checkpoint knows where it resumed.
     return f" Restarted as attempt {after}{', whose steps count from' if step <= 1 else ' from step'} {step}."

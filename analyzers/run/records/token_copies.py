@@ -1,4 +1,4 @@
-"""Number of ranks that count the same tokens: members of one pipeline, tensor- or context-parallel group.
+"""Number of ranks that read the same tokens: members of one pipeline-, tensor- or context-parallel group.
 
 tokens = sum_over_ranks / token_copies(store)
 """
@@ -17,9 +17,10 @@ __all__ = ["token_copies"]
 
 
 def token_copies(source: Source, manifest: Mapping[str, Any] | None = None) -> int:
-    """Ranks that read the same text; 1 where the mesh is not known.
+    """Number of ranks that read the same tokens; 1 if the mesh is not known.
 
-    The store of one node of several knows the places of its ranks only: give the manifest, which has the whole mesh.
+    The store of one node holds the mesh coordinates of its own ranks only. With several nodes give the manifest, which
+    has the whole mesh.
     """
     parallel = read(ParallelFacts, manifest or {})
     planned = math.prod(int(max(1, size or 1)) for size in (parallel.pp, parallel.tp, parallel.cp))

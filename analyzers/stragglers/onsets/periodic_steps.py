@@ -1,12 +1,11 @@
-"""Steps that take longer at regular distances: every 20th takes twice as long.
+"""Steps that are slow at regular intervals: every 20th takes twice as long.
 
     findings = periodic_slow_steps(store, Scope())       # kind throughput, cause periodic
 
-1. The median duration of a step's ranks is taken; a step is slow from `slow_factor` times the median of all steps.
-2. Neighbouring slow steps count once. Most distances between them must be equal, and there must be `trend_values` of
-   them.
-3. It counts if they cost `min_cost_ratio` of the time. A printed step stands for those since the line before it: the
-   first of an epoch for itself, the others for as many as lie between two lines.
+1. A step's duration is the median over its ranks. It is slow from `slow_factor` times the median of all steps.
+2. Consecutive slow steps count once. There must be `trend_values` of them, most at equal intervals.
+3. Together they must cost `min_cost_ratio` of the time. If a log prints every n-th step only, a printed step stands for
+   those since the previous line, but the first of an epoch for itself.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ __all__ = ["periodic_slow_steps"]
 
 
 def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | None = None) -> list[Finding]:
-    """Report at most one rhythm."""
+    """Report at most one period."""
     policy = policy or PeriodicPolicy()
     if missing_tables(source, "steps"):
         return []
     table = source.query(
-        f"SELECT step, median({TRAINING}) / 1e6 AS took FROM steps WHERE rank >= 0 AND step >= ? AND duration_ns "
-        f"IS NOT NULL "
-        "GROUP BY step ORDER BY step",
+        f"SELECT step, median({TRAINING}) / 1e6 AS took FROM steps WHERE rank >= 0 AND step >= ? "
+        "AND duration_ns IS NOT NULL GROUP BY step ORDER BY step",
         [scope.since_step],
     )
     step, took_ms = ints(table["step"])[SHARED.warm_up_steps :], floats(table["took"])[SHARED.warm_up_steps :]
@@ -41,16 +39,16 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
     slow = took_ms >= SHARED.slow_factor * usual_ms
     stride = max(1, int(np.median(np.diff(step))))
     starts = slow & ~np.append(False, slow[:-1])
-    places = step[starts]
-    gaps = np.diff(places)
-    if len(places) < SHARED.trend_values or not usual_ms:
+    slow_at = step[starts]
+    gaps = np.diff(slow_at)
+    if len(slow_at) < SHARED.trend_values or not usual_ms:
         return []
     gap = int(np.median(gaps))
     equal = float((np.abs(gaps - gap) <= max(stride, SHARED.equal_ratio * gap)).mean())
     stands_for = np.clip(np.diff(step, prepend=step[0] - stride), 1, stride)
     excess_ms = float(((took_ms - usual_ms) * stands_for)[slow].sum())
     cost_ratio = excess_ms / float((took_ms * stands_for).sum())
-    is_to_end = step[-1] - places[-1] <= 2 * gap
+    is_to_end = step[-1] - slow_at[-1] <= 2 * gap
     if equal < SHARED.agreement_ratio or gap < 2 * stride or cost_ratio < policy.min_cost_ratio or not is_to_end:
         return []
     slow_ms = float(np.median(took_ms[slow]))
@@ -61,13 +59,13 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
             severity="warning",
             status="fired",
             summary=f"Every {gap} steps one takes {slow_ms / usual_ms:.2f}x as long: {slow_ms:,.4g} instead of "
-            f"{usual_ms:,.4g} ms, {len(places)} times since step {places[0]}, {100 * cost_ratio:.0f} % of the time.",
-            first_step=int(places[0]),
-            last_step=int(places[-1]),
+            f"{usual_ms:,.4g} ms, {len(slow_at)} times since step {slow_at[0]}, {100 * cost_ratio:.0f} % of the time.",
+            first_step=int(slow_at[0]),
+            last_step=int(slow_at[-1]),
             cause="periodic",
             evidence={
                 "every_steps": gap,
-                "times": len(places),
+                "times": len(slow_at),
                 "step_ms": round(usual_ms, 3),
                 "slow_step_ms": round(slow_ms, 3),
                 "factor_ratio": round(slow_ms / usual_ms, 3),

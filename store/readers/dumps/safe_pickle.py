@@ -1,13 +1,13 @@
-"""Pickles of numbers, strings and containers, and of nothing else: no class is looked up, no function is called.
+"""Unpickle numbers, strings and containers only: no class is looked up, no function is called.
 
     loads(blob)        # {"entries": [...], "version": "2.10"}; PickleError on anything else
 
-A pickle is a program. This runs only the part of it that builds plain values, so there is nothing to forbid that could
-be forgotten. Python's own unpickler isn't safe even with a `find_class` that refuses everything: five bytes (a
-`LONG_BINPUT` of a huge index) make that of 3.11 allocate and fill gigabytes.
+A pickle is a program. This is an interpreter of those operations alone that build plain values: a list of what is
+allowed, not of what is forbidden. Python's own unpickler isn't safe even with a `find_class` that refuses everything:
+five bytes (a `LONG_BINPUT` of a huge index) make that of Python 3.11 allocate and fill gigabytes.
 
-Memory is bounded by the numbers of operations and of objects; keys of dicts must be strings, whose hashes a file cannot
-choose (integers that collide make a dict quadratic).
+Limits on operations and objects bound the memory. Keys of dicts must be strings, because a file could choose integers
+with colliding hashes, which make a dict quadratic.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["PickleError", "loads"]
 
 MAX_OPERATIONS = 20_000_000
 MAX_OBJECTS = 3_000_000
-"""Containers, strings and big numbers. A ring of 20,000 entries with their frames has about 600,000."""
+"""Containers, strings and big numbers. A flight recorder of 20,000 entries with stacks has about 600,000."""
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 _EMPTY_TUPLE, _EMPTY_LIST, _EMPTY_DICT = ord(")"), ord("]"), ord("}")
 
 
 class PickleError(SourceError):
-    """The bytes are not a pickle of plain values, are cut off, or are larger than any dump."""
+    """The bytes are not a pickle of plain values, are truncated, or exceed the limits."""
 
 
 def loads(blob: bytes) -> Any:
-    """The value of a pickle of protocol 2 to 5. Raises PickleError."""
+    """Return the value of a pickle of protocol 2 to 5. Raises PickleError."""
     try:
         return _run(blob)
     except (IndexError, struct.error):
@@ -42,7 +42,8 @@ def loads(blob: bytes) -> Any:
         raise PickleError(f"is damaged: the pickle makes no sense ({type(error).__name__})") from None
 
 
-def _run(blob: bytes) -> Any:  # one loop: a call for each of a hundred thousand operations would double the time
+def _run(blob: bytes) -> Any:
+    """Interpret the operations. One loop, because a function call per operation would double the time."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}

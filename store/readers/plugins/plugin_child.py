@@ -1,4 +1,4 @@
-"""Serve the calls of one reader plug-in in its process.
+"""Serve calls to a reader plug-in from a separate process.
 
 python -m rankscope.plugin_process store.readers.plugins.plugin_child rankscope.readers team_steps
 """
@@ -29,5 +29,5 @@ def _handlers(module: ModuleType, channel: Channel) -> Handlers:
 
 
 def main() -> None:
-    """Serve until the parent is gone."""
+    """Serve until the parent exits."""
     serve(_handlers)

@@ -3,7 +3,7 @@
     for trace, parts in read_rank_traces(survey(folder)):
         trace.rank, parts["step"], parts["exposed"]      # milliseconds, one value per step
 
-A step is compute, communication that no compute hides (exposed), copies that neither hides, and idle.
+A step consists of compute, exposed communication, copies that overlap neither of them, and idle time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Steps = tuple[RankTrace, dict[str, Floats]]
 
 
 def read_rank_traces(found: Survey) -> list[Steps]:
-    """Read the traces, one per rank, in their order; what cannot be read is listed in `found.problems`."""
+    """Read the traces, one per rank, ordered by rank; files that cannot be read are listed in `found.problems`."""
     by_rank: dict[int, Steps] = {}
     unnamed: list[tuple[Path, str]] = []
     traces: list[RankTrace] = []
@@ -40,7 +40,7 @@ def read_rank_traces(found: Survey) -> list[Steps]:
                 unnamed.append((path, str(error)))
             else:
                 found.add_problem(path, str(error))
-    if len(unnamed) == 1 and not traces:  # the others could not be read
+    if len(unnamed) == 1 and not traces:  # no other file could be read, so no rank has to be told from others
         traces.append(_read(unnamed.pop()[0], is_only=True))
     for path, problem in unnamed:
         found.add_problem(path, problem)
@@ -68,7 +68,7 @@ def _read(path: Path, *, is_only: bool) -> RankTrace:
 
 
 def _joined(a: Steps, b: Steps) -> Steps:
-    """Two cycles of the profiler's schedule, each in a separate file, as one trace of more steps."""
+    """Join two cycles of the profiler's schedule, which are in separate files, into one trace."""
     steps = np.concatenate([a[0].steps, b[0].steps])
     order = np.argsort(steps)
     parts = {part: np.concatenate([a[1][part], b[1][part]])[order] for part in PARTS}
