@@ -145,7 +145,7 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
     """Names and values of the evidence and the cost, with units."""
     rows: list[tuple[str, str]] = []
     calls = finding.evidence.get("waiting_calls")
-    has_numbers = "numbers" in finding.evidence and isinstance(calls, Mapping) and len(calls) > 1
+    has_numbers = "sequence_numbers" in finding.evidence and isinstance(calls, Mapping) and len(calls) > 1
     for name, value in [*finding.evidence.items(), ("cost_s", finding.cost_s or None)]:
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
             continue
