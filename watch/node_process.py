@@ -129,7 +129,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 exports(run, node_rank=node_rank, stall=stall, events=events, listen=listen, bare=options.bare)
             )
             job: JobWatch | None = None
-            with node_health(run, node_rank, events):
+            with contextlib.ExitStack() as sampling_health:
                 tapes = LiveTapes(run, node_rank)
                 if options.digests and options.num_nodes > 1:
                     nodes = options.num_nodes
@@ -142,6 +142,8 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 judge = LiveJudge(run.manifest(), events, exporting, stacks_dir=run.stacks)
                 pid = options.launcher_pid
                 loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
+                if not loop.is_past():  # readings of now would stand among those of then
+                    sampling_health.enter_context(node_health(run, node_rank, events))
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
                 every_s = read(ProbesSettings, run.manifest()).sync_s

@@ -61,6 +61,7 @@ class StandstillLoop:
         recovery = read(RecoverySettings, manifest)
         self._run, self._tapes, self._judge, self._events, self._job = run, tapes, judge, events, job
         self._held = HeldFolder(run.path)
+        self._is_launched = bool(launcher_pid)
         self._launcher_pid = launcher_pid or int(manifest.get("launcher_pid", 0) or 0)
         self._launcher_ticks = start_ticks(self._launcher_pid)
         self._tracker = ProcessTracker()
@@ -128,11 +129,25 @@ class StandstillLoop:
             return True
         if self._tapes.has_ended:
             return False
-        if self._launcher_pid and is_alive(self._launcher_pid, self._launcher_ticks):
+        if self._has_launcher():
             self._gone_since_s = None
             return True
         self._gone_since_s = self._gone_since_s or time.monotonic()
         return time.monotonic() - self._gone_since_s < ORPHAN_GRACE_S
+
+    def is_past(self) -> bool:
+        """Return True if the run had ended, or its processes were gone, before this watch was started by hand."""
+        try:
+            self._tapes.poll()
+        except Exception:  # as in a tick, which tries again
+            self._tapes.forget()
+            return False
+        if self._is_launched or self._tapes.is_running:
+            return False
+        return self._tapes.has_ended or bool(self._tapes.placed and not self._has_launcher())
+
+    def _has_launcher(self) -> bool:
+        return bool(self._launcher_pid) and is_alive(self._launcher_pid, self._launcher_ticks)
 
     @property
     def _judges_all(self) -> bool:

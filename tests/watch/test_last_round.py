@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Ingester, Store
 from tests.factories import make_run
+from watch import node_process, standstill_loop
 from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import Metrics
 from watch.ingest_loop import IngestLoop
@@ -71,3 +73,21 @@ def test_a_finding_of_the_last_round_is_in_the_store(tmp_path: Path, monkeypatch
         kinds = [kind for (kind,) in store.rows("SELECT finding_kind FROM findings")]
     assert "non_finite" in kinds
     assert num_opened > 1
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_a_watch_on_a_run_of_the_past_adds_no_reading_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5, kill={1: 5} if ends == "killed" else {})
+    monkeypatch.setattr(standstill_loop, "ORPHAN_GRACE_S", 0.0)
+    before = sorted(run.path.rglob("health.*.tape"))
+    handlers = {number: signal.getsignal(number) for number in node_process.END_SIGNALS}
+    try:
+        assert node_process.run_watch([str(run.path)]) == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert sorted(run.path.rglob("health.*.tape")) == before
+    with Store.open(run, catch_up=False) as store:
+        assert store.rows("SELECT DISTINCT rank FROM steps ORDER BY rank") == [(0,), (1,)], "it ingested the run"
