@@ -81,7 +81,7 @@ def test_a_rollback_is_told_once_with_its_replay(tmp_path: Path) -> None:
         report(node, f"Loss rose to 9 at step 7, in batch 6. {did}", restored_step=4, line="train.py:7 step")
         wait_for(lambda: "train.py:7" in written.getvalue(), "the finding's line of code")
     assert written.getvalue().splitlines() == [
-        "step     7  Loss spike, which came again in a replay. Rolled back to step 4 from memory in 159 ms and skipped "
+        "step     7  Loss spike, which came again in a replay. Rolled back to step 4 from memory in 0.2 s and skipped "
         "batch 6.",
         "STRAGGLER  Loss rose to 9 at step 7.",
         "STRAGGLER  Rank 1: seen most often at train.py:7 step.",

@@ -20,7 +20,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from analyzers.wording import batches_text, counted
+from analyzers.deaths.recovery_response import Response
+from analyzers.wording import counted
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.format.reader import TapeError, read_segment, segment_paths
@@ -255,13 +256,15 @@ def _line(event: dict[str, Any], replay: dict[str, Any] | None = None) -> str:
     if kind == event_kinds.ADVICE:
         return advice_line(event)
     if kind == event_kinds.ROLLBACK:
-        batches = batches_text(event.get("skipped_batches") or [], event.get("replayed_batches") or [])
-        return escape(
-            f"{where}{f'{_replayed(replay)}. ' if replay else ''}"
-            f"Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
-            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms"
-            f"{f' and {batches}' if batches else ''}."
+        response = Response(  # in the words and digits of the finding
+            refused=None,
+            restored_step=event.get("to_step"),
+            tier=str(event.get("tier") or ""),
+            skipped_batches=tuple(event.get("skipped_batches") or ()),
+            replayed_batches=tuple(event.get("replayed_batches") or ()),
+            duration_s=float(event.get("duration_s") or 0),
         )
+        return escape(f"{where}{f'{_replayed(replay)}. ' if replay else ''}{response.text}")
     if kind == event_kinds.FAULT_INJECTED:
         return f"[dim]{where}Injected {escape(str(event.get('fault')))} on rank {event.get('rank')}.[/]"
     if kind == event_kinds.CULPRIT_KILLED:
