@@ -262,7 +262,7 @@ class Tail:
         except OSError:
             return None
         skipped += before.skipped_lines
-        problem = f"{skipped} lines are not events, or are copies of one" if skipped else ""
+        problem = _skipped_text(skipped) if skipped else ""
         if thorough and byte == before.next_byte:
             problem = problem or "the last line is torn"
         if byte == before.next_byte and (not thorough or problem == state.problems.get(name, "")):
@@ -328,6 +328,10 @@ def _problem(segment: Segment, *, num_blank: int, seen: _Seen) -> str:
     elif num_blank:
         problems.append(f"{num_blank} records before its last one were lost: their places are blank")
     return "; ".join(problems)
+
+
+def _skipped_text(count: int) -> str:
+    return f"{count} lines are not events, or are copies of one" if count > 1 else "1 line is no event, or a copy of one"
 
 
 def _digest(records: npt.NDArray[Any]) -> str:
