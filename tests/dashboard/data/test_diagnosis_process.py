@@ -24,6 +24,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return make_run(tmp_path_factory.mktemp("beside"), steps=40)
 
 
+class CountingLock:
+    """A lock that says how many have asked for it."""
+
+    def __init__(self) -> None:
+        self._lock, self.num_asked = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        self.num_asked += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_it_is_the_same(run: RunDir) -> None:
     with Store.open(run) as store:
         here = diagnose(store, run.manifest(), stacks_dir=run.stacks)
@@ -48,6 +62,7 @@ def test_a_large_run_is_diagnosed_there_once_for_a_version(run: RunDir, monkeypa
 
 def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     one, found, second = RunAccess(run, Answers()), [], []
+    lock = one._diagnosing = CountingLock()  # type: ignore[assignment]
     also = threading.Thread(target=lambda: second.append(one._diagnosed("version")))
 
     def diagnosed(*_: object, **__: object) -> Diagnosis:
@@ -55,7 +70,7 @@ def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch:
             found.append(diagnose(store, run.manifest()))
         if len(found) == 1:
             also.start()
-            wait_for(one._diagnosing.locked, "the first one's lock")
+            wait_for(lambda: lock.num_asked == 2, "the second thread at the lock")
         return found[-1]
 
     monkeypatch.setattr(access, "SEPARATE_PROCESS_BYTES", 1)
