@@ -69,7 +69,7 @@ def _ranks(run: Run) -> str | None:
 
 def _mesh(run: Run) -> str | None:
     mesh = run.facts.get("mesh")
-    if not isinstance(mesh, Mapping):
+    if not isinstance(mesh, Mapping) or not mesh:  # an attached run does not say how it is laid out
         return None
     return " x ".join(f"{name} {size}" for name, size in mesh.items() if size != 1) or "one rank"
 

@@ -91,7 +91,7 @@ class Comparison:
     def sentence(self) -> str:
         """Summary for all outputs: which run is better, speed and loss of B against A, ranks and phases that differ."""
         against_a, against_b = self.shortcomings
-        sizes = [(a, b) for name, a, b in self.versions if name == "num_parameters" and a and b]
+        sizes = [(a, b) for name, a, b in self.versions if name == "num_parameters" and a and b and "0" not in (a, b)]
         other_model = ""
         if sizes:
             in_a, in_b = (f"{int(size):,}" if size.isdigit() else size for size in sizes[0])

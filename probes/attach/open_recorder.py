@@ -56,11 +56,12 @@ def open_recorder(
         "world_size": identity.world_size,
         "versions": versions(),
         "environment": settings(),
-        "num_parameters": sum(parameter.numel() for model in models for parameter in model.parameters()),
         "launcher_pid": launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,
         "cwd": _working_folder(),
     } | device_name()
+    if models:  # a script that names none has parameters, too: they are unknown and not zero
+        manifest["num_parameters"] = sum(parameter.numel() for model in models for parameter in model.parameters())
     try:
         run, attempt, is_first = join_run(
             identity,

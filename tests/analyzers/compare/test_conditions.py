@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from analyzers.compare.conditions import Run, conditions
@@ -41,3 +42,5 @@ def test_ranks_hosts_load_and_memory_stand_side_by_side() -> None:
 
 def test_what_one_run_did_not_record_is_not_zero() -> None:
     assert conditions(run(load=None), run(load=1.0)) == (("host load per CPU", None, "1.00"),)
+    attached = replace(run(load=1.0), facts={"num_ranks": 2, "mesh": {}})
+    assert ("mesh", None, "dp_shard 2") in conditions(attached, run(load=1.0))

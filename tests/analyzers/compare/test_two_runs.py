@@ -63,6 +63,8 @@ def test_a_smaller_model_is_faster_and_not_better(tmp_path: Path) -> None:
         assert f"{b.run_id} {word} {a.run_id}" in found, found
     sizes = f"(parameters: 869,504 in {a.run_id}, 455,520 in {b.run_id})"
     assert f"but trains another model {sizes}." in found
+    unknown = make_run(tmp_path, steps=80, step_ms=30.0, **config(), num_parameters=0)  # as older attached runs have it
+    assert "another model" not in compared(a, unknown).sentence
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
