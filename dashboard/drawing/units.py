@@ -22,7 +22,7 @@ def duration(seconds: float | None) -> str:
         return f"{seconds * 1e6:.3g} µs"
     if abs(seconds) < 1:
         return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s" if abs(seconds) < 100 else age(seconds)
+    return f"{seconds:.3g} s" if abs(seconds) < 100 else age(round(seconds))
 
 
 def age(seconds: float | None) -> str:
