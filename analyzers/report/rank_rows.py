@@ -17,7 +17,7 @@ from analyzers.finding import SEVERITIES, Finding
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
 from analyzers.run.records.event_log import EventLog
 from analyzers.run.records.newest_steps import NEWEST_STEPS
-from analyzers.source import Source
+from analyzers.source import READ_ROWS, READ_STEPS, Source, every_kth
 
 __all__ = ["RankRow", "RankRows", "rank_rows"]
 
@@ -28,7 +28,7 @@ _ENDED = ("ended", "dead")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One rank. Times are medians of its newest finished steps, None where nothing was recorded."""
+    """One rank. Times are medians of its newest finished steps, or of all, None where nothing was recorded."""
 
     rank: int
     state: str
@@ -59,14 +59,18 @@ class RankRows:
     rows: tuple[RankRow, ...]
 
 
-def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int) -> RankRows:
-    """Read the newest attempt. `findings`: the open ones, the worst first, before those that are over."""
+def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int, has_ended: bool = False) -> RankRows:
+    """Read the newest attempt. `findings`: the open ones, the worst first, before those that are over.
+
+    `has_ended`: medians of all steps, as in the report of the run.
+    """
     known = attempts(source)
     if not known:
         return RankRows(attempt=None, step=None, step_ms=None, rows=())
     attempt = known[-1]
     view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
-    medians, memory = _medians(source, attempt, view.step or 0), _memory(source, attempt)
+    since_step = 0 if has_ended else (view.step or 0) - RECENT_STEPS
+    medians, memory = _medians(source, attempt, since_step), _memory(source, attempt)
     places = _places(source, attempt)
     worst = _worst(findings, attempt)
     rows = []
@@ -126,15 +130,15 @@ def _worst(findings: Sequence[Finding], attempt: int) -> dict[int, Finding]:
     return found
 
 
-def _medians(source: Source, attempt: int, newest: int) -> dict[int, tuple[float | None, float | None]]:
+def _medians(source: Source, attempt: int, since_step: int) -> dict[int, tuple[float | None, float | None]]:
     if not source.has("steps"):
         return {}
     rows = source.rows(
         f"""
         SELECT rank, median({MEASURES["own work"][0]}), median({MEASURES["waiting"][0]}) FROM steps
-        WHERE attempt = ? AND rank >= 0 AND step > ? AND duration_ns IS NOT NULL GROUP BY rank
+        WHERE attempt = ? AND rank >= 0 AND step > ? AND step % ? = 0 AND duration_ns IS NOT NULL GROUP BY rank
         """,
-        [attempt, newest - RECENT_STEPS],
+        [attempt, since_step, every_kth(source, "steps", READ_ROWS, READ_STEPS) if since_step == 0 else 1],
     )
     return {rank: (own_ms, waiting_ms) for rank, own_ms, waiting_ms in rows}
 

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
+from analyzers.figures.ranks.rank_step import MEASURES
 from analyzers.finding import Finding
 from analyzers.report.rank_rows import RankRow, RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, fold, rank_table
-from analyzers.report.terminal.ranks_now import draw_ranks
+from analyzers.report.terminal.ranks_now import draw_ranks, read_ranks
 from analyzers.run.live.folder_state import folder_state
 from analyzers.run.policy import StallPolicy
 from probes.tape.events import EventWriter
@@ -205,6 +206,22 @@ def test_sentences_that_break_leave_the_heading_on_the_screen(tmp_path: Path) ->
     lines = console.export_text().rstrip("\n").splitlines()
     assert "Rank 3 has been slow" in "\n".join(lines[:6])
     assert len(lines) <= 16, lines
+
+
+def test_times_of_a_run_that_has_ended_are_those_of_all_its_steps(tmp_path: Path) -> None:
+    """As the median step above them: the newest 50 steps alone may add up to more than it."""
+    run = make_run(tmp_path, ranks=2, steps=200, slow={1: 3.0}, slow_from=160)
+    now = read_ranks(run, now_ns=time.time_ns())
+    row = next(row for row in now.ranks.rows if row.rank == 1)
+    with Store.open(run) as store:
+        ((own_ms,),) = store.rows(f"SELECT median({MEASURES['own work'][0]}) FROM steps WHERE rank = 1")
+        newest = rank_rows(store, [], now_ns=time.time_ns()).rows
+    assert row.own_ms == own_ms
+    assert row.own_ms is not None
+    assert row.waiting_ms is not None
+    assert now.ranks.step_ms is not None
+    assert row.own_ms + row.waiting_ms < 1.05 * now.ranks.step_ms
+    assert max(one.own_ms or 0.0 for one in newest) > 2 * own_ms, "so that the windows can be told apart"
 
 
 def test_it_prints_once_into_a_pipe(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@
     console.print(drawn.table)
     read_ranks(folder, now_ns=time.time_ns()).to_json()      # the same for programs
 
-Own work and waiting are medians of the newest 50 steps. Findings of a run that lives are those that `watch` reported;
-of one that has ended, those of `rankscope analyze`.
+Of a live run, own work and waiting are medians of the newest 50 steps, and findings are those that `watch` reported.
+Of one that has ended, both are of all steps, as in `rankscope analyze`.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
         ended = None if state.is_live else diagnose(store, manifest, stacks_dir=folder.stacks)
         findings = _findings(store, state.attempt) if ended is None else list(ended.fired)
-        found = rank_rows(
-            store, findings, now_ns=state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
-        )
+        as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
+        found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None)
     if ended is not None:  # the report's number; a rank that was killed wrote no end
         rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
         took_ms = ended.run.get("step_ms_median")
