@@ -331,7 +331,8 @@ def _problem(segment: Segment, *, num_blank: int, seen: _Seen) -> str:
 
 
 def _skipped_text(count: int) -> str:
-    return f"{count} lines are not events, or are copies of one" if count > 1 else "1 line is no event, or a copy of one"
+    what = "1 line is not an event, or is a copy" if count == 1 else f"{count} lines are not events, or are copies"
+    return f"{what} of one"
 
 
 def _digest(records: npt.NDArray[Any]) -> str:

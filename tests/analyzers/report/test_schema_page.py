@@ -66,6 +66,6 @@ def test_the_fingerprint_follows_the_tables(monkeypatch: pytest.MonkeyPatch) -> 
     before = fingerprint()
     assert before == fingerprint()
     others = {name: table for name, table in TABLES.items() if name != "gradients"}
-    monkeypatch.setattr(ddl, "TABLES", others)  # a key put back into the dict itself would come last, for every later test
+    monkeypatch.setattr(ddl, "TABLES", others)  # a key put back into the dict would come last for every later test
     assert fingerprint.__wrapped__() != before, "it is kept, as tables do not change in a process"
     assert not any("gradients" in statement for statement in create_statements())

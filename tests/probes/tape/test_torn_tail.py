@@ -43,7 +43,7 @@ def test_the_first_event_of_a_new_writer_is_kept(tmp_path: Path, tail: bytes) ->
     assert (end, skipped) == (path.stat().st_size, 1)
     with Store.open(run) as store:
         problems = [text for _, text in store.rows("SELECT * FROM ingest_problems")]
-        assert problems == ["1 line is no event, or a copy of one"]
+        assert problems == ["1 line is not an event, or is a copy of one"]
         assert store.rows("SELECT count(*) FROM events WHERE kind = 'run_started'") == [(1,)]
 
 
