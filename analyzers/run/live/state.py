@@ -138,7 +138,9 @@ def _rolled_back(view: AttemptView, rollbacks: Sequence[Event]) -> str:
         return ""
     last = rollbacks[-1]
     begun = last.integer("from_step")
-    return f"repeating steps {last.integer('to_step') + 1} to {begun}" if view.step <= begun else ""
+    why = last.text("reason")
+    repeated = f"rolled back, repeating steps {last.integer('to_step') + 1} to {begun}"
+    return "" if view.step > begun else f"{repeated}: {why}" if why else repeated
 
 
 def _last_event_ns(source: Source) -> int | None:
