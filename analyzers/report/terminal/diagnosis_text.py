@@ -318,7 +318,7 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
         lines += [_indented(f"{name:<18}  {value}", "") for name, value in long]
     elif long:
         rest = Table.grid(padding=(0, 2))
-        rest.add_column(min_width=18, max_width=24, overflow="fold")
+        rest.add_column(min_width=name_width if short else 18, max_width=24, overflow="fold")
         rest.add_column(ratio=1, overflow="fold")
         for row in long:
             rest.add_row(*(_text(visible(cell), "") for cell in row))

@@ -46,3 +46,17 @@ def test_a_long_value_goes_on_below_its_begin(width: int) -> None:
     begin = lines[first].index("job.log:9")
     assert lines[first + 1].startswith(" " * begin + "word")
     assert "HANG  critical" in [line.rstrip() for line in lines], "no word where no step is known"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_and_short_values_begin_in_one_column(width: int) -> None:
+    finding = Finding(
+        analyzer="hang", kind="hang", severity="critical", status="fired", summary="Rank 2 hangs.",
+        evidence={**NUMBERS, "lines": ["job.log:9: " + "word " * 20]},
+    )  # fmt: skip
+    written = io.StringIO()
+    render(conclude([finding], {}), Console(file=written, width=width))
+    lines = written.getvalue().splitlines()
+    begins = [line.index(value) for line in lines for value in ("28.25 ms", "job.log:9") if value in line]
+    assert len(begins) == 2
+    assert begins[0] == begins[1]
