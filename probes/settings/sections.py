@@ -14,7 +14,7 @@ from .section import amount
 __all__ = [
     "MAX_STEPS",
     "AlertsSettings",
-    "Answer",
+    "DeviceResponse",
     "MetricsSettings",
     "OtelSettings",
     "ProbesSettings",
@@ -27,7 +27,7 @@ __all__ = [
 MAX_STEPS = 100
 """Maximum steps of one capture: a longer trace is too large to open."""
 _DAY_S = 86400
-Answer = Literal["report", "exclude", "replace"]
+DeviceResponse = Literal["report", "exclude", "replace"]
 """What follows a finding about a device. `exclude`: drop it, even if the run shrinks. `replace`: drop it only if a
 spare device or node takes its place."""
 
@@ -79,10 +79,10 @@ class RecoverySettings:
     hang_floor_s: float = amount(5.0, above=0, most=_DAY_S)
     startup_s: float = amount(180.0, above=0, most=_DAY_S)
     grace_s: float = amount(20.0, above=0, most=_DAY_S)
-    on_straggler: Answer = "report"
+    on_straggler: DeviceResponse = "report"
     straggler_after_s: float = amount(60.0, least=0)
     straggler_speedup: float = amount(1.2, above=1)
-    on_xid: Answer = "report"
+    on_xid: DeviceResponse = "report"
     """Nothing is excluded by default. The trainer, which can restart ranks, has the default `exclude`."""
     exclusion_cooldown_s: float = amount(600.0, least=0)
     exclusion_dry_run: bool = False

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from probes.settings.sections import Answer, RecoverySettings
+from probes.settings.sections import DeviceResponse, RecoverySettings
 from trainer.config.section import Section, taken
 
 __all__ = ["RecoveryConfig"]
@@ -41,14 +41,14 @@ class RecoveryConfig(Section):
     max_corruptions_per_device: int = Field(default=2, ge=1)
     """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
     does."""
-    on_straggler: Answer = taken(RecoverySettings, "on_straggler")
+    on_straggler: DeviceResponse = taken(RecoverySettings, "on_straggler")
     """Slow rank whose device is the cause: report it; exclude its device where the run gains more than it loses;
     replace it only where a spare device or node takes the place."""
     straggler_after_s: float = taken(RecoverySettings, "straggler_after_s")
     """How long a rank must have been reported as slow before that (seconds)."""
     straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
     """Step time / step time without it from which a slow rank is acted on."""
-    on_xid: Answer = "exclude"
+    on_xid: DeviceResponse = "exclude"
     """What to do with a device with an XID after which NVIDIA's catalogue asks for another device."""
     exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
     """Seconds between two such actions."""

@@ -13,7 +13,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.wording import is_number
 from probes.settings.section import read
-from probes.settings.sections import Answer, RecoverySettings
+from probes.settings.sections import DeviceResponse, RecoverySettings
 from probes.step_clock import GAPS
 
 __all__ = ["ExclusionPolicy", "exclusion_policy", "reason_to_keep"]
@@ -35,8 +35,8 @@ _LASTING = ("chronic", "since")
 class ExclusionPolicy:
     """Settings `recovery.*` of the run; those of the defaults where it has none, as an attached run."""
 
-    on_straggler: Answer = "report"
-    on_xid: Answer = "report"
+    on_straggler: DeviceResponse = "report"
+    on_xid: DeviceResponse = "report"
     straggler_after_s: float = _DEFAULT.straggler_after_s
     """For how long a rank must have been reported as slow (seconds). Source: convention, a minute."""
     straggler_speedup: float = _DEFAULT.straggler_speedup

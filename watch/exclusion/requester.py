@@ -25,7 +25,7 @@ from analyzers.stragglers.analyze import stragglers
 from analyzers.wording import ranks_text
 from probes.settings.described import ModelFacts
 from probes.settings.section import read
-from probes.settings.sections import Answer
+from probes.settings.sections import DeviceResponse
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
@@ -114,7 +114,7 @@ class ExclusionRequester:
             event_kinds.EXCLUSION_WITHHELD, node_rank=None, ranks=list(ranks), dry_run=False, reason=text
         )
 
-    def _request(self, source: Source, finding: Finding, mode: Answer, attempt: int) -> None:
+    def _request(self, source: Source, finding: Finding, mode: DeviceResponse, attempt: int) -> None:
         cause = finding.kind
         if (attempt, finding.ranks, cause) in self._answered or self._is_cooling():
             return
