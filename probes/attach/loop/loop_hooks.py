@@ -249,6 +249,8 @@ class LoopPhases:
 
     def settle(self) -> None:
         """Write the step's own loss and tokens."""
+        if self._updates.are_by_hand:
+            self.norms.updated_by_hand()
         self._losses.settle(self.norms.measured)
 
     def log(self, /, **values: float | Tensor) -> None:

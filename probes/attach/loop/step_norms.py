@@ -74,24 +74,36 @@ class StepNorms:
             self._values.put(**{INPUT_GRADIENT: of_input})
         if self.probe is None:
             return
-        step, norm = self._recorder.step_number, self._clipped
+        step = self._recorder.step_number
         self.probe.after_backward(step)
-        parts: dict[str, Tensor] = {}
-        if norm is None and self._partial is not None:
-            parts = {self._partial[0]: self._partial[1]}
-        elif norm is None and self.is_wanted:
+        norm, parts = self._of_clipping()
+        if norm is None and not parts and self.is_wanted:
             parts = self.probe.norms()
             if factor is not None:
                 parts = {ranks: part / factor for ranks, part in parts.items()}
             norm = parts.pop("", None) if len(parts) == 1 else None
+        numbers = self._write(norm, parts)
+        if numbers and all(map(math.isfinite, numbers)):
+            self._examined = 0
+        elif numbers and self._examined < MAX_EXAMINED:
+            self._examined += 1
+            self._recorder.log(nonfinite_count=sum(count for _, count in self.probe.examine(step)))
+
+    def updated_by_hand(self) -> None:
+        """Write the norm that the loop clipped by; the gradients themselves may be gone."""
+        self._write(*self._of_clipping())
+
+    def _of_clipping(self) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if self._clipped is not None or self._partial is None:
+            return self._clipped, {}
+        return None, dict([self._partial])
+
+    def _write(self, norm: Tensor | None, parts: dict[str, Tensor]) -> list[float]:
+        """Returns the numbers that no device has to be awaited for."""
         numbers = [one.item() for one in (norm, *parts.values()) if one is not None and one.is_cpu]
         if norm is not None:
             self.measured = numbers[0] if norm.is_cpu else norm
             self._values.put(grad_norm=self.measured)
         for ranks, part in parts.items():
             self._values.put(**{f"{PART}{ranks}": part})
-        if numbers and all(map(math.isfinite, numbers)):
-            self._examined = 0
-        elif numbers and self._examined < MAX_EXAMINED:
-            self._examined += 1
-            self._recorder.log(nonfinite_count=sum(count for _, count in self.probe.examine(step)))
+        return numbers

@@ -53,7 +53,7 @@ class Updates:
         self._turns = 0
         self._is_counted = False
         self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
-        self._is_by_hand: bool | None = None
+        self.are_by_hand: bool | None = None  # None: not yet known
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
         self._counted = Living()
         self._outer: Any = None  # the optimizer in whose step others may step
@@ -137,11 +137,11 @@ class Updates:
         if parameters != before[0] or (_has_gradient(model) and changes == before[1]):
             return False  # FSDP2 replaces the parameters while they are gathered
         self._with_gradients.clear()
-        if self._is_by_hand is None:
-            self._is_by_hand = not _has_optimizer(model)
-        if self._is_by_hand:
+        if self.are_by_hand is None:
+            self.are_by_hand = not _has_optimizer(model)
+        if self.are_by_hand:
             self.first()
-        return self._is_by_hand
+        return self.are_by_hand
 
 
 def _updates_before(optimizer: Any) -> int | None:

@@ -32,6 +32,7 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradient
 ) -> None:
     """As the word language model of pytorch/examples does it by default; fastai's optimizers zero in place."""
     model = nn.Linear(4, 1)
+    norms: list[float] = []
     attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
     for number in range(5):
         model.zero_grad(set_to_none=not in_place)
@@ -39,10 +40,14 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradient
             (model(torch.ones(2, 4)).sum() * 0.0 + number).backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
+            parameter.grad.fill_(number)
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        for parameter in model.parameters():
+            assert parameter.grad is not None
             parameter.data.add_(parameter.grad, alpha=-0.1)
     detach()
-    rows = recorded(tmp_path / "run", "SELECT step, loss FROM steps ORDER BY step")
-    assert rows == [(number + 1, float(number)) for number in range(5)]
+    rows = recorded(tmp_path / "run", "SELECT step, loss, grad_norm FROM steps ORDER BY step")
+    assert rows == [(number + 1, float(number), pytest.approx(norms[number])) for number in range(5)]
     assert recorded(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'backward'") == [(5 * num_passes,)]
     assert recorded(tmp_path / "run", "SELECT count(*) FROM events WHERE kind = 'first_update'") == [(1,)]
 
