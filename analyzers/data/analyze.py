@@ -87,7 +87,7 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
             starts_so = starts[0] - step[0] <= tolerance or starts[0] % gap <= 1
             cause = "epoch_start" if gap >= 2 * SHARED.min_steps and starts_so else "periodic"
             return Rhythm(cause=cause, every_steps=round(gap), heavy_steps=len(places))
-    return Rhythm(cause="irregular", every_steps=0, heavy_steps=len(places))
+    return Rhythm(cause="irregular", every_steps=0, heavy_steps=int(waits.sum()))
 
 
 def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tuple[Ints, Floats, Floats]:
@@ -142,12 +142,11 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     is_all = len(waiting) == len(rows)
     is_printed = not source.rows("SELECT max(forward_ns) FROM steps")[0][0] and len(rows) == 1
     who = "The steps" if is_printed else "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"
-    num_waiting = int((data_ms >= policy.share_ratio * step_ms).sum())
     how = {
         "steady": "in nearly every step",
         "periodic": f"every {found.every_steps} steps",
         "epoch_start": f"every {found.every_steps} steps (likely the start of an epoch)",
-        "irregular": f"in {num_waiting} of {len(step)} steps",
+        "irregular": f"in {found.heavy_steps} of {len(step)} steps",
     }[found.cause]
     return Finding(
         analyzer="data_wait",

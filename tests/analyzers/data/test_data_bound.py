@@ -70,6 +70,16 @@ def test_an_irregular_wait_counts_the_steps_that_wait() -> None:
     assert 40 <= counts[-2] <= 120 < counts[-1]
 
 
+def test_why_gives_the_number_of_steps_of_the_verdict() -> None:
+    """Some waits are much longer than the usual one."""
+    store = plain_run(steps=200)
+    for share, wait in ((3, SLOW // 4), (1, SLOW)):
+        store.connection.execute(f"UPDATE steps SET data_ns = {wait} WHERE hash(step) % 5 < {share}")
+    (finding,) = explained(data_bound(store, Scope()))
+    assert finding.cause == "irregular"
+    assert finding.summary.endswith(f"in {finding.evidence['starved_steps']} of {finding.evidence['steps']} steps.")
+
+
 def test_missing_records_are_reported() -> None:
     for damage in ("DELETE FROM steps", "UPDATE steps SET data_ns = NULL", "UPDATE steps SET data_ns = 0",
                    "DELETE FROM steps WHERE step > 20"):  # fmt: skip
