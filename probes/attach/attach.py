@@ -231,17 +231,17 @@ class Attached:
                 self._phases.watch_optimizer(optimizer, leads=leads)
             self._gradient_interval = self._gradient_interval if gradient_interval is None else gradient_interval
             if models or gradient_interval is not None:
-                self._phases.norms.measure_with(None)  # frees models that only the last probe has kept
-                if named := self._named_parameters():
-                    interval, alive = self._gradient_interval, list(self._models)
-                    probe = GradientProbe(self.recorder, named, interval=interval, models=alive)
-                    self._phases.norms.measure_with(probe)
+                self._phases.norms.measure_with(self._gradient_probe)
+
+    def _gradient_probe(self) -> GradientProbe:
+        """Called at an update: inside `torch.func.functional_call` other values stand in for the parameters."""
+        interval, models = self._gradient_interval, self._models
+        return GradientProbe(self.recorder, self._named_parameters(), interval=interval, models=models)
 
     def _trains_another(self, optimizer: Any) -> None:
         """Switch to another model: models that this optimizer does not update are no longer measured."""
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        models = [model for model in self._models if any(id(one) in updated for one in model.parameters())]
-        self._models = Living(models)
+        self._models = Living(one for one in self._models if any(id(each) in updated for each in one.parameters()))
         self.watch([], gradient_interval=self._gradient_interval)
 
     def watches(self, model: nn.Module) -> bool:

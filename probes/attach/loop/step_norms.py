@@ -11,6 +11,7 @@ hold the rest (`PART`), and the analysis adds up (`analyzers.numerics.global_nor
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +37,7 @@ class StepNorms:
         self._recorder = recorder
         self._values = values
         self.probe: GradientProbe | None = None
+        self._make: Callable[[], GradientProbe] | None = None
         self.is_wanted = is_wanted
         """True if gradients are measured where the loop does not clip them."""
         self.measured: float | Tensor | None = None
@@ -45,11 +47,11 @@ class StepNorms:
         self._partial: tuple[str, Tensor] | None = None  # (ranks, norm of what this one holds)
         self._examined = 0
 
-    def measure_with(self, probe: GradientProbe | None) -> None:
-        """Measure with this probe from now on, and free what the last one measured."""
+    def measure_with(self, make: Callable[[], GradientProbe]) -> None:
+        """Measure with another probe, made at the next update; free what the last one measured."""
         if self.probe is not None:
             self.probe.close()
-        self.probe = probe
+        self.probe, self._make = None, make
 
     def began(self) -> None:
         """A step has begun."""
@@ -73,7 +75,9 @@ class StepNorms:
         if (of_input := self.input_gradient.of_step()) is not None:
             self._values.put(**{INPUT_GRADIENT: of_input})
         if self.probe is None:
-            return
+            if self._make is None:
+                return
+            self.probe = self._make()
         step = self._recorder.step_number
         self.probe.after_backward(step)
         norm, parts = self._of_clipping()

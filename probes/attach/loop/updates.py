@@ -162,13 +162,18 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def _has_gradient(model: nn.Module) -> bool:
-    return any(parameter.grad is not None for parameter in model.parameters())
+    return any(_gradient(parameter) is not None for parameter in model.parameters())
+
+
+def _gradient(parameter: Tensor) -> Tensor | None:
+    """None during `torch.func.functional_call`, whose values stand in for the parameters: torch would warn."""
+    return parameter.grad if parameter.is_leaf else None
 
 
 def _state(model: nn.Module) -> _State:
     """Ids of the model's parameters, and the sum of torch's version counters of them and their gradients."""
     parameters = list(model.parameters())
-    tensors = [tensor for parameter in parameters for tensor in (parameter, parameter.grad) if tensor is not None]
+    tensors = [tensor for parameter in parameters for tensor in (parameter, _gradient(parameter)) if tensor is not None]
     return [id(parameter) for parameter in parameters], sum(tensor._version for tensor in tensors)
 
 

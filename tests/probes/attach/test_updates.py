@@ -15,6 +15,7 @@ from torch.nn.modules import module
 from probes.attach.attach import Attached, attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
 from probes.attach.loop.updates import TAKES_OVER
+from probes.fail_open import error_counts
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
@@ -89,6 +90,26 @@ def test_parameters_that_stand_in_for_others_are_no_update(tmp_path: Path) -> No
     optimizer.step()
     detach()
     assert recorded(tmp_path / "run", "SELECT count(*) FROM steps") == [(1,)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_that_stand_in_for_parameters_are_no_update_and_raise_no_warning(tmp_path: Path) -> None:
+    """As in MAML: `functional_call` with parameters that were updated within the step."""
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for _ in range(2):
+            fast = {name: 1.0 * value for name, value in model.named_parameters()}
+            for _ in range(2):
+                loss = torch.func.functional_call(model, fast, (torch.ones(2, 4),)).sum()
+                gradients = torch.autograd.grad(loss, tuple(fast.values()), create_graph=True)
+                fast = {name: value - one for (name, value), one in zip(fast.items(), gradients, strict=True)}
+            torch.func.functional_call(model, fast, (torch.ones(2, 4),)).square().sum().backward()
+        optimizer.step()
+    detach()
+    assert recorded(tmp_path / "run", "SELECT count(*), count(grad_norm) FROM steps") == [(3, 3)]
+    assert "attach.forward" not in error_counts
 
 
 def test_gradients_that_are_used_before_the_first_step_of_an_optimizer_end_no_step(tmp_path: Path) -> None:
