@@ -52,6 +52,7 @@ class ProcessEnd:
         self._loop_thread = loop_thread
         self._is_on = True
         self._died = False
+        self._is_left = False  # by an exception, which is on record
         self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
         self.is_of_rank: Callable[[], bool] = lambda: True
         """True if this process is a rank: not where the script has started the ranks itself."""
@@ -78,6 +79,8 @@ class ProcessEnd:
     def left_by_itself(self) -> bool:
         """Return False if the process died of an exception or ends with an exit code: then that is on record. False
         also for one that is not a rank."""
+        if not self._died and (error := _unhandled()) is not None:
+            self.left_by(error)
         if not self._died and self._exit is not None:
             step, fields = self._exit
             if step == self._recorder.step_number:
@@ -86,11 +89,12 @@ class ProcessEnd:
 
     @contextlib.contextmanager
     def exits_of_script(self) -> Iterator[None]:
-        """Record how a SystemExit leaves the block, which runs the user's script."""
+        """Record what leaves the block, which runs the user's script: `sys.excepthook` may not be ours by then."""
         try:
             yield
-        except SystemExit as error:
+        except BaseException as error:
             self.left_by(error)
+            self._is_left = True
             raise
 
     def left_by(self, error: BaseException) -> None:
@@ -136,7 +140,8 @@ class ProcessEnd:
                 self._interrupted()
             elif self._is_on:
                 trace = without_our_frames(error)
-                self._record_exception(error)
+                if not self._is_left:
+                    self._record_exception(error)
         real(kind, error, trace)
 
     def _at_thread_exception(self, real: Callable[..., Any], about: Any) -> None:
@@ -157,6 +162,14 @@ class ProcessEnd:
             fields = _exit_fields(message, f"{stack}{EXIT_TYPE}: {message}\n", code, sys.exception())
             self._exit = (self._recorder.step_number, fields) if message else None
         real(code)
+
+
+def _unhandled() -> BaseException | None:
+    """The exception that ended the main script: on record already, unless `sys.excepthook` was replaced after `hook` by
+    one that does not call ours, as typer and rich do."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    trace = getattr(error, "__traceback__", None)
+    return error if trace is not None and trace.tb_frame.f_back is None else None  # else a console's, say
 
 
 def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | None) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,9 @@ def train(steps):
 TWO_LINES = "import rankscope\nrankscope.attach(model, optimizer, watch=False)\n"
 
 
-def ended(tmp_path: Path, end: str, *, by: str, as_module: bool = False) -> tuple[int, list[Finding], str]:
+def ended(
+    tmp_path: Path, end: str, *, by: str, as_module: bool = False, forked: bool = True
+) -> tuple[int, list[Finding], str]:
     """Exit code, findings and standard error of a script with these last lines."""
     script = tmp_path / "train.py"
     environment = {**os.environ, "RANKSCOPE_RUN_DIR": str(tmp_path / "run"), "PYTHONPATH": str(REPOSITORY)}
@@ -49,7 +53,11 @@ def ended(tmp_path: Path, end: str, *, by: str, as_module: bool = False) -> tupl
         (package / "train.py").write_text(script.read_text())
         environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "site-packages")
         command = ["-m", "rankscope.attached_script", "-m", "their.recipes.train"]
-    done = run_python(command, cwd=tmp_path, env=environment)
+    if forked:
+        done = run_python(command, cwd=tmp_path, env=environment)
+    else:
+        start = [sys.executable, *command]
+        done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     with Store.open(RunDir(tmp_path / "run")) as store:
         found = diagnose(store, {"attached": True}).fired
     return done.returncode, [finding for finding in found if finding.kind == "rank_lost"], done.stderr
@@ -109,3 +117,22 @@ def test_an_exit_from_an_exception_s_handler_is_the_end_by_that_exception(tmp_pa
     assert finding.cause == "exception"
     assert "died of ValueError: invalid literal" in finding.summary
     assert f"train.py:{14 if by == 'run' else 16} in <module>" in finding.summary
+
+
+@pytest.mark.parametrize("by", ["run", "two lines"])
+def test_an_exception_is_recorded_where_the_script_has_replaced_the_hook(tmp_path: Path, by: str) -> None:
+    """typer's and rich's print a traceback of their own, and call no other."""
+    end = "import sys\nsys.excepthook = lambda *error: None\ntrain(2)\n{}['lr']"
+    returned, (finding,), _ = ended(tmp_path, end, by=by, forked=by == "run")
+    assert returned == 1
+    line = 14 if by == "run" else 16
+    assert f"died of KeyError: 'lr' (train.py:{line} in <module>) at step 2" in finding.summary.replace(
+        f"{tmp_path.name}/", ""
+    )
+
+
+def test_an_exception_that_something_else_has_printed_is_no_end_of_the_script(tmp_path: Path) -> None:
+    """As an interactive console in a script does."""
+    console = "import code\ncode.InteractiveInterpreter().runcode(compile('{}[1]', '<console>', 'exec'))"
+    returned, found, _ = ended(tmp_path, f"{console}\ntrain(2)", by="two lines", forked=False)
+    assert (returned, found) == (0, [])
