@@ -37,6 +37,7 @@ __all__ = ["EXIT_TYPE", "ProcessEnd", "without_our_frames"]
 _PROBES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RUNS_SCRIPTS = os.path.join("rankscope", "attached_script.py")
 _RUNPY = "<frozen runpy>"
+_OUTERMOST = ("<module>", "_run_module_as_main")  # of `python train.py` and of `python -m train`
 
 EXIT_TYPE = "SystemExit"
 """Type of the `exception` event of an exit with a code other than 0."""
@@ -169,7 +170,9 @@ def _unhandled() -> BaseException | None:
     one that does not call ours, as typer and rich do."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     trace = getattr(error, "__traceback__", None)
-    return error if trace is not None and trace.tb_frame.f_back is None else None  # else a console's, say
+    if trace is None or trace.tb_frame.f_back is not None or trace.tb_frame.f_code.co_name not in _OUTERMOST:
+        return None  # left by a console or a notebook's cell, after which the process went on
+    return error
 
 
 def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | None) -> dict[str, Any]:
