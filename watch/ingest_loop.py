@@ -89,6 +89,7 @@ class IngestLoop:
         self._lines = LineSampler(run, events, enabled=read(ProbesSettings, manifest).sample_stacks)
         self._traces = TraceReader(run, events)
         self._has_left = self._is_closing = False
+        self._round = threading.Lock()
         self._num_rows = 0
         self._pace = TickPace()
         self._eager_of, self._eager_since_s = -1, 0.0
@@ -141,8 +142,17 @@ class IngestLoop:
             self._events.write(event_kinds.WATCH_STOPPED, pid=os.getpid())
 
     def close(self) -> None:
-        """Ingest the last records and close. Raises StoreError if a reader held the store for too long."""
+        """Ingest the last records and close. Raises StoreError if a reader held the store for too long, or the thread
+        is still in a round."""
         self.leave()
+        if not self._round.acquire(blocking=False):
+            raise StoreError("the last round has not ended")
+        try:
+            self._close()
+        finally:
+            self._round.release()
+
+    def _close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
             if self._job is not None:
@@ -176,7 +186,7 @@ class IngestLoop:
         yield_to_ranks()
         while not stop.is_set():
             try:
-                with self._pace.round():
+                with self._round, self._pace.round():
                     self.tick()
             except StoreError as error:  # a reader holds the file, or the disk is full: tapes keep everything
                 self.failed_ticks += 1

@@ -31,6 +31,7 @@ from probes.tape.files.shared_memory import remove_shared
 from probes.tape.redaction.printable import visible
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from store import Ingester, StoreError, StoreLockedError
+from watch.background_loop import end_process
 from watch.digests.exchange import JobWatch
 from watch.digests.job_secret import job_secret
 from watch.digests.link import DigestLink
@@ -188,7 +189,8 @@ class _EndRequest:
                 signal.signal(signal_number, self._make)
 
     def _make(self, signal_number: int, frame: object) -> None:
-        self.number = self.number or signal_number
+        self.number = signal_number
+        _leave_signals()  # the next one must not break off the wait for the current rounds
         leave_lost_terminal()
         raise KeyboardInterrupt  # at once: a tick may take seconds
 
@@ -201,9 +203,14 @@ def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginL
             _tick_on(loop, heartbeat, end)
         finally:
             ingest.leave()
-    for signal_number in END_SIGNALS:  # a second Ctrl-C ends it at once: readers catch up the last records
-        signal.signal(signal_number, signal.SIG_DFL if signal_number == signal.SIGINT else signal.SIG_IGN)
+    _leave_signals()
     return end.number
+
+
+def _leave_signals() -> None:
+    """Let a second Ctrl-C end the process at once (readers catch up the last records), and no other signal do a thing."""
+    for signal_number in END_SIGNALS:
+        signal.signal(signal_number, signal.SIG_DFL if signal_number == signal.SIGINT else signal.SIG_IGN)
 
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
@@ -271,4 +278,4 @@ def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[No
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -30,6 +30,7 @@ def watch(
 ) -> None:
     """Record and supervise a run that trains on this node (`train` starts it by itself)."""
     from store import StoreError
+    from watch.background_loop import end_process
     from watch.node_process import run_watch
 
     arguments = [str(run), "--node-rank", str(node_rank), "--listen", listen]
@@ -38,4 +39,4 @@ def watch(
         code = run_watch(arguments)
     except StoreError as error:  # such as a read-only folder
         fail(str(error))
-    raise typer.Exit(code)
+    end_process(code)

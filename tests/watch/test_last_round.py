@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,18 @@ import pytest
 from analyzers.run.policy import stall_policy
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from store import Ingester, Store
+from store import Ingester, Store, StoreError
 from tests.factories import make_run
+from tests.waiting import wait_for
 from watch import node_process, standstill_loop
 from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import Metrics
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.node_process import END_SIGNALS, Heartbeat, _run_until_needed
+from watch.plugins.loop import PluginLoop
+from watch.standstill_loop import StandstillLoop
 
 
 def close_watch(run: RunDir, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -91,3 +97,46 @@ def test_a_watch_on_a_run_of_the_past_adds_no_reading_of_this_host(
     assert sorted(run.path.rglob("health.*.tape")) == before
     with Store.open(run, catch_up=False) as store:
         assert store.rows("SELECT DISTINCT rank FROM steps ORDER BY rank") == [(0,), (1,)], "it ingested the run"
+
+
+def test_a_second_signal_and_the_last_records_wait_for_the_round_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler repeats SIGTERM: two rounds at once would write into one store."""
+    run = make_run(tmp_path, steps=5)
+    exports = Exports(None, None, None, None)
+    handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    refused: list[str] = []
+    waited: list[bool] = []
+    has_begun, has_returned = threading.Event(), threading.Event()
+    with contextlib.closing(events), Ingester(run, 0) as ingester:
+        tapes = LiveTapes(run)
+        judge = LiveJudge(run.manifest(), events, exports)
+        loop = StandstillLoop(run, tapes, judge, events)
+        ingest = IngestLoop(run, ingester, tapes, judge, exports, events)
+
+        def tick() -> None:
+            has_begun.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(lambda: ingest._has_left, "the end")
+            try:
+                ingest.close()
+            except StoreError as error:
+                refused.append(str(error))
+            os.kill(os.getpid(), signal.SIGTERM)
+            waited.append(not has_returned.wait(1.0))
+
+        monkeypatch.setattr(ingest, "tick", tick)
+        monkeypatch.setattr(loop, "tick", has_begun.set)
+        monkeypatch.setattr(loop, "is_needed", lambda: True)
+        plugins = PluginLoop(ingest.open_store, tapes, judge)
+        try:
+            assert _run_until_needed(loop, ingest, plugins, Heartbeat(-1)) == signal.SIGTERM
+            has_returned.set()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        ingest.close()
+    assert refused == ["the last round has not ended"]
+    assert waited == [True]

@@ -26,7 +26,7 @@ from analyzers.analysis import plugin_analyses
 from analyzers.plugins import CHILD, GROUP
 from store import Store, StoreError
 from store.plugins import plugins
-from watch.background_loop import background_loop
+from watch.background_loop import background_loop, new_thread
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
 
@@ -104,7 +104,7 @@ class PluginLoop:
         if not self._is_needed or self._judge.is_stopping:
             return
         self._interrupt(refuse=False)
-        last = threading.Thread(target=self._try, name="plug-ins", daemon=True)
+        last = new_thread(self._try, name="plug-ins")
         last.start()
         last.join(FINISH_S)
         self._interrupt(refuse=True)

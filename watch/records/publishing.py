@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from probes.settings.section import read
@@ -29,6 +30,7 @@ from probes.tape.rundir import RunDir
 from store import StoreError
 from store.published.address import AddressError, one_line
 from store.published.publish import Publisher, Round
+from watch.background_loop import new_thread
 
 __all__ = ["Publishing"]
 
@@ -122,7 +124,7 @@ class Publishing:
         """Write the round that failed, or a new one, in a thread."""
         if self._round is None:
             self._round = self._publisher.read(is_last=is_last)
-        self._thread = threading.Thread(target=self._write_out, args=(self._round,), name="publish", daemon=True)
+        self._thread = new_thread(partial(self._write_out, self._round), name="publish")
         self._thread.start()
 
     def _write_out(self, rows: Round) -> None:
