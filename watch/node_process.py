@@ -208,7 +208,7 @@ def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginL
 
 
 def _leave_signals() -> None:
-    """Let a second Ctrl-C end the process at once (readers catch up the last records), and no other signal do a thing."""
+    """Let a second Ctrl-C end the process at once (readers catch up the last records), and other signals do nothing."""
     for signal_number in END_SIGNALS:
         signal.signal(signal_number, signal.SIG_DFL if signal_number == signal.SIGINT else signal.SIG_IGN)
 
