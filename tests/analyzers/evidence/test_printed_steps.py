@@ -109,6 +109,26 @@ def test_a_warning_in_a_job_that_finished_is_no_death(tmp_path: Path) -> None:
     assert _diagnosis(tmp_path, warning + printed("hf", steps=40, total=40)).fired == ()
 
 
+FINISHED = "{'train_runtime': 61.0, 'train_loss': 3.0, 'epoch': 1.0}\n"
+RAISED = """\
+Traceback (most recent call last):
+  File "/app/report.py", line 12, in report
+    upload(metrics)
+ValueError: no metric
+"""
+
+
+@pytest.mark.parametrize("error", [RAISED, "requests.exceptions.ConnectionError: could not download the dataset\n"])
+def test_an_error_that_the_job_finished_after_is_no_death(tmp_path: Path, error: str) -> None:
+    steps = printed("litgpt", steps=50)
+    survived = _diagnosis(tmp_path, steps + error + FINISHED)
+    assert (survived.run["ended"], survived.fired) == ("finished", ())
+    assert "50 printed steps" in survived.verdict
+    assert "No failure seen" in survived.verdict
+    (died,) = _diagnosis(tmp_path, steps + error).fired
+    assert died.kind == "rank_lost"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
