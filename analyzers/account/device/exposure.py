@@ -104,7 +104,8 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
 
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
     """Exposure of stamped steps: their streams' stalls, and the calls in flight between their stamps."""
-    late = {(part.rank, part.step): part.late_ns for part in stall_parts(source, attempt, since_step=since_step)}
+    parts = stall_parts(source, attempt, since_step=since_step, every=every)
+    late = {(part.rank, part.step): part.late_ns for part in parts}
     table = source.query(
         f"""
         WITH calls AS (
