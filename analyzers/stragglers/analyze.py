@@ -41,6 +41,7 @@ from analyzers.stragglers.comparison.corroboration import Counters, attribute, l
 from analyzers.stragglers.comparison.cpu_comparison import core_waits, find_more_work
 from analyzers.stragglers.comparison.device_comparison import load_device
 from analyzers.stragglers.comparison.device_or_host import late_side
+from analyzers.stragglers.comparison.host_lead import is_late_as_peers
 from analyzers.stragglers.comparison.peer_comparison import (
     Straggler,
     find_stragglers,
@@ -108,6 +109,8 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
 def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:
     """Report slow ranks in the steps of `timings`, which may be a part of an attempt; with the suspects behind them."""
     slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
+    if timings.is_on_device:
+        slow = [one for one in slow if not _is_host_as_peers(source, timings, one)]
     if DEVICE in timings.own:
         slow = [one for one in slow if _is_waited_for(source, timings, one)]
         slow = _without_ends_of_links(source, timings, slow, policy)
@@ -117,6 +120,15 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
     more_work = [one for one in find_more_work(source, timings, policy) if one.rank not in known]
     found += _suspects(source, timings, more_work, policy)
     return [_finding(source, timings, suspect) for suspect in found], found
+
+
+def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool:
+    """Return True if a rank is slow by its host, and the hosts of its peers are as slow."""
+    if slow.cause != "compute" or not slow.has_peers:
+        return False
+    peers = _peers_of(timings, slow)
+    side = late_side(source, timings.attempt, slow, peers)
+    return side == "host" and is_late_as_peers(source, timings.attempt, slow, peers)
 
 
 def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:

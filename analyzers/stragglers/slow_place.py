@@ -28,7 +28,7 @@ from probes.step_clock import GAPS, PHASE_COLUMNS
 from probes.tape import event_kinds
 from probes.tape.format.schema import TABLES
 
-__all__ = ["PLACE_TEXTS", "host_gap", "named_phase", "phase_text", "slow_line"]
+__all__ = ["PLACE_TEXTS", "host_gap", "host_gaps_by_step", "host_gaps_ms", "named_phase", "phase_text", "slow_line"]
 
 _NAMES = [column.name.removesuffix("_ns") for column in TABLES["steps"].columns]
 _GAP_BEFORE = {kind: _NAMES[columns.gap] for kind, columns in PHASE_COLUMNS.items()}
@@ -81,7 +81,7 @@ def slow_line(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
 
 def host_gap(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     """Return the gap that holds a slow rank's excess on its host; empty if none does, or a device may cause it."""
-    own, usual = in_newest_steps(source, attempt, slow, peers, _median_gaps_ms)
+    own, usual = in_newest_steps(source, attempt, slow, peers, host_gaps_ms)
     excess = {gap: own[gap] - usual[gap] for gap in own if gap in usual}
     if not excess:
         return ""
@@ -90,25 +90,52 @@ def host_gap(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]
     return place if is_enough and usual[place] <= (1 - SHARED.agreement_ratio) * excess[place] else ""
 
 
-def _median_gaps_ms(
-    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int
+def host_gaps_ms(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str = "median"
 ) -> dict[str, float]:
-    """Gaps between the spans of phases and transfers, each named by the phase that follows, as the step clock does."""
+    """Typical time per step in each gap between the spans of phases and transfers."""
+    typical_ms = ", ".join(f"CAST({typical}({gap}) AS DOUBLE)" for gap in GAPS)
+    rows = source.rows(
+        f"{_gaps_sql()} SELECT {typical_ms} FROM sums", [attempt, list(ranks), first_step, last_step, attempt]
+    )
+    return {gap: ms for gap, ms in zip(GAPS, rows[0], strict=True) if ms is not None}
+
+
+def host_gaps_by_step(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, gap: str
+) -> dict[int, dict[int, float]]:
+    """{step: {rank: time of its host in a gap}}, in ms."""
+    rows = source.rows(
+        f"{_gaps_sql()} SELECT step, rank, CAST({gap} AS DOUBLE) FROM sums",
+        [attempt, list(ranks), first_step, last_step, attempt],
+    )
+    found: dict[int, dict[int, float]] = {}
+    for step, rank, ms in rows:
+        found.setdefault(int(step), {})[int(rank)] = float(ms)
+    return found
+
+
+def _gaps_sql() -> str:
+    """Relation `sums`: gaps of each rank and step, each named by the phase that follows, as the step clock does."""
     names = "CASE kind " + " ".join(f"WHEN '{kind}' THEN '{gap}'" for kind, gap in _GAP_BEFORE.items()) + " END"
     known = ", ".join(f"'{kind}'" for kind in (*_GAP_BEFORE, *_TRANSFERS))
     sums = ", ".join(f"coalesce(sum(took) FILTER (gap = '{gap}'), 0) / 1e6 AS {gap}" for gap in GAPS)
-    rows = source.rows(
-        f"""
+    return f"""
         WITH bounds AS (
             SELECT rank, step, start_ns AS begin_ns, start_ns + duration_ns AS finish_ns FROM steps
             WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) AND step BETWEEN ? AND ?
                   AND duration_ns IS NOT NULL
             QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1),
-        parts AS (
-            SELECT rank, step, begin_ns, s.start_ns, s.end_ns, {names} AS gap
+        of_phases AS (
+            SELECT rank, step, begin_ns, finish_ns, s.start_ns, s.end_ns, {names} AS gap
             FROM spans s JOIN bounds USING (rank, step)
-            WHERE s.attempt = ? AND s.start_ns >= begin_ns AND s.end_ns <= finish_ns AND s.kind IN ({known})
-            UNION ALL SELECT rank, step, begin_ns, finish_ns, finish_ns, 'after_optimizer' FROM bounds),
+            WHERE s.attempt = ? AND s.start_ns >= begin_ns AND s.end_ns IS NOT NULL AND s.kind IN ({known})),
+        parts AS (
+            SELECT rank, step, begin_ns, start_ns, end_ns, gap FROM of_phases
+            UNION ALL  -- a stamped step lasted so long on its device, and may take longer on its host
+            SELECT rank, step, begin_ns, finish_ns, finish_ns, 'after_optimizer' FROM (
+                SELECT rank, step, begin_ns, greatest(any_value(finish_ns), max(end_ns)) AS finish_ns FROM of_phases
+                GROUP BY rank, step, begin_ns)),
         gaps AS (
             SELECT rank, step, greatest(0, start_ns - coalesce(max(end_ns) OVER former, begin_ns)) AS took,
                    first_value(gap IGNORE NULLS) OVER (PARTITION BY rank, step ORDER BY start_ns, end_ns
@@ -116,12 +143,7 @@ def _median_gaps_ms(
                    count(*) OVER (PARTITION BY rank, step) AS num_parts
             FROM parts WINDOW former AS (PARTITION BY rank, step ORDER BY start_ns, end_ns
                                          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
-        sums AS (SELECT rank, step, {sums} FROM gaps WHERE num_parts > 1 GROUP BY rank, step)
-        SELECT {", ".join(f"CAST(median({gap}) AS DOUBLE)" for gap in GAPS)} FROM sums
-        """,
-        [attempt, list(ranks), first_step, last_step, attempt],
-    )
-    return {gap: ms for gap, ms in zip(GAPS, rows[0], strict=True) if ms is not None}
+        sums AS (SELECT rank, step, {sums} FROM gaps WHERE num_parts > 1 GROUP BY rank, step)"""
 
 
 def phase_text(name: str) -> str:

@@ -145,3 +145,17 @@ def test_a_gain_within_the_noise_of_the_steps_before_is_not_predicted(tmp_path: 
 )
 def test_no_rank_is_accused(delay: Delay, calls: bool, tmp_path: Path) -> None:
     assert fired(DDP, tmp_path, delay, calls=calls) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "delay", "calls"),
+    [
+        (FSDP2, Delay(rank=None, ms=80, where="data", on="host"), False),
+        (FSDP2, Delay(rank=None, ms=80, where="between", on="host"), False),
+        (DDP, Delay(rank=None, ms=150, where="data", on="host"), False),
+        (DDP, Delay(rank=None, ms=80, where="clip", on="host"), True),
+    ],
+)
+def test_hosts_that_are_all_equally_late_accuse_no_rank(name: str, delay: Delay, calls: bool, tmp_path: Path) -> None:
+    """One has lost its lead by a print, so the other's lead hides that its host is late, too, for dozens of steps."""
+    assert fired(name, tmp_path, delay, calls=calls) == ()

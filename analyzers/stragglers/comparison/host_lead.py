@@ -1,0 +1,75 @@
+"""Tell a rank whose host is late from ranks whose hosts are all equally late, and of which it has lost its lead first.
+
+    is_late_as_peers(source, attempt=0, slow=straggler, peers=[0, 1, 2])
+
+Hosts of GPUs run ahead of their devices. Where all of them take longer, the device with the least lead waits for its
+host, and the others wait for that device: its rank looks slow as long as the leads of the others last.
+
+1. A slow host takes longer than those of its peers in some phase or gap. If no place shows that, it is as they are.
+2. A peer with a full launch queue waits in whatever it launches, and its host seems to take as long as a slow one. It
+   is then as far ahead as any host was: such peers prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from analyzers.account.time_classes import COMPUTE_PHASES
+from analyzers.policy import SHARED
+from analyzers.run.records.newest_steps import NEWEST_STEPS
+from analyzers.source import Source, missing_tables
+from analyzers.stragglers.comparison.corroboration import some_peers
+from analyzers.stragglers.comparison.newest_steps import in_newest_steps
+from analyzers.stragglers.comparison.peer_comparison import Straggler
+from analyzers.stragglers.slow_place import host_gaps_ms
+
+__all__ = ["is_late_as_peers"]
+
+
+def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> bool:
+    """Return True if the hosts of the peers take as long as that of a rank whose host is late."""
+    if missing_tables(source, "nccl_calls"):
+        return False
+    read = partial(_places_ms, typical="avg" if slow.paused_ratio else "median")
+    own, usual = in_newest_steps(source, attempt, slow, peers, read)
+    more_ms = sum(max(0.0, own[place] - usual[place]) for place in own if place in usual)
+    if not own or not usual or more_ms >= SHARED.explained_ratio * slow.excess_ms:
+        return False
+    now, most = _leads(source, attempt, slow, some_peers(peers, slow.rank))
+    return now < SHARED.agreement_ratio * most
+
+
+def _places_ms(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str
+) -> dict[str, float]:
+    """Time of hosts per step by phase and gap."""
+    rows = source.rows(
+        f"SELECT kind, {typical}(ns) / 1e6 FROM (SELECT rank, step, kind, sum(end_ns - start_ns) AS ns FROM spans "
+        "WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) AND step BETWEEN ? AND ? AND end_ns IS NOT NULL "
+        f"AND kind IN {COMPUTE_PHASES} GROUP BY rank, step, kind) GROUP BY kind",
+        [attempt, list(ranks), first_step, last_step],
+    )
+    gaps = host_gaps_ms(source, attempt, ranks, first_step, last_step, typical=typical)
+    return {str(kind): float(ms) for kind, ms in rows} | gaps
+
+
+def _leads(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> tuple[float, float]:
+    """How far hosts of the peers are ahead of their devices in the newest slow steps, and the longest lead that any
+    host had then or before, in steps of its device."""
+    newest = max(slow.first_step, slow.last_step - NEWEST_STEPS)
+    rows = source.rows(
+        """
+        SELECT c.rank, s.step, max((kernel_start_ns - enqueue_ns) / duration_ns)
+        FROM nccl_calls c ASOF JOIN (SELECT rank, step, start_ns, duration_ns FROM steps WHERE attempt = $1) s
+             ON c.rank = s.rank AND s.start_ns <= c.enqueue_ns
+        WHERE c.attempt = $1 AND c.rank IN (SELECT unnest($2::INTEGER[])) AND duration_ns > 0
+              AND (step BETWEEN $3 AND $4 - 1 OR step BETWEEN $5 AND $6)
+        GROUP BY c.rank, s.step HAVING count(kernel_start_ns) > 0
+        """,
+        [attempt, [slow.rank, *peers], slow.first_step - NEWEST_STEPS, slow.first_step, newest, slow.last_step],
+    )
+    now = [lead for rank, step, lead in rows if rank != slow.rank and step >= slow.first_step]
+    return (float(np.median(now)), float(np.quantile([lead for *_, lead in rows], 0.9))) if now else (0.0, 0.0)
