@@ -49,6 +49,7 @@ from analyzers.stragglers.comparison.peer_comparison import (
     without_side_effects,
 )
 from analyzers.stragglers.cost import cost_of
+from analyzers.stragglers.onsets.host_onset import with_host_onset
 from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, with_onset, without_delays
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from analyzers.stragglers.onsets.place_onset import with_place_onset, with_unstamped_onset
@@ -274,7 +275,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     if side == "host" and not place:  # a host that lost its lead is late in every phase, for time spent in one gap
         place = by_gap = host_gap(source, timings.attempt, worst, peers)
     if side == "host":
-        worst = within_step_growth(timings, worst)
+        worst = with_host_onset(source, timings, within_step_growth(timings, worst), place, peers)
         suspect = replace(suspect, members=(worst, *suspect.members[1:]))
     cost = cost_of(source, timings, suspect)
     evidence: dict[str, Any] = {

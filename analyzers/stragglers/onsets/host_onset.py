@@ -1,0 +1,51 @@
+"""Onset of a rank whose host is late in one gap, by the host's own time there.
+
+    slow = with_host_onset(source, timings, slow, "before_forward", peers)      # slow.first_step: 41 instead of 46
+
+The lead of a host, and a slow network, hide its first late steps from its device; the spans of the host show them. The
+onset is where the sum of (excess over the peers - half of its level) from there on is largest. It stands only where
+the steps before were calm, and where the excess before the onset by the device is as long as after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.timings import Timings
+from analyzers.policy import SHARED
+from analyzers.run.records.newest_steps import NEWEST_STEPS
+from analyzers.source import Source
+from analyzers.stragglers.comparison.corroboration import some_peers
+from analyzers.stragglers.comparison.peer_comparison import Straggler
+from analyzers.stragglers.slow_place import host_gaps_by_step
+from probes.step_clock import GAPS
+
+__all__ = ["with_host_onset"]
+
+
+def with_host_onset(source: Source, timings: Timings, slow: Straggler, place: str, peers: Sequence[int]) -> Straggler:
+    """The rank with the first step in which its host is late; unchanged where the host's gap does not show it."""
+    others = some_peers(peers, slow.rank)
+    if place not in GAPS or not slow.has_peers or not others or not source.has("spans"):
+        return slow
+    first, last = slow.first_step - NEWEST_STEPS, min(slow.last_step, slow.first_step + NEWEST_STEPS)
+    times = host_gaps_by_step(source, timings.attempt, [slow.rank, *others], max(first, 0), last, place)
+    steps = sorted(step for step, of_rank in times.items() if slow.rank in of_rank and len(of_rank) > 1)
+    excess = np.array(
+        [own[slow.rank] - np.median([ms for rank, ms in own.items() if rank != slow.rank])
+         for own in (times[step] for step in steps)]
+    )  # fmt: skip
+    begin = int(np.searchsorted(steps, slow.first_step))
+    if not 0 < begin < len(steps):
+        return slow
+    level = float(np.median(excess[begin:]))
+    votes = np.clip(excess, 0.0, level) - level / 2
+    onset = int(np.argmax(np.cumsum(votes[: begin + 1][::-1])[::-1]))
+    before = excess[:onset]
+    is_late = level >= SHARED.explained_ratio * slow.excess_ms and level >= SHARED.min_excess_ms
+    if not is_late or len(before) < SHARED.trend_values or np.quantile(before, SHARED.nearly_all_ratio) >= level / 2:
+        return slow
+    return replace(slow, first_step=int(steps[onset]))
