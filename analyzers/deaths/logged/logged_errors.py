@@ -40,6 +40,9 @@ __all__ = ["process_candidates"]
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _UNIQUE_ID = "ing ncclUniqueId from ["
+_CLAUSE = re.compile(r"[:;,] ")
+_SYNCHRONIZE = "stream synchronize failed"
+"""torch_npu's text of any error of a task, which is raised where the host waits for it."""
 _NO_EVIDENCE = (
     "traceback",
     "type",
@@ -56,6 +59,7 @@ _NO_EVIDENCE = (
 def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     """Candidates for every cause that a process or its launcher states."""
     first_timeout = {entry.rank: book.position(entry) for entry in reversed(list(book.of("watchdog_timeout")))}
+    has_timeout = any(book.of("device_task_timeout"))
     chains = _chains(book)
     found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
     for entry in book.of("exception"):
@@ -64,6 +68,8 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
             continue  # its watchdog had already timed out
+        if has_timeout and _SYNCHRONIZE in text_of(entry):
+            continue  # it waited for the task that did not end
         rule = cause_of(words_of(entry))
         if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(
             entry
@@ -244,12 +250,23 @@ def _one_line(text: object, cause: str) -> str:
     text = str(text or "")
     text = text.replace("\\n", "\n") if "Traceback (most" in text else text  # a platform quotes the whole in one line
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = (line for line in sorted(lines[:20], key=lambda line: line.endswith(":"))
-             if (rule := cause_of(line)) is not None and rule.cause == cause)  # fmt: skip
+    named = (line for line in sorted(lines[:20], key=lambda line: line.endswith(":")) if _names(line, cause))
     head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
     line = next(named, head)
     line = line.split(" CUDA kernel errors might")[0]
-    return cut(line, 160)
+    return cut(line, 160) if len(line) <= 160 else cut(_from_cause(line, cause), 160)
+
+
+def _from_cause(line: str, cause: str) -> str:
+    """The end of a long line in whose first part nothing names the cause: its last clauses that do."""
+    if _names(line[:160], cause):
+        return line
+    places = [match.end() for match in _CLAUSE.finditer(line)]
+    return next((f"…{line[at:]}" for at in reversed(places) if _names(line[at:], cause)), line)
+
+
+def _names(text: str, cause: str) -> bool:
+    return (rule := cause_of(text)) is not None and rule.cause == cause
 
 
 def _is_refused(entry: LogLine, cause: str) -> bool:

@@ -48,10 +48,11 @@ def limited_by(entry: LogLine) -> str:
 
 
 def host_of(entry: LogLine) -> str:
-    """Host that a scheduler's line names; empty for a node failure that a job step on a live node reports."""
-    if entry.text("at") and limited_by(entry) == "node_failed":
+    """Host that a scheduler's line names. A node does not report its own failure, nor its loss in the third person."""
+    is_of_another = limited_by(entry) == "node_failed" or "'s node" in entry.message
+    if entry.text("at") and is_of_another:
         return ""
-    return entry.text("host") or entry.text("node") or entry.host or ""
+    return entry.text("host") or entry.text("node") or ("" if is_of_another else entry.host or "")
 
 
 def went_on(entry: LogLine, book: LogBook) -> bool:
@@ -87,6 +88,8 @@ def outside_causes(book: LogBook) -> Iterator[Candidate]:
             by_cause.setdefault(cause, []).append(entry)
     if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" stands above the line that says why
         by_cause["preempted"] = [entry for entry in by_cause.pop("preempted", []) if entry.kind != "evicted"]
+    if "preempted" in by_cause and not {*map(host_of, by_cause.get("node_failed", ()))} - {""}:
+        by_cause.pop("node_failed", None)  # a node that was taken away is also reported as failed
     for cause, lines in by_cause.items():
         if not lines:
             continue

@@ -198,6 +198,7 @@ _HINT_BEFORE = re.compile(
     r"\b(?:survives?|tolerates?|handles?|checks? (?:for|of)|checking for|probing for|disables?|enables?)\b|"
     r"\b(?:may|might|can|could|would|will|likely to)\b(?! not\b)(?: \w+)? "
     r"(?:cause|lead|result|trigger|produce|raise|give|end|run|crash|fail|hit|see|encounter|throw)s?\b|"
+    r"\b(?:either|possibly|perhaps|maybe|probably)\b[^,;]{0,60}$|\b(?:happens?|occurs?) (?:if|when)\b|"
     # a reference, an expected failure, a denial
     r"\b(?:see|read|refer to|consult) (?:the |our |also )*"
     r"(?:faq|docs?|documentation|entry|section|issues?|guide|wiki|manual)\b|"
@@ -210,6 +211,7 @@ _HINT_AFTER = re.compile(
     r"[^.:,;]{0,40}\b(?:is|are) expected\b|\W*\.{2,3}\s*(?:ok|no|none|not found|passed)\b|"
     r"(?:s| (?!rank|gpu|device|step|iter|node|worker|process|epoch|pid|id\b)\w+)?[\"']?\s*[:=]\s*"
     r"[\"']?0(?![\d.:]*[\d:])|"
+    r"(?:/|,? or )(?:\w+ ){0,2}(?:died|crashed|failed|restarted|killed|lost|unreachable)\b|"  # one of several
     r"[^.!?]*\?\s|[^.!?]*\?$|(?:[^.!?]|\.(?=\w))*\bmeans? that\b",
     re.IGNORECASE,
 )
