@@ -16,6 +16,7 @@ rank (the transfer) are added. The sum is the time shared by all ranks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +27,7 @@ from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, TRAINING, WAITE
 from analyzers.account.timings import has_host_gaps
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.robust import difference_sigma
+from analyzers.robust import sigma
 from analyzers.run.records.token_copies import token_copies
 from analyzers.run.records.trainings import training_starts
 from analyzers.scope import Scope
@@ -174,7 +175,8 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     num = len(blocks)
     if num < 2 * policy.min_blocks:
         return None
-    noise = difference_sigma(blocks) or 1e-9
+    advances = np.diff(blocks)
+    noise = sigma(advances) / math.sqrt(2) or 1e-9  # around their median: a steady rise is no noise
     places = np.arange(policy.min_blocks, num - policy.min_blocks + 1)
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)
@@ -207,6 +209,7 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
         cause = "data" if parts["data"] > rise / 2 else "unknown"
         parts = {"data": parts["data"]} if times.data.any() else {}
     who = "All ranks have" if times.is_split else "Training has"
+    part = f", mostly in {cause}" if cause != "unknown" else ""
     begin, last = int(times.step[first]), int(times.step[-1])
     return Finding(
         analyzer="throughput",
@@ -214,7 +217,10 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
         severity="warning",
         status="fired",
         summary=f"{who} been slower since step {begin}: {number(after, 4)} ms per step instead of {number(level, 4)} "
-        f"({after / level:.2f}x){f', mostly in {cause}' if cause != 'unknown' else ''}.",
+        f"({after / level:.2f}x){part}."
+        if (advances > 0).mean() < policy.agreement_ratio
+        else f"{who} become slower with every step: {number(float(blocks[-1]), 4)} ms per step at step {last} instead "
+        f"of {number(float(blocks[0]), 4)} ({blocks[-1] / blocks[0]:.2f}x){part}.",
         first_step=begin,
         last_step=last,
         cause=cause,

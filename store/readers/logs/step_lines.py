@@ -26,6 +26,10 @@ LITERALS = (
     b"tokens_per_second",
     b"/sec",
     b"/step",
+    b"step_time",
+    b"tep took ",
+    b"ration took ",
+    b"atch took ",
     b"[step=",
     b" train ",
     *BAR_LITERALS,
@@ -84,12 +88,14 @@ _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE
 _UNIT = r"\s*(?P<unit>ms|us|s)?(?![\d:]|\s*[mh]\b|\s*%)"
 _SECONDS = (
     r"elapsed time per iteration|iter(?:ation)?[_ ]time|step[_ ]time|time/step|timing_s/step|time per step|"
-    r"perf/time_per_step|"
+    r"perf/time_per_step|updt_s|"
     r"train_step_timing in s|seconds"
 )
 _TIMES = (
     (("ime", "timing", "seconds"),
      re.compile(rf"(?:{_SECONDS})(?: \((?P<in>ms|s)\))?{_IS}(?P<value>{_NUMBER}){_UNIT}")),
+    ((" took ",),
+     re.compile(rf"\b(?:[Ss]tep|[Ii]teration|[Bb]atch)(?: #?\d+)? took (?P<value>{_NUMBER}){_UNIT}")),
     (("/step", "/batch", "/iter"),
      re.compile(rf"(?<![\d.,])(?P<value>{_NUMBER}) ?(?P<unit>ms|s)(?:ec)?/(?:step|batch|iter)\b")),
     (("Batch (t)",),
@@ -99,9 +105,18 @@ _TIMES = (
                 rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
 """Patterns of durations, each with words of which every match contains one."""
+_OF_STEP = re.compile(r"per[_ ](?:iteration|step)|(?:iter(?:ation)?|step)[_ ]tim|time/step|_s/step|s(?:ec)?/step| took ")
+"""Names of durations that are of a step, not since the start."""
+_STEP_ALONE = re.compile(r"\b(?:[Ss]tep|[Ii]teration|[Bb]atch) took \d|\btrain_step_time\b")
+"""Names of durations on lines without a step number."""
 _DATA = re.compile(
-    rf"(?<![\w])(?:data[_ ]time|Data \(t\)|Data|time/data|data_loading_time){_IS}(?P<value>{_NUMBER}){_UNIT}"
+    rf"(?<![\w])(?:(?:load_)?data(?:[_ ]wait)?[_ ]time|Data \(t\)|Data|time/data|data_loading_time|"
+    rf"data(?:loading)?_s){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
+_WITHOUT_DATA = re.compile(r"\b(?:updt_s|train_step_time)\b")
+"""Names of durations beside which the time for data is printed, without it."""
+_KERAS = re.compile(r"^(?P<step>\d{1,9})/(?P<total>\d{1,9}) +(?:\[=*[>.]*\]|━+)")
+"""Keras' bar of an epoch, below the line with its number; its loss is the mean so far."""
 _SPEED = re.compile(r"(?:train_speed\(iter/s\)|iterations?/sec|it/s|\bups)['\"]?\s*[:=]\s*" + _NUMBER)
 _THROUGHPUT = re.compile(
     r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
@@ -147,6 +162,8 @@ class StepLine:
     lr: float | None
     duration_ns: int | None
     data_ns: int | None = None
+    is_of_step: bool = False
+    """True if the duration is named as that of a step: it is no clock, however it grows."""
     throughput: float | None = None
     """Tokens or samples per second."""
     skipped: int | None = None
@@ -256,14 +273,19 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
     rate = _THROUGHPUT.search(text) if any(word in text for word in _RATE_WORDS) else None
     rate = _SPEED_OF.search(text) if rate is None and ("s/s" in text or "g/s" in text) else rate
+    keras = _KERAS.match(text.lstrip("\b ")) if "/" in text[:24] else None
+    if keras is not None and (keras["step"] != keras["total"] or loss is None):
+        return None
+    is_alone = step is None and ("ook " in text or "step_time" in text) and _STEP_ALONE.search(text) is not None
     part = _part_of_loss(text) if loss is None and step is not None and "loss" in text else None
     if loss is None and part is None and grad_norm is None and bar is None and (
         (step is None or (skipped is None and so_far is None and rate is None and not _PER_STEP.search(text)))
         and not (rate is not None and _BATCH_ALONE.search(text))
+        and not is_alone
     ):  # fmt: skip
         return None
     is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
-    is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
+    is_counted = is_counted or is_alone or keras is not None or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
     name = ""
     if step is None and bar is None and not is_counted and loss is not None and _EPOCH.search(text):
         is_counted, name = True, _words_before(text, loss)  # hand-written loops: `Epoch 3 - Train Loss: 0.41`
@@ -271,13 +293,17 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         return None
     epoch = _EPOCH_OF.search(text) if is_counted else None
     throughput = _optional(rate)
+    duration_ns, data_ns = _duration_ns(text, bar), _data_ns(text)
+    if duration_ns is not None and data_ns is not None and (data_ns > duration_ns or _WITHOUT_DATA.search(text)):
+        duration_ns += data_ns
     return StepLine(
         step=None if is_counted and _SAMPLES.search(text) else step,
         loss=_optional(loss) if loss is not None or part is None or math.isfinite(part) else part,
         grad_norm=_optional(grad_norm),
         lr=_optional(_RATE.search(text)) if "lr" in text or "rate" in text or "LR" in text else None,
-        duration_ns=_duration_ns(text, bar),
-        data_ns=_data_ns(text),
+        duration_ns=duration_ns,
+        data_ns=data_ns,
+        is_of_step=duration_ns is not None and _OF_STEP.search(text) is not None,
         throughput=throughput if throughput and math.isfinite(throughput) and throughput > 0 else None,
         skipped=int(skipped[1]) if skipped else None,
         skipped_so_far=int(so_far[1]) if so_far else None,

@@ -91,7 +91,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
             ("per_epoch", found.bar.total if found.bar else found.per_epoch), ("of_step", found.of_step),
-            ("is_of_bar", found.bar is not None or None),
+            ("is_of_bar", found.bar is not None or None), ("is_of_step", found.is_of_step or None),
             ("is_after_other", (is_after_other and row is not last) or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
@@ -236,7 +236,7 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) 
         elif number in between:
             other |= {"duration_ns": int(between[number]), "is_between": True}
         if row.get("duration_ns") is not None:
-            row["otherwise"] = {"duration_ns": None, **other}
+            row |= {} if row.get("is_of_step") else {"otherwise": {"duration_ns": None, **other}}
         elif not (is_relative and are_printed):
             row.update(other)
         elif number in between:
