@@ -53,8 +53,12 @@ MAX_DEPTH = 6
 MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
 """Maximum unpacked size of one file: stops compressed bombs. A trace of 8 million events has about 2 GiB."""
+MAX_MEMBERS = 100_000
+"""Maximum gzip members of one file, each of which costs microseconds: bgzip's of 64 KiB make 6 GB."""
 MAX_EMPTY_MEMBERS = 1000
-"""Maximum consecutive empty gzip members: each costs a copy of the rest of the data."""
+"""Maximum consecutive empty gzip members."""
+MEMBER_BYTES = 1 << 10
+"""Compressed bytes that a member is given first, since zlib copies those behind its end; then eight times as many."""
 _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
@@ -216,31 +220,59 @@ def _plain(file: object, first: bytes) -> Iterator[bytes]:
 
 
 def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    num_bytes, problem = 0, ""
+    members = _members(file, first)
+    while True:
+        try:
+            part = next(members, None)
+        except (SourceError, zlib.error) as error:
+            problem, part = str(error) if isinstance(error, SourceError) else f"is damaged: {error}", None
+        if part is not None and num_bytes + len(part) <= CHUNK_BYTES:
+            parts.append(part)
+            num_bytes += len(part)
+            continue
+        if parts:
+            yield b"".join(parts)
+        if part is None:
+            break
+        parts, num_bytes = [part], len(part)
+    if problem:
+        raise SourceError(problem)
+
+
+def _members(file: object, chunk: bytes) -> Iterator[bytes]:
+    """The content of each member of a gzip file, in pieces that may be short. Raises SourceError and zlib.error."""
     inflate = zlib.decompressobj(31)
-    chunk = first
-    num_empty = 0
-    try:
-        while chunk:
-            unpacked_chunk = inflate.decompress(chunk, CHUNK_BYTES)
-            if unpacked_chunk:
-                num_empty = 0
-                yield unpacked_chunk
-            chunk = inflate.unconsumed_tail
-            if inflate.eof:
-                chunk = inflate.unused_data
-                if chunk.startswith(_GZIP):  # another member
-                    num_empty += 1
-                    if num_empty > MAX_EMPTY_MEMBERS:
-                        raise SourceError("holds thousands of empty parts: no file does")
-                    inflate = zlib.decompressobj(31)
-                    continue
-                return
-            if not chunk:
-                chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
-    except zlib.error as error:
-        raise SourceError(f"is damaged: {error}") from None
-    if not inflate.eof:
-        raise SourceError("is cut off: the end of the compressed data is missing")
+    num_members, num_empty, size = 1, 0, MEMBER_BYTES
+    while chunk:
+        view, at = memoryview(chunk), 0
+        while at < len(view):
+            piece = view[at : at + size]
+            at += len(piece)
+            size = min(8 * size, CHUNK_BYTES)
+            rest: bytes | memoryview = piece
+            while rest:
+                if part := inflate.decompress(rest, CHUNK_BYTES):
+                    num_empty = 0
+                    yield part
+                rest = inflate.unconsumed_tail
+            if not inflate.eof:
+                continue
+            at -= len(inflate.unused_data)
+            if at == len(view):
+                view, at = memoryview(file.read(CHUNK_BYTES)), 0  # type: ignore[attr-defined]
+            if view[at : at + 1] != _GZIP[:1]:
+                return  # no other member
+            num_members += 1
+            num_empty += 1
+            if num_empty > MAX_EMPTY_MEMBERS:
+                raise SourceError("holds thousands of empty parts: no file does")
+            if num_members > MAX_MEMBERS:
+                raise SourceError(f"holds more than {MAX_MEMBERS:,} compressed parts: the rest was not read")
+            inflate, size = zlib.decompressobj(31), MEMBER_BYTES
+        chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
+    raise SourceError("is cut off: the end of the compressed data is missing")
 
 
 def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> bytes:
