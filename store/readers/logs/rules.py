@@ -218,11 +218,11 @@ _HINT_AFTER = re.compile(
 _QUESTION = re.compile(r"\b(?:how|what|why|where|which|does|do|is|can)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z\"'`(])")
 _CODE = re.compile(
-    r"\s*(?:\d+\s+)?(?:#\s?[A-Za-z]|//|/\*|"
+    r"\s*(?:\d+\s+)?(?:#\s?(?!Out of bounds )[A-Za-z]|//|/\*|"
     r"(?:except|elif|if|while|for|with|def|class)\b.*:\s*(?:#.*|\w[\w.]*\(.*|\w+ = .*)?$|"
     r"raise \w[\w.]*\(|assert .*,|return\b.*\(|print\(|log(?:ger|ging)?\.\w+\(|warnings\.warn\()"
 )
-"""A line of source code, from a file or a traceback."""
+"""A line of source code, from a file or a traceback; nccl-tests print their result like one."""
 _KEY = re.compile(r"[^\"'{}\[\]]{0,60}([\"'])\s*:")
 _ITEM = re.compile(r"[^\"'{}\[\]]{0,60}[\"']\s*[,\]]")
 _WORDS = re.compile(r"(?:\w+, ?){2,}$")

@@ -17,9 +17,9 @@ import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
 from store.open import is_shared
-from store.readers.untrusted import archives, confined
+from store.readers.untrusted import archives, confined, external_files
 from store.readers.untrusted.confined import confined as run_confined
-from store.readers.untrusted.external_files import SourceError
+from store.readers.untrusted.external_files import SourceError, unpacked
 
 
 def _pid(path: Path) -> int:
@@ -242,3 +242,24 @@ def test_a_zip_whose_members_share_bytes_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(SourceError, match="members that share bytes"):
         archives.expand(path, tmp_path)
+
+
+def test_many_small_members_of_a_gzip_file_are_read_as_one_text(tmp_path: Path) -> None:
+    member = gzip.compress(b"step 1 loss 2.0\n")
+    path = tmp_path / "job.log.gz"
+    path.write_bytes(member * 3_000)
+    chunks = list(unpacked(path))
+    assert (len(chunks), b"".join(chunks)) == (1, b"step 1 loss 2.0\n" * 3_000)
+
+
+def test_members_above_the_limit_are_named_and_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_files, "MAX_MEMBERS", 50)
+    path = tmp_path / "job.log.gz"
+    path.write_bytes(gzip.compress(b"step 1 loss 2.0\n") * 60)
+    chunks = []
+    with pytest.raises(SourceError, match="more than 50 compressed parts: the rest was not read"):
+        for chunk in unpacked(path):
+            chunks.append(chunk)
+    assert b"".join(chunks) == b"step 1 loss 2.0\n" * 50

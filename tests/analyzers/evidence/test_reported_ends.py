@@ -1,0 +1,116 @@
+"""Lines that report another node's end, alternatives of a cause, causes deep in a line, and steps without a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.evidence.written import diagnosed
+
+RAY = "(TrainController pid=77, ip=10.0.0.1) "
+
+
+def verdict(tmp_path: Path, text: str) -> str:
+    return diagnosed(tmp_path, "job.log", text).verdict
+
+
+def test_a_controller_does_not_report_its_own_node(tmp_path: Path) -> None:
+    text = (
+        f"{RAY}loss: 2.09\n(Worker pid=9, ip=10.0.0.2) loss: 2.08\n"
+        "WARNING worker.py:1462 -- The node with node id: 8f20 and ip: 10.0.0.2 has been marked dead because the "
+        f"detector has missed too many heartbeats from it.\n{RAY}The actor is dead because its node has died.\n"
+    )
+    assert verdict(tmp_path, text) == "The scheduler reports that a node failed (10.0.0.2)."
+    said = verdict(tmp_path, f"{RAY}The actor is dead because its node has died. Node Id: 8f20\n")
+    assert said == "The scheduler reports that a node failed."
+
+
+def test_a_node_that_was_taken_away_did_not_fail(tmp_path: Path) -> None:
+    text = f"{RAY}The actor died because its node has died.\n{RAY}the actor's node was preempted: capacity reclaimed\n"
+    diagnosis = diagnosed(tmp_path, "job.log", text)
+    assert [one.cause for one in diagnosis.fired] == ["preempted"]
+    assert "10.0.0.1" not in diagnosis.verdict
+
+
+@pytest.mark.parametrize(
+    "alternatives",
+    [
+        "Failed to send RPC to coordination service. Either the leader task was preempted/died/restarted.",
+        "Failed to send RPC to coordination service. Perhaps the leader task was preempted.",
+        "Connection reset by peer: the remote task was preempted, or crashed.",
+        "Connection reset by peer. This happens when a node was preempted.",
+    ],
+)
+def test_one_of_several_possible_causes_is_not_claimed(tmp_path: Path, alternatives: str) -> None:
+    assert "took the job's nodes away" not in verdict(tmp_path, f"UNAVAILABLE: {alternatives}\n")
+    assert "took the job's nodes away" in verdict(tmp_path, "the job was preempted by a job of higher priority\n")
+
+
+def test_a_task_of_hccl_that_timed_out_is_not_the_error_of_the_line_that_waited(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "train.py", line 4, in <module>\n    loss.item()\n'
+        "RuntimeError: ACL stream synchronize failed.\nEI9999: The error from device(chipId:1, dieId:0), serial number "
+        "is 7, hccl fftsplus task timeout occurred during task execution, stream_id:5\n"
+    )
+    assert verdict(tmp_path, text).startswith("A task on a device did not end in time (hccl fftsplus task timeout).")
+
+
+def test_a_long_line_is_quoted_from_its_cause(tmp_path: Path) -> None:
+    before = "Attempting to fetch value instead of handling error Internal: failed initializing executor for ordinal 0: "
+    text = f"F statusor.cc:34] {before}{before}failed call: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error\n"
+    assert verdict(tmp_path, text).endswith("reported a device error: …uncorrectable ECC error.")
+
+
+def test_steps_that_print_only_what_they_took_are_judged(tmp_path: Path) -> None:
+    took = [32.1 + n % 3 for n in range(30)] + [103.0 + n % 4 for n in range(20)]
+    text = "".join(f"Iteration took {seconds:.3f} s.\n" for seconds in took)
+    assert "slower since printed line 31" in verdict(tmp_path, text)
+    assert "slower" not in verdict(tmp_path, "".join(f"Iteration took {one:.3f} s.\n" for one in took[:30]))
+
+
+def test_the_time_for_data_beside_a_step_without_it(tmp_path: Path) -> None:
+    text = "".join(
+        f"load_data_time: {19.6 if n % 6 == 3 else 0.0001}, train_step_time: 0.6{n % 10}\n" for n in range(60)
+    )
+    diagnosis = diagnosed(tmp_path, "job.log", text)
+    assert diagnosis.verdict.startswith("The steps have waited for data 84 % of the time")
+    healthy = "".join(f"load_data_time: 0.0001, train_step_time: 0.6{n % 10}\n" for n in range(60))
+    assert not diagnosed(tmp_path, "healthy.log", healthy).fired
+
+
+def test_a_step_time_that_grows_is_no_clock(tmp_path: Path) -> None:
+    text = "".join(
+        f" iteration {n}/ 900 | elapsed time per iteration (ms): {800 + 20 * n}.0 | lm loss: 2.1E+00 |\n"
+        for n in range(5, 400, 5)
+    )
+    assert "become slower with every step" in verdict(tmp_path, text)
+    clock = "".join(f"step {n} loss 2.1 Time: {2 * n}.1 sec\n" for n in range(60))
+    assert not diagnosed(tmp_path, "clock.log", clock).fired
+
+
+def test_waits_at_no_equal_distance_are_counted_once(tmp_path: Path) -> None:
+    waits = [n for n in range(80) if n * n % 7 in (1, 2)]
+    text = "".join(
+        f"iter: {n} iter_time: {9.1 if n in waits else 0.3}s, data_time: {8.8 if n in waits else 0.001}s, "
+        "total_loss: 5.8\n" for n in range(80)
+    )  # fmt: skip
+    (found,) = [one for one in diagnosed(tmp_path, "job.log", text).fired if one.kind == "data_bound"]
+    assert found.cause != "irregular" or f"in {found.evidence['starved_steps']} of" in found.summary
+
+
+def test_the_loss_of_keras_is_that_of_whole_epochs(tmp_path: Path) -> None:
+    losses = ("0.48", "0.31", "0.25", "nan", "nan")
+    text = "".join(
+        f"Epoch {n}/5\n 3/10 [=====>.....] - ETA: 2s - loss: 9.9\n10/10 [==========] - 6s 3ms/step - loss: {loss}\n"
+        for n, loss in enumerate(losses, 1)
+    )
+    assert verdict(tmp_path, text).startswith("The loss is not finite from printed line 4 on.")
+
+
+def test_wrong_values_in_nccl_tests(tmp_path: Path) -> None:
+    table = "#  size  count  type  redop  root  time  algbw  busbw #wrong\n   8   2   float   sum   -1  20.1  0.0  0.0  {}\n"
+    end = "# Out of bounds values : {}\n# Avg bus bandwidth    : 65.1\n"
+    assert "finished" in verdict(tmp_path, table.format(0) + end.format("0 OK"))
+    wrong = verdict(tmp_path, table.format(12) + end.format("12 FAILED"))
+    assert "reported a device error" in wrong and "Out of bounds values : 12 FAILED" in wrong
