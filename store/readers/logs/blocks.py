@@ -41,7 +41,7 @@ MAX_JSON_LINES = 200
 BUS_LINES = 4
 _ADDRESS = re.compile(r"\b(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
 _RAISED = re.compile(
-    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
+    r"^(?!LustreError)(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
     r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s?(?P<message>.*))?$"
 )
 _UNCAUGHT = re.compile(r"^(?:Uncaught|Unhandled)(?: exception)?:? ")

@@ -114,3 +114,20 @@ def test_wrong_values_in_nccl_tests(tmp_path: Path) -> None:
     assert "finished" in verdict(tmp_path, table.format(0) + end.format("0 OK"))
     wrong = verdict(tmp_path, table.format(12) + end.format("12 FAILED"))
     assert "reported a device error" in wrong and "Out of bounds values : 12 FAILED" in wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("node7 kernel: LustreError: 11-0: scratch-OST0002: This client was evicted by it", "file system"),
+        ("[rank: 0] Received SIGTERM: 15", "ended from outside"),
+        ("slurmstepd: error: Prolog failed on node gpu-07: exit status 1", "could not start processes on a node"),
+        ("maintenance event: TERMINATE_ON_HOST_MAINTENANCE", "took the job's nodes away"),
+        ("RuntimeError: [Rank:1] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::64", "device memory"),
+        ("HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://hub/x", "a remote address"),
+        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 1.", "Rank 3 ended with exit"),
+        ("Training job failed: AlgorithmError: ExecuteUserScriptError: ExitCode 137", "SIGKILL"),
+    ],
+)
+def test_ends_in_the_words_of_their_program(tmp_path: Path, line: str, said: str) -> None:
+    assert said in verdict(tmp_path, f"{line}\n")
