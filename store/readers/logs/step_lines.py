@@ -105,7 +105,7 @@ _TIMES = (
                 rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
 """Patterns of durations, each with words of which every match contains one."""
-_OF_STEP = re.compile(r"per[_ ](?:iteration|step)|(?:iter(?:ation)?|step)[_ ]tim|time/step|_s/step|s(?:ec)?/step| took ")
+_OF_STEP = re.compile(r"per[_ ](?:iteration|step)|(?:iter(?:ation)?|step)[_ ]tim|time/step|s(?:ec)?/step| took ")
 """Names of durations that are of a step, not since the start."""
 _STEP_ALONE = re.compile(r"\b(?:[Ss]tep|[Ii]teration|[Bb]atch) took \d|\btrain_step_time\b")
 """Names of durations on lines without a step number."""
@@ -285,7 +285,8 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     ):  # fmt: skip
         return None
     is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
-    is_counted = is_counted or is_alone or keras is not None or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
+    is_counted = is_counted or is_alone or keras is not None
+    is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
     name = ""
     if step is None and bar is None and not is_counted and loss is not None and _EPOCH.search(text):
         is_counted, name = True, _words_before(text, loss)  # hand-written loops: `Epoch 3 - Train Loss: 0.41`
