@@ -92,7 +92,7 @@ _SECONDS = (
     r"train_step_timing in s|seconds"
 )
 _TIMES = (
-    (("ime", "timing", "seconds"),
+    (("ime", "timing", "seconds", "updt_s"),
      re.compile(rf"(?:{_SECONDS})(?: \((?P<in>ms|s)\))?{_IS}(?P<value>{_NUMBER}){_UNIT}")),
     ((" took ",),
      re.compile(rf"\b(?:[Ss]tep|[Ii]teration|[Bb]atch)(?: #?\d+)? took (?P<value>{_NUMBER}){_UNIT}")),
@@ -110,7 +110,7 @@ _OF_STEP = re.compile(r"per[_ ](?:iteration|step)|(?:iter(?:ation)?|step)[_ ]tim
 _STEP_ALONE = re.compile(r"\b(?:[Ss]tep|[Ii]teration|[Bb]atch) took \d|\btrain_step_time\b")
 """Names of durations on lines without a step number."""
 _DATA = re.compile(
-    rf"(?<![\w])(?:(?:load_)?data(?:[_ ]wait)?[_ ]time|Data \(t\)|Data|time/data|data_loading_time|"
+    rf"(?<![\w])(?:(?:load_)?data(?:[_ ]wait)?[_ ]times?|Data \(t\)|Data|time/data|data_loading_time|"
     rf"data(?:loading)?_s){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
 _WITHOUT_DATA = re.compile(r"\b(?:updt_s|train_step_time)\b")

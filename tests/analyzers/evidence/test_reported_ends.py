@@ -79,6 +79,20 @@ def test_the_time_for_data_beside_a_step_without_it(tmp_path: Path) -> None:
     assert not diagnosed(tmp_path, "healthy.log", healthy).fired
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step:{0} smpl:64 ep:2 epch:0.00 loss:1.05 grdn:4.48 lr:1.8e-06 updt_s:0.3 data_s:{1}\n",
+        "  0%|     | {0}/900 [03:05<80:21:46, 20.00s/it, data_times={2}, model_times=2.008\r",
+    ],
+)
+def test_data_time_in_the_words_of_robot_trainers(tmp_path: Path, line: str) -> None:
+    slow = "".join(line.format(n, 13.3 if n % 8 == 1 else 0.001, 18.1) for n in range(1, 90))
+    assert "waited for data" in verdict(tmp_path, slow)
+    healthy = "".join(line.format(n, 0.001, 0.001) for n in range(1, 90))
+    assert not diagnosed(tmp_path, "healthy.log", healthy).fired
+
+
 def test_a_step_time_that_grows_is_no_clock(tmp_path: Path) -> None:
     text = "".join(
         f" iteration {n}/ 900 | elapsed time per iteration (ms): {800 + 20 * n}.0 | lm loss: 2.1E+00 |\n"
