@@ -37,7 +37,17 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
         candidate = _on_missing_rank(candidate, book, ended)
     if candidate.cause in _WAITED:
         candidate = _with_work(candidate, book)
-    return candidate
+    return _after_end(candidate, book) if candidate.cause in ("signal", "exit") else candidate
+
+
+def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
+    """Say of a process that ended after the training that nothing of it is lost."""
+    end = candidate.lines[0]
+    done = [one for one in book.of("finished") if one.source == end.source and one.line < end.line
+            and not one.number("later_steps")]  # fmt: skip
+    if not done:
+        return candidate
+    return replace(candidate, what=f"{candidate.what}. The training had finished before it ({done[-1].place})")
 
 
 def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:

@@ -146,3 +146,11 @@ def test_wrong_values_in_nccl_tests(tmp_path: Path) -> None:
 )
 def test_ends_in_the_words_of_their_program(tmp_path: Path, line: str, said: str) -> None:
     assert said in verdict(tmp_path, f"{line}\n")
+
+
+def test_an_end_after_the_training_is_told_as_such(tmp_path: Path) -> None:
+    steps = "".join(f"step {n}/9 loss 2.{n}\n" for n in range(1, 10))
+    said = verdict(tmp_path, f"{steps}Training completed\nSegmentation fault (core dumped)\n")
+    assert said.endswith("The training had finished before it (job.log:10).")
+    next_fold = verdict(tmp_path, f"{steps}Training completed\n{steps}Segmentation fault (core dumped)\n")
+    assert "had finished" not in next_fold
