@@ -139,7 +139,6 @@ def test_wrong_values_in_nccl_tests(tmp_path: Path) -> None:
         ("slurmstepd: error: Prolog failed on node gpu-07: exit status 1", "could not start processes on a node"),
         ("maintenance event: TERMINATE_ON_HOST_MAINTENANCE", "took the job's nodes away"),
         ("RuntimeError: [Rank:1] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::64", "device memory"),
-        ("HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://hub/x", "a remote address"),
         ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 1.", "Rank 3 ended with exit"),
         ("Training job failed: AlgorithmError: ExecuteUserScriptError: ExitCode 137", "SIGKILL"),
     ],
