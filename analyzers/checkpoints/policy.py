@@ -14,7 +14,8 @@ class SaveAgePolicy:
     """When a run has gone too long without a save."""
 
     min_steps: int = 20
-    """Steps since the last save (count) below which it is not old, however short the interval. Source: convention."""
+    """Minimum number of steps since the last save (count) for it to be old, however short the interval. Source:
+    convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ class CommunicationPolicy:
     """When the cost of communication is worth advice."""
 
     large_bytes: int = 1 << 20
-    """Messages of this size and more are limited by the link, not by the latency of a call."""
+    """Size from which messages are limited by the link, not by the latency of a call."""
     min_buckets: int = 4
-    """Calls per step: fewer need not be joined."""
+    """Minimum number of calls per step: fewer need not be joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +28,14 @@ class SlowLinkPolicy:
     min_excess_ms: float = 0.5
     """Smallest excess per step (ms)."""
     crossing_factor: float = 1.3
-    """Transfer / that of comparable groups, of a group that shares one member with a slow group. It only has to tell
+    """Transfer / that of comparable groups, for a group that shares one member with a slow group. It only has to tell
     which member is slow, no longer whether one is."""
     min_windows_unsure: int = 4
-    """The same with a single comparable group, where only time shows which of the two is the unusual one; of a slowdown
-    that is over; and where ranks wait for cores so long that this alone may slow transfers."""
+    """Minimum number of windows if there is a single comparable group, where only time shows which of both is unusual;
+    if the slowdown is over; and if ranks wait for cores so long that this alone may slow transfers."""
     min_rise_s: float = 5.0
-    """How long transfers must have been slow where no other group or pair can be compared with (s): another job, or
-    `watch` as it judges, slows transfers through shared cores for a time, whatever the steps are long. On clean loops
+    """How long transfers must have been slow if there is no other group or pair to compare with (s): another job, or
+    `watch` while it judges, slows transfers through shared cores for a time, however long the steps are. On clean loops
     of 30 ms per step it was 0.7 to 2.2 s. Between devices `agreement_ratio` of it is enough: only hosts share cores."""
 
 
@@ -44,4 +44,4 @@ class NetworkLinkPolicy:
     """When one link between nodes is slow. Source: played NCCL (`tests.support.played`); no real network yet."""
 
     min_bytes: int = 16 << 20
-    """Bytes that a link must have moved to be compared: less is latency."""
+    """Minimum number of bytes that a link moved, to be compared: less is latency."""

@@ -14,13 +14,14 @@ class GradientOutlierPolicy:
     window_steps: int = 24
     """Steps of history. Source: convention."""
     min_ratio: float = 4.0
-    """Rise over the expected peak. Source: a bit flip below it does no harm."""
+    """Smallest rise over the expected peak. Source: a bit flip below it does no harm."""
     min_sigmas: float = 8.0
-    """Robust standard deviations: ranks' shares of a batch differ, the more the smaller they are. Source: measured,
-    with tails as heavy as Student's t with 4 degrees of freedom one step in 1,000 is computed twice for nothing."""
+    """Smallest rise in robust standard deviations: ranks' shares of a batch differ, the more the smaller they are.
+    Source: measured, with tails as heavy as Student's t with 4 degrees of freedom one step in 1,000 is computed twice
+    for nothing."""
     max_ratio: float = 100.0
-    """Rise that is checked however much the ranks differ. Source: measured, 8 sigmas are a rise of 60 with four ranks
-    of two sequences each, and of 10,000 with two."""
+    """Rise at which a step is checked however much the ranks differ. Source: measured, 8 sigmas are a rise of 60 with
+    four ranks of two sequences each, and of 10,000 with two."""
     min_sigma: float = 1e-3
     """Smallest robust deviation of the logarithms. Source: convention, ranks that agree to the last bit would make any
     difference an outlier."""

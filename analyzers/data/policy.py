@@ -13,14 +13,14 @@ class DataPolicy:
     (`benchmarks.accuracy.diagnosis`)."""
 
     share_ratio: float = 0.2
-    """Share of the time spent on data. A loader that keeps up takes well under a hundredth."""
+    """Smallest share of the time spent on data. A loader that keeps up takes well under a hundredth."""
     min_ms: float = 1.0
-    """Least wait a step (ms): below, a copy and the timer's grain are measured."""
+    """Smallest wait per step (ms): below, a copy and the timer's grain are measured."""
     warm_up_steps: int = 5
-    """First steps, in which workers start and files are opened for the first time."""
+    """First steps, in which workers start and files are first opened."""
     min_steps: int = 20
-    """Steps from which a rhythm can be recognised."""
+    """Minimum number of steps for recognising a rhythm."""
     block_steps: int = 10
-    """Distance of the onsets that are tried."""
+    """Distance between the onsets that are tried."""
     heavy_factor: float = 4.0
-    """Wait / that of the median step from which a step counts as starved."""
+    """Wait / that of the median step at which a step counts as starved."""

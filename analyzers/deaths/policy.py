@@ -12,11 +12,11 @@ class DeathPolicy:
     """When a death without a cause is judged, and what is older than the end of a launcher."""
 
     report_s: float = 1.5
-    """Seconds after a death before it counts as one without a cause, while the run lives. Source: the launcher polls
-    every 0.1 s and `watch` reads once a second, so its exit status arrives within this time."""
+    """Seconds after a death, while the run lives, before it counts as having no cause. Source: the launcher polls every
+    0.1 s and `watch` reads once a second, so its exit status arrives within this time."""
     others_follow_s: float = 10.0
-    """Seconds without a record after a rank's exit with code 0 in which the others may end well, too, while the run
-    lives. Source: two ranks on an H100 left their communicators 2 s apart."""
+    """Seconds after a rank's exit with code 0, while the run lives, in which silent ranks may still exit normally.
+    Source: two ranks on an H100 left their communicators 2 s apart."""
     before_launcher_s: float = 3.0
-    """Seconds before the end of a launcher was noticed: a rank that ended earlier did not end because of it. Source:
-    `watch` looks once a second, and a busy machine delays it."""
+    """Seconds before the launcher's end was noticed in which ranks may have ended because of it: not those that ended
+    earlier. Source: `watch` looks once a second, and a busy machine delays it."""

@@ -39,11 +39,11 @@ class FleetPolicy:
     family_error_ratio: float = 0.05
     """Probability that any member of a healthy fleet stands out (ratio). Source: convention; Bonferroni."""
     trimmed_ratio: float = 0.1
-    """Share of the members, those with the highest rates, that the first estimate leaves out (ratio). Source:
-    convention for robust estimates; members that then prove to be ordinary are taken back in."""
+    """Share of the members, with the highest rates, that the first estimate leaves out (ratio). Source: convention for
+    robust estimates; members that then prove to be ordinary are taken back in."""
     least_hours: float = 0.1
-    """Hours that a run counts at least: a start is an exposure too, and a run that dies in it has next to none (hours).
-    Source: convention; start-up of a large job."""
+    """Smallest number of hours for which a run counts: a start is an exposure too, and a run that dies in it has next
+    to none (hours). Source: convention; start-up of a large job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,8 +53,8 @@ class SpeedChangePolicy:
     """When the speed of a configuration changed between its runs."""
 
     family_error_ratio: float = 0.01
-    """Probability of a change in any configuration where there is none (ratio). Source: convention, Bonferroni; below
-    0.05 because the list is judged again after each run."""
+    """Probability of reporting a change in any configuration where there is none (ratio). Source: convention,
+    Bonferroni; below 0.05 because the list is judged again after each run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

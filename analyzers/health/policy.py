@@ -15,17 +15,19 @@ class HealthPolicy:
     """Corrected memory errors of a device, replays on its PCIe link, or errors of an InfiniBand or RoCE port during the
     run (count). Source: convention; a few an hour are ordinary, a marginal cable has thousands."""
     tcp_retransmits: int = 1000
-    """Segments sent again for that (count). Source: convention; a few closed connections are not a fault."""
+    """Retransmitted TCP segments during the run at which they are reported (count). Source: convention; a few closed
+    connections are not a fault."""
     program_fault_s: float = 30.0
-    """Time (seconds) around an XID of a program in which its process ends. Source: convention; the driver reports it at
+    """Time (seconds) around a program's XID within which its process ends. Source: convention; the driver reports it at
     once, and the process at its next synchronisation with the device."""
     disk_free_bytes: int = 5 << 30
     """Free space (bytes) below which the next checkpoint may not fit. Source: convention."""
     disk_soon_s: float = 3600.0
-    """Time (seconds) until the disk is full at the present rate. Source: convention; time to act."""
+    """Time (seconds) until the disk is full, at the present rate, at which it is reported. Source: convention; time to
+    act."""
     disk_reach_factor: float = 10.0
-    """Time that a rate is extrapolated to / time over which it was measured (ratio). Source: convention; a minute of
+    """Time over which a rate is extrapolated / time over which it was measured (ratio). Source: convention; a minute of
     another program's writes says little about the next hour."""
     disk_latency_s: float = 0.1
-    """Time of a read or write (seconds), from which a disk is slow. Source: convention; solid-state disks take below
-    0.001 s, spinning ones 0.01 s, and several times that under load."""
+    """Time of a read or write (seconds) at which a disk is slow. Source: convention; solid-state disks take below 0.001
+    s, spinning ones 0.01 s, and several times that under load."""

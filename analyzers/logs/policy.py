@@ -12,15 +12,16 @@ class LogPolicy:
     """When a line is not part of how the job ended."""
 
     kernel_slack_s: float = 900.0
-    """Seconds before the first and after the last line of the job in which a kernel's line belongs to it for certain.
+    """Seconds before the first and after the last line of the job within which a kernel's line certainly belongs to it.
     Source: torch's default timeout of 600 s, and what clocks differ by."""
     kernel_other_s: float = 93_600.0
-    """Seconds beyond which a kernel's line is of another time: 26 hours, the largest difference between two time zones.
-    Source: ISO 8601 offsets."""
+    """Seconds beyond which a kernel's line belongs to another time: 26 hours, the largest difference between two time
+    zones. Source: ISO 8601 offsets."""
     poll_s: float = 6.0
-    """Ends that launchers report within this time have no order. Source: torchrun's monitor interval of 5 s until torch
-    2.3, and a second of its table."""
+    """Seconds within which the order of ends that launchers report is unknown. Source: torchrun's monitor interval of 5
+    s until torch 2.3, and a second of its table."""
     same_second_s: float = 1.0
-    """Ends that a launcher reports within this time are equally early. Source: resolution of torchrun's table."""
+    """Seconds within which ends that a launcher reports count as simultaneous. Source: resolution of torchrun's
+    table."""
     ranks_of_a_node: int = 8
-    """Ranks from this number on may be on a second node. Source: devices of most servers."""
+    """First rank that may be on a second node. Source: devices of most servers."""

@@ -14,10 +14,10 @@ class MemoryPolicy:
     """When memory is reported."""
 
     skip_ratio: float = 0.2
-    """First share of the run, in which caches and allocators fill up. Source: convention."""
+    """Share of the run, at its start, in which caches and allocators fill up. Source: convention."""
     min_growth_bytes: int = 32 * MIB
-    """The same in bytes. Source: measured; below, the arenas of an allocator are seen."""
+    """Smallest growth in bytes. Source: measured; below, the arenas of an allocator are seen."""
     min_rises: int = 4
-    """Rises between the six parts of the samples, of five. Source: convention; one part may fall."""
+    """Minimum number of rises, of five, between six parts of the samples. Source: convention; one part may fall."""
     imbalance_bytes: int = 1 << 30
-    """Least difference for that (bytes). Source: convention."""
+    """Smallest difference from the peers for an imbalance (bytes). Source: convention."""

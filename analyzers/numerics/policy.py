@@ -22,13 +22,13 @@ class LossSpikePolicy:
 
     detector: SpikePolicy = field(default_factory=SpikePolicy)
     divergence_steps: int = 8
-    """Spike steps from which the loss has diverged. Source: a bad batch is felt for one to three steps."""
+    """Number of spike steps at which the loss has diverged. Source: a bad batch is felt for one to three steps."""
     late_steps: int = 8
-    """Newest steps (count) that are not judged before all ranks' records of them are there. Source: convention, beyond
-    these a rank's record is lost rather than late."""
+    """Newest steps (count) that are judged only once all ranks' records of them have arrived. Source: convention,
+    beyond these a rank's record is lost rather than late."""
     stayed_ratio: float = 1.15
-    """Last printed loss / the level before its spikes, from which it diverged (ratio). Source: convention; a loss
-    that recovers comes back to within a tenth."""
+    """Last printed loss / its level before the spikes, at which it diverged (ratio). Source: convention; a loss that
+    recovers comes back to within a tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class DivergencePolicy:
     rise_ratio: float = 0.08
     """Smallest rise over the lowest block. Source: more than the order of the data does to a flat loss."""
     noise_steps: int = 256
-    """Newest steps from which the noise is taken. Source: convention."""
+    """Newest steps from which the noise is estimated. Source: convention."""
     min_log_noise: float = 1e-4
-    """Smallest standard error of a logarithm. Source: convention, a quiet run must not make 0.1 % a deviation."""
+    """Smallest standard error of the logarithm. Source: convention, a quiet run must not make 0.1 % a deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,11 @@ class LossScalePolicy:
     """When a falling fp16 loss scale is a collapse."""
 
     warm_up_steps: int = 50
-    """Steps in which the scale is searched. Source: it starts high on purpose, 16 halvings are usual."""
+    """Steps in which the loss scale still searches its level. Source: it starts high on purpose, 16 halvings are
+    usual."""
     max_overflows: int = 4
-    """Overflows within the window. Source: by the growth interval one in 2,000 steps is usual, and four cut the scale
-    to a sixteenth."""
+    """Overflows within the window that are a collapse. Source: by the growth interval one in 2,000 steps is usual, and
+    four cut the scale to a sixteenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +64,11 @@ class GradientFlowPolicy:
     layers lie within a factor of 21 of each other, at the start of training too."""
 
     factor: float = 1e4
-    """Distance of a single block from the median block."""
+    """Ratio of a single block's gradient norm to the median block's, or the reverse."""
     trend_factor: float = 1e3
-    """Change of the norm from the last block to the first where it changes from block to block. Less than `factor`: no
-    accident of one layer does that. Also the growth of all gradients over the largest of the run's first quarter:
-    warm-up, another batch size and a new data set stay far below."""
+    """Change of the norm from the last block to the first, if it changes steadily. Less than `factor`: no accident of
+    one layer does that. Also the growth of all gradients over the largest of the run's first quarter: warm-up, another
+    batch size and a new data set stay far below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +76,11 @@ class GradientNoisePolicy:
     """When the noise scale is known well enough, and when the batch size is advised against."""
 
     far_ratio: float = 10.0
-    """Batch / noise scale, or the reverse, for advice. Source: McCandlish et al. (2018), equation 2.7: at 10 a step
-    keeps 91 % of its progress, at 1/10 only 9 %."""
+    """Batch size / noise scale, or the reverse, at which advice is given. Source: McCandlish et al. (2018), equation
+    2.7: at 10 a step keeps 91 % of its progress, at 1/10 only 9 %."""
     min_local_ratio: float = 0.99
-    """Square of the local norms over that of the global one. Source: it is at least 1 unless gradients were scaled.
-    Pure noise gives 1 per data rank: at most `doubled_factor` times that is believed."""
+    """Smallest ratio of the squared local norms to the squared global norm. Source: it is at least 1 unless gradients
+    were scaled. Pure noise gives 1 per data rank: at most `doubled_factor` times that is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,5 +88,5 @@ class ExpertLoadPolicy:
     """When experts are unbalanced. Source: convention; with a balancing loss that works, loads lie around 1."""
 
     highest_ratio: float = 0.85
-    """The same over the highest possible load, at which all tokens choose the expert: with four experts and two choices
+    """Load of an expert over the highest possible one, at which all tokens choose it: with four experts and two choices
     a token that is 2, and `SHARED.clear_factor` would never be reached."""

@@ -13,4 +13,4 @@ class PipelinePolicy:
     """When a stage is too heavy, and how much of a run is read."""
 
     excess_ratio: float = 1.15
-    """Work / median of the other stages: less than a layer more in ten is how layers divide."""
+    """Work / median of the other stages: less than one layer more in ten comes from uneven division."""

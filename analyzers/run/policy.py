@@ -25,36 +25,37 @@ class StallPolicy:
     floor_s: float = _DEFAULT.hang_floor_s
     """Shortest silence that counts (seconds); `recovery.hang_floor_s`. Source: above a full garbage collection."""
     step_factor: float = 5.0
-    """Silence in median steps (ratio). Source: convention; a step holds dozens of records, so one step is long."""
+    """Shortest silence that counts, in median steps (ratio). Source: convention; a step holds dozens of records, so one
+    step is long."""
     startup_s: float = _DEFAULT.startup_s
-    """Before the first finished step of an attempt and outside of steps (seconds); `recovery.startup_s`. Source:
+    """Limit before an attempt's first finished step and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
     startup_at_work_s: float = 1800.0
     """The same while `watch` sees a rank compute or read files outside of any collective (seconds): `startup_s` then
     counts from the last such sign. Source: convention; first builds of large kernels take tens of minutes."""
     startup_busy_ratio: float = 0.05
-    """Processor time / wall time from which a rank and its children are at work then (ratio). Source: measured, one of
-    ours that waits takes below 0.01, and a compiler on a crowded machine some tenths of a core."""
+    """CPU time / wall time at which a rank and its children then count as working (ratio). Source: measured, a rank of
+    `rankscope train` that waits takes below 0.01, and a compiler on a crowded machine some tenths of a core."""
     startup_read_bytes_per_s: float = 1 << 20
-    """Bytes read from files from which they are at work too (bytes per second). Source: convention; imports from a slow
-    disk take little processor time."""
+    """Rate of reading files at which they count as working, too (bytes per second). Source: convention; imports from a
+    slow disk take little CPU time."""
     compile_s: float = 600.0
-    """In a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
+    """Limit in a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
     span_s: float = 120.0
-    """In a span `checkpoint`, `evaluate`, which may leave no record inside, `replay` or `profile` (seconds). Source:
-    convention; a slow file system is another fault, not a hang. Checking every operation takes several times a
+    """Limit in a span `checkpoint`, `evaluate` (which may leave no record inside), `replay` or `profile` (seconds).
+    Source: convention; a slow file system is another fault, not a hang. Checking every operation takes several times a
     step, and torch.profiler 10 us per event on a crowded machine when it stops: a capture may hold millions."""
     unwatched_s: float = 60.0
-    """Silence (seconds) after which a run without a `watch` counts as dead, and gap with steps in it between the
-    readings of a host that shows that its `watch` was gone. Source: convention; with a `watch`, the processes
-    themselves are checked, and a launcher replaces a silent one within 15 s."""
+    """Silence (seconds) after which a run without a `watch` counts as dead, and gap between a host's readings, while
+    steps went on, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes themselves
+    are checked, and a launcher replaces a silent one within 15 s."""
     watch_late_s: float = 15.0
-    """Seconds that a `watch` may be behind the ranks before the state says so, and between a node's silence and the
-    last record of any rank: a standstill older by this is not of the node's loss, and ranks that go on for this long
-    have lost no node. Source: twice its longest pause on a busy machine."""
+    """Seconds that a `watch` may lag behind the ranks before the state says so, and longest time between a node's
+    silence and any rank's last record: a standstill older by this is not of the node's loss, and ranks that go on for
+    this long have lost no node. Source: twice its longest pause on a busy machine."""
     sign_of_life_s: float = 5.0
-    """Longest median period of readings of a host that show whether its `watch` lives (seconds). Source: convention;
-    five of this policy, 1 s."""
+    """Longest median interval of a host's readings that still shows whether its `watch` lives (seconds). Source:
+    convention; five of this policy, 1 s."""
 
     def of_phase(self, phase: str) -> float:
         """Limit of a span's kind (seconds); 0 where it has none."""

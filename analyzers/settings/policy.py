@@ -12,23 +12,25 @@ class ConfigurationPolicy:
     """When a setting is advised against."""
 
     max_buckets: int = 100
-    """Gradient buckets of a backward pass (count). Source: convention; DDP's default of 25 MiB gives 20 for a model of
-    124 million parameters."""
+    """Largest number of gradient buckets in a backward pass (count). Source: convention; DDP's default of 25 MiB gives
+    20 for a model of 124 million parameters."""
     one_bucket_bytes: int = 64 << 20
-    """Gradients (bytes) from which a single bucket hides too little. Source: convention."""
+    """Size of the gradients (bytes) at which a single bucket hides too little. Source: convention."""
     microbatches_per_stage: float = 2.0
-    """Microbatches per stage (ratio). Source: 1f1b's idle share, which is above a third below this."""
+    """Minimum number of microbatches per stage (ratio). Source: 1f1b's idle share, which is above a third below
+    this."""
     tokens_per_rank: int = 2048
-    """Tokens of a step on one GPU below which kernels are too short to fill it (count). Source: convention."""
+    """Tokens per step and GPU below which kernels are too short to fill it (count). Source: convention."""
     compression_error: float = 0.7
-    """Relative error of compressed gradients (ratio). Source: sine of 45 degrees; beyond, the step points elsewhere."""
+    """Largest relative error of compressed gradients (ratio). Source: sine of 45 degrees; beyond, the step points
+    elsewhere."""
     utilisation_ratio: float = 0.9
-    """GPU utilisation (ratio, median over samples and devices) with advice below. Source: convention; the counter
-    includes every kernel, so a device below it is idle for certain, and one above it may still be."""
+    """GPU utilisation (ratio, median over samples and devices) below which advice is given. Source: convention; the
+    counter includes every kernel, so a device below it is idle for certain, and one above it may still be."""
     min_samples: int = 60
-    """Samples of a device's utilisation (count) from which that is known: a minute. Source: convention."""
+    """Minimum number of samples of a device's utilisation (count): a minute. Source: convention."""
     min_run_s: float = 600.0
-    """Length (seconds) from which a run without any checkpoint is reported. Source: convention."""
+    """Length (seconds) at which a run without any checkpoint is reported. Source: convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +38,10 @@ class StartupPolicy:
     """When a start is slow."""
 
     slow_s: float = 20.0
-    """Least length of a part (seconds). Source: convention; torch alone takes a few seconds to import from a disk."""
+    """Shortest part of a start that is slow (seconds). Source: convention; torch alone takes a few seconds to import
+    from a disk."""
     rank_s: float = 5.0
-    """Least difference for that (seconds). Source: convention."""
+    """Smallest difference between ranks at which one is named (seconds). Source: convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +49,11 @@ class PlanPolicy:
     """When a plan was right."""
 
     smallest_memory_bytes: int = 2 << 30
-    """Planned memory of a device (bytes) from which it is compared. Source: measured on an H100: plans of 14 and 38 GiB
+    """Smallest planned memory of a device (bytes) that is compared. Source: measured on an H100: plans of 14 and 38 GiB
     were 3 % and 1 % too high, those of 0.6 to 1.4 GiB up to 14 % off: workspaces, and what the compiler keeps."""
     launches_of_block_s: float = 0.5e-3
-    """Time (seconds) that a host needs at least to launch a block's kernels, forward and backward. Source: measured on
-    the recorded runs of a GPU; 50 launches per block and step, 10 us each at the least."""
+    """Shortest time (seconds) in which a host launches a block's kernels, forward and backward. Source: measured on the
+    recorded runs of a GPU; 50 launches per block and step, 10 us each at the least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,5 +61,6 @@ class LiveAdvicePolicy:
     """When advice is looked for while the run trains."""
 
     at_steps: tuple[int, ...] = (20, 80, 320, 1280)
-    """Finished steps of an attempt (count). Source: convention; the first number is what the analyses need, and a later
-    one sees what needs a minute or a checkpoint. Beyond the last one a change is not advice but a finding."""
+    """Numbers of finished steps of an attempt at which advice is looked for (count). Source: convention; the first
+    number is what the analyses need, and a later one sees what needs a minute or a checkpoint. Beyond the last one a
+    change is not advice but a finding."""

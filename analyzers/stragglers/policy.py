@@ -31,19 +31,20 @@ class PersistencePolicy:
     """Smallest slowdown of interest: a rank that is 5 % slow is measured at 4 to 6 %. Also the smallest growth, part of
     the peers' whole work, of a rank that is slow in one phase or gap only."""
     weak_effect_ratio: float = 0.015
-    """The same over a hundred steps and more among many peers, whose spread is known well."""
+    """The same over at least a hundred steps among many peers, whose spread is well known."""
     lone_effect_ratio: float = 0.10
-    """The same where no spread of peers is known: with one peer, against the rank's own past, and once it is over."""
+    """The same if the peers' spread is unknown: with one peer, against the rank's own past, and once it is over."""
     scales: tuple[int, ...] = (1, 5, 20)
-    """Blocks taken together. What lasts longer than the longest is not noise."""
+    """Numbers of blocks that are averaged. What lasts longer than the longest is not noise."""
     min_noise_ratio: float = 0.004
-    """Least noise of a block: four blocks that are quiet by accident prove nothing."""
+    """Smallest noise assumed for a block: four blocks that are quiet by accident prove nothing."""
     clear_excess_ratio: float = 1.0
-    """Excess from which a single observation agrees with any effect: the peers' own work, over which it is taken,
-    varies several-fold on a busy machine."""
+    """Excess at which a single observation agrees with any effect: the peers' own work, over which it is taken, varies
+    several-fold on a busy machine."""
     min_length_ended: int = 20
-    """Observations of a slowdown that is over: a burst of another job on a shared machine is shorter. Also steps of one
-    that lasts, where the noise of all own work is twice `calm_noise_ratio`: bursts of two neighbours may join there."""
+    """Minimum number of observations of a slowdown that is over: a burst of another job on a shared machine is shorter.
+    Also steps of one that lasts, where the noise of all own work is twice `calm_noise_ratio`: bursts of two neighbours
+    may join there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +54,17 @@ class ChangePolicy:
     min_effect_ratio: float = 0.012
     """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
     calm_noise_ratio: float = 0.025
-    """Noise of one observation of all own work up to which the least number of observations is enough; in more noise,
-    proportionally more are needed: another job on a crowded machine stays for 10 to 20 steps."""
+    """Largest noise of one observation of all own work at which the minimum number of observations is enough; in more
+    noise, proportionally more are needed: another job on a crowded machine stays for 10 to 20 steps."""
     lasting_noise: float = 1.8
-    """Noise of windows / that of white noise from which disturbances last as long as the window."""
+    """Noise of windows / that of white noise, at which disturbances last as long as the window."""
     lasting_factor: int = 4
-    """Observations that are then needed / the length of the window."""
+    """Number of observations then needed / length of the window."""
     min_sigmas_few: float = 6.5
-    """Least test statistic in small groups, where few others show what noise can do; it is 1.5 + sqrt(2 ln(ranks x
+    """Smallest test statistic in small groups, where few others show what noise can do; it is 1.5 + sqrt(2 ln(ranks x
     onsets)) in others, and where more places are tried."""
     min_noise_ratio: float = 0.0015
-    """Least noise of one observation."""
+    """Smallest noise assumed for one observation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +72,12 @@ class PausePolicy:
     """When a rank pauses again and again (`pauses`)."""
 
     min_share_ratio: float = 0.15
-    """Share of the observations from the first pause to the last."""
+    """Minimum share of pauses among the observations from the first to the last."""
     peer_factor: float = 5.0
-    """Pauses of the rank / those of any other in the same time."""
+    """Pauses of the rank / those of any other rank in the same time."""
     min_length_ended: int = 50
-    """Observations from the first to the last once it is over: a burst of another job is shorter."""
+    """Minimum number of observations from the first pause to the last, once pausing is over: a burst of another job is
+    shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +85,18 @@ class CorroborationPolicy:
     """When CPU time and kernel counters change the cause."""
 
     crowded_s: float = 10.0
-    """Seconds for which a rank must wait for a core on a crowded machine: on clean loops with ten jobs a core one of
-    two ranks had a core to itself for up to 4 s."""
+    """Seconds for which a rank must be slow on a crowded machine: on clean loops with ten jobs a core one of two ranks
+    had a core to itself for up to 4 s."""
     crowded_cpu_ratio: float = 0.15
-    """CPU time over the peers', less one, up to which a rank of a crowded machine need not work more. In 354 stretches
-    of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an excess of up
-    to 14 % of the work (10 to 39 ms)."""
+    """Largest CPU time over the peers', less one, at which a rank on a crowded machine need not do more work. In 354
+    stretches of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an
+    excess of up to 14 % of the work (10 to 39 ms)."""
     crowded_cpu_ms: float = 5.0
-    """CPU time over the peers' on a crowded machine up to which no rank is called slow, however short its steps: caches
+    """Largest excess of CPU time on a crowded machine at which no rank is called slow, however short its steps: caches
     that other processes empty, and a core's other thread. Two loops of 5 to 9 ms had up to 3.7 ms, at a load of 25 on
     two cores (`python -m benchmarks.strangers --faults none`)."""
     paging_faults: float = 1.0
-    """Pages read from a disk per step, over the peers, from which a rank that does not run is paging."""
+    """Pages read from disk per step, in excess of the peers, at which a rank that does not run is paging."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +109,15 @@ class StragglerPolicy:
     corroboration: CorroborationPolicy = field(default_factory=CorroborationPolicy)
     slow_link: SlowLinkPolicy = field(default_factory=SlowLinkPolicy)
     node_lag_s: float = 120.0
-    """Seconds by which the records of one rank may end before those of the others because its node's arrive later: the
-    steps after them are judged once they are there. A rank whose records end earlier has left. Source: bound, a round
-    of `watch` on a crowded machine and of publishing is some 30 s."""
+    """Seconds by which one rank's records may lag behind the others' because its node's records arrive later: the steps
+    after them are judged once they are there. A rank whose records end earlier has left. Source: bound, a round of
+    `watch` on a crowded machine and of publishing is some 30 s."""
     burst_step_s: float = 0.05
-    """Length of the steps (s) for which the least numbers of observations were measured. A burst of another job lasts
-    for a time and not for a number of steps: where steps are shorter, a slowdown must last as long in seconds."""
+    """Step length (s) for which the minimum numbers of observations were measured. A burst of another job lasts for a
+    time and not for a number of steps: where steps are shorter, a slowdown must last as long in seconds."""
     small_place_ratio: float = 0.15
-    """Usual part of all work up to which a phase or gap is compared by itself. Other jobs slow a rank in proportion to
-    its work, so a larger place has as much noise as the whole."""
+    """Largest usual share of all work at which a phase or gap is compared by itself. Other jobs slow a rank in
+    proportion to its work, so a larger place has as much noise as the whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +125,15 @@ class ThroughputPolicy:
     """When all ranks became slower and stayed so, or one run is slower than another."""
 
     min_rise_ratio: float = 0.15
-    """Least rise of the step's time. Placement and temperature cause smaller ones."""
+    """Smallest rise of the step time. Placement and temperature cause smaller ones."""
     block: int = 10
-    """Steps whose median is compared."""
+    """Steps in a block, whose median is compared."""
     min_blocks: int = 10
-    """Blocks before and after: 100 steps. Another job on a shared machine is mostly shorter."""
+    """Minimum number of blocks before and after: 100 steps. Another job on a shared machine is mostly shorter."""
     agreement_ratio: float = 0.9
-    """Share of the blocks on their side of the middle between the levels."""
+    """Minimum share of blocks on their side of the midpoint between both levels."""
     skip_first: int = 10
-    """Steps of the start, which are slow by themselves."""
+    """First steps, which are always slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ class PeriodicPolicy:
     which stand outside its steps, do not count."""
 
     min_cost_ratio: float = 0.04
-    """Share of the time that is lost: one step in 25 twice as long."""
+    """Smallest share of the time that is lost: one step in 25 takes twice as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,4 +150,5 @@ class InspectorPolicy:
     """When a rank is suspected to be late."""
 
     min_calls: int = 50
-    """Collectives that all ranks of a communicator completed. Source: convention, as for a percentage."""
+    """Minimum number of collectives that all ranks of a communicator completed. Source: convention, as for a
+    percentage."""

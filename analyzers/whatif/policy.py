@@ -12,4 +12,4 @@ class WhatIfPolicy:
     """Steps that a graph takes, when it is trusted, and which ranks count as the worst."""
 
     worst_share_ratio: float = 0.03
-    """Share of the ranks that are balanced for M_W. Source: Lin et al., OSDI 2025."""
+    """Share of the ranks that count as the worst, which M_W balances. Source: Lin et al., OSDI 2025."""
