@@ -29,19 +29,19 @@ class RunConfig(Section):
     dir: str = Field(default="runs", min_length=1)
     """Folder that holds all runs."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of the weights, the order of the data and dropout."""
+    """Seed for weights, data order and dropout."""
 
 
 class DataConfig(Section):
     path: list[str] = Field(default_factory=list)
-    """Folders of `rankscope prepare`, several being a mixture; or text, Parquet, `datasets` folders, or one nanoGPT
-    `.bin` with its `.json`; empty = Python's own library."""
+    """Folders written by `rankscope prepare` (several form a mixture), or text, Parquet, `datasets` folders, or one
+    nanoGPT `.bin` with its `.json`; empty = the source of Python's standard library."""
     weights: list[float] = Field(default_factory=list)
-    """Mixture: share of the sequences from each folder of `path`, in any unit; empty = by their sizes."""
+    """Mixture: share of the sequences from each folder in `path`, in any unit; empty = by size."""
     epochs: list[float] = Field(default_factory=list)
-    """Mixture, instead of `weights`: how often each folder is read in one pass over the mixture."""
+    """Mixture, instead of `weights`: how often each folder is read per pass over the mixture."""
     validation: dict[str, str] = Field(default_factory=dict)
-    """Validation sets: a name and a prepared folder each; then all of `path` is trained on."""
+    """Validation sets, each a name and a prepared folder; all of `path` is then used for training."""
     column: str = ""
     """Column of Parquet and `datasets`: text or lists of tokens; empty = input_ids, tokens, text or content."""
     seq_len: int = Field(default=256, ge=2)
@@ -49,13 +49,13 @@ class DataConfig(Section):
     validation_ratio: float = Field(default=0.05, ge=0, lt=1)
     """Share of the tokens, at the end of each corpus, kept for evaluation; not used with `validation`."""
     cache_dir: str = ""
-    """Where tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
+    """Folder in which tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
     document_mask: bool = False
-    """Packed documents do not see each other: attention stops at `separator`."""
+    """Attention stays within a packed document: it stops at `separator`."""
     separator: int = Field(default=0, ge=0)
     """Token that ends a document; 0 for text, 50256 for GPT-2's tokens."""
     num_workers: int = Field(default=0, ge=0)
-    """Worker processes that prepare batches; 0 = in the training process."""
+    """Worker processes that prepare batches; 0 = prepare them in the training process."""
     prefetch: int = Field(default=2, ge=1)
     """Batches that each worker prepares ahead."""
     pin_memory: bool = True
@@ -78,47 +78,47 @@ class TrainConfig(Section):
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
     global_batch_size: int = Field(default=16, ge=1)
-    """Sequences of one step over all ranks."""
+    """Sequences per step, over all ranks."""
     micro_batch_size: int = Field(default=0, ge=0)
-    """Sequences of one forward pass on a rank; 0 = the rank's whole share, or one microbatch a pipeline stage."""
+    """Sequences of one forward pass on a rank; 0 = the rank's whole share, or one microbatch per pipeline stage."""
     eval_interval: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 = never."""
     eval_batches: int = Field(default=8, ge=1)
-    """Global batches of one evaluation."""
+    """Global batches per evaluation."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Computation; parameters, gradients' reduction and optimizer stay float32."""
+    """Precision of the computation; parameters, gradient reduction and optimizer stay float32."""
     float8: Literal["none", "tensorwise", "rowwise"] = "none"
     """Matrix products of the blocks in fp8, by torchao (`rankscope[fp8]`): one scale per tensor, or one per row, which
     is more exact and slower."""
     float8_emulated: bool = False
-    """With `float8`: round to fp8 and multiply in float32, on any device: slow, to try what it does to the loss."""
+    """With `float8`: round to fp8 and multiply in float32, on any device: slow, for trying its effect on the loss."""
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
     """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
     compile: bool | Literal["auto"] = "auto"
-    """Each block goes through `torch.compile`; auto = on CUDA, where its packages and a C compiler are there."""
+    """Compile each block with `torch.compile`; auto = on CUDA, if its packages and a C compiler are installed."""
     compile_backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
-    """inductor writes kernels; the others only trace, where there is no C++ compiler or to look for a fault."""
+    """inductor generates kernels; the others only trace, for machines without a C++ compiler or for debugging."""
     chunked_loss: bool | Literal["auto"] = "auto"
-    """Output layer and loss some thousand tokens at a time, without the logits of a whole batch, where there is no
+    """Compute output layer and loss some thousand tokens at a time, without the logits of a whole batch; not in a
     pipeline; auto = on CUDA."""
     checkpoint_every_n: int = Field(default=2, ge=1)
     """With `every_n`: one of n blocks is recomputed."""
     log_interval: int = Field(default=1, ge=1)
-    """Steps between lines of progress."""
+    """Steps between progress lines."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto = cuda where there is one."""
+    """auto = cuda if available."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """auto = nccl on cuda, gloo on cpu."""
 
 
 class OptimConfig(Section):
     name: Literal["adamw", "muon", "adamw8bit"] = "adamw"
-    """muon = Muon for the matrices of the blocks, AdamW for embedding, head and norms; adamw8bit = AdamW with moments
-    of 8 bits for all matrices but the embedding."""
+    """muon = Muon for the blocks' matrices, AdamW for embedding, head and norms; adamw8bit = AdamW with 8-bit moments
+    for all matrices but the embedding."""
     lr: float = Field(default=3e-4, gt=0)
     """Highest learning rate."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
-    """AdamW's decay of the first and second moment."""
+    """AdamW's decay rates of first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -130,15 +130,15 @@ class OptimConfig(Section):
     warmup_steps: int = Field(default=20, ge=0)
     """Steps of linear warm-up."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """What the rate does after the warm-up."""
+    """Course of the learning rate after the warm-up."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
-    """Last rate / highest rate."""
+    """Last learning rate / highest one."""
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
-    """With `wsd`: share of the steps in which the rate falls."""
+    """With `wsd`: share of the steps in which the learning rate falls."""
     reference_batch_size: int = Field(default=0, ge=0)
-    """`lr` is meant for this global batch size and scales linearly with the real one; 0 = no scaling."""
+    """Global batch size for which `lr` is meant; it scales linearly with the actual one; 0 = no scaling."""
     fused: bool = True
-    """One kernel for all of AdamW's update: several times faster than the other with sharded parameters."""
+    """One kernel for AdamW's whole update: several times faster with sharded parameters."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimConfig:
@@ -153,36 +153,38 @@ class ProbesConfig(Section):
     gradient_interval: int = Field(default=10, ge=0)
     """Steps between per-parameter gradient statistics; 0 = only the global norm."""
     expert_interval: int = Field(default=10, ge=0)
-    """Steps between rows of how experts are used, which cover all steps in between; 0 = never."""
+    """Steps between rows of expert use, which cover all steps in between; 0 = never."""
     compression_interval: int = Field(default=50, ge=0)
-    """Steps between measurements of what `parallel.gradient_compression` loses, for one more reduction; 0 = never."""
+    """Steps between measurements of what `parallel.gradient_compression` loses, which take one more reduction; 0 =
+    never."""
     collectives: bool = True
     """Record every collective."""
     nonfinite_flags: bool = True
-    """Look for NaN and Inf in each gradient buffer before it is reduced."""
+    """Check each gradient buffer for NaN and Inf before it is reduced."""
     local_norm_interval: int = Field(default=5, ge=0)
-    """Steps between norms of each rank's own gradient before reduction, which show the gradient's noise; 0 = never."""
+    """Steps between measurements of each rank's gradient norm before reduction, which show the gradient's noise; 0 =
+    never."""
     fingerprint_interval: int = Field(default=50, ge=0)
-    """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
+    """Steps between comparisons of parameters and optimizer state over replicas, in addition to those at every copy; 0
+    = never."""
     chain_interval: int = Field(default=0, ge=0)
-    """Steps between checks whether state without enough replicas changed between optimizer steps; 1 = all."""
+    """Steps between checks for changes between optimizer steps in state without enough replicas; 1 = every step."""
     sample_stacks: bool = taken(ProbesSettings, "sample_stacks")
-    """While a rank is slow, take some twenty Python stacks of it and of one peer, to report the line of code."""
+    """While a rank is slow, take about twenty Python stacks of it and of one peer, to report the line of code."""
     sync_s: float = taken(ProbesSettings, "sync_s")
-    """Seconds between two syncs of the records to the disk, by `watch`: what a power cut may lose; 0 = left to the
-    kernel."""
+    """Seconds between syncs of the records to disk, by `watch`: what a power cut can lose; 0 = left to the kernel."""
     retain: Literal["all", "window"] = taken(ProbesSettings, "retain")
-    """Keep all records, or tapes and single calls of the last `retain_s` seconds only: then older calls are totals
-    per step and group except for every 64th step, and older tapes are in the store alone."""
+    """Keep all records, or tapes and single calls of the last `retain_s` seconds only. Older calls are then totals per
+    step and group, except in every 64th step, and older tapes exist only in the store."""
     retain_s: float = taken(ProbesSettings, "retain_s")
     """The window of `retain = "window"`."""
     budget_mb: float = taken(ProbesSettings, "budget_mb")
-    """MB of records per rank and hour, tapes and store, that `watch` holds by a shorter window; needs
+    """Limit on records in MB per rank and hour, tapes and store, which `watch` keeps by shortening the window; needs
     `retain = "window"`; 0 = none."""
     health: bool = taken(ProbesSettings, "health")
     """Read host and GPUs once a second, in `watch`."""
     dcgm_url: str = taken(ProbesSettings, "dcgm_url", pattern=r"^(https?://.+)?$")
-    """`/metrics` of a dcgm-exporter to read the GPUs from, instead of NVML."""
+    """`/metrics` of a dcgm-exporter from which GPUs are read, instead of NVML."""
 
     @model_validator(mode="after")
     def _check_budget(self) -> ProbesConfig:
@@ -195,32 +197,32 @@ class CheckpointConfig(Section):
     interval: int = Field(default=50, ge=0)
     """Steps between checkpoints on disk; 0 = only at the end."""
     asynchronous: bool = True
-    """Write to disk while the training goes on, which then waits only for the copy to host memory."""
+    """Write to disk while training goes on; it then waits only for the copy to host memory."""
     keep: int = Field(default=3, ge=1)
-    """Good checkpoints kept on disk, besides those that still have to prove themselves."""
+    """Good checkpoints kept on disk, in addition to those not yet known to be good."""
     keep_every: int = Field(default=0, ge=0)
     """Checkpoints of steps that are multiples of this are kept for ever; 0 = none, else a multiple of `interval`."""
     memory_interval: int = Field(default=10, ge=0)
     """Steps between copies in memory; 0 = none."""
     memory_survives: bool = True
-    """Keep the copies in shared memory, so that a restart goes on from them; off by itself where they do not fit."""
+    """Keep the copies in shared memory, so that a restart can use them; turned off if they do not fit."""
     memory_on_peer: bool = True
-    """With several nodes: keep each copy in the memory of another node too, so that a lost node does not cost them."""
+    """With several nodes: keep each copy in the memory of another node too, so that they survive a lost node."""
     resume: bool = True
-    """Start from the newest good checkpoint of the run; false starts over, once, and puts what was saved aside."""
+    """Start from the newest good checkpoint of the run; false starts over, once, and moves old checkpoints aside."""
     remote: str = Field(default="", pattern=r"^([A-Za-z0-9+.:_-]+://.+)?$")
-    """fsspec URL, such as `s3://bucket/folder`, that gets a copy of each checkpoint in a folder of the run's name,
-    and gives it back to a machine that lost it; empty = none."""
+    """fsspec URL, such as `s3://bucket/folder`, to which each checkpoint is copied, in a folder named after the run,
+    and from which a machine that lost it fetches it; empty = none."""
     remote_limit_s: float = Field(default=3600.0, gt=0)
-    """Seconds that fetching from there at a start, or sending one checkpoint there, may take in all. Then a start goes
-    on with what is on the disk, or ends; what could not be sent is sent again. The training never waits for it."""
+    """Time limit (seconds) for fetching from there at a start, or for sending one checkpoint. After it, a start
+    continues with what is on disk, or ends; a checkpoint is sent again. Training never waits for it."""
 
     @field_validator("remote")
     @classmethod
     def _check_remote(cls, value: str) -> str:
         # Addresses of Azure name a container before the @, so only one with a password is refused.
         if re.match(r"[^/]*//[^/@]*:[^/@]*@", value):
-            raise ValueError("keys do not belong in an address: set AWS_ACCESS_KEY_ID and its kin")
+            raise ValueError("keys do not belong in an address: set AWS_ACCESS_KEY_ID instead")
         return value
 
 
@@ -229,7 +231,7 @@ class PublishConfig(Section):
     """Folder or bucket to which `watch` publishes the records of its node while the run lives: file:// or s3://;
     empty = nothing is published."""
     every_s: float = taken(PublishSettings, "every_s")
-    """Seconds between two publications, which each write a file per table."""
+    """Seconds between publications, each of which writes a file per table."""
 
     @field_validator("address")
     @classmethod

@@ -24,7 +24,7 @@ class MetricsConfig(Section):
     tls_key: str = taken(MetricsSettings, "tls_key")
     """PEM file with its key."""
     token_file: str = taken(MetricsSettings, "token_file")
-    """File that holds the bearer token which a scrape must show."""
+    """File with the bearer token that scrapes must send."""
 
     @field_validator("listen")
     @classmethod
@@ -36,15 +36,15 @@ class MetricsConfig(Section):
 
 
 class AlertsConfig(Section):
-    """Receivers of findings as they are made, besides Prometheus."""
+    """Receivers of findings as they appear, besides Prometheus."""
 
     webhook: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL to which each finding is posted as JSON."""
     command: str = taken(AlertsSettings, "command")
-    """Program and arguments that are run for each finding, which they read as JSON; no shell."""
+    """Program and arguments to run for each finding, which the program reads as JSON; no shell."""
     min_severity: Literal["info", "warning", "critical"] = taken(AlertsSettings, "min_severity")
     at_most_per_hour: int = taken(AlertsSettings, "at_most_per_hour")
-    """Findings beyond are counted and left out."""
+    """Maximum number of findings sent per hour; others are counted and left out."""
     dashboard_url: str = Field(default="", pattern=r"^(https?://.+)?$")
     """Where people reach `rankscope dashboard`; alerts and reports link to it. Empty = RANKSCOPE_DASHBOARD_URL."""
     runbook_url: str = Field(default="", pattern=r"^(https?://.+)?$")
@@ -81,7 +81,7 @@ class OtelConfig(Section):
     """Signals for an OpenTelemetry collector, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
     group: Literal["default", "per_step", "all"] = taken(OtelSettings, "group")
-    """Spans: of steps; of their phases too; of microbatches and collectives too."""
+    """Which spans are sent: steps; also phases; also microbatches and collectives."""
     ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = taken(OtelSettings, "ranks")
 
 
@@ -89,9 +89,9 @@ class TrackersConfig(Section):
     """Experiment trackers that `watch` keeps up to date while the run is alive."""
 
     to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
-    """Which."""
+    """Trackers to use."""
     ranks: Literal["none", "sampled", "all"] = taken(TrackersSettings, "ranks")
-    """Ranks whose own values go there: none, at most eight, all."""
+    """Ranks whose own values are sent: none, at most eight, or all."""
     every_s: float = taken(TrackersSettings, "every_s")
     """Pause between two uploads."""
     tensorboard_dir: str = taken(TrackersSettings, "tensorboard_dir")

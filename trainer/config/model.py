@@ -13,7 +13,7 @@ __all__ = ["ModelConfig"]
 
 class ModelConfig(Section):
     vocab_size: int = Field(default=256, ge=2)
-    """Number of tokens; 256 for bytes of text."""
+    """Size of the vocabulary; 256 for bytes of text."""
     dim: int = Field(default=128, ge=8)
     """Width of the residual stream."""
     num_layers: int = Field(default=4, ge=1)
@@ -25,27 +25,27 @@ class ModelConfig(Section):
     hidden_dim: int = Field(default=0, ge=0)
     """Width of the feed-forward layer; 0 = 8/3 of `dim`, rounded up to `multiple_of`."""
     multiple_of: int = Field(default=32, ge=1)
-    """Rounding of the derived feed-forward width."""
+    """Multiple to which the derived feed-forward width is rounded."""
     max_seq_len: int = Field(default=1024, ge=1)
-    """Longest sequence for which rotary angles are kept (tokens)."""
+    """Longest sequence for which rotary angles are computed (tokens)."""
     rope_theta: float = Field(default=10_000.0, gt=0)
     """Base of the rotary angles."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the mean square in RMSNorm."""
     num_experts: int = Field(default=0, ge=0)
-    """Feed-forward layers to choose from in each block (mixture of experts); 0 = one for all tokens."""
+    """Experts (feed-forward layers) in each block; 0 = no mixture of experts."""
     experts_per_token: int = Field(default=2, ge=1)
     """Experts that the router chooses for a token."""
     expert_routing: Literal["token", "expert"] = "token"
-    """Who chooses: each token its experts, or each expert its share of a sequence's tokens, later ones too. Then all
-    experts are used equally, and a token has more experts, fewer or none."""
+    """Who chooses: each token its experts, or each expert its share of a sequence's tokens, later ones included. With
+    `expert`, all experts are used equally, and a token can have more experts, fewer or none."""
     expert_dim: int = Field(default=0, ge=0)
     """Width of an expert; 0 = that of the feed-forward layer."""
     expert_products: Literal["loop", "grouped"] = "loop"
-    """A rank's experts one after the other, or all in torch's grouped matrix products."""
+    """Compute a rank's experts one after another, or all in torch's grouped matrix products."""
     capacity_factor: float = Field(default=0.0, ge=0)
-    """An expert takes so many times its even share of a sequence's choices, and drops the rest; 0 = all of them. Where
-    experts choose, they take exactly that, 0 being 1."""
+    """An expert takes at most this multiple of its even share of a sequence's choices, and drops the rest; 0 = no
+    limit. With `expert` routing it takes exactly that many; 0 then means 1."""
     balance_loss: float = Field(default=0.01, ge=0)
     """Weight of the loss that keeps experts evenly used."""
     router_z_loss: float = Field(default=0.001, ge=0)
@@ -53,9 +53,10 @@ class ModelConfig(Section):
     tie_embeddings: bool = False
     """The output layer uses the embedding's weights."""
     weights: str = ""
-    """Begin with these: a folder or file of safetensors, in our or in Hugging Face's Llama naming; empty = drawn."""
+    """Initial weights: a folder or file of safetensors, with Rankscope's or Hugging Face's Llama names; empty =
+    random."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability with which a value of a block's two branches is dropped in training."""
+    """Probability with which values of a block's two branches are dropped in training."""
 
     @property
     def kv_heads(self) -> int:

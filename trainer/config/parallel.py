@@ -14,18 +14,18 @@ __all__ = ["ParallelConfig"]
 
 class ParallelConfig(Section):
     dp_replicate: int = Field(default=1, ge=-1)
-    """Replicas: DDP, or HSDP together with `dp_shard`; -1 = as many as the ranks allow."""
+    """Replicas (DDP, or HSDP with `dp_shard`); -1 = as many as the ranks allow."""
     dp_shard: int = Field(default=-1, ge=-1)
     """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 = as many as there are."""
     tp: int = Field(default=1, ge=1)
     """Ranks that share every layer (tensor parallel)."""
     cp: int = Field(default=1, ge=1)
-    """Ranks that share every sequence: each has a piece of it (context parallel)."""
+    """Ranks that share every sequence, each with a piece of it (context parallel)."""
     cp_exchange: Literal["gather", "ring"] = "gather"
-    """With cp: a rank gathers the keys and values of the whole sequence, or they go around piece by piece, for longer
-    sequences than one rank can hold."""
+    """With cp: each rank gathers the keys and values of the whole sequence, or they are passed around piece by piece,
+    for sequences longer than one rank can hold."""
     ep: int = Field(default=1, ge=1)
-    """Ranks that share each layer's experts, with those of `tp` (expert parallel); each reads its own sequences."""
+    """Ranks that share each layer's experts, together with `tp` (expert parallel); each reads different sequences."""
     pp: int = Field(default=1, ge=1)
     """Pipeline ranks; each holds some of the layers."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
@@ -33,43 +33,43 @@ class ParallelConfig(Section):
     stages_per_rank: int = Field(default=0, ge=0)
     """Pipeline stages on a rank; 0 = 1, or 2 for the interleaved and ZBV schedules."""
     stage_costs: list[float] = Field(default_factory=list)
-    """Cost of each layer (any unit) by which stages are balanced; empty = equal layers."""
+    """Cost of each layer (any unit), for balancing stages; empty = equal layers."""
     reshard_after_forward: bool = True
     """FSDP frees gathered parameters after forward (ZeRO-3); false keeps them until backward (ZeRO-2)."""
     reduce_every_microbatch: bool = False
-    """FSDP reduces gradients with each microbatch: none stay whole in between, for a reduction each (HSDP's replicas
-    are reduced with the last)."""
+    """FSDP reduces gradients after each microbatch: this saves keeping whole gradients, but takes a reduction each
+    (HSDP's replicas are reduced after the last)."""
     reduce_dtype: Literal["float32", "bf16"] = "float32"
-    """Type in which FSDP sends and adds gradients."""
+    """Type in which FSDP sends and sums gradients."""
     float8_all_gather: bool = False
     """With `train.float8 = "tensorwise"`: FSDP gathers these matrices in fp8, a byte per number."""
     cpu_offload: Literal["none", "optimizer", "all"] = "none"
-    """What stays in host memory (CUDA only): AdamW's moments, or all: parameters, gradients and moments, by FSDP2,
-    with dp_shard = 1 too."""
+    """What stays in host memory (CUDA only): `optimizer`: AdamW's moments; `all`: parameters, gradients and moments, by
+    FSDP2, even with dp_shard = 1."""
     sequence_parallel: bool = True
     """With tp: norms and residuals are split along the sequence."""
     async_tp: bool = False
-    """With tp, sequence_parallel and train.compile: torch cuts products and their collectives into pieces that overlap
-    (symmetric memory; CUDA only)."""
+    """With tp, sequence_parallel and train.compile: torch splits products and their collectives into pieces that
+    overlap (symmetric memory; CUDA only)."""
     loss_parallel: bool = True
     """With tp: logits stay split along the vocabulary in the loss."""
     ddp_bucket_mb: float = Field(default=25.0, gt=0)
     """Size of DDP's gradient buckets (MiB)."""
     gradient_as_bucket_view: bool = True
-    """DDP's gradients are views into its buckets: one copy less."""
+    """DDP's gradients are views into its buckets, which saves a copy."""
     gradient_compression: Literal["none", "fp16", "bf16", "powersgd", "int8", "topk"] = "none"
-    """How DDP's gradients travel: as they are, with half or a quarter of the bits, as matrices of low rank, or the
-    largest numbers only. What powersgd, int8 and topk do not send they add to the next gradient."""
+    """How DDP sends gradients: as they are, with half or a quarter of the bits, as low-rank matrices, or the largest
+    numbers only. What powersgd, int8 and topk leave out is added to the next gradient."""
     topk_ratio: float = Field(default=0.01, gt=0, le=0.5)
-    """Share of the numbers that `topk` sends; each takes 8 bytes and comes from every replica."""
+    """Share of the numbers that `topk` sends; each takes 8 bytes, and every replica sends its own."""
     powersgd_rank: int = Field(default=4, ge=1)
-    """Rank of PowerSGD's matrices: higher is nearer to the gradient and sends more."""
+    """Rank of PowerSGD's matrices: higher is closer to the gradient, and sends more."""
     powersgd_start: int = Field(default=100, ge=2)
-    """Steps with whole gradients before PowerSGD begins."""
+    """Steps with uncompressed gradients before PowerSGD begins."""
     zero1: bool = False
     """With DDP: each replica keeps and updates its share of the optimizer's state, then sends the result (ZeRO-1)."""
     prefetch_blocks: int = Field(default=0, ge=0, le=8)
-    """Blocks that FSDP gathers ahead explicitly; 0 = its own implicit prefetch of one."""
+    """Blocks that FSDP explicitly gathers ahead; 0 = FSDP's implicit prefetch of one."""
 
     @property
     def num_ranks(self) -> int | None:

@@ -25,20 +25,20 @@ class ProfilerConfig(Section):
     on_anomaly: bool = taken(ProfilerSettings, "on_anomaly")
     """`watch` asks a suspect (straggler, slower steps, loss spike) and one peer to profile their next steps."""
     anomaly_steps: int = taken(ProfilerSettings, "anomaly_steps")
-    """Steps of such a capture."""
+    """Steps of a capture for a finding."""
     cooldown_s: float = taken(ProfilerSettings, "cooldown_s")
-    """Least time between two such captures (seconds)."""
+    """Shortest time between two such captures (seconds)."""
     max_captures: int = taken(ProfilerSettings, "max_captures")
-    """Such captures in a run at most."""
+    """Maximum number of such captures per run."""
     ranges: bool = taken(ProfilerSettings, "ranges")
     """Ranges around phases in every step, for Nsight (NVTX on CUDA) and your own profilers; a capture has them
     anyway."""
     record_shapes: bool = taken(ProfilerSettings, "record_shapes")
     """Traces hold the shapes of operators' inputs."""
     with_stack: bool = taken(ProfilerSettings, "with_stack")
-    """Traces hold Python stacks; several times as large and slow."""
+    """Traces hold Python stacks, which makes them several times as large and slow."""
     budget_mb: float = taken(ProfilerSettings, "budget_mb")
-    """MB of traces that a rank keeps; older ones are removed, those of the schedule first."""
+    """MB of traces that a rank keeps; the oldest are removed, scheduled ones first."""
     memory_history: int = taken(ProfilerSettings, "memory_history")
-    """Allocations and frees on CUDA that a rank remembers, with Python stacks, for its snapshot when memory runs out;
-    0 = none. Costs about 2 µs an allocation (torch's number)."""
+    """Number of CUDA allocations and frees that a rank keeps, with Python stacks, for its snapshot when memory runs
+    out; 0 = none. Costs about 2 µs per allocation (torch's number)."""

@@ -14,43 +14,44 @@ __all__ = ["RecoveryConfig"]
 
 class RecoveryConfig(Section):
     enabled: bool = taken(RecoverySettings, "enabled")
-    """Act on what is found: skip, roll back, restart."""
+    """Act on findings: skip, roll back, restart."""
     verdict: Literal["auto", "at_once", "late"] = "auto"
-    """`late`: read a step's numbers while the next is computed, the device leaves the update of a bad step out; `auto`:
-    late on GPUs, where the training allows it."""
+    """`late`: read a step's numbers while the next one is computed; the device skips the update of a bad step. `auto`:
+    late on GPUs, if the layout allows it."""
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of the worker group before the run gives up."""
     max_rollbacks: int = Field(default=8, ge=0)
     """Rollbacks before the run stops with a report."""
     max_replays: int = Field(default=8, ge=0)
-    """Refused steps of an attempt that are replayed to see whether the fault comes back; 0 = none."""
+    """Refused steps per attempt that are replayed to see whether the fault recurs; 0 = none."""
     hang_floor_s: float = taken(RecoverySettings, "hang_floor_s")
     """A step shorter than this is never called a hang (seconds)."""
     startup_s: float = taken(RecoverySettings, "startup_s")
-    """Silence before the first step that is no hang yet (seconds); it counts from when a rank was last seen to compute
-    or to read files."""
+    """Silence before the first step that is not yet a hang (seconds), counted from when a rank was last seen computing
+    or reading files."""
     grace_s: float = taken(RecoverySettings, "grace_s")
-    """After SIGTERM or Ctrl-C: time until everything has ended; the ranks have 7 s less for the end of their step and
-    a checkpoint, then they leave without. Slurm and Kubernetes kill what is left after 30 (seconds)."""
+    """After SIGTERM or Ctrl-C: time in which everything ends (seconds). Ranks have 7 s less to finish their step and
+    save a checkpoint; then they exit without one. Slurm and Kubernetes kill what is left after 30 s."""
     rejoin_s: float = Field(default=30.0, ge=0)
-    """How long a restart waits for further nodes once there are enough (seconds)."""
+    """How long a restart waits for more nodes once there are enough (seconds)."""
     max_failures_per_device: int = Field(default=-1, ge=-1)
-    """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
+    """Deaths by a signal, hangs included, before a device is excluded; 0 = never, -1 = 3 on GPUs and never on CPUs."""
     max_failures_per_node: int = Field(default=-1, ge=-1)
-    """Deaths over all devices of a node, and losses of it, before it is left out; 0 = never, -1 = 6 on GPUs only."""
+    """Deaths over all devices of a node, and losses of the node, before it is excluded; 0 = never, -1 = 6 on GPUs
+    only."""
     max_corruptions_per_device: int = Field(default=2, ge=1)
-    """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
-    does."""
+    """Number of corruptions of state or gradients by one device that ends the run: cosmic rays do not strike twice, a
+    broken device does."""
     on_straggler: DeviceResponse = taken(RecoverySettings, "on_straggler")
-    """Slow rank whose device is the cause: report it; exclude its device where the run gains more than it loses;
-    replace it only where a spare device or node takes the place."""
+    """What to do about a slow rank whose device is the cause: report it; exclude the device if the run gains more than
+    it loses; replace it only if a spare device or node can take its place."""
     straggler_after_s: float = taken(RecoverySettings, "straggler_after_s")
     """How long a rank must have been reported as slow before that (seconds)."""
     straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
-    """Step time / step time without it from which a slow rank is acted on."""
+    """Step time / step time without the slow rank at which it is acted on."""
     on_xid: DeviceResponse = "exclude"
-    """What to do with a device with an XID after which NVIDIA's catalogue asks for another device."""
+    """What to do about a device with an XID for which NVIDIA's catalogue asks for another device."""
     exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
     """Seconds between two such actions."""
     exclusion_dry_run: bool = taken(RecoverySettings, "exclusion_dry_run")
-    """Write events of what these settings would do, and change nothing."""
+    """Only write events that say what these settings would do."""
