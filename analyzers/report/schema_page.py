@@ -48,7 +48,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY num_calls DESC",
     ),
     "gradients": (
-        "Where did the first NaN or Inf stand?",
+        "Where was the first NaN or Inf?",
         "SELECT attempt, step, rank, parameter, nonfinite_count\n"
         "FROM gradients\n"
         "WHERE nonfinite_count > 0\n"

@@ -247,11 +247,11 @@ RANK_EXIT = _kind(
 )
 RANK_STOPPED = _kind(
     "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
-    by="launcher; watch where it was lost", meaning="A rank was ended: others had died, or they all start again.",
+    by="launcher; watch where it was lost", meaning="A rank was ended, since others had died or all restart.",
 )
 STOP_REQUESTED = _kind(
     "stop_requested", _NODE_RANK, _text("signal"),
-    by="launcher", meaning="A signal asked for the end of the run: what was found until then is not over by it.",
+    by="launcher", meaning="A signal asked the run to stop; this does not end findings open until then.",
 )
 EXCLUDED = _kind(
     "excluded", _NODE_RANK, _text("device", "null: the whole node"), _int("excluded_rank"), _int("failures"),
@@ -354,13 +354,13 @@ BUDGET_EXCEEDED = _kind(
     by="watch, once", meaning="Records need more than their budget although no window is left to shorten.",
 )
 PUBLISHED = _kind("published", _text("address"), by="watch", meaning="Records are at the configured address (again).")
-PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="They could not be sent there.")
+PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="Sending records there failed.")
 STALE_KILLED = _kind(
     "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch", meaning="A stale rank was killed."
 )
 NODE_SILENT = _kind(
     "node_silent", _NODE_RANK, _float("silent_s", unit="s"), _ranks("ranks"), _bool("never_heard"),
-    by="watch of node 0", meaning="A node's digests stay away.",
+    by="watch of node 0", meaning="A node's digests stopped arriving.",
 )
 NODE_HEARD = _kind("node_heard", _NODE_RANK, by="watch of node 0", meaning="A silent node's digests arrive again.")
 CLOCK_OFFSET = _kind(

@@ -71,12 +71,10 @@ _TAPE_TABLES = (
             _i64("forward_to_backward_late_ns", "ns", "part of forward_to_backward_ns: GPU waiting for its host"),
             _i64("backward_to_optimizer_late_ns", "ns", "part of backward_to_optimizer_ns: GPU waiting for its host"),
             _i64("after_optimizer_late_ns", "ns", "part of after_optimizer_ns: GPU waiting for its host"),
-            _i64(
-                "stamped_steps", "1", "steps for which this row's times of a GPU stand; 0: left to others; NULL: none"
-            ),
+            _i64("stamped_steps", "1", "steps that this row's GPU times represent; 0: other rows do; NULL: no stamps"),
             _i64("cpu_ns", "ns", "CPU time of the process in the step, all threads"),
             _i64("gc_ns", "ns", "inside Python's garbage collector"),
-            _i64("run_delay_ns", "ns", "the step's thread was ready to run and waited for a core; NULL if not told"),
+            _i64("run_delay_ns", "ns", "the step's thread was ready to run and waited for a core; NULL if not known"),
             _i64("major_faults", "1", "pages of the process that had to be read from a disk"),
             _i64("tokens", "1", "tokens that this rank trained on"),
             _i64("batch_index", "1", "global index of the batch in the data stream"),
@@ -134,7 +132,7 @@ _TAPE_TABLES = (
     ),
     Table(
         "device_stalls",
-        "A time in which the compute stream of a rank's GPU stood still, from events on it; on the host's clock.",
+        "An interval in which a GPU's compute stream was idle, measured by events on it, on the host's clock.",
         "tape",
         (
             _STEP,
@@ -169,7 +167,7 @@ _TAPE_TABLES = (
     ),
     Table(
         "experts",
-        "What the router of a mixture of experts chose, of one rank's tokens, since the rank's rows before.",
+        "Choices of a mixture-of-experts router for one rank's tokens, since that rank's previous rows.",
         "tape",
         (
             _STEP,
