@@ -13,14 +13,14 @@ from benchmarks.harness import argument_parser
 from benchmarks.incidents.score import FIRST_MISSES, FIRST_SCORE, ROUNDS, Result, confusion, load, score
 
 HEAD = """\
-# Incidents of others
+# Public incidents
 
     python -m benchmarks.incidents > docs/incidents.md
 
 Public threads rewritten as minimal logs, with the cause and, where the log shows one, the rank that the thread settled
 on (`benchmarks/incidents/`, a file per topic). Each round after the first was held out, scored once, and its misses
 fixed afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame is named
-or suspected. *Proven*: verdicts that a line states; *rank named*: of the logs that show it. `--verdicts` prints all.
+or suspected. *Proven*: a line states the verdict. *Rank named*: of the logs that show a rank. `--verdicts` prints all.
 
 Synthetic logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed:
 
