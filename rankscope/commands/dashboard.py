@@ -27,9 +27,9 @@ def dashboard(
         Path | None, typer.Option("--token-file", metavar="FILE", help="Ask visitors for the token in this file.")
     ] = None,
 ) -> None:
-    """Show runs in the browser, while they train and after they ended.
+    """Show runs in the browser, while they train and after they end.
 
-    It listens on 127.0.0.1 only and opens on the run that is named, or on the table of all runs. From another machine:
+    It listens on 127.0.0.1 only and opens the run given, or the table of all runs. From another machine:
     ssh -L 8501:127.0.0.1:8501 HOST. On a machine with other users: --token-file (mode 0600).
     """
     from contextlib import ExitStack

@@ -20,9 +20,7 @@ FAULTS = ("nan_grad@step=40,rank=2", "slow_compute@step=60,rank=3,factor=1.5")
 
 
 def demo(
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="FOLDER", help="Where the run is written.")] = Path(
-        "runs"
-    ),
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="FOLDER", help="Folder for the run.")] = Path("runs"),
     dashboard: Annotated[
         bool | None,
         typer.Option("--dashboard/--no-dashboard", help="Serve the pages until Ctrl-C. Default: on a terminal."),

@@ -30,7 +30,7 @@ def prepare(
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, a folder with one, or: bytes.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; made if missing.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output folder; created if missing.")],
     field: Annotated[
         str, typer.Option("--field", help="Field or column of the text. Default: text or content.", metavar="NAME")
     ] = "",

@@ -40,7 +40,7 @@ def run(
         typer.Argument(metavar="[OPTIONS OF TORCHRUN] SCRIPT|-m MODULE [ARGUMENTS]", help="The same as for torchrun."),
     ] = None,
 ) -> None:
-    """Launch a training script as torchrun does, recorded and watched, without a change to it.
+    """Launch a training script as torchrun does, recorded and watched, without changing it.
 
     All options of torchrun are passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
     --no-python it starts a program in any language and records its NCCL calls. In addition, --run-dir DIR sets the

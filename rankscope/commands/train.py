@@ -49,7 +49,7 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN|ADDRESS",
-            help="Resume a run whose processes have ended, from its newest good checkpoint: its folder, or "
+            help="Resume a run that has ended, from its newest good checkpoint: its folder, or "
             "`checkpoint.remote` with the run's name.",
         ),
     ] = None,

@@ -28,7 +28,7 @@ def watch(
         str, typer.Option(metavar="FILE", help="File with the bearer token that scrapes must send.")
     ] = "",
 ) -> None:
-    """Record and supervise a run that trains on this node (`train` starts it by itself)."""
+    """Record and supervise a run that trains on this node (`train` starts it automatically)."""
     from store import StoreError
     from watch.background_loop import end_process
     from watch.node_process import run_watch
