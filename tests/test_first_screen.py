@@ -52,5 +52,5 @@ def test_commands_that_need_an_extra_are_those_that_are_named(page: str) -> None
 
 def test_the_dashboard_opens_on_what_its_help_says() -> None:
     help_text = " ".join(get_command(app).commands["dashboard"].help.split())  # type: ignore[attr-defined]
-    assert "opens on the run that is named, or on the table of all runs" in help_text
+    assert "opens the run given, or the table of all runs" in help_text
     assert 'default=title == "Runs"' in (ROOT / "dashboard" / "navigation.py").read_text(encoding="utf-8")

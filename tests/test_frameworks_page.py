@@ -13,7 +13,7 @@ from tests.trials.e2e.test_frameworks_run import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
-COLUMNS = ("framework", "version", "ran here", "overhead", "fault that was named", "mesh", "command")
+COLUMNS = ("framework", "version", "where it ran", "overhead", "faults named", "mesh", "command")
 ROWS = [
     dict(zip(COLUMNS, (cell.strip() for cell in line.strip().strip("|").split("|")), strict=False))
     for line in PAGE.splitlines()

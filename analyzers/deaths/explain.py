@@ -29,11 +29,11 @@ def _why_lost(finding: Finding) -> str:
     code = "" if facts.get("exit_code") is None else f"exit code {facts['exit_code']}"
     if finding.cause == "launcher_lost":
         return sentence(
-            f"process {facts.get('launcher_pid')} was gone: killed, crashed, or ended by a disk that took no record"
+            f"process {facts.get('launcher_pid')} was gone: killed, crashed, or stopped by a disk that took no records"
         )
     if finding.cause == "node_failed":
         return sentence(
-            f"no digest of node {facts.get('node_rank')} came for {facts.get('silent_s')} s and none after that"
+            f"no digest from node {facts.get('node_rank')} came for {facts.get('silent_s')} s and none after that"
         )
     if finding.cause == "out_of_memory" and (used := why_text(finding)):
         return sentence(used)
@@ -72,8 +72,8 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         )
     if is_fragmented(finding.evidence):
         return (
-            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had the bytes, in parts too small. If "
-            "that is not enough, lower the micro-batch or the sequence length."
+            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had enough bytes, but in pieces "
+            "too small. If that is not enough, lower the micro-batch or the sequence length."
         )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
@@ -88,7 +88,7 @@ def _next_lost(finding: Finding) -> str:
     if finding.cause == "out_of_memory":
         return _next_out_of_memory(finding, ranks_text(finding.ranks))
     if finding.cause == "exit" and (raised_at := finding.evidence.get("raised_at")):
-        return f"Check {raised_at}, where it ended itself."
+        return f"Check {raised_at}, where it exited."
     if finding.cause == "signal" and finding.evidence.get("xids"):
         return (
             f"Search the log of {ranks_text(finding.ranks)} for the kernel's error (`Assertion`, `illegal memory "
@@ -101,7 +101,7 @@ def _next_lost(finding: Finding) -> str:
 
 _EXCLUDED_FOR = {
     "straggler": "It slowed all ranks down, for a cause in the device, and the run continued without it.",
-    "xid": "The driver reported an error after which the device is to be replaced, and the run continued without it.",
+    "xid": "The driver reported an error that calls for replacing the device, and the run continued without it.",
 }
 
 
@@ -133,5 +133,5 @@ WHY: Mapping[str, Callable[[Finding], str]] = {
 NEXT: Mapping[str, Callable[[Finding], str]] = {
     "rank_lost": _next_lost,
     "excluded": _next_excluded,
-    "resume_differs": lambda finding: "If the change of data or seed was not meant, discard the steps since.",
+    "resume_differs": lambda finding: "If the change of data or seed was not intended, discard the steps since.",
 }

@@ -55,10 +55,10 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         killed = next(
             (one for one, _ in book.of_role("death") if one.source == entry.source and one.line > entry.line), None
         )
-        after = f"After that a process was still ended ({killed.quoted})." if killed else seen
+        after = f"After that, a process was ended ({killed.quoted})." if killed else seen
         return Outcome(ended="finished", text=f"The job finished ({entry.quoted}). {extent}{after}", is_known=True)
     if (step := is_at_end(steps)) and not _trains_on(logs):
-        return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}{seen}",
+        return Outcome(ended="finished", text=f"The job reached its last step, {step:,} of {step:,}. {extent}{seen}",
                        is_known=True)  # fmt: skip
     num_lines = sum(log.num_lines for log in logs)
     if not steps:

@@ -216,16 +216,16 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if abs(every - _per_step(steps)) < 0.5:
-        why = "That is once a step of the optimizer, of which the others are a part (gradient accumulation)."
+        why = "That is once per optimizer step, to which the others belong (gradient accumulation)."
     elif 2 * sum(bool(row.get("is_after_other")) for row in steps) >= evidence_of(one)["times"]:
-        why = "Another progress bar stands before most of them: they hold its work, an evaluation for instance."
+        why = "Another progress bar precedes most of them: they include its work, such as an evaluation."
     elif timed and all(row.get("is_between") for row in timed):
-        why = "It is the time between lines, which also holds evaluations, checkpoints and the start of epochs."
+        why = "It is the time between lines, which includes evaluations, checkpoints and the start of epochs."
     elif any(
         abs(every - (row.get("per_epoch") or 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))
         for row in timed
     ):  # a bar's rate starts again with each epoch
-        why = "That is once an epoch: loader workers start again (persistent_workers=True keeps them)."
+        why = "That is once per epoch: loader workers start again (persistent_workers=True keeps them)."
     else:
         return one
     return replace(one, status="advice", severity="info", summary=f"{one.summary} {why}")

@@ -68,7 +68,7 @@ def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
             ranks=ranks,
             cause="not_entered",
             summary=sentence(f"most processes wait in {_place(most)} ({_who(most.members)}), and not {where}")
-            + " Stacks of one moment do not prove that it stands still.",
+            + " Stacks from a single moment do not prove that it is stuck.",
             evidence={
                 "waiting_ranks": waiting[:64],
                 "stack_groups": [_shown(one) for one in groups[:8]],

@@ -43,9 +43,9 @@ def _limit(finding: Finding) -> str:
     if isinstance(silent_s, (int, float)) and silent_s > limit_s:
         return f"Hang threshold here: {limit}."
     if finding.cause == "skipped" or finding.cause.startswith("mismatch"):
-        return f"Calls that differ are proof before the limit of {limit}."
+        return f"Differing calls are proof even before the limit of {limit}."
     if finding.cause == "stopped":
-        return f"A stopped process is proof before the limit of {limit}."
+        return f"A stopped process is proof even before the limit of {limit}."
     return f"The ranks were ended before the limit of {limit}."
 
 
@@ -91,26 +91,27 @@ def _why_desync(finding: Finding) -> str:
     facts = finding.evidence
     off = counted(facts.get("num_calls"), "call")
     before, since = (counted(facts.get(name), "step") for name in ("steps_before", "steps_since"))
-    return f"The numbers of the group's calls agreed in {before} before, and have been {off} off in {since} since."
+    return f"The group's call numbers agreed for {before}, and have been off by {off} in the {since} since."
 
 
 def _next_desync(finding: Finding) -> str:
     caller = f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else ""
-    return f"Find the branch on the rank{caller}, and resume from a checkpoint before step {finding.first_step}."
+    before = f"resume from a checkpoint before step {finding.first_step}"
+    return f"Find the branch that depends on the rank{caller}, and {before}."
 
 
 def _why_standstill(finding: Finding) -> str:
     facts = evidence_of(finding)
     waited = facts.get("waiting_ranks") or []
     others = f"{ranks_text(waited)} waited in collectives meanwhile" if waited else "no rank waited for another"
-    return f"That is longer than a hang in this run, and {others}."
+    return f"That exceeds this run's hang threshold, and {others}."
 
 
 def _next_standstill(finding: Finding) -> str:
     who = ranks_text(finding.ranks) if finding.ranks else "all ranks"
     if finding.cause == "compile":
         again = finding.evidence.get("recompiled")
-        guard = f" What it had assumed and does not hold: {again}." if again else ""
+        guard = f" The assumption that failed: {again}." if again else ""
         return f"Keep shapes and flags the same on all ranks, so that {who} need not compile again.{guard}"
     return f"Find what {who} did {finding.evidence.get('place')} then: a file system, a lock, a stopped process."
 

@@ -145,7 +145,7 @@ def _unanswered(found: HangCause, call: str) -> str:
 def _all_entered(found: HangCause, who: str, call: str, at: str) -> str:
     """Return who came to the call that does not end; of a message, both ends of its link."""
     if found.call is not None and found.call.is_p2p:
-        return f"{call} on rank {found.call.rank}{at} does not return, and both ends of the link have come"
+        return f"{call} on rank {found.call.rank}{at} does not return, and both ends of the link have entered it"
     return f"{who} entered {call}{at} and none returned"
 
 
@@ -154,7 +154,7 @@ def _all_entered_cause(found: HangCause, *, many: bool) -> str:
     if found.call is None or not found.call.host_only:
         return "the network or the backend is stuck"
     device = "the device of one of them" if many else "its device"
-    return f"the network or the backend is stuck, or {device} stands still in an earlier kernel"
+    return f"the network or the backend is stuck, or {device} is stuck in an earlier kernel"
 
 
 def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:

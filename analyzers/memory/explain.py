@@ -52,7 +52,7 @@ WHY: Mapping[str, Callable[[Finding], str]] = {
     "memory_imbalance": _why_imbalance,
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
-    "memory_growth": lambda finding: "Check what is kept between steps: losses with graph, lists, caches, loader.",
+    "memory_growth": lambda finding: "Check what is kept between steps: losses with their graph, lists, caches.",
     "memory_limit": _next_limit,
     "memory_imbalance": lambda finding: "Check what only this rank holds: logging, evaluation, uneven layers.",
 }

@@ -30,7 +30,7 @@ def _non_finite(finding: Finding) -> str:
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
     if facts.get("named_by") == WEIGHTS:
-        return "The step's first loss was finite, and weights were NaN or Inf in a later pass, whose loss only follows."
+        return "The step's first loss was finite; in a later pass weights were NaN or Inf, and so was its loss."
     if facts.get("named_by") == NORM:
         return "Every rank counted its gradients' NaN and Inf elements: there were none."
     if facts.get("ranks_with_nonfinite_local_loss"):
@@ -114,7 +114,7 @@ def _after_non_finite(finding: Finding) -> str:
     if finding.cause == "reduction" and not finding.evidence.get("replay_verdict"):
         return "Reduce gradients in fp32, or lower the loss scale in fp16: each rank's gradient was finite."
     if finding.evidence.get("named_by") == NORM:
-        return "Lower the loss scale, or clip harder: squares of the gradients pass the largest float32."
+        return "Lower the loss scale, or clip harder: the squares of the gradients exceed the largest float32."
     return {
         "transient": f"If {ranks} {'does' if len(finding.ranks) == 1 else 'do'} this again, test the device.{fine}",
         "batch": "Inspect the samples named, or those with the highest loss.",
@@ -134,7 +134,7 @@ def _after_spike(finding: Finding) -> str:
         "learning_rate": "Check the learning rate's schedule at that step: the samples are probably fine.",
     }.get(
         finding.cause,
-        "Compare the samples and the learning rate of that step with those before it: a log has no more."
+        "Compare the samples and the learning rate of that step with those before it: the log shows nothing else."
         if finding.evidence.get("printed")
         else f"Run `rankscope analyze RUN --why-spike {finding.first_step}` for its ranks, samples and layers.",
     )
@@ -146,9 +146,9 @@ def _after(general: str, **by_cause: str) -> Explain:
 
 def _next_logged_value(finding: Finding) -> str:
     return {
-        "grad_norm": "Combine the squares of all shards' norms over every rank that holds one, and each shard once.",
-        "loss": "Divide by the number of ranks or micro-batches once, where the mean over both is meant.",
-        "tokens": "Log the tokens of this rank's step, over all its micro-batches: rates add up the ranks.",
+        "grad_norm": "Sum the squares of the shards' norms over all ranks, counting each shard once.",
+        "loss": "Divide only once by the number of ranks or micro-batches, if the mean is meant.",
+        "tokens": "Log the tokens of this rank's step, over all its micro-batches: rates are summed over ranks.",
     }[finding.cause]
 
 
@@ -185,7 +185,7 @@ NEXT: Mapping[str, Explain] = {
     "vanishing_gradients": _after(
         "Check initialisation, normalisation and residual branches of the blocks named.",
         trend="Check initialisation, normalisation and residual branches: each block loses a part of the gradient.",
-        zero="Search for a detach, a branch times zero, or fp16 without a loss scale before the blocks named.",
+        zero="Search for a detach, a branch multiplied by zero, or fp16 without a loss scale before the blocks named.",
     ),
     "gradient_noise": _after("Try another batch size with the learning rate scaled to it, and compare loss by tokens."),
 }

@@ -46,7 +46,7 @@ def _next_imbalance(finding: Finding) -> str:
         return "Give that stage fewer layers (parallel.stage_costs)."
     if finding.status == "advice":
         return "Use fewer stages (parallel.pp), each with more layers."
-    return "Swap the devices of two stages: if the other stage is the slow one then, it is the device."
+    return "Swap the devices of two stages: if the slowness moves to the other stage, it is the device."
 
 
 WHY: Mapping[str, Callable[[Finding], str]] = {"bubble": _bubble, "stage_imbalance": _imbalance}

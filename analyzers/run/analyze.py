@@ -35,7 +35,7 @@ __all__ = ["ANALYSES", "record_coverage", "unsynced_records", "unwatched_times"]
 _READ_COLUMNS = (
     ("steps", ("forward_ns", "backward_ns", "optimizer_ns"), "Phases were not compared, or not all of them"),
     ("steps", ("collective_wait_ns",), "Waits in collectives were not judged"),
-    ("steps", ("loss", "grad_norm"), "Spikes were not looked for, or only in part of the figures"),
+    ("steps", ("loss", "grad_norm"), "Spikes were not looked for, or only in some of the values"),
     ("steps", ("tokens",), "Tokens per second, MFU and uneven batches are unknown"),
     ("collectives", ("seq", "phase"), "Calls are not matched over ranks, or not kept apart from those of saves"),
     ("ranks", ("world_size", "host"), "The expected ranks or their hosts are unknown"),

@@ -148,7 +148,7 @@ def _batch(run: _Run) -> Advice:
     )
     if not on_gpu or not tokens or tokens >= run.policy.tokens_per_rank:
         return None
-    return f"A step has {tokens:,.0f} tokens a rank, so kernels are too short to fill a GPU.", {
+    return f"A step has {tokens:,.0f} tokens per rank, so kernels are too short to fill a GPU.", {
         "tokens_per_rank": tokens
     }
 
@@ -178,7 +178,7 @@ def _compression(run: _Run) -> Advice:
     kind = read(ParallelFacts, run.manifest).gradient_compression
     if errors and (error := median(errors)) >= policy.compression_error:
         return (
-            f"Compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones in the median of {count} "
+            f"Compressed gradients ({kind}) are {100 * error:.0f} % off the uncompressed ones in the median of {count} "
             "steps.",
             {"compression_error_ratio": round(error, 4), "num_samples": count},
         )
@@ -188,8 +188,8 @@ def _compression(run: _Run) -> Advice:
     if last < SHARED.doubled_factor * first:
         return None
     return (
-        f"Compressed gradients ({kind}) lose ever more: they were {100 * first:.2g} % away from whole ones, "
-        f"and are {100 * last:.2g} % away now.",
+        f"Compressed gradients ({kind}) lose more and more: they were {100 * first:.2g} % off the uncompressed ones, "
+        f"and are {100 * last:.2g} % off now.",
         {"compression_error_ratio": round(last, 4), "first_error_ratio": round(first, 4), "num_samples": count},
     )
 
@@ -231,7 +231,7 @@ def _interval(run: _Run) -> Advice:
         + (
             f"One save at the end of the {length:,} steps would cost {percent(then)}."
             if steps < best.steps
-            else f"The least that an interval costs is {percent(then)}, with {steps:,} steps."
+            else f"The best interval, {steps:,} steps, would cost {percent(then)}."
         ),
         {
             "interval_steps": int(interval),

@@ -111,7 +111,7 @@ def _host_next(finding: Finding) -> str:
 def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     if finding.status == "advice":
-        return f"All wait for {rank} where it may log or evaluate for them: do that in fewer steps, or in a thread."
+        return f"All wait for {rank} while it may log or evaluate for them: do that less often, or in a thread."
     return {
         "compute": _compute_next(finding, rank),
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
@@ -139,9 +139,7 @@ def _throughput_next(finding: Finding) -> str:
     if finding.cause == "between_runs":
         return "Check what differs between the runs: code, settings, versions, hosts."
     if finding.cause == "periodic":
-        return (
-            "Find what runs every so many steps: evaluation, checkpoints, logging, a shard that is opened, collection."
-        )
+        return "Find what runs at this interval: evaluation, checkpoints, logging, opening a shard, garbage collection."
     return "Check what changed for all ranks at that step: clocks, a shared disk, the network, the data."
 
 

@@ -101,7 +101,7 @@ def _unstarted(facts: Mapping[str, Any]) -> str:
     """Sentence on a launch that ended before any rank started, with the recorded reason."""
     code, message = facts.get("exit_code"), str(facts.get("end_message") or "").rstrip(". ")
     if not facts.get("ended"):
-        return "No rank had started when the records end: the launch was killed, crashed or is at its beginning."
+        return "No rank had started when the records end: the launch was killed, crashed or has just begun."
     how = f"with code {code} " if code is not None else ""
     return f"The launch ended {how}before any rank had started{f': {message}' if message else ''}."
 
@@ -153,7 +153,7 @@ def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> st
         more = f" {_checks(len(reasons) - 1)} more data: {LISTED_BELOW}." if len(reasons) > 1 else ""
         return f"Nothing was judged. {reasons[0]}{more}"
     problem = next((f": {one['path']} {one['problem']}" for one in facts.get("file_problems") or ()), "")
-    return f"Nothing was judged{problem or ': what is in these files is not known, or cannot be read'}."
+    return f"Nothing was judged{problem or ': the contents of these files are unknown or unreadable'}."
 
 
 def _nothing_read(facts: Mapping[str, Any]) -> bool:

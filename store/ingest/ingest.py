@@ -149,7 +149,7 @@ class Ingester:
         """
         start = time.perf_counter()
         if self._held and (problem := self._held.problem()):
-            raise StoreError(f"{problem}; its store is not written any more")
+            raise StoreError(f"{problem}; its store is no longer written")
         self._ticks += 1
         quarantined = None
         try:

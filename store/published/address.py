@@ -52,7 +52,7 @@ def check_address(text: str) -> None:
     if parts.scheme not in SCHEMES:
         raise AddressError(f"{shown}: choose an address of {' or '.join(f'{scheme}://' for scheme in SCHEMES)}")
     if "@" in text:
-        raise AddressError(f"{parts.scheme}://...: keys do not belong in an address: set AWS_ACCESS_KEY_ID and its kin")
+        raise AddressError(f"{parts.scheme}://...: keys do not belong in an address: set AWS_ACCESS_KEY_ID instead")
     if parts.fragment or not text.isprintable():
         raise AddressError(f"{parts.scheme}://...: has a # or a control character")
     if unknown := sorted(options.keys() - set(_OPTIONS[parts.scheme])):

@@ -295,7 +295,7 @@ def test_a_run_that_failed_without_a_finding_gets_no_clean_bill() -> None:
             {"reason": "failed", "exit_code": 2, "message": "No module named 'safetensors'"},
             "The launch ended with code 2 before any rank had started: No module named 'safetensors'.",
         ),
-        ({}, "No rank had started when the records end: the launch was killed, crashed or is at its beginning."),
+        ({}, "No rank had started when the records end: the launch was killed, crashed or has just begun."),
     ],
 )
 def test_a_launch_that_ended_before_any_rank_started_is_one_sentence(end: dict[str, Any], verdict: str) -> None:

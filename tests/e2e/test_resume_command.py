@@ -116,5 +116,5 @@ def test_a_finished_run_says_so_and_ends_with_its_own_code(node: tuple[str, ...]
     assert done.returncode == 6, done.stderr
     assert (
         done.stderr.strip()
-        == f"rankscope: {run.path} has finished; nothing was started. To go on: --set train.steps=MORE."
+        == f"rankscope: {run.path} has finished; nothing was started. To continue: --set train.steps=MORE."
     )

@@ -140,7 +140,7 @@ def _asked(before: dict[str, Any], overrides: list[str]) -> Config:
 def _check_finished(run: RunDir, path: Path, before: dict[str, Any], config: Config) -> None:
     is_same = config.model_dump(mode="json")["train"] == before.get("train") and config.checkpoint.resume
     if is_same and _has_finished(run):
-        raise FinishedError(f"{path} has finished; nothing was started. To go on: --set train.steps=MORE.")
+        raise FinishedError(f"{path} has finished; nothing was started. To continue: --set train.steps=MORE.")
 
 
 def _has_finished(run: RunDir) -> bool:

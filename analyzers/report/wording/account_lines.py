@@ -57,7 +57,7 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     without_ms = what_if.step_ms / what_if.gain
     mean = f"mean step {number(without_ms, 4)} ms instead of {number(what_if.step_ms, 4)} ms"
     if any(is_number(found.evidence.get("speedup_without_it_ratio")) for found in findings if found.status == "fired"):
-        spread = "With the extra work spread evenly (the finding assumes none), training would be"
+        spread = "With the extra work spread evenly (the finding removes it), training would be"
         return f"{spread} {what_if.gain:.2f}x faster ({mean}, {over})."
     gain = f"Balanced ranks would be {what_if.gain:.2f}x faster, the same work spread evenly ({mean}, {over})."
     worst, last_stage = (_of_gain(what_if, share) for share in (what_if.worst_ranks_ratio, what_if.last_stage_ratio))
@@ -71,7 +71,7 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
 _OUT_OF_SCOPE = (
     ("straggler", "communication", "Slow transfers are not part of this: the finding has their cost."),
     ("stage_imbalance", "", "Differences between pipeline stages are not part of this: see Pipeline."),
-    ("straggler", "", "The straggler finding is over its own steps."),
+    ("straggler", "", "The straggler finding covers only its own steps."),
 )
 """Kind and cause of a finding, and why the what-if shows no gain where the finding shows a slowdown."""
 

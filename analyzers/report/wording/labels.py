@@ -66,7 +66,7 @@ _LABELS = {
     "first_to_report_rank": "first to report it",
     "gc_excess_ms": "extra garbage collection",
     "grad_norm": "gradient norm",
-    "recovered_step": "back to before by step",
+    "recovered_step": "recovered by step",
     "loss_after": "loss at the end",
     "grad_norm_rise_ratio": "rise of gradient norm",
     "grad_norm_z": "gradient norm, deviation",

@@ -59,7 +59,7 @@ def _finding(one: LastRank) -> Finding:
         ranks=(one.rank,),
         cause="unknown",
         summary=f"Rank {one.rank} was the last to enter {last_ratio:.0%} of {checked:,} collectives: the other ranks "
-        f"waited {one.median_wait_ms:.3g} ms for it in each. Why it is late is not in these files.",
+        f"waited {one.median_wait_ms:.3g} ms for it in each. These files do not show why it is late.",
         evidence={
             **one.arrivals.evidence(),
             "peers_wait_more_ms": round(one.median_wait_ms, 3),

@@ -12,7 +12,7 @@ by their number has the sum as its step's loss, any other the mean; the autograd
 losses of one forward pass are parts of one loss, and are summed.
 
 Passes whose weights differ, as in sharpness-aware minimization and line searches, are no micro-batches: a gradient of
-the first that is NaN makes the weights NaN for the second, whose loss only follows. So the first loss and the largest
+the first that is NaN makes the weights NaN for the second, and with them its loss. So the first loss and the largest
 weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`).
 
 A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series

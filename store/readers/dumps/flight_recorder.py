@@ -83,7 +83,7 @@ def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = No
     top = _load(path, loads or _loads)
     version = short_text(top.get("version"), 20)
     if not re.fullmatch(r"2(\.\d{1,4})?", version):
-        raise SourceError(f"is a flight-recorder dump of version {version or '?'}: 2.x is read")
+        raise SourceError(f"is a flight-recorder dump of version {version or '?'}: only 2.x is supported")
     dump = RankDump(rank=rank, path=path, version=version, modified_ns=modified_ns(path))
     _groups(top.get("pg_config"), dump)
     entries = top.get("entries")

@@ -126,7 +126,7 @@ def _run(blob: bytes) -> Any:
             stack.append(())
         elif op == 0x80:  # PROTO
             if not 2 <= blob[at] <= 5:
-                raise PickleError(f"is a pickle of protocol {blob[at]}: 2 to 5 are read")
+                raise PickleError(f"is a pickle of protocol {blob[at]}: only 2 to 5 are supported")
             at += 1
         elif op == 0x95:  # FRAME: only a hint for readers of streams
             at += 8

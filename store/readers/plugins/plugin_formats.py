@@ -76,7 +76,7 @@ def read_by_plugin(path: Path, name: str) -> PluginRows:
     """Rows of a file; `name` is the file's in the report. Raises SourceError."""
     plugin = reader_of(head(path, HEAD_BYTES))
     if plugin is None:
-        raise SourceError("is recognised by no plug-in any more")
+        raise SourceError("is no longer recognised by any plug-in")
     tables: dict[str, Rows] = {table: [] for table in READ_TABLES}
     refused: list[str] = []
     try:

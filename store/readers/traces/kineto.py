@@ -119,7 +119,7 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
     device = device_of(collected.categories, model) if on_device else "cpu"
     if not collected.is_of_profiler():
         categories = ", ".join(sorted(collected.unknown)[:4])
-        raise SourceError(f"is not the trace of a profiler that is read: its events are of the categories {categories}")
+        raise SourceError(f"is not a trace of a supported profiler: its event categories are {categories}")
     if not on_device and collected.unknown:  # a device of a kind that is not known: what it does is all one
         device, count = max(collected.unknown.items(), key=lambda item: item[1])
         collected.device["kernel"] = collected.device.pop(f"?{device}")

@@ -29,7 +29,7 @@ def test_versions_of_the_format(tmp_path: Path, version: str) -> None:
 
 def test_a_later_major_version_is_refused_in_one_line(tmp_path: Path) -> None:
     diagnosis = diagnose_files([Job(2, version="3.0").write(tmp_path)])
-    assert "version 3.0: 2.x is read" in diagnosis.run["file_problems"][0]["problem"]
+    assert "version 3.0: only 2.x is supported" in diagnosis.run["file_problems"][0]["problem"]
     assert diagnosis.fired == ()
 
 

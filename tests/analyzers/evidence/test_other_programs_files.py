@@ -65,7 +65,7 @@ OPERATOR = {"args": {"External id": 1}, "cat": "cpu_op", "dur": 3, "name": "aten
 def test_a_trace_of_another_program_is_not_taken_for_a_device(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": BROWSER}))
-    with pytest.raises(SourceError, match=r"not the trace of a profiler that is read: .* devtools\.timeline"):
+    with pytest.raises(SourceError, match=r"not a trace of a supported profiler: .* devtools\.timeline"):
         read_trace(path, is_only=True)
 
 
@@ -87,7 +87,7 @@ def test_one_damaged_file_never_hides_the_rest(tmp_path: Path) -> None:
     (tmp_path / "b" / "trainer_state.json").write_text(text[: len(text) // 8])
     (tmp_path / "b" / "metrics.csv").touch()
     found = diagnose_files([tmp_path])
-    assert found.verdict.startswith("The job came to its last step, 9 of 9")
+    assert found.verdict.startswith("The job reached its last step, 9 of 9")
     problems: Any = found.run["file_problems"]
     assert {one["path"] for one in problems} == {"b/metrics.csv", "b/trainer_state.json"}
 

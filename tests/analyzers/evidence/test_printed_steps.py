@@ -60,7 +60,7 @@ def test_iterations_that_make_a_step_together_are_called_so(tmp_path: Path) -> N
     healthy = _diagnosis(tmp_path, text(1000))
     assert (healthy.fired, "400 printed iterations to iteration 400" in healthy.verdict) == ((), True)
     (remark,) = (one for one in healthy.findings if one.cause == "periodic")
-    assert "once a step of the optimizer" in remark.summary
+    assert "once per optimizer step" in remark.summary
     (slower,) = _diagnosis(tmp_path, text(201)).fired
     assert "since iteration 20" in slower.summary
 
@@ -156,7 +156,7 @@ def _noisy(losses: dict[int, float], *, steps: int = 400, values: str = "") -> s
 def test_a_moderate_rise_on_one_line_is_a_remark(tmp_path: Path) -> None:
     found = _diagnosis(tmp_path, _noisy({300: 4.9}))
     assert found.fired == ()
-    assert found.verdict.startswith("The job came to its last step")
+    assert found.verdict.startswith("The job reached its last step")
     assert "went away again" in found.advised[0].summary
     # a rise that doubles the loss, that lasts, or with which the log ends is none
     for losses in ({300: 7.5}, {300: 4.9, 301: 4.9, 302: 4.8}, {400: 4.9}):
@@ -189,7 +189,7 @@ def test_a_rhythm_of_epochs_or_of_times_between_lines_is_a_remark(tmp_path: Path
     )
     found = _diagnosis(tmp_path, epochs)
     assert found.fired == ()
-    assert "once an epoch" in found.advised[0].summary
+    assert "once per epoch" in found.advised[0].summary
     bars = "".join(
         f"\rEpoch {epoch}: {step}%|##  | {step}/100 [00:10<00:20, {1.2 if step == 1 else 0.1:.2f}s/it, "
         f"loss=2.{step % 5}]"

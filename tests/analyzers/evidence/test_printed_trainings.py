@@ -98,4 +98,4 @@ def test_the_end_of_an_epoch_or_of_a_fold_is_not_that_of_the_job(tmp_path: Path,
     bars = form(_falling).split("\r")
     end = max(place for place, bar in enumerate(bars[: 2 * len(bars) // 3 + 1]) if "100%|" in bar)
     path.write_text("\r".join(bars[: end + 1]), encoding="utf-8")
-    assert "came to its last step" not in diagnose_files([path]).verdict
+    assert "reached its last step" not in diagnose_files([path]).verdict

@@ -160,7 +160,7 @@ def test_the_end_of_a_table_of_metrics(tmp_path: Path) -> None:
     assert found.verdict.endswith("No failure seen. These files do not record how the job ended.")
     assert found.run["ended"] == "not recorded"
     history = [{"step": step, "loss": 9 / step} for step in range(1, 90)]
-    for planned, verdict in ((89, "The job came to its last step, 89 of 89"), (300, "89 printed steps to step 89")):
+    for planned, verdict in ((89, "The job reached its last step, 89 of 89"), (300, "89 printed steps to step 89")):
         state = tmp_path / "trainer_state.json"
         state.write_text(json.dumps({"global_step": 89, "log_history": history, "max_steps": planned}))
         assert diagnose_files([state]).verdict.startswith(verdict)

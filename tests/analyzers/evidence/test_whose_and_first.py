@@ -125,7 +125,7 @@ def test_what_a_launcher_kills_after_the_end_is_no_failure_of_the_job(tmp_path: 
     )
     after = diagnose(tmp_path, job=end + kill)
     assert after.fired == ()
-    assert "After that a process was still ended" in after.verdict
+    assert "After that, a process was ended" in after.verdict
     (found,) = diagnose(tmp_path, job=kill).fired
     assert (found.cause, found.status, found.ranks) == (
         "signal",
