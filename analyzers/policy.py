@@ -32,8 +32,8 @@ class SharedPolicy:
     """Number of occurrences (count) that counts as a repetition: one may be a slow moment, bad luck or a lost record,
     and two blocks of slow transfers are ten steps to detection. Source: convention."""
     min_times: int = 3
-    """Minimum number of occurrences (count) that is no accident: a median needs three values, and steps after an error
-    may have been printed late. Source: convention."""
+    """Minimum number of occurrences (count) that cannot be an accident: a median needs three values, and steps after an
+    error may have been printed late. Source: convention."""
     trend_values: int = 5
     """Minimum number of values (count) that show a rhythm, a trend or their noise. Source: convention."""
     many_values: int = 8

@@ -223,7 +223,7 @@ _EVENTS = """\
 
 The lines of `events.jsonl` and the rows of table `events`, all on the page of events [P]. Each has `wall_ns`,
 `attempt`, `rank` (-1: a node process), `kind` and `step` (or null), and the fields of its kind, explained where they
-first stand. A script may add other kinds (`Attached.event`). In parentheses: who writes it.
+first appear. A script may add other kinds (`Attached.event`). In parentheses: who writes it.
 """
 
 

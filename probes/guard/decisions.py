@@ -46,9 +46,10 @@ class GuardPolicy:
     """Limits of the guard."""
 
     healthy_steps: int = 3
-    """Healthy steps after which a copy is good: a bad update shows in the loss at once or within a few steps."""
+    """Number of healthy steps after which a copy is good: a bad update shows in the loss at once or within a few
+    steps."""
     quiet_steps: int = 10
-    """Steps beyond a failing one that end its incident."""
+    """Good steps after a failing one that end its incident."""
     windows: tuple[int, ...] = (1, 1, 1, 4, 8)
     """Batches skipped at the n-th failure of an incident, the failing one last; PaLM skipped hundreds at once, but
     nearly always the failing batch is the bad one. Its length is the number of failures that are put up with."""

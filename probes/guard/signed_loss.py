@@ -34,16 +34,16 @@ class SignedPolicy:
     z: float = 12.0
     """Robust sigmas of a spike."""
     beyond: float = 5.0
-    """Rise over the largest deviation in the history, where the gradient norm agrees."""
+    """Rise over the largest deviation in the history that is a spike if the gradient norm agrees."""
     lasting_beyond: float = 10.0
-    """Limit where the next step confirms it: a level that wanders stays where a jump has put it."""
+    """The same if the next step confirms it: a level that wanders stays where a jump has put it."""
     alone_beyond: float = 20.0
-    """Limit where no other sign agrees: no tail reaches that."""
+    """The same without other evidence: no tail reaches that."""
     min_values: int = 32
-    """Clean losses from which the largest deviation means something."""
+    """Minimum number of clean losses for a meaningful largest deviation."""
     usual_ratio: float = 0.03
-    """Share of the history that has to be without a logarithm for differences to be judged: a lone zero, as of a batch
-    that is masked as a whole, makes no other loss of a run."""
+    """Share of losses without a logarithm at which differences are judged instead: a lone zero, as of a batch that is
+    masked as a whole, makes no other loss of a run."""
     rise_ratio: float = 0.2
     """Smallest rise, in typical sizes of the loss."""
 

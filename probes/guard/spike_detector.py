@@ -48,16 +48,16 @@ class SpikePolicy:
     warm_up_steps: int = 16
     """Clean observations before the first verdict; fewer give no stable deviation."""
     strong_z: float = 8.0
-    """Robust sigmas of a spike that needs no clear word of the gradient norm."""
+    """Robust sigmas of a spike that the gradient norm need not clearly confirm."""
     strong_rise_ratio: float = 0.20
     """Smallest rise of a spike with such a z."""
     alone_rise_ratio: float = 0.75
-    """Rise at which a strong loss needs no second witness; random tokens for a whole batch are above it (recorded in a
+    """Rise at which a strong spike needs no other evidence; random tokens for a whole batch are above it (recorded in a
     young run: +90 % at 8 sigmas, and an ordinary gradient)."""
     alone_z: float = 10.5
-    """Robust sigmas at which a smaller rise needs none."""
+    """Robust sigmas at which a smaller rise needs no other evidence."""
     alone_z_rise_ratio: float = 0.45
-    """That smaller rise."""
+    """Smallest rise for `alone_z`."""
     moderate_z: float = 4.0
     """Robust sigmas of the loss where the gradient norm agrees."""
     moderate_rise_ratio: float = 0.08
@@ -72,7 +72,7 @@ class SpikePolicy:
     broken_z: float = 2.5
     """Robust sigmas of the loss where the gradient norm is broken; clean losses get there once in a hundred steps."""
     least_descent_ratio: float = 0.005
-    """Smallest rise / how far the loss has fallen since its highest level. Source: clean loops whose model fits all of
+    """Smallest rise / how far the loss has fallen from its highest level. Source: clean loops whose model fits all of
     its data, with a loss of 0.04 after 36 and of 0.005 after 4.2, rise by up to 0.0048 of that; a language model at 2.0
     after 11 rises by 0.018 of it where it rises by the least that counts at all, 8 %."""
     loss_scale_floor: float = 0.01
@@ -80,7 +80,7 @@ class SpikePolicy:
     grad_scale_floor: float = 0.05
     """Smallest scale of log gradient norm, which is the noisier of the two."""
     relearn_after: int = 64
-    """Consecutive spike steps after which their level is taken for the new normal (steps)."""
+    """Consecutive spike steps after which their level counts as the new normal (steps)."""
     signed: SignedPolicy = field(default_factory=SignedPolicy)
     """The rules for a loss that is not always positive."""
 

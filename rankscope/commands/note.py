@@ -29,7 +29,7 @@ def note(
 ) -> None:
     """Keep tags and a note with runs. Without options, print them.
 
-    They are in `notes.json` of each run's folder. The dashboard shows and filters by them, but cannot change them.
+    They are in `notes.json` of each run's folder. The dashboard shows them and can filter by them, but not change them.
     """
     as_json = wants_json(output)
     from probes.tape.rundir import RunDir, RunError

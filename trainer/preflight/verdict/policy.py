@@ -21,30 +21,30 @@ class PreflightPolicy:
     """Bandwidth of a link over the median of all below which it is reported (ratio). Source: links of one fabric differ
     by up to 20 % with their distance in it."""
     half_speed_ratio: float = 0.5
-    """Bandwidth below which a link fails the check, and speed over the lower quartile of all below which a reading is
-    reported however much they vary (ratio). Source: half the lanes or one of two rails is gone; measured, processors of
-    a shared host change their clock by a quarter for seconds, which hid one with a third."""
+    """Bandwidth below which a link fails the check, and ratio to the lower quartile below which any reading is
+    reported, however much they vary. Source: half the lanes or one of two rails is gone; measured, processors of a
+    shared host change their clock by a quarter for seconds, which hid one with a third."""
     least_latency_s: float = 100e-6
-    """Latency in excess of the median below which nothing is reported (seconds). Source: interrupts and scheduling of a
+    """Smallest excess of a latency over the median that is reported (seconds). Source: interrupts and scheduling of a
     host take this long."""
     least_z: float = 5.0
-    """Distance from the median in robust standard deviations that a slow reading has at least. Source: of 4,096
-    normal readings one lies that far below in one of 850 checks."""
+    """Smallest distance of a slow reading from the median, in robust standard deviations. Source: of 4,096 normal
+    readings one lies that far below in one of 850 checks."""
     least_peers: int = 4
-    """Readings below which median and spread say nothing, and the fastest is the measure. Source: the median absolute
-    deviation of three values is the distance of the middle one to its nearer neighbour."""
+    """Minimum number of readings for a median and spread; with fewer, each is compared with the fastest. Source: the
+    median absolute deviation of three values is the distance of the middle one to its nearer neighbour."""
     few_peers_ratio: float = 0.6
-    """Speed over the fastest below which a reading fails where there are few peers (ratio). Source: convention."""
+    """Speed over the fastest below which a reading fails if there are few peers (ratio). Source: convention."""
     warned_clock_s: float = 0.1
-    """Distance of a clock from the median of all that is reported (seconds). Source: NTP holds 10 ms, and logs of
+    """Smallest distance of a clock from the median that is reported (seconds). Source: NTP holds 10 ms, and logs of
     several nodes are ordered by it."""
     failed_clock_s: float = 1.0
-    """Distance of a clock that fails the check (seconds). Source: leases and certificates are off, and a timeline over
-    nodes is useless."""
+    """Smallest distance of a clock that fails the check (seconds). Source: leases and certificates are off, and a
+    timeline over nodes is useless."""
     least_disk_bytes: int = 10 << 30
     """Free disk below which a node is reported (bytes). Source: `rankscope doctor`."""
     least_shared_bytes: int = 1 << 30
     """Free shared memory below which a node is reported (bytes). Source: `rankscope doctor`; Docker gives 64 MiB."""
     must_match: tuple[str, ...] = ("python", "torch", "nccl", "cuda", "hip", "rankscope", "device model", "devices")
-    """Facts that fail the check where they differ; others are reported. Source: a job over different builds of these
-    hangs or computes different numbers."""
+    """Facts that fail the check if they differ; others are reported. Source: a job over different builds of these hangs
+    or computes different numbers."""
