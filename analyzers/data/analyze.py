@@ -165,7 +165,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
             "data_highest_ms": round(float(data_ms.max()), 3),
             "step_ms": round(float(step_ms.mean()), 3),
             "every_steps": found.every_steps or None,
-            "starved_steps": num_waiting if found.cause == "irregular" else found.heavy_steps,
+            "starved_steps": found.heavy_steps,
             "steps": len(step),
             "speedup_without_it_ratio": round(1 / max(1e-3, 1 - share), 3),
         },

@@ -131,7 +131,7 @@ def _compute_next(finding: Finding, rank: str) -> str:
     if facts.get("reason"):  # most of the excess is waiting for a core
         return f"Give the host of {rank} more cores or fewer processes, then look at what {rank} computes{where}."
     if phase or place in _GAPS:
-        return f"Look at what {rank} computes{where}: most of what it loses is there."
+        return f"Look at what {rank} computes{where}: most of its lost time is there."
     return f"Check clocks, temperature and other jobs on the device and host of {rank}."
 
 
