@@ -3,7 +3,8 @@
     python -m watch.exporting.trackers.follow RUN --to tensorboard
 
 The store is the queue: each poll takes what is new since the last, so a tracker that is slow or was away for a while
-misses nothing and delays nothing. Progress is kept in `RUN/trackers/<name>.json`, where the next process continues.
+misses nothing and delays nothing. The last poll also reads the tapes: a watch that had no time left after a signal has
+not ingested the newest records. Progress is kept in `RUN/trackers/<name>.json`, where the next process continues.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Calla
         num_new = 1
         while num_new:
             try:  # a short connection for each piece: the writer waits while one is open
-                with Store.open(run, catch_up=False) as store:
+                with Store.open(run, catch_up=is_over) as store:
                     num_new = feed.steps(store, is_over=is_over)
                     feed.findings(store)
             except StoreError as error:  # not there yet, or locked for long: the next poll sees all of it
@@ -63,7 +64,7 @@ def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Calla
             break
         is_over = is_closed(period_s)
     try:
-        with Store.open(run, catch_up=False) as store:
+        with Store.open(run) as store:
             feed.finish(store)
     except StoreError:
         feed.finish(None)
