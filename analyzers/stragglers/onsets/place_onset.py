@@ -10,8 +10,8 @@ the excess, and took nothing like it before, that dates it.
    steps before it computes more, or sleeps. Then a rank that is slow everywhere is dated by all of its computing.
 2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
    counts for one level at most, and for nothing where the rank or all of its peers were not measured.
-3. It stands only where the excess before was calm: its noise and its usual value are below the level by
-   `onset_sigmas`.
+3. It stands only where few observations before it reach half of the level, and most of those from it to where the
+   rank was found do: a rise, and not the noise of the place.
 
 On GPUs whose short steps are stamped one in N, calls are recorded in every step: how long the peers waited for the rank
 dates the rise between the last stamped step that was not slow and the first that was (`with_unstamped_onset`). It
@@ -27,7 +27,7 @@ import numpy as np
 
 from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, others_median, sigma
+from analyzers.robust import complete, others_median
 from analyzers.source import Source
 from analyzers.stragglers.comparison.arrivals import waits_ms
 from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
@@ -62,10 +62,12 @@ def with_place_onset(
     votes = np.where(is_compared, np.clip(excess, 0.0, level) - level / 2, 0.0)
     latest = min(segment.begin + reach, segment.end - SHARED.trend_values)
     begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
-    before = excess[:begin]
+    before, between = excess[:begin], excess[begin : segment.begin][is_compared[begin : segment.begin]]
     if level <= 0 or len(before) < SHARED.trend_values:
         return slow
-    if float(np.median(before)) + SHARED.sure_sigmas * sigma(before) >= level / 2:
+    if float(np.mean(before >= level / 2)) > SHARED.minor_ratio:
+        return slow
+    if len(between) and float(np.mean(between >= level / 2)) < SHARED.agreement_ratio:
         return slow
     return dated_at(timings, slow, begin)
 

@@ -82,3 +82,16 @@ def test_a_step_that_was_not_measured_is_no_evidence_against_an_earlier_onset(un
     late = replace(slow, segments=(replace(slow.segments[0], begin=33),), first_step=34)
     timings.own["optimizer"][1 if unmeasured == "own" else 0, 31:33] = np.nan
     assert with_place_onset(timings, late, [0, 1]).first_step == 31
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rise_above_the_noise_of_the_place_is_dated(seed: int) -> None:
+    """On a crowded host the gap itself varies by a quarter of the loss: no step before came near it all the same."""
+    timings = simulate(seed, ranks=2, steps=120)
+    dice = np.random.default_rng(seed)
+    gap: Matrix = dice.normal(24, 7, timings.own["forward"].shape).astype(np.float32)
+    gap[1, timings.steps >= 41] += 31.0
+    timings = replace(timings, own={**timings.own, GAP: gap})
+    (slow,) = found(timings)
+    late = replace(slow, segments=(replace(slow.segments[0], begin=74),), first_step=75)
+    assert abs(with_place_onset(timings, late, [0, 1]).first_step - 41) <= 1
