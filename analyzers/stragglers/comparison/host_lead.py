@@ -8,6 +8,7 @@ host, and the others wait for that device: its rank looks slow as long as the le
 1. A slow host takes longer than those of its peers in some phase or gap. If no place shows that, it is as they are.
 2. A peer with a full launch queue waits in whatever it launches, and its host seems to take as long as a slow one. It
    is then as far ahead as any host was: such peers prove nothing.
+3. Hosts that wait for a result in every step are never a whole step ahead, and have no lead to lose.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Seque
     if not own or not usual or more_ms >= SHARED.explained_ratio * slow.excess_ms:
         return False
     now, most = _leads(source, attempt, slow, some_peers(peers, slow.rank))
-    return now < SHARED.agreement_ratio * most
+    return most >= 1 and now < SHARED.agreement_ratio * most
 
 
 def _places_ms(
