@@ -30,7 +30,7 @@ def _non_finite(finding: Finding) -> str:
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
     if facts.get("named_by") == WEIGHTS:
-        return "The step's first loss was finite; in a later pass weights were NaN or Inf, and so was its loss."
+        return "The step's first loss was finite. In a later pass weights were NaN or Inf, and so was its loss."
     if facts.get("named_by") == NORM:
         return "Every rank counted its gradients' NaN and Inf elements: there were none."
     if facts.get("ranks_with_nonfinite_local_loss"):

@@ -371,7 +371,10 @@ def test_dumps_that_do_not_tell_what_was_started_name_both_possibilities(tmp_pat
     diagnosis = diagnose_files([job.write(tmp_path)])
     (hang,) = (finding for finding in diagnosis.findings if finding.kind == "hang")
     assert (hang.cause, hang.ranks, hang.status) == ("all_entered", (0, 1), "suspect")
-    assert "the network or the backend is stuck, or the device of one of them stands still" in hang.summary
+    assert (
+        "the network or the backend is stuck, or the device of one of them is stuck in an earlier kernel"
+        in hang.summary
+    )
     assert "TORCH_NCCL_ENABLE_TIMING" in hang.summary
 
 

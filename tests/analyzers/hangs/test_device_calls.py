@@ -104,7 +104,7 @@ def test_without_a_sign_of_the_device_a_call_of_all_may_be_a_stuck_device() -> N
     world.store.connection.execute("UPDATE ranks SET device = 'cuda:0'")
     cause, ranks, summary = hang(world)
     assert (cause, ranks) == ("all_entered", (0, 1, 2, 3))
-    assert "the network or the backend is stuck, or the device of one of them stands still" in summary
+    assert "the network or the backend is stuck, or the device of one of them is stuck in an earlier kernel" in summary
 
 
 def test_a_host_that_never_made_the_call_is_no_device() -> None:
