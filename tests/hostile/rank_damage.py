@@ -151,7 +151,7 @@ def _many_segments(folder: Path) -> None:
 
 LINK, ODD, NO_TAPE = "is a link", "is not a regular file", "not a tape"
 BAD_HEADER, SHORTER, STATE = "damaged header", "shorter than its header", "damaged state"
-LINES = "are not events"
+LINE = "1 line is not an event"
 NOTHING = ""
 _I64 = struct.Struct("<q").pack
 DEEP = b"[" * 200_000
@@ -225,16 +225,16 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "names that are /dev/zero": (_instead("names.jsonl", _linked("/dev/zero")), LINK),
     # Events.
     "a torn last event": (_append("events.jsonl", b'{"kind": "exc'), "torn"),
-    "an event of deep JSON": (_line(DEEP), LINES),
-    "an event of invalid UTF-8": (_line(b'{"kind": "note", "text": "\xff\xfe"}'), LINES),
-    "an event of NUL bytes": (_line(b"\0" * 1000), LINES),
-    "an event that is a list": (_line(b"[1, 2]"), LINES),
-    "an event whose kind is a list": (_line(b'{"kind": [1]}'), LINES),
+    "an event of deep JSON": (_line(DEEP), LINE),
+    "an event of invalid UTF-8": (_line(b'{"kind": "note", "text": "\xff\xfe"}'), LINE),
+    "an event of NUL bytes": (_line(b"\0" * 1000), LINE),
+    "an event that is a list": (_line(b"[1, 2]"), LINE),
+    "an event whose kind is a list": (_line(b'{"kind": [1]}'), LINE),
     "an event of keys twice": (_line(b'{"kind": "note", "kind": "rank_closed", "step": 1, "step": [2]}'), NOTHING),
     "an event of 2 MB": (_event(text="x" * (2 * MEGABYTE)), NOTHING),
     "an event of NaN": (_line(b'{"kind": "note", "loss": NaN, "wall_ns": Infinity, "step": -Infinity}'), NOTHING),
     "an event of 10^400": (_line(b'{"kind": "note", "wall_ns": 1' + b"0" * 400 + b"}"), NOTHING),
-    "an event of a number of 10,000 digits": (_line(b'{"kind": "note", "wall_ns": ' + b"9" * 10_000 + b"}"), LINES),
+    "an event of a number of 10,000 digits": (_line(b'{"kind": "note", "wall_ns": ' + b"9" * 10_000 + b"}"), LINE),
     "an event of wrong types": (_event(wall_ns="now", step=[], attempt={}, rank="me"), NOTHING),
     "an event of lone surrogates": (_line(b'{"kind": "note", "text": "\\ud800"}'), NOTHING),
     "an event of ANSI and HTML": (_event(kind="\x1b[31m<script>alert(1)</script>"), NOTHING),
