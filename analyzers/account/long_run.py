@@ -30,7 +30,7 @@ from store import Store
 
 __all__ = ["MAX_ROWS", "MEMORY_BYTES", "Views", "reduced_views", "whole_views"]
 
-MAX_ROWS = 30_000_000
+MAX_ROWS = 10_000_000
 MEMORY_BYTES = 2_200_000_000
 """DuckDB's memory limit for a report; it spills to disk beyond that. The analyzers take up to 1 GB more."""
 HISTORY_ROWS = 1_000_000

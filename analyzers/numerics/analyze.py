@@ -21,7 +21,7 @@ ANALYSES = (
     Analysis(kinds=("divergence",), run=divergence, records="histories", live="each_tick"),
     Analysis(kinds=("overfitting",), run=overfitting, live="each_tick"),
     Analysis(kinds=("loss_scale_collapse",), run=loss_scale_collapse, live="each_tick"),
-    Analysis(kinds=("logged_value",), run=contradicted_values),
+    Analysis(kinds=("logged_value",), run=contradicted_values, records="sampled"),
     Analysis(kinds=("vanishing_gradients", "exploding_gradients"), run=gradient_flow),
     Analysis(kinds=("gradient_noise",), run=gradient_noise, records="compared"),
     Analysis(kinds=("expert_imbalance",), run=expert_load),

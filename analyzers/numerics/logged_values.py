@@ -1,8 +1,8 @@
 """Values that a loop logs and that contradict what its ranks recorded: a norm, a mean loss, a token count.
 
-1. Of each step: the logged value over our own of the same step. Ours is the gradients' norm (of all shards), the mean
-   over the ranks of the losses that they went backward from, the ids that the rank's model was called with. A rank that
-   logs its own loss is compared with that.
+1. Of each step: the lowest rank's logged value over our own of the same step. Ours is the gradients' norm (of all
+   shards), the mean over the ranks of the losses that they went backward from, the ids that the rank's model was called
+   with. A rank that logs its own loss is compared with that.
 2. Only a factor that is the same in at least `min_steps` steps and that the job explains is a contradiction: the number
    of ranks, of micro-batches, their product, the roots of these, and the reverse of each. Another unit, a smoothed
    value and a loss with further terms have other factors, or changing ones.
@@ -25,26 +25,25 @@ __all__ = ["contradicted_values"]
 
 _TITLES = {"grad_norm": "gradient norm", "loss": "loss", "tokens": "token count"}
 _OWN_SERIES = """
-SELECT s.attempt, s.step, s.{name} / m.value FROM steps s
+SELECT s.attempt, s.step, arg_min(s.{name} / m.value, s.rank) FROM steps s
 JOIN scalars m ON m.attempt = s.attempt AND m.step = s.step AND m.rank = s.rank AND m.name = 'measured_{name}'
-WHERE s.{name} IS NOT NULL AND m.value > 0 AND s.attempt = coalesce(?, s.attempt)
+WHERE s.{name} IS NOT NULL AND m.value > 0 AND s.attempt = coalesce(?, s.attempt) GROUP BY s.attempt, s.step
 """
 _NORM = f"""
-SELECT s.attempt, s.step, s.grad_norm / g.grad_norm FROM steps s
+SELECT s.attempt, s.step, arg_min(s.grad_norm / g.grad_norm, s.rank) FROM steps s
 JOIN ({PARTS_SQL}) g ON g.attempt = s.attempt AND g.step = s.step
-WHERE s.grad_norm IS NOT NULL AND g.grad_norm > 0 AND s.attempt = coalesce(?, s.attempt)
+WHERE s.grad_norm IS NOT NULL AND g.grad_norm > 0 AND s.attempt = coalesce(?, s.attempt) GROUP BY s.attempt, s.step
 """
 _LOSSES = """
-SELECT attempt, step, loss / {ours} FROM (
-    SELECT *, avg(local_loss) OVER (PARTITION BY attempt, step) AS mean_loss FROM steps
-    WHERE loss IS NOT NULL AND isfinite(loss) AND isfinite(local_loss) AND attempt = coalesce(?, attempt))
-WHERE {ours} > 0
+SELECT attempt, step, arg_min(loss, rank) / {ours} FROM steps
+WHERE loss IS NOT NULL AND isfinite(loss) AND isfinite(local_loss) AND attempt = coalesce(?, attempt)
+GROUP BY attempt, step HAVING {ours} > 0
 """
 _QUERIES = (
     ("grad_norm", _OWN_SERIES.format(name="grad_norm")),
     ("grad_norm", _NORM),
-    ("loss", _LOSSES.format(ours="mean_loss")),
-    ("loss", _LOSSES.format(ours="local_loss")),
+    ("loss", _LOSSES.format(ours="avg(local_loss)")),
+    ("loss", _LOSSES.format(ours="arg_min(local_loss, rank)")),
     ("tokens", _OWN_SERIES.format(name="tokens")),
 )
 

@@ -13,7 +13,6 @@ longer shows in its times. Its CPU time does.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -78,19 +77,27 @@ def _times(source: Source, timings: Timings, rows: Ints, spent: str) -> Matrix |
         """,
         [timings.attempt, int(steps.min()), int(steps.max())],
     )
+    rank, step, run = (ints(table[name]) for name in ("rank", "step", "run"))
+    spent_ns, runs = floats(table["spent_ns"]), _runs_from_last(steps)
+    each = 1 + max(int(runs.max()), int(run.max(initial=0)))
+    keys, wanted = steps * each + runs, step * each + run
+    row_order, column_order = np.argsort(ranks), np.argsort(keys)
+    rows_of = row_order[np.searchsorted(ranks[row_order], rank)]
+    columns_of = column_order[np.searchsorted(keys[column_order], wanted).clip(max=len(keys) - 1)]
+    is_known = (keys[columns_of] == wanted) & (spent_ns >= 0)  # False for NaN
     values: Matrix = np.full((len(ranks), len(steps)), np.nan, dtype=np.float32)
-    row_of = {int(rank): row for row, rank in enumerate(ranks)}
-    column_of: dict[tuple[int, int], int] = {}
-    runs: Counter[int] = Counter()
-    for column in reversed(range(len(steps))):  # a step that ran again after a rollback: the last run is the first here
-        runs[int(steps[column])] += 1
-        column_of[int(steps[column]), runs[int(steps[column])]] = column
-    names = ("rank", "step", "run")
-    for rank, step, run, ns in zip(*(ints(table[name]) for name in names), floats(table["spent_ns"]), strict=True):
-        place = column_of.get((int(step), int(run)))
-        if place is not None and ns >= 0:  # False for NaN
-            values[row_of[int(rank)], place] = ns / 1e6
+    values[rows_of[is_known], columns_of[is_known]] = spent_ns[is_known] / 1e6
     return None if np.isnan(values).mean() > SHARED.cost_ratio else complete(values)
+
+
+def _runs_from_last(steps: Ints) -> Ints:
+    """Number of each observation among those of its step, the last of which is 1: steps run again after a rollback."""
+    reversed_steps = steps[::-1]
+    order = np.argsort(reversed_steps, kind="stable")
+    in_order = reversed_steps[order]
+    numbers = np.empty(len(steps), dtype=np.int64)
+    numbers[order] = 1 + np.arange(len(steps)) - np.searchsorted(in_order, in_order)
+    return numbers[::-1]
 
 
 def is_crowded(source: Source, attempt: int, first_step: int) -> bool:
