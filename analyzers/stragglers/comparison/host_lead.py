@@ -1,4 +1,4 @@
-"""Tell a rank whose host is late from ranks whose hosts are all equally late, and of which it has lost its lead first.
+"""Tell one late host from hosts that are all equally late, where the rank that looks slow only lost its lead first.
 
     is_late_as_peers(source, attempt=0, slow=straggler, peers=[0, 1, 2])
 
@@ -58,8 +58,8 @@ def _places_ms(
 
 
 def _leads(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> tuple[float, float]:
-    """How far hosts of the peers are ahead of their devices in the newest slow steps, and the longest lead that any
-    host had then or before, in steps of its device."""
+    """Return by how many steps of their devices the peers' hosts are ahead in the newest slow steps, and the longest
+    lead of any host then or before."""
     newest = max(slow.first_step, slow.last_step - NEWEST_STEPS)
     rows = source.rows(
         """
