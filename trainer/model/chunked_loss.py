@@ -105,8 +105,16 @@ def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tupl
         losses[rows], of_logits = _of_chunk(hidden[rows] @ low.T, targets[rows], len(weight), job)
         if job.wants_gradients:
             torch.mm(of_logits, low, out=of_hidden[rows])
-            of_weight += of_logits.T @ hidden[rows]
+            _add_product(of_weight, of_logits.T, hidden[rows])
     return losses, of_hidden, of_weight
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the product to `total`, float32; on CUDA within the matrix product, which then rounds nothing to 16 bits."""
+    if total.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
 
 
 def _equal_parts(count: int, most: int) -> Iterator[slice]:
