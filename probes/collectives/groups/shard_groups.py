@@ -12,6 +12,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import nn
@@ -20,12 +21,23 @@ __all__ = ["FSDP1", "ranks_of_fsdp1", "ranks_of_parts"]
 
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _MAX_LISTED = 24
+_known: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
+"""Texts by mesh and placements: torch builds the tensor of a mesh at each access, and a norm comes in each step."""
 
 
 def ranks_of_parts(tensor: Any) -> str:
     """The ranks over whose mesh dimensions a DTensor is anything but replicated; empty for any other tensor."""
     mesh, placements = getattr(tensor, "device_mesh", None), getattr(tensor, "placements", None)
-    if mesh is None or placements is None or (place := mesh.get_coordinate()) is None:
+    if mesh is None or placements is None:
+        return ""
+    known = _known.setdefault(mesh, {})
+    if (ranks := known.get(placements)) is None:
+        known[placements] = ranks = _sharing_ranks(mesh, placements)
+    return ranks
+
+
+def _sharing_ranks(mesh: Any, placements: Sequence[Any]) -> str:
+    if (place := mesh.get_coordinate()) is None:
         return ""
     index = tuple(at if of.is_replicate() else slice(None) for of, at in zip(placements, place, strict=True))
     return _text(mesh.mesh[index].flatten().tolist())
