@@ -33,10 +33,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
 
 from ...collectives.gradients.model_hook import ModelHook, script_without_hooks
-from ...collectives.groups.shard_groups import FSDP1
 from ...collectives.wrapped import training_is_here
 from ...compilation import CompileProbe
 from ...fail_open import failing_open, record_error
@@ -60,7 +58,6 @@ from .updates import Updates, unwrapped
 
 __all__ = ["LoopPhases"]
 
-_CLIP = "clip_grad_norm_"
 _NO_THREAD = -1
 _ACTS = frozenset(("generation", ENVIRONMENT))
 """Phases in which a forward pass without gradients generates or scores samples: it is not an evaluation."""
@@ -140,12 +137,11 @@ class LoopPhases:
         self._undo.append(self._compilation.remove)
         self.replace(torch.autograd, "backward", self._backward, follows=True)
         self._fetches.patch()
-        self.replace(clip_grad, "_get_total_norm", self._total_norm)
         self._undo.append(replaced(torch.jit, "script", script_without_hooks))
         for library in (Saves(self), TrlPhases(self), self._scaling):
             library.patch(self._imports)
+        self.norms.patch(self, self._imports)
         self._undo += EnvironmentPhases(self).patch(self._imports)
-        self._imports.when(FSDP1, lambda module: self.replace(module.FullyShardedDataParallel, _CLIP, self._total_norm))
         self._undo.append(self._imports.remove)
 
     def replace(self, place: Any, name: str, wrapper: Callable[..., Any], *, follows: bool = False) -> None:
@@ -322,15 +318,10 @@ class LoopPhases:
             try:
                 self.leave("backward")
                 self._microbatch += 1
+                self.norms.passed()
                 self._updates.passed(self._watched if self.leader is None else ())
             except Exception as error:
                 record_error("attach.backward", error)
-
-    def _total_norm(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        norm = real(*args, **kwargs)
-        with failing_open("attach.norm"):
-            self.norms.clipped(norm)
-        return norm
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def begins() -> None:

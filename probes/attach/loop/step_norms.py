@@ -1,9 +1,13 @@
 """The gradient norm of a step: as the loop clips by it, or our own; of sharded gradients this rank's part of it.
 
     norms = StepNorms(recorder, values)
-    norms.clipped(norm)                  # what torch computed for clip_grad_norm_
+    norms.patch(phases, imports)         # observe the clipping of torch and FSDP1
+    norms.passed()                       # a backward pass is over
+    norms.clipped(norm, parameters)      # the norm by which torch clips the gradients of these
     norms.measure()                      # before the optimizer's step
 
+A loop may clip its parts one by one: the norms of separate parameters add up. Parameters that are clipped again count
+by the first norm, which is that of the gradients as they were, and gradients of a newer backward pass by a newer norm.
 A rank that holds shards knows the norm of those alone. It is written as a series that is named after the ranks that
 hold the rest (`PART`), and the analysis adds up (`analyzers.numerics.global_norms`): no collective is needed for it.
 """
@@ -11,16 +15,23 @@ hold the rest (`PART`), and the analysis adds up (`analyzers.numerics.global_nor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import ModuleType
+from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 
 from ...collectives.gradients.input_gradient import INPUT_GRADIENT, InputGradientNorms
-from ...collectives.groups.shard_groups import ranks_of_parts
+from ...collectives.groups.shard_groups import FSDP1, ranks_of_parts
+from ...fail_open import failing_open
 from ...gradients import GradientProbe
 from ...recorder import Recorder
 from ...step_scalars import StepScalars
+from ..patching.on_import import OnImport
 
 __all__ = ["PART", "StepNorms"]
 
@@ -28,6 +39,12 @@ PART = "grad_norm_part "
 """Before the ranks that share the gradients: the series of one rank's part."""
 MAX_EXAMINED = 3
 """Steps in a row whose gradients are looked at one by one because they are not finite: more would say the same."""
+
+
+class _Phases(Protocol):
+    """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
+
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None: ...
 
 
 class StepNorms:
@@ -43,9 +60,20 @@ class StepNorms:
         self.measured: float | Tensor | None = None
         """The norm of the current step, if this rank knows it."""
         self.input_gradient = InputGradientNorms()
-        self._clipped: Tensor | None = None
-        self._partial: tuple[str, Tensor] | None = None  # (ranks, norm of what this one holds)
+        self._clips: list[tuple[str, Tensor]] = []  # since the backward pass: (ranks, norm of what this one holds)
+        self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # the norms as given, and parameters
+        self._has_passed = False
         self._examined = 0
+
+    def patch(self, phases: _Phases, imports: OnImport) -> None:
+        """Take the norms by which torch and FSDP1 clip. `clip_grad_norm_` clips by the first function, loops that
+        reduce the norm further, as over the stages of a pipeline, by the second."""
+        phases.replace(clip_grad, "_clip_grads_with_norm_", self._clips_by)
+        phases.replace(nn.utils, "clip_grads_with_norm_", self._clips_by)
+        imports.when(FSDP1, partial(self._patch_fsdp1, phases))
+
+    def _patch_fsdp1(self, phases: _Phases, module: ModuleType) -> None:
+        phases.replace(module.FullyShardedDataParallel, "clip_grad_norm_", self._fsdp1_clips)
 
     def measure_with(self, make: Callable[[], GradientProbe]) -> None:
         """Measure with another probe, made at the next update; free what the last one measured."""
@@ -55,19 +83,50 @@ class StepNorms:
 
     def began(self) -> None:
         """A step has begun."""
-        self._clipped = self._partial = self.measured = None
+        self.measured = None
+        self._forget_clips()
 
-    def clipped(self, norm: Any) -> None:
-        """Take a norm that torch or FSDP computed for clipping: before it, and for free."""
+    def passed(self) -> None:
+        """A backward pass is over: clipping counts anew from here."""
+        self._has_passed = True
+
+    def clipped(self, norm: Any, parameters: Any = None) -> None:
+        """Take a norm that the loop clips by: before it, and for free. `parameters`: list or tensor; None: unknown."""
         if not isinstance(norm, Tensor):
             return
+        if self._has_passed or not isinstance(parameters, (list, tuple, Tensor)):
+            self._forget_clips()
+        given = [parameters] if isinstance(parameters, Tensor) else parameters or []
+        if self._clipped_by and self._are_counted(norm, given):
+            return
+        self._clipped_by.append((norm, given))
         local = getattr(norm, "_local_tensor", None)
-        if local is None:
-            self._clipped = norm.detach()
-        elif ranks := ranks_of_parts(norm):
-            self._partial = ranks, local.detach()
-        else:
-            self._clipped = local.detach()
+        self._clips.append(("", norm.detach()) if local is None else (ranks_of_parts(norm), local.detach()))
+
+    def _clips_by(
+        self, real: Callable[..., Any], parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with failing_open("attach.norm"):
+            self.clipped(total_norm, parameters)
+        return real(parameters, max_norm, total_norm, *args, **kwargs)
+
+    def _fsdp1_clips(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        norm = real(*args, **kwargs)
+        with failing_open("attach.norm"):
+            self.clipped(norm)
+        return norm
+
+    def _are_counted(self, norm: Tensor, parameters: Iterable[Tensor]) -> bool:
+        """Return True if an earlier norm is that of these gradients too: the same tensor, or one of the parameters."""
+        if any(norm is earlier for earlier, _ in self._clipped_by):
+            return True
+        counted = {id(one) for _, earlier in self._clipped_by for one in earlier}
+        return any(id(one) in counted for one in parameters)
+
+    def _forget_clips(self) -> None:
+        self._has_passed = False
+        self._clips.clear()
+        self._clipped_by.clear()
 
     def measure(self, factor: Any = None) -> None:
         """Write the norm, or this rank's part of it; each gradient at an interval. `factor`: what gradients have to be
@@ -80,13 +139,12 @@ class StepNorms:
             self.probe = self._make()
         step = self._recorder.step_number
         self.probe.after_backward(step)
-        norm, parts = self._of_clipping()
-        if norm is None and not parts and self.is_wanted:
+        parts = self._of_clipping()
+        if not parts and self.is_wanted:
             parts = self.probe.norms()
             if factor is not None:
                 parts = {ranks: part / factor for ranks, part in parts.items()}
-            norm = parts.pop("", None) if len(parts) == 1 else None
-        numbers = self._write(norm, parts)
+        numbers = self._write(parts)
         if numbers and all(map(math.isfinite, numbers)):
             self._examined = 0
         elif numbers and self._examined < MAX_EXAMINED:
@@ -95,15 +153,19 @@ class StepNorms:
 
     def updated_by_hand(self) -> None:
         """Write the norm that the loop clipped by; the gradients themselves may be gone."""
-        self._write(*self._of_clipping())
+        self._write(self._of_clipping())
 
-    def _of_clipping(self) -> tuple[Tensor | None, dict[str, Tensor]]:
-        if self._clipped is not None or self._partial is None:
-            return self._clipped, {}
-        return None, dict([self._partial])
+    def _of_clipping(self) -> dict[str, Tensor]:
+        """Norms by the ranks that hold the rest, of all that was clipped since the backward pass."""
+        by_ranks: dict[str, list[Tensor]] = defaultdict(list)
+        for ranks, norm in self._clips:
+            by_ranks[ranks].append(norm)
+        self._forget_clips()
+        return {ranks: norms[0] if len(norms) == 1 else _root_of_squares(norms) for ranks, norms in by_ranks.items()}
 
-    def _write(self, norm: Tensor | None, parts: dict[str, Tensor]) -> list[float]:
+    def _write(self, parts: dict[str, Tensor]) -> list[float]:
         """Returns the numbers that no device has to be awaited for."""
+        norm = parts.pop("", None) if len(parts) == 1 else None
         numbers = [one.item() for one in (norm, *parts.values()) if one is not None and one.is_cpu]
         if norm is not None:
             self.measured = numbers[0] if norm.is_cpu else norm
@@ -111,3 +173,10 @@ class StepNorms:
         for ranks, part in parts.items():
             self._values.put(**{f"{PART}{ranks}": part})
         return numbers
+
+
+@torch.no_grad()
+def _root_of_squares(norms: list[Tensor]) -> Tensor:
+    device, dtype = norms[0].device, norms[0].dtype
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.reshape(()).to(device, dtype) for norm in norms]))
+    return total

@@ -44,7 +44,8 @@ def places() -> list[Any]:
     return [
         torch.autograd.backward,
         dataloader._BaseDataLoaderIter.__next__,
-        clip_grad._get_total_norm,
+        clip_grad._clip_grads_with_norm_,
+        nn.utils.clip_grads_with_norm_,
         torch.save,
         torch.jit.script,
         serialize_file(),

@@ -1,0 +1,81 @@
+"""The gradient norm of a step whose loop clips in parts, several times, or by a norm that it has reduced further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from probes.attach.attach import attach, detach
+from probes.tape.rundir import RunDir
+from store import Store
+
+STEPS = 3
+Parameters = list[nn.Parameter]
+
+
+def _by_a_reduced_norm(parameters: Parameters) -> None:
+    """As over the stages of a pipeline, each with a part of the model."""
+    total = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None]) * 2
+    nn.utils.clip_grads_with_norm_(parameters, max_norm=1.0, total_norm=total, foreach=False)
+
+
+def _by_one_norm_in_parts(parameters: Parameters) -> None:
+    """As torchtitan clips experts and other weights, which have different meshes."""
+    total = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None]) * 2
+    for one in parameters:
+        nn.utils.clip_grads_with_norm_([one], 1.0, total)
+
+
+def _in_parts(parameters: Parameters) -> None:
+    for one in parameters:
+        nn.utils.clip_grad_norm_(one, 1e-3)
+
+
+def _twice(parameters: Parameters) -> None:
+    for max_norm in (1.0, 1e-3):
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+CLIPS: dict[Callable[[Parameters], None], float] = {
+    _by_a_reduced_norm: 2.0,
+    _by_one_norm_in_parts: 2.0,
+    _in_parts: 1.0,
+    _twice: 1.0,
+}
+"""By ways of clipping: the norm that is meant, in norms of the gradient that the passes have left."""
+
+
+def _norms(run_dir: Path, clip: Callable[[Parameters], None], *, passes: int = 1) -> tuple[list[float], list[float]]:
+    """Norms that are recorded, and norms of the gradients before the last pass's clipping."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    attach(model, optimizer, run_dir=run_dir, watch=False)
+    truth = []
+    for _ in range(STEPS):
+        for _ in range(passes):
+            (model(torch.randn(2, 4)).sum() * 10).backward()
+            gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+            norm = float(torch.cat(gradients).norm())
+            clip(list(model.parameters()))
+        truth.append(norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    detach()
+    with Store.open(RunDir(run_dir)) as store:
+        return [norm for (norm,) in store.rows("SELECT grad_norm FROM steps ORDER BY step")], truth
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_norm_is_that_by_which_the_loop_clips(clip: Callable[[Parameters], None], tmp_path: Path) -> None:
+    found, truth = _norms(tmp_path / "run", clip)
+    assert found == pytest.approx([norm * CLIPS[clip] for norm in truth])
+
+
+def test_a_loop_that_clips_after_each_pass_has_the_norm_after_the_last(tmp_path: Path) -> None:
+    found, truth = _norms(tmp_path / "run", _in_parts, passes=3)
+    assert found == pytest.approx(truth)
