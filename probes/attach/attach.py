@@ -239,9 +239,8 @@ class Attached:
         return GradientProbe(self.recorder, self._named_parameters(), interval=interval, models=models)
 
     def _trains_another(self, optimizer: Any) -> None:
-        """Switch to another model: models that this optimizer does not update are no longer measured."""
-        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        self._models = Living(one for one in self._models if any(id(each) in updated for each in one.parameters()))
+        """Switch to another model: only models that this optimizer updates are measured from now on."""
+        self._models = Living([] if self._phases is None else self._phases.models(optimizer))
         self.watch([], gradient_interval=self._gradient_interval)
 
     def watches(self, model: nn.Module) -> bool:

@@ -54,7 +54,7 @@ from .step_method import around_step
 from .step_norms import StepNorms
 from .trl_phases import TrlPhases
 from .update_line import Lines, UpdateLine
-from .updates import Updates, unwrapped
+from .updates import Updates, parameters_of, unwrapped
 
 __all__ = ["LoopPhases"]
 
@@ -183,9 +183,11 @@ class LoopPhases:
         begins = self.automatic and (self._taken_ns > 0 or not self._in_step)
         return self._number + 1 if begins else self.recorder.step_number
 
-    def models(self) -> list[nn.Module]:
-        """Return the models that are watched."""
-        return [watched for watched in self._watched if isinstance(watched, nn.Module)]
+    def models(self, updated_by: Any = None) -> list[nn.Module]:
+        """Return the models that are watched, or those of them that an optimizer updates."""
+        found = [watched for watched in self._watched if isinstance(watched, nn.Module)]
+        updated = parameters_of(updated_by)
+        return [one for one in found if updated_by is None or any(id(each) in updated for each in one.parameters())]
 
     def follows(self) -> bool:
         """Follow the loop into the calling thread: before its first step, or if its thread has ended."""

@@ -12,8 +12,10 @@ through `parameter.data` cannot be detected: there the step ends where gradients
 
 The *leader* is the optimizer whose step ends the loop's. A process may train several times, as in a sweep or
 cross-validation, each time with a new optimizer. The new one leads from its first update if it shares a parameter with
-the leader, else after `TAKES_OVER` updates without one by the leader. If it shares none, another model is trained; an
-event records this, because the losses before and after it are not one series.
+the leader, or if the leader has made `TAKES_OVER` updates with no other between them, else after `TAKES_OVER` updates
+without one by the leader. Should the former leader step again within as many updates, it leads on: a discriminator may
+join its generator late. If the two share no parameter, another model is trained; an event records this, because the
+losses before and after it are not one series.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from ...recorder import Recorder
 from ...tape import event_kinds
 from .living import Living
 
-__all__ = ["Updates", "unwrapped"]
+__all__ = ["Updates", "parameters_of", "unwrapped"]
 
 TURNS = 3
 """Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
 TAKES_OVER = 8
-"""Updates of one optimizer without one of the leader, after which it leads. A critic has some five for one of its
-generator."""
+"""Updates of one optimizer without one of the leader, after which it leads, and updates of the leader alone, after
+which a new optimizer leads at once. A critic has some five for one of its generator."""
 
 
 _State = tuple[list[int], int]
@@ -58,6 +60,8 @@ class Updates:
         self._counted = Living()
         self._outer: Any = None  # the optimizer in whose step others may step
         self._led: Any = None  # the optimizer that last stepped as the leader
+        self._num_alone = 0  # updates of the leader since another's
+        self._former = Living()  # the leader before, while it may lead again
         self.at_training: list[Callable[[Any], None]] = []
         """Called with the optimizer when another model is trained with it."""
 
@@ -73,8 +77,8 @@ class Updates:
         if self._counted.add(optimizer):
             self._without_leader.pop(id(optimizer), None)  # of one that no longer exists
         self._without_leader[id(optimizer)] += 1
-        replaces = False
-        if self._has_passed:
+        replaces, has_pass = False, self._has_passed
+        if has_pass:
             self._has_passed = False
             self._with_gradients.clear()
             is_new = self._seen.add(optimizer)
@@ -83,13 +87,22 @@ class Updates:
                 if self._turns == TURNS:
                     self._recorder.event(event_kinds.TRAINED_IN_TURN)
             self._last = optimizer
-            replaces = leader is None or (is_new and bool(_parameters(optimizer) & _parameters(leader)))
+            replaces = leader is None or (is_new and self._is_successor(optimizer, leader)) or optimizer in self._former
         if optimizer is not leader and not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
+            self._num_alone = 0 if has_pass else self._num_alone
             return leader
+        if optimizer is not leader:
+            self._former, self._num_alone = Living([] if optimizer in self._former else [leader]), 0
+        elif self._num_alone == TAKES_OVER:
+            self._former = Living()
+        self._num_alone += 1
         self._without_leader.clear()
         if self._last is not None:  # a step before any backward pass only makes the optimizer's state
             self._leads(optimizer)
         return optimizer
+
+    def _is_successor(self, optimizer: Any, leader: Any) -> bool:
+        return self._num_alone >= TAKES_OVER or bool(parameters_of(optimizer) & parameters_of(leader))
 
     def _leads(self, optimizer: Any) -> None:
         """The optimizer ends the loop's step."""
@@ -98,7 +111,7 @@ class Updates:
             self.first(optimizer)
         if before is None or before is optimizer:
             return
-        old, new = _parameters(before), _parameters(optimizer)
+        old, new = parameters_of(before), parameters_of(optimizer)
         if old and new and not old & new:
             self._recorder.event(event_kinds.TRAINING_BEGAN)
             for begin in self.at_training:
@@ -180,10 +193,10 @@ def _state(model: nn.Module) -> _State:
 def _has_optimizer(model: nn.Module) -> bool:
     """Search all live objects for an optimizer of this model: slow, so done once."""
     parameters = {id(parameter) for parameter in model.parameters()}
-    return any(_parameters(found) & parameters for found in gc.get_objects() if issubclass(type(found), Optimizer))
+    return any(parameters_of(found) & parameters for found in gc.get_objects() if issubclass(type(found), Optimizer))
 
 
-def _parameters(optimizer: Any) -> set[int]:
+def parameters_of(optimizer: Any) -> set[int]:
     """Ids of the parameters that an optimizer updates; empty if it has no `param_groups`."""
     groups = getattr(optimizer, "param_groups", ())
     return {id(parameter) for group in groups for parameter in group.get("params", ())}

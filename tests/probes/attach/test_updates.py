@@ -186,11 +186,10 @@ def test_a_second_training_in_a_process_has_steps_and_a_mark(is_told: bool, tmp_
     kept = [train(30, level=level, attached=attached if is_told else None) for level in (1.0, 7.0)]
     detach()
     rows = recorded(tmp_path / "run", "SELECT loss, count(*), bool_or(grad_norm > 0) FROM steps GROUP BY 1 ORDER BY 1")
-    num_merged = 0 if is_told else TAKES_OVER - 1
-    assert [row[:2] for row in rows] == [(1.0, 30), (7.0, 30 - num_merged)]
+    assert [row[:2] for row in rows] == [(1.0, 30), (7.0, 30)]
     assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == [31]
     spans = recorded(tmp_path / "run", "SELECT count(DISTINCT step) FROM spans WHERE kind = 'forward' AND step > 31")
-    assert spans == [(29 - num_merged,)]
+    assert spans == [(29,)]
     assert len(kept) == 2
 
 
@@ -207,8 +206,23 @@ def test_a_second_training_may_have_several_optimizers(tmp_path: Path) -> None:
             optimizer.step()
     detach()
     (count,) = recorded(tmp_path / "run", "SELECT count(*) FROM steps")[0]
-    assert count == 10 + 20 - (TAKES_OVER - 1) + 1  # the last two updates follow the leader's last one
+    assert count == 10 + 20 + 1  # the last two updates follow the leader's last one
     assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == [11]
+
+
+def test_a_discriminator_that_joins_late_does_not_lead(tmp_path: Path) -> None:
+    """As it does where an autoencoder is trained alone at first: steps end with the generator's updates."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    models = [nn.Linear(4, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1 * (place + 1)) for place, model in enumerate(models)]
+    for number in range(40):
+        for model, optimizer in list(zip(models, optimizers, strict=True))[: 1 if number < 20 else 2]:
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    detach()
+    rows = recorded(tmp_path / "run", "SELECT round(lr, 1), count(*) FROM steps WHERE lr > 0 GROUP BY 1 ORDER BY 1")
+    assert rows == [(0.1, 40), (0.2, 1)]
 
 
 def test_another_optimizer_for_the_same_model_goes_on_with_its_training(tmp_path: Path) -> None:
