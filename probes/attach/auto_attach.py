@@ -3,12 +3,14 @@
     attach_to_whatever_trains()              # then run the script
 
 The recorder and the process groups come first. The model is found when it is called: the outermost module with
-parameters to be trained that is called with gradients on. The optimizer is found at its first step. From then on this
-is what `attach(model, optimizer)` sets up, and the global hook that has looked for the model is gone.
+parameters to be trained that is called with gradients on. Where the loop calls `model.forward` itself no hook runs; the
+model is then the outermost module that holds what the optimizer updates. The optimizer is found at its first step. From
+then on this is what `attach(model, optimizer)` sets up, and the global hook that has looked for the model is gone.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..fail_open import failing_open
 from .attach import Attached, attach
 from .loop.living import Living
+from .loop.updates import parameters_of
 
 __all__ = ["attach_to_whatever_trains"]
 
@@ -75,5 +78,24 @@ class _Search:
             if is_another:  # it may be that of another training
                 self._num_models = 0
                 self._module_hook = register_module_forward_pre_hook(self._called)
+            if not self._num_models and not self._has_stepped:
+                with failing_open("attach.unattended"):
+                    self._attached.watch(_models_of(optimizer))
             self._has_stepped = True
             self._attached.watch([], [optimizer], leads=False)
+
+
+def _models_of(optimizer: Any) -> list[nn.Module]:
+    """Return the outermost modules that hold parameters of this optimizer. Searches all live objects: slow."""
+    updated = parameters_of(optimizer)
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and "_modules" in vars(one)]
+    outer = {id(child): module for module in modules for child in module._modules.values()}
+    found = Living()
+    for module in modules:
+        if any(id(parameter) in updated for parameter in module._parameters.values()):
+            inside: set[int] = set()  # a module may hold itself
+            while id(module) in outer and id(module) not in inside:
+                inside.add(id(module))
+                module = outer[id(module)]
+            found.add(module)
+    return list(found)

@@ -1,4 +1,4 @@
-"""The gradient norm of a step whose loop clips in parts, several times, or by a norm that it has reduced further."""
+"""The gradient norm of loops that clip in parts, several times or by a reduced norm, or call `model.forward`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from probes.attach.attach import attach, detach
+from probes.attach.auto_attach import attach_to_whatever_trains
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -79,3 +80,19 @@ def test_the_norm_is_that_by_which_the_loop_clips(clip: Callable[[Parameters], N
 def test_a_loop_that_clips_after_each_pass_has_the_norm_after_the_last(tmp_path: Path) -> None:
     found, truth = _norms(tmp_path / "run", _in_parts, passes=3)
     assert found == pytest.approx(truth)
+
+
+def test_a_model_of_which_only_forward_is_called_has_a_norm(tmp_path: Path) -> None:
+    """No hook of the model runs: its parameters are known by the optimizer."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(STEPS):
+        model.forward(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        norm = float(nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None]))
+        optimizer.zero_grad()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT grad_norm FROM steps") == [(pytest.approx(norm),)] * STEPS
+        assert store.rows("SELECT count(*) FROM events WHERE kind = 'first_update'") == [(1,)]
