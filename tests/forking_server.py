@@ -157,10 +157,10 @@ def become(request: dict[str, Any], files: list[int], channel: socket.socket | N
             print(end.code, file=sys.stderr)
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
-        sys.excepthook(*sys.exc_info())
+        _print_as_python(sys.exc_info())
         code = -signal.SIGINT
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        _print_as_python(sys.exc_info())
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -187,6 +187,12 @@ def _draw_anew() -> None:
 
     random.seed()
     np.random.seed()
+
+
+def _print_as_python(error: Any) -> None:
+    """Print an exception that ends the program as the interpreter does: hooks tell by `sys.last_value` that it is."""
+    sys.last_type, sys.last_value, sys.last_traceback = error
+    sys.excepthook(*error)
 
 
 def _run(arguments: list[str], *, safe_path: bool) -> None:

@@ -6,9 +6,10 @@
     end.left_by_itself()         # in the exit hook: False if it died; the records of its end are written then
 
 `sys.exit` may be caught, and the process may go on: only the last call before the end counts, and only if no step has
-begun since. An exit with a number while an exception is handled (`except Exception: ...; sys.exit(1)`, the ranks of
-`torch.multiprocessing.spawn`) is the end by that exception. What `raise SystemExit` or the interpreter's own `exit` do
-is seen by `rankscope run`, which runs the script inside `exits_of_script`.
+begun since. So it is with `sys.excepthook`, where the script calls it to print an exception that it has caught: that
+is the end's if an exit with a number follows. An exit with a number while an exception is handled (`except Exception:
+...; sys.exit(1)`, the ranks of `torch.multiprocessing.spawn`) is the end by that exception. What `raise SystemExit` or
+the interpreter's own `exit` do is seen by `rankscope run`, which runs the script inside `exits_of_script`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class ProcessEnd:
         self._died = False
         self._is_left = False  # by an exception, which is on record
         self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
+        self._printed: tuple[int, dict[str, Any]] | None = None  # the same, of an exception that the script printed
         self.is_of_rank: Callable[[], bool] = lambda: True
         """True if this process is a rank: not where the script has started the ranks itself."""
         self.at_failure: Callable[[Lines], object] = lambda lines: None
@@ -137,7 +139,9 @@ class ProcessEnd:
         trace: TracebackType | None,
     ) -> None:
         with failing_open("attach.exception"):
-            if issubclass(kind, KeyboardInterrupt):
+            if getattr(sys, "last_value", None) is not error:  # the interpreter sets it before its own call
+                self._printed = (self._recorder.step_number, described(error))
+            elif issubclass(kind, KeyboardInterrupt):
                 self._interrupted()
             elif self._is_on:
                 trace = without_our_frames(error)
@@ -161,6 +165,9 @@ class ProcessEnd:
                 self.at_failure(lines_of_stack(sys._getframe(2)))
             stack = "Traceback (most recent call last):\n" + "".join(traceback.format_stack(sys._getframe(2)))
             fields = _exit_fields(message, f"{stack}{EXIT_TYPE}: {message}\n", code, sys.exception())
+            step, printed = self._printed or (-1, {})
+            if isinstance(code, int) and fields["type"] == EXIT_TYPE and step == self._recorder.step_number:
+                fields = printed
             self._exit = (self._recorder.step_number, fields) if message else None
         real(code)
 

@@ -119,6 +119,21 @@ def test_an_exit_from_an_exception_s_handler_is_the_end_by_that_exception(tmp_pa
     assert f"train.py:{14 if by == 'run' else 16} in <module>" in finding.summary
 
 
+PRINTED = "import sys\ntrain(2)\ntry:\n    int('x')\nexcept ValueError as error:\n    sys.excepthook(*sys.exc_info())\n"
+
+
+def test_an_exception_that_the_script_prints_by_the_hook_is_not_its_end(tmp_path: Path) -> None:
+    returned, findings, printed = ended(tmp_path, f"{PRINTED}train(2)", by="two lines")
+    assert (returned, findings) == (0, [])
+    assert "ValueError" in printed
+
+
+def test_an_exit_after_an_exception_that_the_script_prints_by_the_hook_is_the_end_by_it(tmp_path: Path) -> None:
+    returned, (finding,), _ = ended(tmp_path, f"{PRINTED}sys.exit(4)", by="two lines")
+    assert returned == 4
+    assert "died of ValueError: invalid literal" in finding.summary
+
+
 @pytest.mark.parametrize("by", ["run", "two lines"])
 def test_an_exception_is_recorded_where_the_script_has_replaced_the_hook(tmp_path: Path, by: str) -> None:
     """typer's and rich's print a traceback of their own, and call no other."""
