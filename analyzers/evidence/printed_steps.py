@@ -22,6 +22,7 @@ import numpy as np
 from analyzers.data.analyze import data_bound
 from analyzers.data.policy import DataPolicy
 from analyzers.diagnose import failed_check
+from analyzers.evidence.printed_trends import climbing_loss, growing_duration
 from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.loss.divergence import divergence
 from analyzers.numerics.loss.loss_spike import loss_spikes
@@ -71,7 +72,12 @@ def printed_step_findings(
         [] if any(one.kind == "non_finite" for one in known) else [_of_log(one, name) for one in nonfinite(steps)]
     )
     checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
-        ("loss_spike", lambda: _rises([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
+        (
+            "loss_spike",
+            lambda: (
+                _rises([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps) or climbing_loss(steps)
+            ),
+        ),
         ("non_finite", lambda: [] if findings or known else left_out_steps(steps)),
         (
             "non_finite",
@@ -198,6 +204,7 @@ def _noted(slight: Sequence[Finding]) -> Finding:
 def _slower(source: Source, steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     blocks = (THROUGHPUT, FEW_LINES, MEANS) if _are_means(steps) else (THROUGHPUT, FEW_LINES)
     drops = next((found for policy in blocks if (found := throughput_drops(source, Scope(), policy))), [])
+    drops = drops or growing_duration(steps, THROUGHPUT)
     return drops or [_with_rhythm(one, steps) for one in periodic_slow_steps(source, Scope())]
 
 

@@ -56,7 +56,10 @@ def _loss_spike(finding: Finding) -> str:
 def _divergence(finding: Finding) -> str:
     facts = finding.evidence
     medians = f"from {number(facts.get('loss_lowest'), 4)} to {number(facts.get('loss_highest'), 4)}"
-    return f"The median loss of 20 steps rose {medians}, {number(facts.get('rise_z'))} times its noise."
+    if facts.get("rise_z") is None:
+        return f"The printed loss rose {medians}, and had not come back at the end of the log."
+    of = "lines" if facts.get("printed") else "steps"
+    return f"The median loss of 20 {of} rose {medians}, {number(facts.get('rise_z'))} times its noise."
 
 
 def _overfitting(finding: Finding) -> str:

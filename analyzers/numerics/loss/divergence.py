@@ -35,7 +35,7 @@ from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 from analyzers.wording import loss_text, rise_text
 
-__all__ = ["Rise", "divergence", "find_rise"]
+__all__ = ["Rise", "divergence", "find_rise", "rise_finding"]
 
 _MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean
 
@@ -85,7 +85,7 @@ def divergence(source: Source, scope: Scope, policy: DivergencePolicy = Divergen
         and (spike.cause in ("divergence", "learning_rate") or {"recovered_step", "loss_after"} & {*spike.evidence})
     ]
     return [
-        _finding(attempt, rise)
+        rise_finding(attempt, rise)
         for attempt, rise in found
         if not any(_explains(spike, attempt, rise, policy.block_steps) for spike in lasting)
     ]
@@ -216,7 +216,8 @@ class _Noise:
         return max(self._least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._policy.block_steps))
 
 
-def _finding(attempt: int, rise: Rise) -> Finding:
+def rise_finding(attempt: int, rise: Rise) -> Finding:
+    """The finding on a climb; `noise_z` is NaN where the lines are too few to tell their noise."""
     ratio = rise.high_loss / rise.low_loss - 1 if rise.low_loss > 0 else None
     share = "" if ratio is None else f" ({rise_text(ratio)})"
     return Finding(
@@ -229,13 +230,13 @@ def _finding(attempt: int, rise: Rise) -> Finding:
         cause="trend",
         summary=(
             f"The loss climbed from {loss_text(rise.low_loss)} to {loss_text(rise.high_loss)}{share} over steps "
-            f"{rise.first_step} to {rise.last_step}, without a single spike."
+            f"{rise.first_step} to {rise.last_step}{'' if math.isnan(rise.noise_z) else ', without a single spike'}."
         ),
         evidence={
             "loss_lowest": round(rise.low_loss, 5),
             "loss_highest": round(rise.high_loss, 5),
             "loss_rise_ratio": None if ratio is None else round(ratio, 4),
-            "rise_z": round(rise.noise_z, 1),
+            "rise_z": None if math.isnan(rise.noise_z) else round(rise.noise_z, 1),
             "certain_at_step": rise.found_step,
         },
         advice="divergence",

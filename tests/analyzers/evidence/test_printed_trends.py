@@ -1,0 +1,77 @@
+"""Losses and durations that climb over lines which are few, or far apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.evidence.written import diagnosed
+
+KERAS = "Epoch {n}/60\n400/400 [==============================] - 9s 22ms/step - loss: {loss:.4f}\n"
+
+
+def _keras(losses: list[float]) -> str:
+    return "".join(KERAS.format(n=number, loss=loss) for number, loss in enumerate(losses, 1))
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.9 * 1.2**number for number in range(18)],  # a climb
+        [2 - 0.1 * number for number in range(8)] + [31.0 + number / 10 for number in range(6)],  # a jump that stays
+    ],
+)
+def test_a_loss_that_has_multiplied_over_a_few_lines(tmp_path: Path, losses: list[float]) -> None:
+    (found,) = diagnosed(tmp_path, "train.log", _keras(losses)).fired
+    assert found.kind == "divergence"
+    assert f"to {losses[-1]:.3f}"[:7] in found.summary
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [3 - 0.1 * number for number in range(18)],
+        [3.0] * 8 + [14.0, 13.0, 11.0] + [3.1] * 7,  # it came back
+        [4 / 2**number for number in range(14)] + [0.004, 0.006, 0.003, 0.005],  # near zero
+        [1.2 + 0.05 * number for number in range(18)],  # a rise, and no multiple
+        [0.9 * 1.3**number for number in range(8)],  # too few
+    ],
+)
+def test_other_losses_over_a_few_lines(tmp_path: Path, losses: list[float]) -> None:
+    assert diagnosed(tmp_path, "train.log", _keras(losses)).fired == ()
+
+
+def test_a_climb_that_is_printed_every_tenth_step(tmp_path: Path) -> None:
+    lines = [
+        f"step {10 * n} loss {1.6 - min(n, 80) / 800 + n % 3 / 500 + max(0, n - 80) / 200:.4f}\n" for n in range(1, 201)
+    ]
+    (found,) = diagnosed(tmp_path, "train.log", "".join(lines)).fired
+    assert (found.kind, found.cause) == ("divergence", "trend")
+    assert 800 <= (found.first_step or 0) <= 1100
+    assert diagnosed(tmp_path, "train.log", "".join(lines[:80])).fired == ()
+
+
+def _printed(durations: list[float]) -> str:
+    return "".join(
+        f"step: {n} | loss: {3 - n / 100:.3f} | step_time: {took:.3f}s\n" for n, took in enumerate(durations, 1)
+    )
+
+
+def test_durations_that_grow_over_twenty_lines(tmp_path: Path) -> None:
+    (found,) = diagnosed(tmp_path, "train.log", _printed([1 + 0.05 * n + n % 2 / 100 for n in range(20)])).fired
+    assert (found.kind, found.cause) == ("throughput", "unknown")
+    assert "slower from line to line" in found.summary
+
+
+@pytest.mark.parametrize(
+    "durations",
+    [
+        [1 + n % 3 / 50 for n in range(20)],
+        [1 + 0.005 * n for n in range(20)],  # little
+        [1.6 - 0.6 * 0.7**n for n in range(20)],  # approaches its level
+        [1 + 0.05 * n for n in range(10)],  # too few
+    ],
+)
+def test_other_durations_of_twenty_lines(tmp_path: Path, durations: list[float]) -> None:
+    assert diagnosed(tmp_path, "train.log", _printed(durations)).fired == ()
