@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from analyzers.evidence.judged import Judged
+from analyzers.evidence.kernel_warnings import kernel_warnings
 from analyzers.evidence.log_findings import analyze
 from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of, printed_losses
 from analyzers.evidence.printed_steps import THROUGHPUT, can_be_judged, printed_step_findings
@@ -56,6 +57,8 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
     if read.stacks:
         findings["stacks"] = stack_findings(read.stacks)
     outcome = outcome_of(book, read.logs, read.steps)
+    if all(one.status not in ("fired", "suspect") for one in found):
+        found += kernel_warnings(book, is_finished=outcome.ended == "finished")
     if _has_lines_alone(files) and not outcome.is_known and all(one.status == "advice" for one in found):
         silence = outcome.text if read.num_lines else _NOTHING_READ
         findings["log"] = [*found, Finding.insufficient("logs", "rank_lost", silence)]

@@ -72,16 +72,25 @@ def _why_pressure(finding: Finding) -> str:
     )
 
 
+def _why(of_readings: Callable[[Finding], str]) -> Callable[[Finding], str]:
+    """The line of a log that shows it, else what was measured."""
+    return lambda finding: (
+        sentence(f"{finding.evidence['basis']}".rstrip(". ").replace(";", ","))
+        if "basis" in finding.evidence
+        else of_readings(finding)
+    )
+
+
 def _by_cause(texts: Mapping[str, str], general: str) -> Callable[[Finding], str]:
     return lambda finding: texts.get(finding.cause, general)
 
 
 WHY: Mapping[str, Callable[[Finding], str]] = {
-    "xid": _why_xid,
+    "xid": _why(_why_xid),
     "gpu_memory_errors": _why_memory_errors,
-    "gpu_throttled": _why_throttled,
-    "link_errors": _why_links,
-    "host_pressure": _why_pressure,
+    "gpu_throttled": _why(_why_throttled),
+    "link_errors": _why(_why_links),
+    "host_pressure": _why(_why_pressure),
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
     "xid": lambda finding: sentence(str(finding.evidence.get("action") or "see the runbook").replace(";", ",")),
@@ -114,6 +123,8 @@ NEXT: Mapping[str, Callable[[Finding], str]] = {
     ),
     "host_pressure": _by_cause(
         {
+            "blocked": "Find what it waits for: its stack below that line, its mounts and disks (nfsstat, iostat -x).",
+            "heat": "Check fans, air flow and inlet temperature of the host.",
             "cpu_limit": "Raise or remove the CPU limit of the container, or use fewer threads and loader workers.",
             "memory": "Use fewer loader workers, smaller buffers or a host with more memory.",
             "disk_latency": "Check what else writes there (iostat -x), and move data or checkpoints to a faster disk.",

@@ -9,14 +9,16 @@ from analyzers.causes import COLLECT
 from analyzers.deaths.logged.logged_schedulers import host_of, outside_causes, went_on
 from analyzers.health.xids import xid_table
 from analyzers.logs.candidate import Candidate, from_lines, host_in, ranks_of, who
+from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
 
-__all__ = ["host_candidates"]
+__all__ = ["APPLICATION_XIDS", "host_candidates", "when_of"]
 
 APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
 """Xids caused by the program itself (13, 31, 43, 69), or that only follow another Xid (45, 66)."""
+_OF_END = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
 """Names of a training process in the kernel's log: Python's, and those that torch gives its threads."""
@@ -49,10 +51,10 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         if not bus:  # the driver's text has three lines, and only the first has the address
             every = [entry for entry in every
                      if not any((entry.source, entry.line - apart) in named for apart in range(1, 5))]  # fmt: skip
-        lines = [entry for entry in every if _when(entry, book) != "another time"]
+        lines = [entry for entry in every if when_of(entry, book) != "another time"]
         if not lines:
             continue
-        is_sure = any(_when(entry, book) == "the job's" for entry in lines)
+        is_sure = any(when_of(entry, book) == "the job's" for entry in lines)
         codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))
         ranks = ranks_of(lines)
         table = xid_table()["xid"]
@@ -96,7 +98,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
 
 def _switches(book: LogBook) -> Iterator[Candidate]:
     """Fatal errors of NVSwitches: every GPU behind one loses its NVLinks."""
-    lines = [entry for entry in book.of("nvswitch_fatal") if _when(entry, book) != "another time"]
+    lines = [entry for entry in book.of("nvswitch_fatal") if when_of(entry, book) != "another time"]
     if lines:
         first = lines[0]
         host = host_in(lines)
@@ -161,7 +163,7 @@ def _xid(entry: LogLine) -> int | None:
     return entry.number("previous") or entry.number("xid")
 
 
-def _when(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
+def when_of(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
     """Relation of a kernel's line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
 
     If the line names a process of the job, it is the job's.
@@ -183,7 +185,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     lines = [
         entry
         for entry in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
-        if (entry.kind != "oom_kill" or _when(entry, book) != "another time") and not went_on(entry, book)
+        if (entry.kind != "oom_kill" or when_of(entry, book) != "another time") and not went_on(entry, book)
     ]
     if not lines:
         return
@@ -237,8 +239,9 @@ def _killed_ranks(book: LogBook) -> set[int]:
 
 
 def _links(book: LogBook) -> Iterator[Candidate]:
-    lines = list(book.of("link_down"))
-    if lines:
+    lines = [entry for entry in book.of("link_down") if not went_on(entry, book)]
+    # Alone it is no end of a rank, and the log of every host has some of its start (`kernel_warnings`).
+    if lines and any(standing(entry, book) != "survived" for entry, _ in book.of_role(*_OF_END)):
         host, interface = lines[0].host, lines[0].text("interface")
         yield from_lines(
             "link_down",
@@ -251,7 +254,7 @@ def _links(book: LogBook) -> Iterator[Candidate]:
 
 def _file_systems(book: LogBook) -> Iterator[Candidate]:
     """Candidates for a server or disk that the kernel reports as failing: processes wait for it and log nothing."""
-    lines = [entry for entry in book.of("file_system") if _when(entry, book) != "another time"]
+    lines = [entry for entry in book.of("file_system") if when_of(entry, book) != "another time"]
     back = {entry.text("server"): book.position(entry) for entry in lines if entry.text("state") == "OK"}
     open_ = [entry for entry in lines if entry.text("state") != "OK"
              and book.position(entry) > back.get(entry.text("server"), -1)]  # fmt: skip
@@ -273,7 +276,7 @@ def _file_systems(book: LogBook) -> Iterator[Candidate]:
 
 def _troubles(book: LogBook) -> Iterator[Candidate]:
     """Candidates for a kernel lockup or uncorrected memory error, which may be why a process died or hung."""
-    lines = [entry for entry in book.of("kernel_trouble") if _when(entry, book) != "another time"]
+    lines = [entry for entry in book.of("kernel_trouble") if when_of(entry, book) != "another time"]
     if lines:
         host = host_in(lines)
         yield from_lines(
@@ -290,7 +293,7 @@ def _troubles(book: LogBook) -> Iterator[Candidate]:
 def _crashed(book: LogBook) -> Iterator[Candidate]:
     """Candidate for a Python process that the kernel saw crash, for where its own end is in no log."""
     lines = [entry for entry in book.of("segfault") if _PYTHON.fullmatch(entry.text("name"))
-             and _when(entry, book) != "another time"]  # fmt: skip
+             and when_of(entry, book) != "another time"]  # fmt: skip
     if lines and not any(book.of("finished", "process_finished")):  # a kernel log has other jobs' processes, too
         first, ranks, host = lines[0], ranks_of(lines), host_in(lines)
         process = f"process {first.text('name')} ({first.pid}){f' on {host}' if host else ''}"

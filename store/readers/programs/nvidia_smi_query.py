@@ -32,11 +32,13 @@ def recognise(first: bytes) -> bool:
 def read(path: Path) -> ProgramRows:
     """Read every GPU of every report in the file."""
     found, host = ProgramRows(), host_of_log(path)
-    device, values, bits = "", dict[str, str](), 0
+    device, values = "", dict[str, str]()
+    bits: int | None = None
     when_ns: int | None = None
 
     def close() -> None:
-        if device and (row := reading(values)):
+        row = reading(values)
+        if device and (row or bits is not None):
             row["throttle_reasons"] = bits
             found.health.append(
                 {
@@ -57,7 +59,7 @@ def read(path: Path) -> ProgramRows:
             found.log_events.append(event)
         if gpu := _GPU.match(line):
             close()
-            device, values, bits = gpu[1], {}, 0
+            device, values, bits = gpu[1], {}, None
         elif name == "Timestamp" and not section:
             close()
             device, when_ns = "", sample_ns(value)
@@ -65,8 +67,9 @@ def read(path: Path) -> ProgramRows:
             values["uuid"] = value
         elif (section, name) in _PLACES:
             values[_PLACES[section, name]] = value
-        elif section in _REASONS and value == "Active":
-            bits |= THROTTLE_BITS.get(name.lower().replace(" ", "_"), 0)
+        elif section in _REASONS and value in ("Active", "Not Active"):
+            bit = THROTTLE_BITS.get(name.lower().replace(" ", "_"), 0)
+            bits = (bits or 0) | (bit if value == "Active" else 0)
     close()
     return found
 

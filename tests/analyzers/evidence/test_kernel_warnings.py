@@ -1,0 +1,80 @@
+"""Lines of a kernel that show a fault of a host and no end of a job: reported as what they are, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.evidence.written import diagnosed
+
+AT = "[Mon Apr  6 07:10:00 2026] "
+XID = AT + "NVRM: Xid (PCI:0000:1a:00): 31, pid=9021, name=python3, Ch 00000002, MMU Fault: ENGINE GRAPHICS\n"
+BLOCKED = AT + "INFO: task python3:9021 blocked for more than 241 seconds.\n"
+HEAT = AT + "mce: CPU7: Package temperature above threshold, cpu clock throttled (total events = 2210)\n"
+PORT = AT + "mlx5_core 0000:5e:00.1: Port module event[error]: module 1, Cable error, Bus stuck\n"
+DOWN = AT + "mlx5_core 0000:5e:00.1 ib1: Link down\n"
+UP = AT + "mlx5_core 0000:5e:00.1 ib1: Link up\n"
+SLOWED = "monitor: gpu 5: HW Thermal Slowdown is active at 93 C\n"
+STEPS = "".join(f"step {{}}{number} loss {2 - number / 10:.2f} time 0.5\n" for number in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "cause", "words"),
+    [
+        (XID, "xid", "application", "XID 31 on GPU 0000:1a:00, process python3 (9021)"),
+        (BLOCKED, "host_pressure", "blocked", "python3 (9021) blocked for more than 241 s"),
+        (HEAT, "host_pressure", "heat", "throttled 1 CPU because of heat, up to 2,210 times"),
+        (HEAT.replace("mce: ", ""), "host_pressure", "heat", "The kernel throttled 1 CPU"),
+        (PORT, "link_errors", "infiniband_down", "module 1, Cable error, Bus stuck"),
+        (DOWN, "link_errors", "infiniband_down", "ib1 went down."),
+        (AT + "ibs3: link down\n", "link_errors", "infiniband_down", "The link ibs3 went down."),
+        (SLOWED, "gpu_throttled", "thermal", "was slowed down: HW Thermal Slowdown"),
+    ],
+)
+def test_a_line_alone_is_reported_and_no_rank_is_lost(
+    tmp_path: Path, text: str, kind: str, cause: str, words: str
+) -> None:
+    (found,) = diagnosed(tmp_path, "kern.log", text).fired
+    assert (found.kind, found.cause, found.severity, found.ranks) == (kind, cause, "warning", ())
+    assert words in found.summary
+
+
+@pytest.mark.parametrize("line", [XID, BLOCKED, HEAT, PORT, DOWN, SLOWED])
+def test_what_a_job_outlived_is_a_remark(tmp_path: Path, line: str) -> None:
+    went_on = STEPS.format(*[""] * 5) + line + STEPS.format(*["1"] * 5)
+    assert diagnosed(tmp_path, "job.log", went_on).fired == ()
+
+
+@pytest.mark.parametrize("line", [DOWN + UP, PORT.replace("Cable error, Bus stuck", "Cable plugged"), UP])
+def test_a_link_that_came_up_is_no_fault(tmp_path: Path, line: str) -> None:
+    assert diagnosed(tmp_path, "kern.log", line).fired == ()
+
+
+@pytest.mark.parametrize("line", ["HW Slowdown : Not Active\n", "Set hw_slowdown: false\n", "HW Slowdown: 0\n"])
+def test_an_inactive_reason_is_none(tmp_path: Path, line: str) -> None:
+    assert diagnosed(tmp_path, "monitor.log", line * 3).fired == ()
+
+
+def test_an_error_of_the_job_stands_before_a_warning_of_the_kernel(tmp_path: Path) -> None:
+    raised = "Traceback (most recent call last):\n  File \"/job/a.py\", line 3, in <module>\n    run()\nKeyError: 'x'\n"
+    (found,) = diagnosed(tmp_path, "job.log", BLOCKED + raised).fired
+    assert (found.kind, found.cause) == ("rank_lost", "exception")
+
+
+def test_a_link_that_went_down_explains_a_lost_connection(tmp_path: Path) -> None:
+    lost = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.1.0.7]:2331\n"
+    assert diagnosed(tmp_path, "job.log", DOWN + lost).fired[0].cause == "link_down"
+
+
+def test_a_report_with_nothing_but_reasons_of_slowdown_is_read(tmp_path: Path) -> None:
+    report = "==============NVSMI LOG==============\n\nGPU 00000000:1A:00.0\n    Clocks Event Reasons\n"
+    report += "        Idle : Not Active\n        HW Slowdown : Active\n            HW Thermal Slowdown : {}\n"
+    assert diagnosed(tmp_path, "smi.txt", report.format("Active")).fired[0].kind == "gpu_throttled"
+
+
+def test_a_failure_handler_that_names_no_address_reports_the_signal(tmp_path: Path) -> None:
+    text = "*** SIGSEGV (@(nil)), see go/stack#s15 received by PID 771 (TID 790) on cpu 3; stack trace: ***\n"
+    assert "SIGSEGV" in diagnosed(tmp_path, "job.log", text).fired[0].summary
+    raw = "E0406 07:10:01.100000    771 dump_hook.cc:47] RAW: A hook was invoked.\n"
+    assert diagnosed(tmp_path, "job.log", raw).fired == ()
