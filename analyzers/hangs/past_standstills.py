@@ -2,7 +2,8 @@
 
 1. A rank's own time in a step excludes waiting in collectives, waiting for a core, checkpoints and evaluation (these
    have separate limits). It is a standstill if it exceeds `StallPolicy.floor_s`, `step_factor` median steps and twice
-   the rank's longest step shortly before. An attempt's first step, which compiles and warms up, does not count.
+   the rank's longest step shortly before. An attempt's first step, which compiles and warms up, does not count, nor
+   does one that ended only because its run was interrupted in a hang: that is the hang's finding.
 2. Other ranks must have waited for it in collectives meanwhile, in the same step or, if it was between two, in the next
    one. If no rank waited, it is reported only if `watch` had seen a hang.
 3. Its place is the phase or gap that took most of the time, or the compiler if it was running for most of it; then the
@@ -21,6 +22,7 @@ from analyzers.policy import SHARED
 from analyzers.run.findings.open_findings import reported_findings
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.standstills import before_standstill, standstills
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 from analyzers.wording import number, ranks_text, sentence
@@ -81,7 +83,7 @@ def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
         WITH own AS (
             SELECT attempt, step, rank, duration_ns - collective_wait_ns - coalesce(run_delay_ns, 0)
                    - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0) AS own_ns
-            FROM steps WHERE duration_ns IS NOT NULL AND collective_wait_ns IS NOT NULL
+            FROM steps WHERE {before_standstill(standstills(source))} AND collective_wait_ns IS NOT NULL
               AND attempt = coalesce(?, attempt) AND step >= ?
         ), usual AS (
             SELECT attempt, median(duration_ns) AS median_ns, min(step) AS first_step FROM steps

@@ -112,6 +112,13 @@ def test_a_rank_whose_device_waits_for_its_host_costs_no_more_than_its_steps_gre
     assert slow.evidence["step_ms"] - slow.evidence["step_without_it_ms"] == pytest.approx(grown_ms, abs=1.0)
 
 
+def test_the_step_that_ends_when_a_hung_run_is_interrupted_is_part_of_that_hang(tmp_path: Path) -> None:
+    """On its device it began three steps after its host began it: its start plus its duration is before the report."""
+    finding = only("stamped_interrupted", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "not_entered", (1,), 26)
+    assert (finding.evidence["silent_s"], finding.evidence["limit_s"]) == (19.8, 5.0)
+
+
 def test_two_devices_that_stand_still_in_a_group_of_four(tmp_path: Path) -> None:
     finding = only("two_stuck", tmp_path)
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "device_stuck", (1, 2), 26)

@@ -21,7 +21,7 @@ from analyzers.run.calls.step_ends import NEVER_NS, ends_of_steps
 from analyzers.run.records.elsewhere import ranks_elsewhere
 from analyzers.run.records.event_log import EventLog
 from analyzers.run.records.newest_steps import NEWEST_STEPS
-from analyzers.run.records.standstills import stood_still_ns
+from analyzers.run.records.standstills import last_standstill
 from analyzers.source import Source
 from probes.step_clock import PHASES
 from probes.tape import event_kinds
@@ -153,9 +153,10 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     """Read the end of an attempt. Missing tables leave their part empty."""
     identities = _identities(source, attempt)
     views = {rank: RankView(rank=rank, last_ns=wall_ns) for rank, (wall_ns, _) in identities.items()}
-    still_ns = stood_still_ns(source, attempt, log)
+    still = last_standstill(source, attempt, log)
+    still_ns = still.reported_ns if still else None
     cut_ns = min(_cut(source, attempt, log), still_ns or NEVER_NS)
-    median_ns, longest_ns = _steps(source, attempt, views, cut_ns)
+    median_ns, longest_ns = _steps(source, attempt, views, min(cut_ns, still.steps_until_ns) if still else cut_ns)
     since_step = _first_step(source, attempt, views, cut_ns)
     calls = recorded_calls(source, attempt, since_step, cut_ns)
     for rank, last_ns in calls.last_ns.items():

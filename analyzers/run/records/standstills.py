@@ -7,26 +7,34 @@ source.rows(f"SELECT ... WHERE {before_standstill(standstill_ns)}")
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from analyzers.run.records.event_log import EventLog
-from analyzers.source import Source
+from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
-__all__ = ["before_standstill", "standstills", "stood_still_ns"]
+__all__ = ["Standstill", "before_standstill", "last_standstill", "standstills"]
 
 EVENTS = (event_kinds.STACKS, event_kinds.FINDING, event_kinds.RUN_ENDED)
 
 
+class Standstill(NamedTuple):
+    """Time at which `watch` reported it, and after which the recorded end of a step is an interruption (epoch ns)."""
+
+    reported_ns: int
+    steps_until_ns: int
+
+
 def standstills(source: Source, log: EventLog | None = None) -> dict[int, int]:
-    """{attempt: epoch ns at which it was reported to stand still until its end}. `log` holds `EVENTS`."""
+    """{attempt that stood still until its end: `steps_until_ns`}. `log` holds `EVENTS`."""
     log = log or EventLog.load(source, EVENTS)
     reported = {event.attempt for kind in (event_kinds.STACKS, event_kinds.FINDING) for event in log.of(kind)}
-    stood = ((attempt, stood_still_ns(source, attempt, log)) for attempt in sorted(reported))
-    return {attempt: when_ns for attempt, when_ns in stood if when_ns is not None}
+    stood = ((attempt, last_standstill(source, attempt, log)) for attempt in sorted(reported))
+    return {attempt: still.steps_until_ns for attempt, still in stood if still is not None}
 
 
-def stood_still_ns(source: Source, attempt: int, log: EventLog) -> int | None:
-    """Time at which `watch` reported a standstill that lasted until the end; None if there is none.
+def last_standstill(source: Source, attempt: int, log: EventLog) -> Standstill | None:
+    """The reported standstill that lasted until the end of an attempt; None if there is none.
 
     A process that is interrupted in a standstill ends its calls and phases and closes its tapes. Only newly started
     work is progress; otherwise terminating the job would erase a hang that was reported.
@@ -46,7 +54,15 @@ def stood_still_ns(source: Source, attempt: int, log: EventLog) -> int | None:
         if source.has(table):
             ((found,),) = source.rows(f"SELECT max({column}) FROM {table} WHERE attempt = ?", [attempt])
             newest_ns = max(newest_ns, found or 0)
-    return min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
+    reported_ns = min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
+    if reported_ns is None:
+        return None
+    # A host starts a step before its device does. Its start with the duration on the device lies before its real end,
+    # by several steps: an end at the interruption seems to lie before the report. But nothing was started after it.
+    is_stamped = not lacking(source, steps=("stamped_steps",)) and source.rows(
+        "SELECT 1 FROM steps WHERE attempt = ? AND stamped_steps > 0 LIMIT 1", [attempt]
+    )
+    return Standstill(reported_ns, newest_ns if is_stamped else reported_ns)
 
 
 def before_standstill(standstill_ns: Mapping[int, int]) -> str:

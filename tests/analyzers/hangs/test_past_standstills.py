@@ -120,3 +120,14 @@ def test_without_waits_nothing_is_claimed() -> None:
     store = stood_still()
     store.connection.execute("UPDATE steps SET collective_wait_ns = NULL")
     assert past_standstills(store, Scope()) == []
+
+
+def test_a_step_that_an_interruption_of_a_hang_ended_is_no_standstill_of_its_own() -> None:
+    """Rank 2 stands still in the last step for 40 s. `watch` reports it, and an interruption lets the step end."""
+    store = stood_still(step=60)
+    store.connection.execute("DELETE FROM steps WHERE step > 60")
+    store.connection.execute("DELETE FROM events WHERE kind = 'run_ended'")
+    ((start_ns,),) = store.rows("SELECT max(start_ns) FROM steps")
+    assert [found.ranks for found in past_standstills(store, Scope())] == [(2,)]
+    store.event("finding", step=60, finding_kind="hang", status="fired", wall_ns=start_ns + 10 * S)
+    assert past_standstills(store, Scope()) == []
