@@ -33,6 +33,7 @@ from analyzers.run.calls.snapshot import attempts
 from analyzers.run.records.elsewhere import ranks_not_here
 from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
+from analyzers.settings.plan_deviation import devices_are_shared
 from analyzers.source import Source, lacking
 from analyzers.wording import group_text, is_number, percent, ranks_text, rate_text
 
@@ -69,7 +70,9 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
         if contradicted := contradiction(source, attempt):
             return [_insufficient(contradicted)]
         if measured.num_steps >= SHARED.min_steps:
-            return _findings(source, attempt, measured, policy, _planned_ratio(scope.manifest))
+            # A plan knows the links between devices, not how ranks on one of them communicate.
+            planned_ratio = None if devices_are_shared(source) else _planned_ratio(scope.manifest)
+            return _findings(source, attempt, measured, policy, planned_ratio)
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     if num_ranks < 2:
         return []
@@ -94,7 +97,7 @@ def _findings(
         )
     ]
     classes = call_classes(source, attempt, phases=phases)
-    found = [_exposed(attempt, measured, classes, planned_ratio)]
+    found = [_exposed(attempt, measured, classes, planned_ratio, policy)]
     if slow := _slow_dimension(attempt, classes, policy):
         found.append(slow)
     ((num_steps,),) = source.rows("SELECT count(DISTINCT step) FROM collectives WHERE attempt = ?", [attempt])
@@ -113,6 +116,7 @@ def _exposed(
     measured: Exposure,
     classes: Sequence[CallClass],
     planned_ratio: float | None,
+    policy: CommunicationPolicy,
 ) -> Finding:
     exposed, transfer = measured.ratio(measured.exposed_ms), measured.ratio(measured.transfer_ms)
     busy = float(measured.busy_ms.sum())
@@ -137,6 +141,7 @@ def _exposed(
             "waiting_for_late_ratio": round(max(0.0, exposed - transfer), 4),
             "overlapped_ratio": round(hidden, 4),
             **({} if planned_ratio is None else {"planned_ratio": round(planned_ratio, 4)}),
+            **_latency(classes, policy),
             "exposed_ms": round(exposed * step_ms, 3),
             "step_ms": round(step_ms, 3),
             "steps_measured": measured.num_steps,
@@ -145,6 +150,17 @@ def _exposed(
         advice="exposed-communication",
         attempt=attempt,
     )
+
+
+def _latency(classes: Sequence[CallClass], policy: CommunicationPolicy) -> dict[str, float]:
+    """Share of all transfer times beyond what their bytes take at the run's best bandwidth; empty if only small
+    messages show that."""
+    best = max(classes, key=lambda one: one.bus_gb_per_s, default=None)
+    if best is None or best.num_bytes < policy.large_bytes:
+        return {}
+    lost_ms = sum(latency_ms(one, best.bus_gb_per_s) * one.num_calls for one in classes)
+    whole_ms = sum(one.transfer_ms * one.num_calls for one in classes)
+    return {"latency_ratio": round(lost_ms / whole_ms, 4), "best_gb_per_s": float(f"{best.bus_gb_per_s:.4g}")}
 
 
 def _class_evidence(one: CallClass) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.wording import number, percent, rate_text
 
 __all__ = ["NEXT", "WHY"]
@@ -34,13 +35,25 @@ def _buckets(finding: Finding) -> str:
     )
 
 
+def _overlap(finding: Finding) -> str:
+    """What makes exposed calls cheaper depends on whether their latency or their bytes take the time."""
+    facts = finding.evidence
+    latency_ratio = facts.get("latency_ratio")
+    if latency_ratio is None or latency_ratio >= SHARED.saving_ratio:
+        return "Use larger buckets or prefetch, more work per rank, or fewer ranks in a group."
+    return (
+        f"Calls move their bytes at {rate_text(facts.get('best_gb_per_s'))}, so larger buckets would save little. Check "
+        "the link if it should be faster. Give each rank more work, prefetch more (FSDP), or use fewer ranks in a group."
+    )
+
+
 WHY: Mapping[str, Callable[[Finding], str]] = {
     "exposed_communication": _exposed,
     "low_bandwidth": _bandwidth,
     "small_buckets": _buckets,
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
-    "exposed_communication": lambda _: "Use larger buckets or prefetch, more work per rank, or fewer ranks in a group.",
+    "exposed_communication": _overlap,
     "low_bandwidth": lambda _: "Map the dimension with the most traffic to the fastest link.",
     "small_buckets": lambda _: "Make the gradient buckets larger.",
 }

@@ -5,8 +5,8 @@
 
 The trainer keeps its plan in `run.json`. Memory is compared on devices only, as torch's allocator counts it: what a
 process on a CPU holds is mostly libraries, and so is what a small model has on a device. The time of a step is compared
-where each rank has a device to itself and that is the limit: a step that the host cannot even launch in its planned
-time, or that mostly waits for its host, says nothing of the plan. Traffic is the
+where each rank has a device to itself, without processes of other jobs, and that is the limit: a step that the host
+cannot even launch in its planned time, or that mostly waits for its host, says nothing of the plan. Traffic is the
 median over the steps, so evaluations and checkpoints do not count; calls of some bytes (loss, norm, verdicts) are in
 neither.
 """
@@ -27,7 +27,7 @@ from probes.settings.described import ModelFacts, ParallelFacts
 from probes.settings.section import read
 from probes.tape import event_kinds
 
-__all__ = ["PlanDeviation", "plan_deviations", "planned_step_s"]
+__all__ = ["PlanDeviation", "devices_are_shared", "plan_deviations", "planned_step_s"]
 
 _MAX_STEPS = 200
 
@@ -82,7 +82,7 @@ def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDev
 
 def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
     """Planned time of a step (seconds); None where there is none, or where something else than the device limits it."""
-    if _devices_are_shared(source) or _waits_for_host_ratio(source) > SHARED.equal_ratio:
+    if devices_are_shared(source) or _waits_for_host_ratio(source) > SHARED.equal_ratio:
         return None
     planned = _number(manifest, "planned", "step_s")
     of_rank = (read(ModelFacts, manifest).num_layers or 0.0) / max(1.0, read(ParallelFacts, manifest).pp or 1.0)
@@ -90,17 +90,33 @@ def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
     return planned if is_compared else None
 
 
-def _devices_are_shared(source: Source) -> bool:
+def devices_are_shared(source: Source) -> bool:
+    """Return True if several ranks, or processes of other jobs, use one device.
+
+    NVML does not list processes outside of a container, but counts their memory.
+    """
     if lacking(source, ranks=("device_uuid", "host")):
         return False
-    ((is_shared,),) = source.rows(
-        """
-        SELECT coalesce(bool_or(num > 1), false) FROM (
-            SELECT count(DISTINCT rank) AS num FROM ranks WHERE rank >= 0 AND device_uuid <> ''
-            GROUP BY attempt, host, device_uuid)
-        """
+    peaks: dict[tuple[int, int], int] = {}
+    for event in EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK):
+        place = event.attempt, event.rank
+        peaks[place] = max(peaks.get(place, 0), event.integer("allocated_bytes"))
+    own_bytes: dict[str, int] = {}
+    for attempt, uuid, ranks in source.rows(
+        "SELECT attempt, device_uuid, list(DISTINCT rank) FROM ranks WHERE rank >= 0 AND device_uuid <> '' "
+        "GROUP BY attempt, host, device_uuid"
+    ):
+        if len(ranks) > 1:
+            return True
+        if (attempt, ranks[0]) in peaks:
+            own_bytes[uuid] = max(own_bytes.get(uuid, 0), peaks[attempt, ranks[0]])
+    if not own_bytes or lacking(source, health=("memory_used_bytes",)):
+        return False
+    used = source.rows("SELECT device, median(memory_used_bytes) FROM health WHERE device <> 'host' GROUP BY device")
+    least = PlanPolicy().smallest_memory_bytes
+    return any(
+        num_bytes - SHARED.doubled_factor * own_bytes[uuid] > least for uuid, num_bytes in used if uuid in own_bytes
     )
-    return bool(is_shared)
 
 
 def _waits_for_host_ratio(source: Source) -> float:

@@ -38,6 +38,7 @@ _LABELS = {
     "batch_index": "batch",
     "batch_indices": "batches",
     "best_gb_per_s": "best bandwidth seen",
+    "latency_ratio": "latency in transfers",
     "best_process_group": "fastest group",
     "bus_gb_per_s": "bandwidth",
     "bytes": "bytes of the call",

@@ -9,6 +9,7 @@ from analyzers.account.device.exposure import exposed_calls, measure
 from analyzers.communication.analyze import communication
 from analyzers.communication.bandwidth import call_classes, call_columns
 from analyzers.finding import Finding
+from analyzers.report.wording.explained import next_step
 from analyzers.scope import Scope
 from analyzers.source import Source, floats
 from tests.analyzers.bucketed_world import bucketed_world
@@ -100,6 +101,15 @@ def test_small_buckets_are_told_beside_one_that_shows_the_bandwidth() -> None:
     assert finding.evidence["calls_per_step"] == pytest.approx(64)
     assert finding.evidence["latency_ms"] == pytest.approx(1.0, rel=0.1)
     assert finding.evidence["gain_ms"] > 20
+
+
+def test_larger_buckets_are_advised_where_latency_takes_time_and_not_where_bytes_do() -> None:
+    small = bucketed_world(steps=16, buckets=64, bucket_bytes=64 << 10, latency_ms=1.0, gb_per_s=2.0)
+    assert next_step(of_kind(judged(small), "exposed_communication")).startswith("Use larger buckets")
+    large = bucketed_world(buckets=4, bucket_bytes=32 << 20, gb_per_s=1.5)
+    finding = of_kind(judged(large), "exposed_communication")
+    assert finding.evidence["latency_ratio"] == 0.0
+    assert "Calls move their bytes at 1.5 GB/s, so larger buckets would save little." in next_step(finding)
 
 
 def test_activations_that_are_reduced_are_no_gradient_buckets() -> None:

@@ -64,6 +64,16 @@ def test_a_step_on_a_shared_device_or_one_that_waits_for_its_host_is_not_compare
         assert planned_step_s(source, plan) == expected
 
 
+def test_a_step_on_a_device_whose_memory_is_mostly_that_of_other_jobs_is_not_compared() -> None:
+    """NVML lists no process outside of the container."""
+    for used_gib, expected in ((5, 0.3), (14, None)):
+        source = MemoryStore()
+        source.add("ranks", [{"attempt": 0, "rank": 0, "host": "n0", "device_uuid": "a", "wall_ns": 0}])
+        source.add("health", [{"attempt": 0, "rank": -1, "device": "a", "memory_used_bytes": used_gib << 30}] * 3)
+        source.event("memory_peak", rank=0, allocated_bytes=3 << 30)
+        assert planned_step_s(source, {"planned": {"step_s": 0.3}}) == expected
+
+
 def test_without_a_plan_nothing_is_said() -> None:
     assert told(store(2000), {}) == {}
     assert told(store(2000), {"planned": "?"}) == {}
