@@ -85,6 +85,9 @@ class SharedPolicy:
     saving_ratio: float = 0.05
     """Smallest share of time or size at which growth, or a cost that a setting could avoid, matters (ratio). Ranks that
     share cores are late for each other by a few percent. Source: convention."""
+    other_jobs_bytes: int = 2 << 30
+    """Memory of a device (bytes) beyond twice its rank's peak from which other jobs use it. Source: measured on
+    an H200: 0.7 GB on an idle device, and up to 1.3 GB of a rank beyond its peak (context, kernels, NCCL's buffers)."""
     window_samples: int = 20
     """Newest samples of gradients or experts (count) that are judged. Source: convention."""
     slow_change_steps: int = 200

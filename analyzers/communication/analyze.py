@@ -32,8 +32,8 @@ from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import attempts
 from analyzers.run.records.elsewhere import ranks_not_here
 from analyzers.run.records.not_recorded import missing, not_recorded
+from analyzers.run.records.shared_devices import devices_are_shared
 from analyzers.scope import Scope
-from analyzers.settings.plan_deviation import devices_are_shared
 from analyzers.source import Source, lacking
 from analyzers.wording import group_text, is_number, percent, ranks_text, rate_text
 

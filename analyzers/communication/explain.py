@@ -41,9 +41,10 @@ def _overlap(finding: Finding) -> str:
     latency_ratio = facts.get("latency_ratio")
     if latency_ratio is None or latency_ratio >= SHARED.saving_ratio:
         return "Use larger buckets or prefetch, more work per rank, or fewer ranks in a group."
+    speed = rate_text(facts.get("best_gb_per_s"))
     return (
-        f"Calls move their bytes at {rate_text(facts.get('best_gb_per_s'))}, so larger buckets would save little. Check "
-        "the link if it should be faster. Give each rank more work, prefetch more (FSDP), or use fewer ranks in a group."
+        f"Calls move their bytes at {speed}, so larger buckets would save little. Check the link if it should be "
+        "faster. Give each rank more work, prefetch more (FSDP), or use fewer ranks in a group."
     )
 
 

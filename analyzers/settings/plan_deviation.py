@@ -20,6 +20,7 @@ from typing import Any
 from analyzers.account.time_classes import GAPS, OWN_PHASES, late
 from analyzers.policy import SHARED
 from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.shared_devices import devices_are_shared
 from analyzers.settings.policy import PlanPolicy
 from analyzers.source import Source, lacking
 from analyzers.wording import is_number
@@ -27,7 +28,7 @@ from probes.settings.described import ModelFacts, ParallelFacts
 from probes.settings.section import read
 from probes.tape import event_kinds
 
-__all__ = ["PlanDeviation", "devices_are_shared", "plan_deviations", "planned_step_s"]
+__all__ = ["PlanDeviation", "plan_deviations", "planned_step_s"]
 
 _MAX_STEPS = 200
 
@@ -88,35 +89,6 @@ def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
     of_rank = (read(ModelFacts, manifest).num_layers or 0.0) / max(1.0, read(ParallelFacts, manifest).pp or 1.0)
     is_compared = planned is not None and planned > of_rank * PlanPolicy().launches_of_block_s
     return planned if is_compared else None
-
-
-def devices_are_shared(source: Source) -> bool:
-    """Return True if several ranks, or processes of other jobs, use one device.
-
-    NVML does not list processes outside of a container, but counts their memory.
-    """
-    if lacking(source, ranks=("device_uuid", "host")):
-        return False
-    peaks: dict[tuple[int, int], int] = {}
-    for event in EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK):
-        place = event.attempt, event.rank
-        peaks[place] = max(peaks.get(place, 0), event.integer("allocated_bytes"))
-    own_bytes: dict[str, int] = {}
-    for attempt, uuid, ranks in source.rows(
-        "SELECT attempt, device_uuid, list(DISTINCT rank) FROM ranks WHERE rank >= 0 AND device_uuid <> '' "
-        "GROUP BY attempt, host, device_uuid"
-    ):
-        if len(ranks) > 1:
-            return True
-        if (attempt, ranks[0]) in peaks:
-            own_bytes[uuid] = max(own_bytes.get(uuid, 0), peaks[attempt, ranks[0]])
-    if not own_bytes or lacking(source, health=("memory_used_bytes",)):
-        return False
-    used = source.rows("SELECT device, median(memory_used_bytes) FROM health WHERE device <> 'host' GROUP BY device")
-    least = PlanPolicy().smallest_memory_bytes
-    return any(
-        num_bytes - SHARED.doubled_factor * own_bytes[uuid] > least for uuid, num_bytes in used if uuid in own_bytes
-    )
 
 
 def _waits_for_host_ratio(source: Source) -> float:

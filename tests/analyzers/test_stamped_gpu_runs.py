@@ -114,9 +114,12 @@ def test_a_rank_whose_device_waits_for_its_host_costs_no_more_than_its_steps_gre
 
 def test_the_step_that_ends_when_a_hung_run_is_interrupted_is_part_of_that_hang(tmp_path: Path) -> None:
     """On its device it began three steps after its host began it: its start plus its duration is before the report."""
-    finding = only("stamped_interrupted", tmp_path)
+    diagnosis = diagnosis_of("stamped_interrupted", tmp_path)
+    (finding,) = diagnosis.fired
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "not_entered", (1,), 26)
     assert (finding.evidence["silent_s"], finding.evidence["limit_s"]) == (19.8, 5.0)
+    (exposed,) = (one for one in diagnosis.findings if one.kind == "exposed_communication")
+    assert exposed.last_step == 24, "5.7 s of sleep are no step to which communication is compared"
 
 
 def test_two_devices_that_stand_still_in_a_group_of_four(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@
 * Within the exposed part, *transfer* is the time for which even the last member to enter waits. The rest is waiting for
   late members.
 
-Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations and
-steps that ran more than once. Only durations are used. In long runs every k-th step is read.
+Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations,
+steps that ran more than once and those that only the interruption of a hang ended. Only durations are used. In long
+runs every k-th step is read.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from analyzers.account.device.device_timings import is_stamped
 from analyzers.account.device.stalls import stall_parts
 from analyzers.account.time_classes import TRAINING, WAITED
+from analyzers.run.records.standstills import before_standstill, standstills
 from analyzers.source import READ_CALLS, READ_STEPS, Floats, Ints, Source, every_kth, floats, ints
 
 __all__ = ["SIZE_OF_CALL", "Exposure", "exposed_calls", "measure"]
@@ -89,7 +91,7 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
             SELECT rank, step, max({TRAINING}) AS took,
                    max({_COUNTED}) AS counted
             FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
-              AND duration_ns IS NOT NULL
+              AND {before_standstill(standstills(source))}
             GROUP BY rank, step HAVING count(*) = 1)
         SELECT rank, step, took / 1e6 AS step_ms, least(busy, took) / 1e6 AS busy_ms,
                least(waited, coalesce(counted, waited), took) / 1e6 AS exposed_ms,
@@ -120,6 +122,7 @@ def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Ex
         SELECT rank, step, {TRAINING} / 1e6 AS step_ms, coalesce(busy, 0) / 1e6 AS busy_ms, {WAITED} / 1e6 AS exposed_ms
         FROM steps LEFT JOIN spent USING (rank, step)
         WHERE attempt = ? AND step >= ? AND step % ? = 0 AND rank >= 0 AND stamped_steps > 0
+          AND {before_standstill(standstills(source))}
         QUALIFY count(*) OVER (PARTITION BY rank, step) = 1 AND step_ms > 0 ORDER BY step, rank
         """,
         [attempt, since_step, attempt, since_step, every],
@@ -156,7 +159,7 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
             SELECT rank, step, max({TRAINING}) AS took,
                    max({_COUNTED}) AS counted
             FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
-              AND duration_ns IS NOT NULL
+              AND {before_standstill(standstills(source))}
             GROUP BY rank, step HAVING count(*) = 1),
         scales AS (
             SELECT rank, step, coalesce(least(sum(waited), coalesce(any_value(counted), sum(waited)), any_value(took))
