@@ -117,7 +117,7 @@ def test_the_step_that_ends_when_a_hung_run_is_interrupted_is_part_of_that_hang(
     diagnosis = diagnosis_of("stamped_interrupted", tmp_path)
     (finding,) = diagnosis.fired
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "not_entered", (1,), 26)
-    assert (finding.evidence["silent_s"], finding.evidence["limit_s"]) == (19.8, 5.0)
+    assert (finding.evidence["silent_s"], finding.evidence["limit_s"]) == (5.6, 5.0)
     (exposed,) = (one for one in diagnosis.findings if one.kind == "exposed_communication")
     assert exposed.last_step == 24, "5.7 s of sleep are no step to which communication is compared"
 

@@ -1,6 +1,7 @@
 """A run that was stopped by a signal to its launcher: how its ranks end then says nothing of what was wrong with it.
 
-own = before_stop(deaths, view, log)         # of a run that stood still before
+stop_ns = stop_of_standstill_ns(view, log)   # of a run that stood still before, else None
+own = before_stop(deaths, view, log)
 stop = stop_at_work(view, log, policy)       # None where it stood still, or where no signal came
 killed = killed_after(stop, view, log)       # {rank: seconds}
 """
@@ -16,7 +17,14 @@ from analyzers.run.policy import StallPolicy
 from analyzers.run.records.event_log import Event, EventLog
 from probes.tape import event_kinds
 
-__all__ = ["before_stop", "killed_after", "stop_at_work"]
+__all__ = ["before_stop", "killed_after", "stop_at_work", "stop_of_standstill_ns"]
+
+
+def stop_of_standstill_ns(view: AttemptView, log: EventLog) -> int | None:
+    """Time at which a signal asked for the end of a run that `watch` had reported as standing still (epoch ns)."""
+    still_ns = view.stood_still_ns
+    stops = (event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt))
+    return None if still_ns is None else min((when_ns for when_ns in stops if when_ns >= still_ns), default=None)
 
 
 def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> list[Death]:
@@ -24,11 +32,7 @@ def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> li
 
     A rank that is woken by the signal may raise an error, as from a handler that prints to a lost terminal.
     """
-    standstill_ns = view.stood_still_ns
-    if standstill_ns is None:
-        return [*deaths]
-    stops = [event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)]
-    stop_ns = min((when_ns for when_ns in stops if when_ns >= standstill_ns), default=None)
+    stop_ns = stop_of_standstill_ns(view, log)
     return [death for death in deaths if stop_ns is None or death.when_ns < stop_ns]
 
 

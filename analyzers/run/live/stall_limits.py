@@ -16,6 +16,7 @@ from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import AttemptView, first_end_ns
 from analyzers.run.calls.step_ends import NEVER_NS
 from analyzers.run.ends.endings import all_exited_with_zero
+from analyzers.run.ends.stop_requests import stop_of_standstill_ns
 from analyzers.run.policy import StallPolicy
 from analyzers.run.records.event_log import EventLog
 from probes.tape import event_kinds
@@ -101,10 +102,11 @@ def killed_by_watch(log: EventLog, attempt: int) -> bool:
 
 
 def death_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which the first process or the launch ended (epoch nanoseconds); None if unknown."""
-    ended_ns = first_end_ns(log, view.attempt)
-    if ended_ns is not None:
-        return ended_ns
+    """Time at which the first process or the launch ended, or a run that hung was asked to (epoch nanoseconds); None
+    if unknown. From then on ranks that do not end are waited for by the launcher, not by the run."""
+    ends = [ns for ns in (first_end_ns(log, view.attempt), stop_of_standstill_ns(view, log)) if ns is not None]
+    if ends:
+        return min(ends)
     excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
     if excluded_ns is not None:  # the launcher ends the attempt with it; ignore later records of a node
         return max(excluded_ns, view.last_ns)

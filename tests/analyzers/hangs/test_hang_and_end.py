@@ -257,7 +257,9 @@ def test_what_ranks_raise_once_they_are_stopped_is_not_why_they_stood_still(is_s
     world.event("finding", 6.1, analyzer="hang", finding_ranks=[1], summary="", **hang)
     if is_stopped:
         world.event("stop_requested", 20.0, node_rank=0, signal="SIGHUP")
-    world.event("exception", 20.2, rank=1, type="OSError", message="[Errno 5] Input/output error")
-    world.event("run_ended", 22.0, node_rank=0, reason="interrupted", exit_code=129, message="")
+    world.event("exception", 25.2, rank=1, type="OSError", message="[Errno 5] Input/output error")
+    world.event("run_ended", 27.0, node_rank=0, reason="interrupted", exit_code=129, message="")
     hangs, losses = judged_hangs(world.store, POLICY), judged_losses(world.store, POLICY)
     assert [(f.kind, f.ranks) for f in [*hangs, *losses]] == [("hang" if is_stopped else "rank_lost", (1,))]
+    if is_stopped:
+        assert hangs[0].evidence["silent_s"] == pytest.approx(20, abs=0.1), "what follows is the launcher's shutdown"
