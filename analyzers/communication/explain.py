@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.wording import number, percent, rate_text
+from analyzers.wording import is_number, number, percent, rate_text
 
 __all__ = ["NEXT", "WHY"]
 
@@ -38,8 +39,8 @@ def _buckets(finding: Finding) -> str:
 def _overlap(finding: Finding) -> str:
     """What makes exposed calls cheaper depends on whether their latency or their bytes take the time."""
     facts = finding.evidence
-    latency_ratio = facts.get("latency_ratio")
-    if latency_ratio is None or latency_ratio >= SHARED.saving_ratio:
+    latency_ratio: Any = facts.get("latency_ratio")
+    if not is_number(latency_ratio) or latency_ratio >= SHARED.saving_ratio:
         return "Use larger buckets or prefetch, more work per rank, or fewer ranks in a group."
     speed = rate_text(facts.get("best_gb_per_s"))
     return (
