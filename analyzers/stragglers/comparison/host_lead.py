@@ -7,7 +7,8 @@ host, and the others wait for that device: its rank looks slow as long as the le
 
 1. A slow host takes longer than those of its peers in some phase or gap. If no place shows that, it is as they are.
 2. A peer with a full launch queue waits in whatever it launches, and its host seems to take as long as a slow one. It
-   is then as far ahead as any host was: such peers prove nothing.
+   is then as far ahead as any host was: such peers prove nothing. But it waits in what it launches, not in the places
+   that delay a slow host: peers that take as long in each single place are as late.
 3. Hosts that wait for a result in every step are never a whole step ahead, and have no lead to lose.
 """
 
@@ -36,11 +37,13 @@ def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Seque
         return False
     read = partial(_places_ms, typical="avg" if slow.paused_ratio else "median")
     own, usual = in_newest_steps(source, attempt, slow, peers, read)
-    more_ms = sum(max(0.0, own[place] - usual[place]) for place in own if place in usual)
+    apart_ms = [own[place] - usual[place] for place in own if place in usual]
+    more_ms = sum(max(0.0, ms) for ms in apart_ms)
     if not own or not usual or more_ms >= SHARED.explained_ratio * slow.excess_ms:
         return False
     now, most = _leads(source, attempt, slow, some_peers(peers, slow.rank))
-    return most >= 1 and now < SHARED.agreement_ratio * most
+    is_alike = sum(map(abs, apart_ms)) < SHARED.equal_ratio * slow.excess_ms
+    return most >= 1 and (is_alike or now < SHARED.agreement_ratio * most)
 
 
 def _places_ms(
