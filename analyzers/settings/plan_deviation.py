@@ -63,7 +63,7 @@ def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDev
     memory = plan.get(
         "allocated_bytes"
     )  # older plans have the driver's context in it, which is not in what is measured
-    least = PlanPolicy().smallest_memory_bytes
+    least = SHARED.smallest_memory_bytes
     if plan.get("device") == "cuda" and isinstance(memory, int) and memory >= least:
         # Planned is the peak within a step. `steps.memory_bytes`, read between steps, lacks all activations.
         peaks = EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK)

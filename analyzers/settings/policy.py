@@ -48,9 +48,6 @@ class StartupPolicy:
 class PlanPolicy:
     """When a plan was right."""
 
-    smallest_memory_bytes: int = 2 << 30
-    """Smallest planned memory of a device (bytes) that is compared. Source: measured on an H100: plans of 14 and 38 GiB
-    were 3 % and 1 % too high, those of 0.6 to 1.4 GiB up to 14 % off: workspaces, and what the compiler keeps."""
     launches_of_block_s: float = 0.5e-3
     """Shortest time (seconds) in which a host launches a block's kernels, forward and backward. Source: measured on the
     recorded runs of a GPU; 50 launches per block and step, 10 us each at the least."""

@@ -38,7 +38,7 @@ def devices_are_shared(source: Source) -> bool:
         return False
     used = source.rows("SELECT device, median(memory_used_bytes) FROM health WHERE device <> 'host' GROUP BY device")
     return any(
-        num_bytes - SHARED.doubled_factor * own_bytes[uuid] > SHARED.other_jobs_bytes
+        num_bytes - SHARED.doubled_factor * own_bytes[uuid] > SHARED.smallest_memory_bytes
         for uuid, num_bytes in used
         if uuid in own_bytes
     )
