@@ -10,9 +10,9 @@
 * Within the exposed part, *transfer* is the time for which even the last member to enter waits. The rest is waiting for
   late members.
 
-Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations,
-steps that ran more than once and those that only the interruption of a hang ended. Only durations are used. In long
-runs every k-th step is read.
+Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations and
+steps that only the interruption of a hang ended. A step that a rollback repeated counts by its last execution. Only durations are used, except to tell which execution a
+call belongs to. In long runs every k-th step is read.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ SIZE_OF_CALL = (
 power of two gives one class instead of thousands."""
 _COUNTED = f"CASE WHEN collective_wait_ns IS NOT NULL THEN {WAITED} END"
 """SQL: the step's recorded waiting, an upper bound for its exposed communication."""
+
+_OF_LAST = "(since_ns IS NULL OR issue_ns >= since_ns)"
+"""SQL: a call of its step's last execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,30 +78,28 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
         return _on_devices(source, attempt, since_step, every)
     table = source.query(
         f"""
-        WITH calls AS (
+        WITH {_last_executions(source, attempt)},
+        calls AS (
             SELECT rank, step, issue_ns, end_ns, coalesce(wait_ns, 0) AS waited,
-                   min(end_ns - issue_ns) OVER (PARTITION BY process_group, seq) AS transfer,
-                   max(end_ns) OVER (PARTITION BY rank, step ORDER BY issue_ns, end_ns
-                                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+                   min(end_ns - issue_ns) OVER (PARTITION BY process_group, seq) AS transfer
             FROM collectives
             WHERE attempt = ? AND step >= ? AND step % ? = 0 AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
               AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
+        in_order AS (
+            SELECT *, max(end_ns) OVER (PARTITION BY rank, step ORDER BY issue_ns, end_ns
+                                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+            FROM calls JOIN last_executions USING (rank, step) WHERE {_OF_LAST}),
         spent AS (
-            SELECT rank, step, sum(greatest(0, end_ns - greatest(issue_ns, coalesce(before, issue_ns)))) AS busy,
+            SELECT rank, step, any_value(took) AS took, any_value(counted) AS counted,
+                   sum(greatest(0, end_ns - greatest(issue_ns, coalesce(before, issue_ns)))) AS busy,
                    sum(waited) AS waited, sum(least(waited, transfer)) AS transfer
-            FROM calls GROUP BY rank, step),
-        once AS (
-            SELECT rank, step, max({TRAINING}) AS took,
-                   max({_COUNTED}) AS counted
-            FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
-              AND {before_standstill(standstills(source))}
-            GROUP BY rank, step HAVING count(*) = 1)
+            FROM in_order GROUP BY rank, step)
         SELECT rank, step, took / 1e6 AS step_ms, least(busy, took) / 1e6 AS busy_ms,
                least(waited, coalesce(counted, waited), took) / 1e6 AS exposed_ms,
                least(transfer, waited, coalesce(counted, waited), took) / 1e6 AS transfer_ms
-        FROM spent JOIN once USING (rank, step) WHERE took > 0 ORDER BY step, rank
+        FROM spent ORDER BY step, rank
         """,
-        [attempt, since_step, every, attempt, every],
+        [attempt, every, attempt, since_step, every],
     )
     values = {name: floats(table[name]) for name in ("step_ms", "busy_ms", "exposed_ms", "transfer_ms")}
     return Exposure(rank=ints(table["rank"]), step=ints(table["step"]), **values)
@@ -107,10 +108,12 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
     """Exposure of stamped steps: their streams' stalls, and the calls in flight between their stamps."""
     parts = stall_parts(source, attempt, since_step=since_step, every=every)
-    late = {(part.rank, part.step): part.late_ns for part in parts}
+    # A repeated step has the stalls of all its executions: their share is that of the last one.
+    late = {(part.rank, part.step): part.late_ns / part.exposed_ns for part in parts if part.exposed_ns}
     table = source.query(
         f"""
-        WITH calls AS (
+        WITH {_last_executions(source, attempt)},
+        calls AS (
             SELECT rank, step, issue_ns, end_ns,
                    max(end_ns) OVER (PARTITION BY rank ORDER BY issue_ns, end_ns
                                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
@@ -118,23 +121,24 @@ def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Ex
             WHERE attempt = ? AND step >= ? AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
               AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
         spent AS (SELECT rank, step, sum(greatest(0, end_ns - greatest(issue_ns, coalesce(before, issue_ns)))) AS busy
-                  FROM calls GROUP BY rank, step)
+                  FROM calls JOIN last_executions USING (rank, step) WHERE {_OF_LAST} GROUP BY rank, step)
         SELECT rank, step, {TRAINING} / 1e6 AS step_ms, coalesce(busy, 0) / 1e6 AS busy_ms, {WAITED} / 1e6 AS exposed_ms
         FROM steps LEFT JOIN spent USING (rank, step)
         WHERE attempt = ? AND step >= ? AND step % ? = 0 AND rank >= 0 AND stamped_steps > 0
-          AND {before_standstill(standstills(source))}
-        QUALIFY count(*) OVER (PARTITION BY rank, step) = 1 AND step_ms > 0 ORDER BY step, rank
+        QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1 AND step_ms > 0
+                AND {before_standstill(standstills(source))}
+        ORDER BY step, rank
         """,
-        [attempt, since_step, attempt, since_step, every],
+        [attempt, every, attempt, since_step, attempt, since_step, every],
     )
     rank, step = ints(table["rank"]), ints(table["step"])
     step_ms, exposed = floats(table["step_ms"]), floats(table["exposed_ms"])
-    for_late = np.array([late.get(pair, 0) / 1e6 for pair in zip(rank.tolist(), step.tolist(), strict=True)])
+    ratio = np.array([late.get(pair, 0.0) for pair in zip(rank.tolist(), step.tolist(), strict=True)])
     return Exposure(
         rank=rank, step=step, step_ms=step_ms, exposed_ms=exposed,
         # A step's last calls may still be in flight in the next one, whose stalls they cause.
         busy_ms=np.minimum(np.maximum(floats(table["busy_ms"]), exposed), step_ms),
-        transfer_ms=np.maximum(exposed - for_late, 0.0),
+        transfer_ms=exposed * (1.0 - ratio),
     )  # fmt: skip
 
 
@@ -148,23 +152,20 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
     every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     return source.query(
         f"""
-        WITH calls AS (
-            SELECT rank, step, op, process_group, seq, bytes, end_ns - issue_ns AS busy, coalesce(wait_ns, 0) AS waited,
+        WITH {_last_executions(source, attempt)},
+        finished AS (
+            SELECT rank, step, op, process_group, seq, bytes, issue_ns, end_ns - issue_ns AS busy,
+                   coalesce(wait_ns, 0) AS waited,
                    min(end_ns - issue_ns) OVER (PARTITION BY process_group, seq) AS transfer
             FROM collectives
             WHERE attempt = ? AND step % ? = 0 AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
               AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
+        calls AS (SELECT * FROM finished JOIN last_executions USING (rank, step) WHERE {_OF_LAST}),
         sizes AS (SELECT process_group, seq, op, {SIZE_OF_CALL} AS bytes FROM calls GROUP BY process_group, seq, op),
-        once AS (
-            SELECT rank, step, max({TRAINING}) AS took,
-                   max({_COUNTED}) AS counted
-            FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
-              AND {before_standstill(standstills(source))}
-            GROUP BY rank, step HAVING count(*) = 1),
         scales AS (
             SELECT rank, step, coalesce(least(sum(waited), coalesce(any_value(counted), sum(waited)), any_value(took))
                                         / nullif(sum(waited), 0), 0) AS scale
-            FROM calls JOIN once USING (rank, step) WHERE took > 0 GROUP BY rank, step),
+            FROM calls GROUP BY rank, step),
         classes AS (
             SELECT c.op, c.process_group, s.bytes, count(*) AS num, sum(c.busy) AS busy,
                    sum(c.waited * k.scale) AS exposed, sum(least(c.waited, c.transfer) * k.scale) AS transfer
@@ -180,6 +181,22 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
         """,
         [attempt, every, attempt, every],
     )
+
+
+def _last_executions(source: Source, attempt: int) -> str:
+    """SQL of a table: the last execution of each rank's step, with its training time and counted waiting.
+
+    Parameters: attempt, k of every k-th step. A step whose last execution did not finish, or only because a hang was
+    interrupted, is left out.
+    """
+    finished = before_standstill(standstills(source))
+    return f"""
+        last_executions AS (
+            SELECT rank, step, arg_max_null(CASE WHEN {finished} THEN {TRAINING} END, coalesce(start_ns, 0)) AS took,
+                   arg_max_null({_COUNTED}, coalesce(start_ns, 0)) AS counted,
+                   CASE WHEN count(*) > 1 THEN max(start_ns) END AS since_ns
+            FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
+            GROUP BY rank, step HAVING took > 0)"""
 
 
 def _steps_with_calls(source: Source, attempt: int) -> str:

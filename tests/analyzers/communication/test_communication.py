@@ -81,6 +81,30 @@ def test_exposed_time_is_told_by_operation_size_and_group_and_the_late_apart() -
     assert exposed_calls(store, 0, limit=1)["num_classes"].tolist() == [3]
 
 
+def test_a_step_that_a_rollback_repeated_counts_by_its_last_execution() -> None:
+    """Steps 1 to 3, back to 2, and 2 and 3 again with half of the wait; of step 4 only the beginning is known."""
+    store, ms = MemoryStore(), 1_000_000
+    steps, calls = [], []
+    for place, (step, waited) in enumerate(((1, 8), (2, 8), (3, 8), (2, 4), (3, 4), (4, 0))):
+        for rank in range(2):
+            row = {"attempt": 0, "rank": rank, "step": step, "start_ns": 100 * place * ms}
+            ended = {"duration_ns": 100 * ms, "collective_wait_ns": waited * ms}
+            steps.append(row | (ended if waited else dict.fromkeys(ended)))
+            took = waited * ms
+            calls.append(
+                {"attempt": 0, "rank": rank, "step": step, "op": "all_reduce", "process_group": "g:0-1", "seq": place,
+                 "bytes": 64, "issue_ns": (100 * place + 50) * ms, "wait_ns": took,
+                 "end_ns": (100 * place + 50) * ms + took}
+            )  # fmt: skip
+    store.add("steps", steps)
+    store.add("collectives", calls)
+    measured, by_call = measure(store, 0), exposed_calls(store, 0)
+    assert measured.step.tolist() == [1, 1, 2, 2, 3, 3]
+    assert measured.exposed_ms.tolist() == measured.busy_ms.tolist() == [8.0, 8.0, 4.0, 4.0, 4.0, 4.0]
+    assert by_call["num_calls"].tolist() == [1.0]
+    assert by_call["exposed_ms"].tolist() == pytest.approx([16 / 3])
+
+
 def test_a_slow_link_is_exposed_and_a_late_rank_is_not_communication() -> None:
     finding = of_kind(judged(bucketed_world(gb_per_s=0.2)), "exposed_communication")
     assert (finding.status, finding.cause, finding.advice) == ("advice", "transfer", "exposed-communication")
