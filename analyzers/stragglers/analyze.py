@@ -278,11 +278,12 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         worst = with_host_onset(source, timings, within_step_growth(timings, worst), place, peers)
         suspect = replace(suspect, members=(worst, *suspect.members[1:]))
     cost = cost_of(source, timings, suspect)
+    counters = suspect.counters if worst.by_cpu else suspect.counters.within(worst.excess_ms)
     evidence: dict[str, Any] = {
         "pattern": suspect.pattern,
         "factor_ratio": round(worst.factor, 3),
         "excess_ms": round(worst.excess_ms, 3),
-        **(suspect.counters.evidence() if suspect.why else {}),  # what decided on the cause, before the rest
+        **(counters.evidence() if suspect.why else {}),  # what decided on the cause, before the rest
         "phase_factors_ratio": {p: _json_number(f) for p, f in worst.phase_factors.items()},
         "phase_excess_ms": {phase: round(value, 3) for phase, value in worst.phase_excess_ms.items()},
         "peers_wait_more_ms": round(worst.peers_wait_more_ms, 3),
@@ -316,7 +317,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         log = EventLog.load(source, (event_kinds.SLOW_LINE, *PROFILE_EVENTS))
         evidence |= slow_line(log, timings.attempt, suspect.ranks[0])
         evidence |= against_peer(log, timings.attempt, suspect.ranks[0])
-    evidence |= suspect.counters.evidence() | (suspect.device.evidence() if suspect.device else {})
+    evidence |= counters.evidence() | (suspect.device.evidence() if suspect.device else {})
     if worst.has_peers:  # without peers it is a stage, and others wait for its messages in any case
         arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
         evidence |= arrivals.evidence()

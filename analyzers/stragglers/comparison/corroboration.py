@@ -30,6 +30,7 @@ import numpy as np
 from analyzers.policy import SHARED
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.policy import CorroborationPolicy
+from analyzers.wording import number
 
 __all__ = ["MAX_STEPS", "REASONS", "Attribution", "Counters", "attribute", "load_counters", "some_peers"]
 
@@ -102,14 +103,28 @@ class Counters:
             return False
         return excess_ms < SHARED.minor_ratio * own_ms and (self.cpu_ratio or 0.0) < policy.crowded_cpu_ratio
 
+    def within(self, excess_ms: float) -> Counters:
+        """CPU time and waits for a core as parts of the excess. They are medians of other steps than the excess is, so
+        their sum may exceed it: then both are reduced in proportion, so that a report's parts add up."""
+        cpu_ms, waits_ms = max(0.0, self.cpu_ms or 0.0), max(0.0, self.run_delay_ms or 0.0)
+        if not self.on_cpu or cpu_ms + waits_ms <= excess_ms:
+            return self
+        fit = max(0.0, excess_ms) / (cpu_ms + waits_ms)
+        return replace(
+            self,
+            cpu_ms=None if self.cpu_ms is None else min(self.cpu_ms, fit * cpu_ms),
+            run_delay_ms=None if self.run_delay_ms is None else min(self.run_delay_ms, fit * waits_ms),
+        )
+
     def waiting_part(self, excess_ms: float) -> str:
         """A sentence if half of a compute excess or more is waiting for a core: then it is not all work of the rank."""
         if not self.on_cpu or self.cpu_ms is None or self.run_delay_ms is None:
             return ""
         if self.run_delay_ms < SHARED.explained_ratio * max(excess_ms, 1e-9):
             return ""
-        waited = f"{self.run_delay_ms:+.3g} ms of waiting for a core"
-        return f"Against its peers it has {self.cpu_ms:+.3g} ms of CPU time and {waited}."
+        parts = self.within(excess_ms)
+        worked = f"{number(parts.cpu_ms)} ms is CPU time and " if self.cpu_ms > 0 else ""
+        return f"Of the extra time, {worked}{number(parts.run_delay_ms)} ms is waiting for a core."
 
     def evidence(self) -> dict[str, Any]:
         """Known values for a finding's evidence."""

@@ -206,7 +206,12 @@ def test_a_rank_that_sleeps_for_longer_than_ranks_wait_is_named_on_a_crowded_mac
 
 @pytest.mark.parametrize(
     ("waited_ms", "said"),
-    [(7.0, "Against its peers it has +4 ms of CPU time and +7 ms of waiting for a core."), (4.0, ""), (None, "")],
+    [
+        (5.5, "Of the extra time, 4 ms is CPU time and 5.5 ms is waiting for a core."),
+        (12.0, "Of the extra time, 2.5 ms is CPU time and 7.5 ms is waiting for a core."),  # they add up to 10
+        (4.0, ""),
+        (None, ""),
+    ],
 )
 def test_an_excess_that_is_mostly_waiting_for_a_core_is_not_told_as_compute_alone(
     waited_ms: float | None, said: str
@@ -214,13 +219,18 @@ def test_an_excess_that_is_mostly_waiting_for_a_core_is_not_told_as_compute_alon
     counters = Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=True)
     assert counters.waiting_part(10.0) == said
     assert Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=False).waiting_part(10.0) == ""
+    assert Counters(cpu_ms=-1.0, run_delay_ms=12.0, on_cpu=True).waiting_part(10.0) == (
+        "Of the extra time, 10 ms is waiting for a core."
+    )
 
 
 def test_more_work_that_mostly_waits_for_a_core_is_told_in_both_parts() -> None:
     (finding,) = judged(on_shared_cores(31, wait_ms=60.0, excess_wait_ms=60.0, cpu_growth=0.5))
     assert (finding.ranks, finding.cause) == ((3,), "compute")
     assert "of compute" not in finding.summary
-    assert "ms of CPU time and +60 ms of waiting for a core" in finding.summary
+    assert "Of the extra time," in finding.summary
+    parts = finding.evidence["cpu_time_excess_ms"] + finding.evidence["core_wait_excess_ms"]
+    assert 0 < parts <= finding.evidence["excess_ms"] + 0.01
     names = list(finding.evidence)
     assert names.index("core_wait_excess_ms") < names.index("peers_wait_more_ms")
     assert NEXT["straggler"](finding).startswith("Give the host of rank 3 more cores")
