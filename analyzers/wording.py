@@ -30,6 +30,7 @@ __all__ = [
     "ranks_text",
     "rise_text",
     "sentence",
+    "signed",
     "size_text",
 ]
 
@@ -73,7 +74,13 @@ def number(value: Any, digits: int = 3) -> str:
     """A number with `digits` significant digits, a large one in whole units; "?" for anything else."""
     if not is_number(value):
         return "?"
-    return f"{value:,.0f}" if 10 ** min(digits, 3) <= abs(value) < 1e9 else f"{value:.{digits}g}"
+    rounded = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if 10 ** min(digits, 3) <= abs(float(rounded)) < 1e9 else rounded
+
+
+def signed(value: float) -> str:
+    """A number with its sign: `+5,550`, `-0.3`."""
+    return f"{'+' * (value >= 0)}{number(value)}"
 
 
 def percent(ratio: Any) -> str:

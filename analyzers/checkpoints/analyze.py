@@ -25,7 +25,7 @@ from analyzers.policy import SHARED
 from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, every_kth_rank, lacking
-from analyzers.wording import counted
+from analyzers.wording import counted, number
 from probes.settings.described import CheckpointFacts
 from probes.settings.section import read
 
@@ -142,7 +142,7 @@ def _age(
         first_step=last,
         last_step=newest_step,
         cause="old",
-        summary=f"{since}, with one due every {usual}. A failure now costs {lost_s or 0:.3g} s of training.",
+        summary=f"{since}, with one due every {usual}. A failure now costs {number(lost_s or 0)} s of training.",
         evidence={"age_steps": age, "interval_steps": usual, "last_good_step": last, "lost_s": round(lost_s or 0.0, 3)},
         advice="checkpoint-age",
     )
@@ -172,10 +172,11 @@ def _cost(source: Source) -> Finding | None:
     share = (stalled_s or 0.0) / total_s
     parts = []
     if share >= SHARED.saving_ratio:
-        parts.append(f"Saves stall training for {100 * share:.1f} % of the time, {stall_ms or 0:.3g} ms each.")
+        parts.append(f"Saves stall training for {100 * share:.1f} % of the time, {number(stall_ms or 0)} ms each.")
     if num_disk and delayed >= max(SHARED.repeats, SHARED.large_share_ratio * num_disk):
         parts.append(
-            f"{delayed} saves waited for the previous one to be written. The longest write took {took_s or 0:.3g} s."
+            f"{delayed} saves waited for the previous one to be written. "
+            f"The longest write took {number(took_s or 0)} s."
         )
     if not parts:
         return None

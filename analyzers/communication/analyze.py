@@ -35,7 +35,7 @@ from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.run.records.shared_devices import devices_are_shared
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
-from analyzers.wording import group_text, is_number, percent, ranks_text, rate_text
+from analyzers.wording import group_text, is_number, number, percent, ranks_text, rate_text
 
 __all__ = ["ANALYSES", "communication"]
 
@@ -246,7 +246,7 @@ def _small_buckets(
                 "small_buckets",
                 f"{calls_per_step:.0f} {op} calls per step in {group_text(group)} are mostly latency "
                 f"({mean_bytes / 2**10:,.0f} KiB each). "
-                f"Larger buckets would save up to {gain_ms:.3g} of {step_ms:.3g} ms per step.",
+                f"Larger buckets would save up to {number(gain_ms)} of {number(step_ms)} ms per step.",
                 attempt=attempt,
                 cause=op,
                 evidence={

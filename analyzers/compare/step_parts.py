@@ -20,6 +20,7 @@ from analyzers.policy import SHARED
 from analyzers.source import READ_ROWS, Source, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import Change
+from analyzers.wording import signed
 
 __all__ = ["PLACES", "WAITING", "StepParts", "main_difference", "step_parts"]
 
@@ -95,11 +96,11 @@ def main_difference(speed: Change | None, before: StepParts | None, after: StepP
         named, who = _explaining(changes, growth), ""
     if not named:
         return ""
-    parts = ", ".join(f"{place}{who} {ms:+.3g} ms" for place, ms in named.items())
+    parts = ", ".join(f"{place}{who} {signed(ms)} ms" for place, ms in named.items())
     rest = growth - sum(named.values())
     if rest * growth < 0:  # a part is more than the whole
-        return f"A step takes {growth:+.3g} ms: {parts}, all other parts together {rest:+.3g} ms."
-    return f"Most of the {growth:+.3g} ms a step: {parts}."
+        return f"A step takes {signed(growth)} ms: {parts}, all other parts together {signed(rest)} ms."
+    return f"Most of the {signed(growth)} ms a step: {parts}."
 
 
 def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:

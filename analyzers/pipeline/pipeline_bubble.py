@@ -20,6 +20,7 @@ from analyzers.account.wait_split import pipelines
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
 from analyzers.policy import SHARED
 from analyzers.source import Source, ints, lacking
+from analyzers.wording import number
 
 __all__ = ["Bubble", "Pipeline", "load_pipeline", "load_pipelines", "summarise"]
 
@@ -95,7 +96,7 @@ class Bubble:
         if self.heaviest_stage is not None:
             parts.append(
                 f"Stage {self.heaviest_stage} has the most work: moving {100 * self.surplus_ratio:.0f} % of it "
-                f"({self.surplus_ms:.3g} ms per step) away would balance it."
+                f"({number(self.surplus_ms)} ms per step) away would balance it."
             )
         return " ".join(parts)
 

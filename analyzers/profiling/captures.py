@@ -18,7 +18,7 @@ from typing import Any
 
 from analyzers.policy import SHARED
 from analyzers.run.records.event_log import Event, EventLog
-from analyzers.wording import is_number
+from analyzers.wording import is_number, number
 from probes.tape import event_kinds
 from store.readers.traces.trace_operators import BETWEEN
 
@@ -130,7 +130,7 @@ def capture_line(capture: Mapping[str, Any]) -> str:
     steps = f"rank {capture.get('rank')}, steps {capture.get('first_step')} to {capture.get('last_step')}"
     given: Any = capture.get("parts_ms")
     parts: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-    known = [f"{text} {parts[key]:.3g} ms" for key, text in _PARTS.items() if is_number(parts.get(key))]
+    known = [f"{text} {number(parts[key])} ms" for key, text in _PARTS.items() if is_number(parts.get(key))]
     problem = capture.get("problem")
     if known:
         about = ", ".join(known) + (f" ({problem})" if problem else "")

@@ -26,7 +26,7 @@ from analyzers.settings.plan_deviation import plan_deviations, planned_step_s
 from analyzers.settings.policy import ConfigurationPolicy
 from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
-from analyzers.wording import percent, size_text
+from analyzers.wording import number, percent, size_text
 from probes.settings.described import CheckpointFacts, DataFacts, ParallelFacts, TrainFacts
 from probes.settings.section import read
 
@@ -302,7 +302,7 @@ def _plan(run: _Run) -> Advice:
     ]
     planned_s = planned_step_s(run.source, run.manifest)
     if planned_s is not None and 0 < planned_s * SHARED.slow_factor <= step_s:
-        off.append(("time of a step", step_s / planned_s, f"{step_s:.3g} s", f"{planned_s:.3g} s"))
+        off.append(("time of a step", step_s / planned_s, f"{number(step_s)} s", f"{number(planned_s)} s"))
     if not off:
         return None
     listed = ", ".join(

@@ -9,7 +9,7 @@ from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
 from analyzers.stragglers.comparison.corroboration import REASONS
 from analyzers.stragglers.slow_place import PLACE_TEXTS, phase_text
-from analyzers.wording import is_number, number, percent, ranks_text
+from analyzers.wording import is_number, number, percent, ranks_text, signed
 
 __all__ = ["NEXT", "WHY"]
 
@@ -80,7 +80,7 @@ def _throughput(finding: Finding) -> str:
     if finding.cause == "periodic":
         return f"{facts.get('times')} steps at equal distances took {number(facts.get('slow_step_ms'))} ms."
     rises = ", ".join(
-        f"{name.removesuffix('_rise_ms')} {value:+.3g} ms"
+        f"{name.removesuffix('_rise_ms')} {signed(value)} ms"
         for name, value in facts.items()
         if name.endswith("_rise_ms") and is_number(value)
     )

@@ -22,7 +22,7 @@ from analyzers.source import Source, missing_tables
 from analyzers.stragglers.cost import cost_of_link
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.suspects import Suspect
-from analyzers.wording import group_text, sentence
+from analyzers.wording import group_text, number, sentence
 
 __all__ = ["slow_link_findings"]
 
@@ -141,5 +141,5 @@ def _summary(link: SlowLink) -> str:
         what = f"a message of {link.num_bytes / 2**10:,.0f} KiB"
     name = link.name if link.route is None else f"the link from {link.route.text},"
     return sentence(
-        f"{name} {when}: {what} takes {link.factor:.1f}x as long as {others} (+{link.excess_ms:.3g} ms per step)"
+        f"{name} {when}: {what} takes {link.factor:.1f}x as long as {others} (+{number(link.excess_ms)} ms per step)"
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from analyzers.stragglers.slow_place import PLACE_TEXTS, phase_text
 from analyzers.stragglers.suspects import Suspect
-from analyzers.wording import ranks_text, sentence
+from analyzers.wording import number, ranks_text, sentence
 
 __all__ = ["straggler_summary"]
 
@@ -36,13 +36,19 @@ def straggler_summary(
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
     is_one = bool(suspect.node) or len(suspect.ranks) == 1
     has, was = ("has", "was") if is_one else ("have", "were")
+    # In a live run the sentence stands until something changes: a step at its end would soon be an old one.
+    span = f"since step {first}" if suspect.ongoing else f"in steps {first} to {last}"
+    paused = f"{100 * worst.paused_ratio:.0f} %"
+    be = f"{has} been" if suspect.ongoing else was
     when = {
         "chronic": f"{has} been slow {_since(first, first_compared)}",
         "since": f"{has} been slow since step {first}",
         "transient": f"{was} slow from step {first} to {last}",
-        "intermittent": f"{was} slow {len(worst.segments)} times in steps {first} to {last}",
-        "pauses": f"paused in {100 * worst.paused_ratio:.0f} % of steps {first} to {last}",
-        "rotating": f"{was} slow in turn in steps {first} to {last}",
+        "intermittent": f"{be} slow {len(worst.segments)} times {span}",
+        "pauses": f"{has} paused in {paused} of the steps {span}"
+        if suspect.ongoing
+        else f"paused in {paused} of steps {first} to {last}",
+        "rotating": f"{be} slow in turn {span}",
     }[suspect.pattern]
     # Waits in calls show only the shortest wait of the peers.
     most = "at least " if is_least else "up to " if len(suspect.members) > 1 else ""
@@ -57,7 +63,7 @@ def straggler_summary(
     work = "" if suspect.waits_for_core else f" of {work}"  # compute and waiting; `suspect.why` says so
     if side:
         where += f", on its {side}"
-    excess = f"{most}+{worst.excess_ms:.3g} ms{work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
+    excess = f"{most}+{number(worst.excess_ms)} ms{work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
     crowded = _CROWDED if worst.by_cpu else ""
     return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why, crowded) if part)
 

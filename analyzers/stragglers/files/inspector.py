@@ -18,6 +18,7 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.stragglers.comparison.arrivals import LastRank, last_ranks
 from analyzers.stragglers.policy import InspectorPolicy
+from analyzers.wording import number
 from store.readers.inspector import InspectedJob, read_inspector_job
 from store.readers.memory_store import MemoryStore
 
@@ -59,7 +60,7 @@ def _finding(one: LastRank) -> Finding:
         ranks=(one.rank,),
         cause="unknown",
         summary=f"Rank {one.rank} was the last to enter {last_ratio:.0%} of {checked:,} collectives: the other ranks "
-        f"waited {one.median_wait_ms:.3g} ms for it in each. These files do not show why it is late.",
+        f"waited {number(one.median_wait_ms)} ms for it in each. These files do not show why it is late.",
         evidence={
             **one.arrivals.evidence(),
             "peers_wait_more_ms": round(one.median_wait_ms, 3),

@@ -27,7 +27,7 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.stragglers.analyze import slow_ranks
 from analyzers.stragglers.policy import StragglerPolicy
-from analyzers.wording import ranks_text
+from analyzers.wording import number, ranks_text
 from store.arrays import Ints
 from store.readers.memory_store import MemoryStore
 from store.readers.traces.rank_traces import PARTS, Steps, read_rank_traces
@@ -152,7 +152,7 @@ def _exposed(timings: Timings) -> list[Finding]:
             "communication",
             "exposed_communication",
             f"Communication that no compute hides takes {100 * transfer_ms / step_ms:.0f} % of a step "
-            f"({transfer_ms:.3g} of {step_ms:.3g} ms), even on the rank that waits least.",
+            f"({number(transfer_ms)} of {number(step_ms)} ms), even on the rank that waits least.",
             first_step=int(timings.steps[0]),
             last_step=int(timings.steps[-1]),
             cause="transfer",

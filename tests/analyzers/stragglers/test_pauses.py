@@ -35,8 +35,8 @@ def test_the_finding_says_in_how_many_steps_and_what_the_run_loses() -> None:
     assert (finding.ranks, finding.evidence["pattern"]) == ((2,), "pauses")
     assert finding.first_step is not None
     assert 60 <= finding.first_step <= 75
-    assert "% of steps" in finding.summary
-    assert finding.summary.startswith("Rank 2 paused in ")
+    assert finding.summary.startswith("Rank 2 has paused in ")
+    assert f"% of the steps since step {finding.first_step}: " in finding.summary, "it goes on: no step at its end"
     lost_ms = finding.evidence["step_ms"] - finding.evidence["step_without_it_ms"]
     assert lost_ms == pytest.approx(0.35 * 150, rel=0.35)
 
