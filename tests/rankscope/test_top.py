@@ -106,9 +106,26 @@ def test_a_terminal_shows_whole_columns_and_names_those_left_out(width: int, lef
     lines = [line.rstrip() for line in Text.from_ansi(written.getvalue()).plain.splitlines()]
     assert all(len(line) <= width for line in lines)
     (drawn_row,) = (line for line in lines if "running" in line)
-    assert "all_reduce #124 (group" in drawn_row
+    assert "all_reduce #124 (world:0-1)" in drawn_row
     assert drawn_row.endswith("straggler")
     assert [line for line in lines if "left out" in line] == ([left_out] if left_out else [])
+
+
+def test_eighty_columns_show_a_straggler_and_the_whole_call_that_waits_for_it() -> None:
+    rows = [
+        RankRow(rank=1, state="running", step=62, own_ms=8550.0, waiting_ms=56.6, memory_bytes=474 << 20,
+                doing="backward", finding="straggler", severity="critical"),
+        RankRow(rank=0, state="running", step=62, own_ms=3290.0, waiting_ms=5330.0, memory_bytes=481 << 20,
+                doing="all_reduce #149 (group world:0-1)"),
+    ]  # fmt: skip
+    written = StringIO()
+    console = Console(width=80, no_color=True, force_terminal=True, file=written)
+    found = RankRows(attempt=0, step=62, step_ms=8534.0, rows=tuple(rows))
+    console.print(rank_table(found, Heading(run="runs/x", state="training"), max_rows=9))
+    text = Text.from_ansi(written.getvalue()).plain
+    assert "…" not in text
+    for value in ("8.55 s", "all_reduce #149 (world:0-1)", "straggler", "left out in this width: memory, waiting."):
+        assert value in text
 
 
 def test_a_finding_that_many_ranks_share_is_one_row() -> None:

@@ -56,8 +56,8 @@ _NOT_SHOWN = {
 _REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step without it"}
 """Labels of step times where they are means of the replayed steps: the report's step time is the median of all."""
 MAX_VALUE = 120
-COPIED = "collect"
-"""Commands and settings to copy: one per row, never cut."""
+ONE_PER_ROW = ("collect", "lines")
+"""Commands and settings to copy, lines of a log: one per row, never cut."""
 _COLUMNS = {
     "step_ms": "step",
     "compute_ms": "compute",
@@ -153,8 +153,8 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
             name == "waiting_calls" and isinstance(value, Mapping) and len(value) < 2
         ):  # the call is in the rows around it
             continue
-        if name == COPIED and isinstance(value, (list, tuple)):
-            rows += [(label_of(name), str(command)) for command in value]
+        if name in ONE_PER_ROW and isinstance(value, (list, tuple)):
+            rows += [(label_of(name), str(each)) for each in value]
             continue
         if name in ("op", "seq") and has_numbers:  # of the first rank alone
             continue

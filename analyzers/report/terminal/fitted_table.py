@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FittedTable"]
 
-LEFT_OUT_FIRST = ("memory", "GPU", "waiting", "own work", "for", "step")
-"""Columns in the order in which they are left out."""
+LEFT_OUT_FIRST = ("memory", "GPU", "waiting")
+"""Columns in the order in which they are left out, so that the stretched one is whole."""
+LEFT_OUT_LAST = ("own work", "for", "step")
+"""Columns that are left out only where the stretched one would have less than `MIN_STRETCHED`."""
 STRETCHED = "doing"
 """The one that ends with an ellipsis where its text is longer than its place."""
-MIN_STRETCHED = 24
+MIN_STRETCHED, MAX_STRETCHED = 24, 38
 GAP = 3
 _RIGHT = ("rank", "step", "own work", "waiting", "memory", "GPU", "for")
 
@@ -44,16 +46,18 @@ class FittedTable:
         if not console.is_terminal:
             yield self._table(kept, {})
             return
-        asked = {index: min(width, MIN_STRETCHED) if self.names[index] == STRETCHED else width
-                 for index, width in enumerate(widths)}  # fmt: skip
-        left_out: list[str] = []
-        for name in LEFT_OUT_FIRST:
-            if self._total(kept, asked) <= options.max_width:
-                break
-            if (index := self._place(name)) in kept:
-                kept.remove(index)
-                left_out.append(name)
+        asked = dict(enumerate(widths))
         place = self._place(STRETCHED)
+        left_out: list[str] = []
+        for names, most in ((LEFT_OUT_FIRST, MAX_STRETCHED), (LEFT_OUT_LAST, MIN_STRETCHED)):
+            if place in kept:
+                asked[place] = min(widths[place], most)
+            for name in names:
+                if self._total(kept, asked) <= options.max_width:
+                    break
+                if (index := self._place(name)) in kept:
+                    kept.remove(index)
+                    left_out.append(name)
         if place in kept:
             room = options.max_width - self._total([index for index in kept if index != place], asked) - GAP
             asked[place] = max(8, min(widths[place], room))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from analyzers.kinds import KINDS
 from analyzers.report.rank_rows import RankRow, RankRows
 from analyzers.report.terminal.fitted_table import FittedTable
+from analyzers.report.terminal.safe_console import with_bound_units
 from analyzers.wording import size_text
 from probes.tape.redaction.printable import visible
 
@@ -69,7 +70,7 @@ def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> Renderabl
 def heading_height(found: RankRows, heading: Heading, width: int) -> int:
     """Lines of the heading on a terminal of `width` columns, where long sentences break."""
     texts = [*_head(found, heading).plain.splitlines(), *(visible(sentence) for _, sentence in heading.findings)]
-    return sum(max(1, len(wrap(text, width))) for text in texts)
+    return sum(max(1, len(wrap(with_bound_units(text), width))) for text in texts)
 
 
 def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[RankRow]]]:
@@ -141,7 +142,7 @@ def _cells(row: RankRow) -> list[Text | str]:
         "" if row.memory_bytes is None else size_text(row.memory_bytes),
         _percent(row.load_ratio),
         doing_s,
-        visible(row.doing),
+        visible(row.doing).replace("(group ", "("),
         _finding(row.finding, row.severity),
     ]
 
@@ -186,7 +187,7 @@ def _common_activity(rows: Sequence[RankRow]) -> str:
         return ""
     activity = doing.pop()
     hosts = {row.host for row in rows}
-    return visible(activity) if activity else visible(hosts.pop()) if len(hosts) == 1 else ""
+    return visible(activity).replace("(group ", "(") if activity else visible(hosts.pop()) if len(hosts) == 1 else ""
 
 
 def _ranges(ranks: Sequence[int]) -> str:

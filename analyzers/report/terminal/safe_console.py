@@ -11,25 +11,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from probes.tape.redaction.printable import visible_lines
 
-__all__ = ["SafeConsole"]
+__all__ = ["SafeConsole", "with_bound_units"]
+
+_BOUND = "\ue000"
+"""Stands for a space at which no line breaks. Rich breaks at a no-break space, too."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:[nµum]?s|min|h|[kMGT]|[kKMGT]?i?B|ranks?|steps?|tokens)(?:/s)?\b))")
 
 _PADDING = re.compile(r" +(?=\n)")
 """Spaces up to the width, which a narrower terminal than the assumed one shows as empty lines."""
 
 
+def with_bound_units(text: str) -> str:
+    """The text as the console breaks it: of equal length, without a space between a number and its unit."""
+    return _BEFORE_UNIT.sub(_BOUND, text)
+
+
 class SafeConsole(Console):
     """Console of all commands."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Keep a number and its unit on one line."""
+        if isinstance(renderable, Text) and _BEFORE_UNIT.search(renderable.plain):
+            renderable = renderable.copy()
+            renderable.plain = with_bound_units(renderable.plain)
+        return super().render(renderable, options)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         text = super()._render_buffer(
             segment
             if segment.control or segment.text == "\r"  # alone: the next line takes its place
-            else Segment(visible_lines(segment.text), segment.style)
+            else Segment(visible_lines(segment.text.replace(_BOUND, " ")), segment.style)
             for segment in buffer
         )
         return text if self.is_terminal else _PADDING.sub("", text)

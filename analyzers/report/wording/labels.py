@@ -82,6 +82,7 @@ _LABELS = {
     "largest_site": "most was allocated by",
     "last_completed": "last finished call",
     "late_side": "late was its",
+    "lines": "log line",
     "headroom_bytes": "left until full",
     "limit_s": "hang threshold",
     "load_median": "runnable processes",

@@ -10,6 +10,7 @@ from rich.console import Console
 from analyzers.diagnose import conclude
 from analyzers.finding import Finding
 from analyzers.report.terminal.diagnosis_text import render
+from analyzers.report.terminal.safe_console import SafeConsole, with_bound_units
 
 NUMBERS = {"excess_ms": 28.25, "peer_wait_ms": 25.46, "num_slow_steps": 80, "step_ms": 288.7}
 
@@ -60,3 +61,29 @@ def test_long_and_short_values_begin_in_one_column(width: int) -> None:
     begins = [line.index(value) for line in lines for value in ("28.25 ms", "job.log:9") if value in line]
     assert len(begins) == 2
     assert begins[0] == begins[1]
+
+
+def test_each_line_of_a_log_has_its_own_row() -> None:
+    finding = Finding(
+        analyzer="hang", kind="hang", severity="critical", status="fired", summary="Rank 2 hangs.",
+        evidence={"lines": ["job.log:9:", "job.log:12: Watchdog"]},
+    )  # fmt: skip
+    written = io.StringIO()
+    render(conclude([finding], {}), Console(file=written, width=60))
+    lines = [line.split() for line in written.getvalue().splitlines()]
+    assert ["log", "line", "job.log:9:"] in lines
+    assert ["log", "line", "job.log:12:", "Watchdog"] in lines
+
+
+@pytest.mark.parametrize("width", range(12, 40))
+def test_a_number_and_its_unit_are_on_one_line(width: int) -> None:
+    sentence = "It has 30.7 ms of CPU time, 12 % of all, and 2.3 GB/s, 4 GiB at step 5 since 10 s."
+    written = io.StringIO()
+    console = SafeConsole(file=written, width=width)
+    console.print(sentence)
+    text = written.getvalue()
+    for value in ("30.7 ms", "12 %", "2.3 GB/s", "4 GiB", "10 s"):
+        assert value in text
+    assert " ".join(text.split()) == sentence
+    assert len(with_bound_units(sentence)) == len(sentence)
+    assert "step 5 since" in with_bound_units(sentence)
