@@ -33,7 +33,7 @@ from .loss_change import LossChange, loss_change
 
 __all__ = ["Comparison", "Side", "arguments", "compare"]
 
-_PER_RUN = ("run_id", "created_wall_ns", "launcher_pid", "command")
+_PER_RUN = ("run_id", "created_wall_ns", "launcher_pid", "command", "digest")
 """Keys of a manifest that differ between any two runs."""
 MAX_SETTINGS = 500
 SHOWN_SETTINGS = 20

@@ -26,6 +26,8 @@ __all__ = ["MAX_RUNS", "compare", "without_common_beginning"]
 MAX_RUNS = 8
 SENTENCE, SENTENCE_PX = 60, 96
 """Characters from which a value is a sentence, and the height of rows with one: it breaks into lines."""
+_OF_MANIFESTS = ("Setting", "Version", "Launch")
+"""Tables of settings and facts: a long value is one of many, and no reason for tall rows."""
 _BASELINE_COLOUR = SEQUENCE[7]
 
 
@@ -150,14 +152,15 @@ def _summary(baseline: str, found: dict[str, dict[str, Any]]) -> None:
 def _settings(baseline: str, found: dict[str, dict[str, Any]]) -> None:
     """Settings and versions in which any run differs from the baseline, side by side."""
     headings = unique_names(("", baseline, *found))
-    for heading, part in (("Setting", "settings"), ("Version", "versions")):
-        changed = {name: {key: b for key, _, b in getattr(one["comparison"], part)} for name, one in found.items()}
-        of_base = {key: a for one in found.values() for key, a, _ in getattr(one["comparison"], part)}
+    parts = {name: dict(tables(one["comparison"])) for name, one in found.items()}
+    for heading in _OF_MANIFESTS:
+        changed = {name: {key: b for key, _, b in part[heading]} for name, part in parts.items()}
+        of_base = {key: a for part in parts.values() for key, a, _ in part[heading]}
         if of_base:
             st.subheader(heading, anchor=False)
-            columns = [list(of_base), [value or "-" for value in of_base.values()]]
-            columns += [[own.get(key, value) or "-" for key, value in of_base.items()] for own in changed.values()]
-            table(dict(zip(headings, columns, strict=True)), key=f"compare-all-{part}")
+            columns = [list(of_base), list(of_base.values())]
+            columns += [[own.get(key, value) for key, value in of_base.items()] for own in changed.values()]
+            table(dict(zip(headings, columns, strict=True)), key=f"compare-all-{heading}")
 
 
 def _details(baseline: str, name: str, comparison: Comparison) -> None:
@@ -165,7 +168,7 @@ def _details(baseline: str, name: str, comparison: Comparison) -> None:
     for heading, rows in tables(comparison):
         if rows:
             st.subheader(heading, anchor=False)
-            is_long = any(len(text) > SENTENCE for row in rows for text in row[1:])
+            is_long = heading not in _OF_MANIFESTS and any(len(text) > SENTENCE for row in rows for text in row[1:])
             table(
                 dict(zip(headings, ([row[place] for row in rows] for place in range(3)), strict=True)),
                 key=f"compare-{heading}-{name}", row_height=SENTENCE_PX if is_long else None,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from analyzers.account.goodput import CATEGORIES
+from analyzers.compare.conditions import Difference
 from analyzers.compare.two_runs import Comparison
 from analyzers.report.terminal.diagnosis_text import title
 from probes.tape.redaction.printable import visible
@@ -20,6 +21,7 @@ __all__ = ["render", "tables"]
 
 MAX_ROWS = 40
 _LEAST_SHARE = 0.005
+_VERSIONS = ("schema_version", "rankscope_version")
 
 
 def render(comparison: Comparison, console: Console) -> None:
@@ -69,7 +71,15 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, st
     rows += [(title(finding), "also", finding.summary) for finding in comparison.both]
     yield "Finding", rows
     yield "Advice", [(name.replace("_", " "), a or "-", b or "-") for name, a, b in comparison.advice]
-    yield "Version", [(name, a or "-", b or "-") for name, a, b in comparison.versions]
+    yield from _version_tables(comparison.versions)
+
+
+def _version_tables(facts: Sequence[Difference]) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+    """(heading, rows) of what else differs in the manifests: versions of software, and facts of the launch."""
+    rows = [(name.removeprefix("versions."), a or "-", b or "-") for name, a, b in facts]
+    are_versions = [name.startswith("versions.") or name in _VERSIONS for name, _, _ in facts]
+    yield "Version", [row for row, is_version in zip(rows, are_versions, strict=True) if is_version]
+    yield "Launch", [row for row, is_version in zip(rows, are_versions, strict=True) if not is_version]
 
 
 def _number(value: float | None) -> str:

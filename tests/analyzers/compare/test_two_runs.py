@@ -11,7 +11,7 @@ from rich.console import Console
 
 from analyzers.compare.two_runs import Comparison, Side, compare
 from analyzers.diagnose import diagnose
-from analyzers.report.terminal.compare_text import render
+from analyzers.report.terminal.compare_text import render, tables
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
@@ -134,3 +134,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert rankscope("compare", str(b.path), str(a.path), "--fail-on", "slower").returncode == 0
     gone = rankscope("compare", str(a.path), str(tmp_path / "gone"))
     assert (gone.returncode, len(gone.stderr.strip().splitlines())) == (2, 1)
+
+
+def test_versions_are_apart_from_facts_of_the_launch(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", steps=20, world_size=2, cwd="/a", digest="1", **config(lr=1e-3))
+    b = make_run(tmp_path / "b", steps=20, world_size=4, cwd="/b", digest="2", versions={"torch": "2.12.0"})
+    tables_of = dict(tables(compared(a, b)))
+    assert tables_of["Version"] == [("torch", "2.13.0", "2.12.0")]
+    assert {name for name, _, _ in tables_of["Launch"]} >= {"cwd"}
+    assert "digest" not in {name for name, _, _ in tables_of["Launch"]}
