@@ -21,7 +21,7 @@ from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.loss_lines import loss_line
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.wording import batches_text, counted, is_number, number, number_ranges, ranks_before, sentence
-from probes.tape.redaction.printable import MAX_TEXT, escaped, visible
+from probes.tape.redaction.printable import MAX_TEXT, escaped, visible, with_code
 
 __all__ = ["to_markdown"]
 
@@ -39,29 +39,29 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"# {escaped(facts.get('run_id') or 'A run')}"
     yield ""
     first, *further = diagnosis.verdict.splitlines()
-    yield f"**Verdict:** {escaped(first)}"
+    yield f"**Verdict:** {_sentence(first)}"
     for line in further:
         yield ""
-        yield escaped(line)
+        yield _sentence(line)
     if fired:
         if (reason := why(fired[0])) != fired[0].summary:
             yield ""
-            yield f"**Why:** {escaped(reason)}"
+            yield f"**Why:** {_sentence(reason)}"
         yield ""
-        yield f"**Next:** {escaped(next_step(fired[0], run))}"
+        yield f"**Next:** {_sentence(next_step(fired[0], run))}"
     for place, finding in enumerate(fired, 1):
         yield from _finding(place, finding, run)
     yield from _done(facts)
     if diagnosis.advised:
         yield from ("", "## Advice", "")
         yield from (
-            f"- {escaped(sentence(finding.summary))} {escaped(next_step(finding, run))}"
+            f"- {_sentence(sentence(finding.summary))} {_sentence(next_step(finding, run))}"
             for finding in diagnosis.advised
         )
     in_verdict = {*diagnosis.verdict.splitlines()}
     if missing := [finding.summary for finding in diagnosis.not_judged if finding.summary not in in_verdict]:
         yield from ("", "## Not judged", "")
-        yield from (f"- {escaped(summary)}" for summary in missing)
+        yield from (f"- {_sentence(summary)}" for summary in missing)
     yield from ("", "## The run", "")
     yield from _table(_facts(diagnosis, manifest))
 
@@ -69,7 +69,7 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
 def _finding(place: int, finding: Finding, run: object) -> Iterator[str]:
     suspected = ", suspected" if finding.status == "suspect" else ""
     yield from ("", f"## {place}. {escaped(title(finding).capitalize())} ({finding.severity}{suspected})", "")
-    yield escaped(finding.summary)
+    yield _sentence(finding.summary)
     yield ""
     rows = [("ranks", number_ranges(finding.ranks))] if finding.ranks else []
     if finding.first_step is not None:
@@ -87,7 +87,7 @@ def _finding(place: int, finding: Finding, run: object) -> Iterator[str]:
     if isinstance(message, str) and message.strip():
         yield from ("", "Message:", "")
         yield from _fenced(message[:8_000].splitlines()[:60])
-    yield from ("", f"Next: {escaped(next_step(finding, run))}")
+    yield from ("", f"Next: {_sentence(next_step(finding, run))}")
 
 
 def _batches(back: Mapping[str, Any]) -> str:
@@ -106,7 +106,7 @@ def _done(facts: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(attempts, int) and attempts > 1:
         done.append(f"Restarted the ranks {attempts - 1} time{'s' * (attempts > 2)}.")
     yield from ("", "## Actions taken", "")
-    yield from (f"- {escaped(action)}" for action in done or ["None."])
+    yield from (f"- {_sentence(action)}" for action in done or ["None."])
 
 
 def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -145,6 +145,11 @@ def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     if rows:
         yield from ("| | |", "|---|---|")
         yield from (f"| {escaped(name)} | {escaped(value)} |" for name, value in rows)
+
+
+def _sentence(text: str) -> str:
+    """One of our sentences, in which a command or a setting stands in backticks."""
+    return with_code(escaped(text))
 
 
 def _fenced(lines: Sequence[str]) -> Iterator[str]:

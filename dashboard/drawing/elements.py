@@ -25,7 +25,7 @@ from analyzers.wording import ranks_text
 from dashboard.drawing import zoom
 from dashboard.drawing.chart_cache import cached_figure
 from dashboard.drawing.live_chart import show_in_place
-from probes.tape.redaction.printable import escaped, visible
+from probes.tape.redaction.printable import escaped, visible, with_code
 
 __all__ = [
     "SEVERITY_COLOURS", "BadgeColour", "chart", "empty_state", "is_dark_theme", "location", "markdown_text", "style",
@@ -49,9 +49,6 @@ _CHART = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "resetScale2d"],
     "toImageButtonOptions": {"format": "png", "scale": 2},
 }
-_ESCAPE = "\\"
-_CODE = re.compile(r"\\`((?:\\_|[\w.= -])+)\\`")
-"""A setting or a command that one of our sentences names, as it is when escaped."""
 _EXPLAIN = re.compile(r"`rankscope explain ([a-z0-9_-]+)`")
 _STYLE = """
 <style>
@@ -127,7 +124,7 @@ def markdown_text(text: object, limit: int = MAX_TEXT) -> str:
     shown = " ".join(visible(str(text)[: 4 * limit]).split())
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     shown = escaped(shown).replace(":", "\\:")
-    return _CODE.sub(lambda found: f"`{found[1].replace(_ESCAPE, '')}`", shown)
+    return with_code(shown)
 
 
 def with_runbook_links(markdown: str) -> str:

@@ -10,6 +10,8 @@ MAX_TEXT = 1_000
 """Characters of one text in Markdown."""
 _MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
 _LISTED = re.compile(r"^(\d+)([.)])")
+_CODE = re.compile(r"\\`((?:\\_|[\w.=/ -])+)\\`")
+"""A setting or a command that one of our sentences names, as it is when escaped."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -33,3 +35,8 @@ def escaped(text: object) -> str:
     if len(shown) > MAX_TEXT:
         shown = f"{shown[:MAX_TEXT]} ... ({len(shown):,} characters)"
     return _LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))
+
+
+def with_code(markdown: str) -> str:
+    """Escaped text in which names in backticks are code again, if they have no other sign with a meaning."""
+    return _CODE.sub(lambda found: f"`{found[1].replace(chr(92), '')}`", markdown)

@@ -159,6 +159,8 @@ def test_a_ticket_says_what_is_wrong_what_was_done_and_what_next(tmp_path: Path)
     for words in ("<strong>Verdict:</strong>", "Straggler", "Actions taken", "rankscope explain", "<table>", "Next:"):
         assert words in html
     assert diagnosis.fired[0].summary in html.replace("&quot;", '"')
+    assert "See <code>rankscope explain straggler-" in html, "a command to copy is code"
+    assert "\\`" not in ticket
 
 
 def test_nothing_of_a_hostile_run_is_obeyed_by_a_ticket(tmp_path: Path) -> None:
