@@ -226,9 +226,9 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             "{:.1f} %",
         ),
         (
-            "slower by stragglers",
+            f"slower by stragglers, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
             what_if.gain if what_if and what_if.is_beyond_error else None,
-            f"{{:.2f}}x, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
+            "{:.2f}x",
         ),
         ("ms per step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),

@@ -24,6 +24,13 @@ PROBE = b"""<script>setInterval(() => {
   root.dataset.overflow = String(root.scrollWidth > root.clientWidth);
   root.dataset.empty = String([...document.querySelectorAll(".figure:not([hidden])")]
     .filter((place) => !place.querySelector("svg.main-svg")).length);
+  root.dataset.covered = String([...document.querySelectorAll(".figure:not([hidden])")].filter((place) => {
+    const legend = place.querySelector("g.legend")?.getBoundingClientRect();
+    return legend && [...place.querySelectorAll("g.draglayer rect.nsewdrag")].some((plot) =>
+      legend.bottom > plot.getBoundingClientRect().top + 2 && legend.top < plot.getBoundingClientRect().bottom - 2);
+  }).length);
+  root.dataset.cut = String([...document.querySelectorAll(".tile b")]
+    .filter((tile) => tile.scrollWidth > tile.clientWidth).length);
 }, 50)</script></body>"""
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine")
@@ -55,7 +62,15 @@ def test_every_figure_is_drawn_and_the_console_stays_silent(tmp_path: Path) -> N
     assert seen | {"drawn": str(shown)} == seen, "some figures were not drawn"
     assert shown >= 7
     assert (seen["ready"], seen["empty"], seen["overflow"]) == ("yes", "0", "false")
+    assert (seen["covered"], seen["cut"]) == ("0", "0")
     assert console == []
+
+
+def test_no_legend_covers_a_plot_and_no_number_is_cut_on_a_narrow_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=60, slow={2: 1.6}, nan={1: 20})
+    seen, _, _ = opened(run, tmp_path, width=420)
+    assert (seen["ready"], seen["empty"], seen["overflow"]) == ("yes", "0", "false")
+    assert (seen["covered"], seen["cut"]) == ("0", "0")
 
 
 def test_a_hostile_run_does_nothing_in_a_browser_dark_and_narrow(tmp_path: Path) -> None:
