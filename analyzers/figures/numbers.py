@@ -25,7 +25,9 @@ HEIGHT = 260
 def rate(columns: Mapping[str, Any]) -> Figure:
     """Columns step, lr."""
     line = Series(name="rate", x=ints(columns["step"]), y=floats(columns["lr"]), colour=SEQUENCE[2])
-    return draw([line], x="step", y="learning rate", height=HEIGHT, from_zero=True)
+    figure = draw([line], x="step", y="learning rate", height=HEIGHT, from_zero=True)
+    figure.update_yaxes(exponentformat="e")  # 1e-4 as in a configuration, not 100µ
+    return figure
 
 
 def scale(changes: Sequence[tuple[int, float]]) -> Figure:

@@ -41,7 +41,10 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
                 hovertemplate="%{y}: %{x:.4g} ms " + words + "<extra></extra>",
             )  # fmt: skip
     if len(total) > 1:
-        figure.add_vline(x=float(np.median(total)), line={"dash": "dot", "width": 1.5, "color": SEQUENCE[7]})
+        figure.add_vline(
+            x=float(np.median(total)), line={"dash": "dot", "width": 1.5, "color": SEQUENCE[7]},
+            name="median of all ranks", showlegend=True,
+        )  # fmt: skip
     figure.update_xaxes(ticksuffix=" ms")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return figure

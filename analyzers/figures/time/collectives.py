@@ -66,7 +66,10 @@ def waits(calls: Mapping[str, Any]) -> go.Figure:
         key = (str(op), str(group))
         total[key] = total.get(key, 0.0) + float(np.nan_to_num(wait))
     most = sorted(total.items(), key=lambda item: -item[1])[:MAX_BARS]
-    figure = new_figure(height=int(110 + 28 * len(most)), x="seconds waited, all ranks", showlegend=False)
+    x = "seconds waited, all ranks"
+    if len(most) < len(total):
+        x += f"; the {len(most)} longest of {len(total):,}"
+    figure = new_figure(height=int(110 + 28 * len(most)), x=x, showlegend=False)
     names = [f"{label(op, 20)} · {label(group_text(group), 26)}" for (op, group), _ in most]
     figure.add_bar(
         y=names, x=[wait for _, wait in most], orientation="h", width=0.66,

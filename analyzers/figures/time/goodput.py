@@ -62,11 +62,12 @@ def _hover(seconds: float, wall: float) -> str:
 
 def by_rank(account: Account) -> go.Figure:
     """One stacked bar per rank. With many ranks, those with the least and the most training are shown."""
-    ranks = sorted(account.by_rank)
+    ranks, x = sorted(account.by_rank), "seconds"
     if len(ranks) > MAX_RANKS:
         ordered = sorted(ranks, key=lambda rank: account.by_rank[rank]["training"])
+        x = f"seconds, {MAX_RANKS} of {len(ranks):,} ranks: those with the least and the most training"
         ranks = sorted(ordered[: MAX_RANKS // 2] + ordered[-MAX_RANKS // 2 :])
-    figure = new_figure(height=int(150 + 22 * len(ranks)), x="seconds", barmode="stack")
+    figure = new_figure(height=int(150 + 22 * len(ranks)), x=x, barmode="stack")
     for name, text in account.names.items():
         values = [account.by_rank[rank][name] for rank in ranks]
         if max(values) < _LEAST * account.wall_s:

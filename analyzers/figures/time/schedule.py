@@ -91,6 +91,9 @@ def idle_by_step(shares: Mapping[int, float], *, expected: float | None = None) 
         line={"color": SEQUENCE[3], "width": 1.6}, hovertemplate="step %{x}: %{y:.1f} %<extra></extra>",
     )  # fmt: skip
     if expected is not None:
-        figure.add_hline(y=100 * expected, line={"dash": "dot", "width": 1.5, "color": SEQUENCE[7]})
+        figure.add_hline(  # the measured share is above it
+            y=100 * expected, line={"dash": "dot", "width": 1.5, "color": SEQUENCE[7]}, annotation_text="equal stages",
+            annotation_position="bottom left",
+        )  # fmt: skip
     figure.update_yaxes(rangemode="tozero", ticksuffix=" %")
     return figure

@@ -9,8 +9,8 @@ from analyzers.figures import gradients, speed
 from analyzers.figures.drawing import series
 from analyzers.figures.drawing.band import MAX_EDGE_POINTS
 from analyzers.figures.drawing.theme import CATEGORY
-from analyzers.figures.ranks import mesh
-from analyzers.figures.time import exposed, recovery
+from analyzers.figures.ranks import mesh, straggler
+from analyzers.figures.time import collectives, exposed, recovery, schedule
 
 
 def test_the_mesh_names_every_rank_of_a_place_and_the_worst() -> None:
@@ -108,3 +108,19 @@ def test_the_life_of_a_run_has_a_lane_an_attempt() -> None:
     assert list(by_name["training"].x) == [7, 8]
     assert by_name["training"].marker.color == CATEGORY["training"]
     assert by_name["rank ended"].hovertext == ("rank 1: SIGKILL",)
+
+
+def test_lines_of_what_values_are_compared_with_have_a_name() -> None:
+    work = {"rank": np.arange(3), **dict.fromkeys(("data", "forward", "backward", "optimizer", "gaps"), np.ones(3))}
+    (line,) = straggler.ranking(work).layout.shapes
+    assert (line.showlegend, line.name) == (True, "median of all ranks")
+    by_step = schedule.idle_by_step({1: 0.4, 2: 0.5, 3: 0.45}, expected=0.3)
+    assert [note.text for note in by_step.layout.annotations] == ["equal stages"]
+
+
+def test_bars_of_a_part_say_of_how_many() -> None:
+    num = collectives.MAX_BARS + 2
+    calls = {"op": ["all_reduce"] * num, "process_group": [f"tp:{i}" for i in range(num)], "wait_s": np.ones(num)}
+    assert collectives.waits(calls).layout.xaxis.title.text == "seconds waited, all ranks; the 14 longest of 16"
+    few = {name: column[:2] for name, column in calls.items()}
+    assert collectives.waits(few).layout.xaxis.title.text == "seconds waited, all ranks"
