@@ -8,8 +8,8 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.figures.time import recovery
+from analyzers.report.terminal.diagnosis_text import saves_line
 from analyzers.run.records.event_log import EventLog
 from analyzers.run.timeline import measure
 from analyzers.source import Source
@@ -37,8 +37,10 @@ def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
         "rollbacks": [
             {
                 "attempt": e.attempt, "from step": e.integer("from_step"), "to step": e.integer("to_step"),
-                "from": e.text("tier"), "duration (s)": e.number("duration_s"), "verdict": e.text("verdict"),
-                "reason": e.text("reason"), "skipped batches": ", ".join(map(str, e.integers("skipped_batches")[:20])),
+                "from": e.text("tier"), "duration (s)": e.number("duration_s"),
+                "verdict": (e.text("verdict") or "").replace("_", " "),
+                "reason": e.text("reason"),
+                "skipped batches": ", ".join(map(str, e.integers("skipped_batches")[:20])),
                 "trained again": ", ".join(map(str, e.integers("replayed_batches")[:20])),
             }
             for e in log.of(event_kinds.ROLLBACK)
@@ -98,24 +100,9 @@ def _number(value: Any) -> float | None:
     return None if math.isnan(number) else round(number, 3)
 
 
-def _failure_rate(failures: Any) -> str:
-    """Where the failure rate comes from, and whether it rests on too few failures."""
-    if not isinstance(failures, int) or failures <= 0:
-        return "No rank failed in this run: the failure rate is assumed."
-    times = "failure" if failures == 1 else "failures"
-    few = "" if FailurePolicy().knows_rate(failures) else ", too few for a rate: take it as a lower bound"
-    return f"The failure rate is that of {failures} {times} in this run{few}."
-
-
 def _interval(view: View) -> None:
     """Draw the checkpoint interval suggested by `analyze`."""
     diagnosis = view.diagnosis()
     interval = diagnosis.run.get("checkpoint_interval") if diagnosis is not None else None
-    if isinstance(interval, dict) and isinstance(interval.get("steps"), int):
-        st.caption(
-            markdown_text(
-                f"Suggested checkpoint interval: {interval['steps']:,} steps, which loses the least time to saves and "
-                f"repeated steps. A save to disk stalls training for {units.duration(interval.get('cost_s'))} here "
-                f"(median of {interval.get('num_saves')}). {_failure_rate(interval.get('num_failures'))}"
-            )
-        )
+    if diagnosis is not None and interval and (line := saves_line(interval, diagnosis.run.get("steps"))):
+        st.caption(markdown_text(line))

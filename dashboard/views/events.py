@@ -70,10 +70,10 @@ def _draw(found: dict[str, Any], *, is_all: bool) -> None:
     chosen = table(
         {
             "time (UTC)": [_time(row["wall_ns"]) for row in rows],
+            "kind": [row["kind"] for row in rows],
             "step": [row["step"] for row in rows],
             "from": ["node" if row["rank"] < 0 else f"rank {row['rank']}" for row in rows],
             "attempt": [row["attempt"] for row in rows],
-            "kind": [row["kind"] for row in rows],
             "fields": [event_queries.event_text(row["detail"]) for row in rows],
         },
         key="events-table", on_select="rerun", selection_mode="single-row",

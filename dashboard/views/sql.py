@@ -114,8 +114,10 @@ def _schema() -> None:
     described = TABLES[name]
     st.text(described.help)
     common = [("attempt", "", "number of the worker group's launch, from 0"), ("rank", "", "-1: a node process")]
-    rows = common + [(column.name, column.unit, column.help) for column in described.columns]
+    rows = common + [
+        (column.name, "" if column.unit == "1" else column.unit, column.help) for column in described.columns
+    ]
     table(
         {"column": [row[0] for row in rows], "unit": [row[1] for row in rows], "meaning": [row[2] for row in rows]},
-        key=f"schema-{name}", height=480,
+        key=f"schema-{name}", height=480, column_config={"column": st.column_config.TextColumn(width="medium")},
     )  # fmt: skip

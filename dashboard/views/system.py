@@ -48,7 +48,7 @@ def system(view: View) -> None:
         st.subheader("Versions", anchor=False)
         _versions(manifest)
     with right:
-        st.subheader("Settings of torch", anchor=False)
+        st.subheader("Parallelism and torch", anchor=False)
         _settings(manifest)
     st.subheader("Topology", anchor=False)
     _topology(found["ranks"])
@@ -120,7 +120,6 @@ def _topology(ranks: list[dict[str, Any]]) -> None:
         return
     constant = [name for name in MESH if all(row[name] == 0 for row in ranks)]
     unknown = [name for name in (*MESH, "device_uuid") if all(row[name] is None for row in ranks)]
-    unknown += [] if any(row["clock_offset_ns"] for row in ranks) else ["clock_offset_ns"]
     left_out = {*constant, *unknown}
     table([{name: value for name, value in row.items() if name not in left_out} for row in ranks], key="system-ranks")
     if constant:

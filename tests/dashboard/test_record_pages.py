@@ -101,6 +101,7 @@ def test_the_system_page_shows_versions_ranks_and_what_is_not_recorded(run: RunD
     tables = [table.value for table in app.dataframe]
     assert any("no_gpu" in table.to_numpy().tolist()[0] for table in tables)
     assert any({"rank", "host", "device"} <= set(table.columns) and len(table) == 2 for table in tables)
+    assert not [name for table in tables for name in table.columns if name.endswith("_ns")]
 
 
 def test_a_run_without_logs_settings_or_versions_says_what_is_missing(tmp_path: Path) -> None:
