@@ -78,9 +78,9 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{value:,.0f}" if 10 ** min(digits, 3) <= abs(float(rounded)) < 1e9 else rounded
 
 
-def signed(value: float) -> str:
-    """A number with its sign: `+5,550`, `-0.3`."""
-    return f"{'+' * (value >= 0)}{number(value)}"
+def signed(value: Any) -> str:
+    """A number with its sign: `+5,550`, `-0.3`; "?" for anything else."""
+    return f"{'+' * (is_number(value) and value >= 0)}{number(value)}"
 
 
 def percent(ratio: Any) -> str:

@@ -137,9 +137,9 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_versions_are_apart_from_facts_of_the_launch(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", steps=20, world_size=2, cwd="/a", digest="1", **config(lr=1e-3))
-    b = make_run(tmp_path / "b", steps=20, world_size=4, cwd="/b", digest="2", versions={"torch": "2.12.0"})
+    a = make_run(tmp_path / "a", ranks=2, steps=20, cwd="/a", digest="1", **config(lr=1e-3))
+    b = make_run(tmp_path / "b", ranks=4, steps=20, cwd="/b", digest="2", versions={"torch": "2.12.0"})
     tables_of = dict(tables(compared(a, b)))
     assert tables_of["Version"] == [("torch", "2.13.0", "2.12.0")]
-    assert {name for name, _, _ in tables_of["Launch"]} >= {"cwd"}
+    assert {name for name, _, _ in tables_of["Launch"]} >= {"cwd", "world_size"}
     assert "digest" not in {name for name, _, _ in tables_of["Launch"]}
