@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from analyzers.figures.time import recovery
+from analyzers.kinds import KINDS
 from analyzers.report.terminal.diagnosis_text import saves_line
 from analyzers.run.records.event_log import EventLog
 from analyzers.run.timeline import measure
@@ -38,7 +39,7 @@ def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
             {
                 "attempt": e.attempt, "from step": e.integer("from_step"), "to step": e.integer("to_step"),
                 "from": e.text("tier"), "duration (s)": e.number("duration_s"),
-                "verdict": (e.text("verdict") or "").replace("_", " "),
+                "verdict": _title(e.text("verdict")),
                 "reason": e.text("reason"),
                 "skipped batches": ", ".join(map(str, e.integers("skipped_batches")[:20])),
                 "trained again": ", ".join(map(str, e.integers("replayed_batches")[:20])),
@@ -46,6 +47,11 @@ def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
             for e in log.of(event_kinds.ROLLBACK)
         ],
     }  # fmt: skip
+
+
+def _title(kind: str) -> str:
+    known = KINDS.get(kind)
+    return known.title.lower() if known is not None else kind
 
 
 @framed("Recovery")
@@ -104,5 +110,7 @@ def _interval(view: View) -> None:
     """Draw the checkpoint interval suggested by `analyze`."""
     diagnosis = view.diagnosis()
     interval = diagnosis.run.get("checkpoint_interval") if diagnosis is not None else None
-    if diagnosis is not None and interval and (line := saves_line(interval, diagnosis.run.get("steps"))):
+    if diagnosis is None or not isinstance(interval, dict):
+        return
+    if line := saves_line(interval, diagnosis.run.get("steps")):
         st.caption(markdown_text(line))
