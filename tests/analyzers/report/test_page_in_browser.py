@@ -71,5 +71,4 @@ def test_a_hostile_run_does_nothing_in_a_browser_dark_and_narrow(tmp_path: Path)
     dark = "--blink-settings=preferredColorScheme=0"
     seen, console, _ = opened(hostile_run(tmp_path), tmp_path, "--force-dark-mode", dark, width=420)
     assert (seen["owned"], seen["ready"], seen["empty"], seen["overflow"]) == ("undefined", "yes", "0", "false")
-    assert (seen["covered"], seen["cut"]) == ("0", "0"), "legends over plots, numbers that are cut"
     assert console == []
