@@ -122,6 +122,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
     node_rank, folder = options.node_rank, run.node_dir(options.node_rank)
     with contextlib.ExitStack() as serving:
         with _sole_writer(run, node_rank) as ingester:
+            end = _EndRequest()  # before anything is opened that a signal would leave open
             folder.mkdir(parents=True, exist_ok=True)
             events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
             serving.callback(events.close)
@@ -155,7 +156,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 ingest.publishing = Publishing.of(run, events, node_rank=node_rank)
                 plugins = PluginLoop(ingest.open_store, tapes, judge)
                 with syncing.running():
-                    signal_number = _run_until_needed(loop, ingest, plugins, Heartbeat(options.heartbeat_fd))
+                    signal_number = _run_until_needed(loop, ingest, plugins, Heartbeat(options.heartbeat_fd), end)
                 _close(ingest, run, Heartbeat(options.heartbeat_fd))
                 plugins.finish()
                 syncing.finish()
@@ -180,10 +181,15 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
 
 
 class _EndRequest:
-    """Stores the signal that asks the watch to end, since DuckDB would wrap an exception raised by a signal handler."""
+    """Stores the signal that asks the watch to end, since DuckDB would wrap an exception raised by a signal handler.
+
+    Before and after the loops nothing is broken off: what is being opened or closed then takes a moment.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.interrupts = False
+        """Whether a signal also raises KeyboardInterrupt: while the loops run, since a tick may take seconds."""
         for signal_number in END_SIGNALS:
             if signal.getsignal(signal_number) != signal.SIG_IGN or signal_number != signal.SIGHUP:  # `nohup`
                 signal.signal(signal_number, self._make)
@@ -192,16 +198,20 @@ class _EndRequest:
         self.number = signal_number
         _leave_signals()  # the next one must not break off the wait for the current rounds
         leave_lost_terminal()
-        raise KeyboardInterrupt  # at once: a tick may take seconds
+        if self.interrupts:
+            raise KeyboardInterrupt
 
 
-def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginLoop, heartbeat: Heartbeat) -> int:
-    """Tick until the run has ended or a signal arrives; return its number, or 0."""
-    end = _EndRequest()
+def _run_until_needed(
+    loop: StandstillLoop, ingest: IngestLoop, plugins: PluginLoop, heartbeat: Heartbeat, end: _EndRequest
+) -> int:
+    """Tick until the run has ended or a signal has arrived; return its number, or 0."""
     with contextlib.suppress(KeyboardInterrupt), plugins.running(), ingest.running():
         try:
+            end.interrupts = True
             _tick_on(loop, heartbeat, end)
         finally:
+            end.interrupts = False
             ingest.leave()
     _leave_signals()
     return end.number

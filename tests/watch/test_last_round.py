@@ -14,7 +14,8 @@ from analyzers.run.policy import stall_policy
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Ingester, Store, StoreError
-from tests.factories import make_run
+from tests.factories import make_run, still_training
+from tests.forked import ROOT, run_python
 from tests.waiting import wait_for
 from watch import node_process, standstill_loop
 from watch.exporting.exports import Exports
@@ -22,7 +23,7 @@ from watch.exporting.prometheus.endpoint import Metrics
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
-from watch.node_process import END_SIGNALS, Heartbeat, _run_until_needed
+from watch.node_process import END_SIGNALS, Heartbeat, _EndRequest, _run_until_needed
 from watch.plugins.loop import PluginLoop
 from watch.standstill_loop import StandstillLoop
 
@@ -132,7 +133,7 @@ def test_a_second_signal_and_the_last_records_wait_for_the_round_that_runs(
         monkeypatch.setattr(loop, "is_needed", lambda: True)
         plugins = PluginLoop(ingest.open_store, tapes, judge)
         try:
-            assert _run_until_needed(loop, ingest, plugins, Heartbeat(-1)) == signal.SIGTERM
+            assert _run_until_needed(loop, ingest, plugins, Heartbeat(-1), _EndRequest()) == signal.SIGTERM
             has_returned.set()
         finally:
             for number, handler in handlers.items():
@@ -140,3 +141,26 @@ def test_a_second_signal_and_the_last_records_wait_for_the_round_that_runs(
         ingest.close()
     assert refused == ["the last round has not ended"]
     assert waited == [True]
+
+
+START = """
+import os, signal, sys
+from watch import node_process
+
+class Signalled(node_process.PluginLoop):  # after watch_started, before the loops
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        os.kill(os.getpid(), int(sys.argv[2]))
+
+node_process.PluginLoop = Signalled
+print(node_process.run_watch([sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+def test_a_signal_between_the_start_and_the_first_round_ends_a_watch_in_order(tmp_path: Path, number: int) -> None:
+    run = still_training(make_run(tmp_path, ranks=2, steps=5, end=""))
+    done = run_python(["-c", START, str(run.path), str(int(number))], cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, f"{node_process.SIGNALLED + number}\n"), done.stderr
+    with Store.open(run, catch_up=False) as store:
+        assert store.rows("SELECT DISTINCT rank FROM steps ORDER BY rank") == [(0,), (1,)], "it ingested the run"
