@@ -23,21 +23,26 @@ _COLUMNS = {
     "remapped_rows.failure": "remap_failed",
 }  # fmt: skip
 _REASON = re.compile(r"^clocks_(?:throttle|event)_reasons\.(\w+)$")
-_UNIT = re.compile(r"\s*\[[^\]]*\]$")
 
 
 def recognise(first: bytes) -> bool:
     """Return True for a header of names that nvidia-smi knows."""
     header = first.split(b"\n", 1)[0].decode("utf-8", "replace")
-    names = [_UNIT.sub("", name.strip()) for name in header.split(",")]
+    names = [_without_unit(name) for name in header.split(",")]
     return len(names) > 1 and sum(name in _COLUMNS or bool(_REASON.match(name)) for name in names) > 0
+
+
+def _without_unit(name: str) -> str:
+    """`power.draw` of `power.draw [W]`; without a regular expression, which takes minutes for a file of brackets."""
+    name = name.strip()
+    return name[: name.rindex("[")].rstrip() if name.endswith("]") and "[" in name else name
 
 
 def read(path: Path) -> ProgramRows:
     """Read all rows; one without a time is taken for a second after the one before of its GPU."""
     lines = read_text(path, SERIES_BYTES).splitlines()
     rows = csv.reader(lines, skipinitialspace=True)
-    names = [_UNIT.sub("", name.strip()) for name in next(rows)]
+    names = [_without_unit(name) for name in next(rows)]
     found, counts, lost = ProgramRows(), dict[str, int](), set[str]()
     for values in rows:
         row = dict(zip(names, values, strict=False))

@@ -23,6 +23,7 @@ from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from store.readers.dumps.flight_recorder import read_dump
 from store.readers.dumps.safe_pickle import loads
+from store.readers.programs import nvidia_smi_csv
 from store.readers.untrusted.external_files import SourceError
 from store.readers.untrusted.json_stream import members
 from tests.store.readers.hostile_files import DUMPS, PROOF, TRACES, Writer
@@ -55,6 +56,20 @@ def test_a_hostile_file(tmp_path: Path, writer: Writer, words: str) -> None:
     assert time.process_time() - before < 60.0
     # /etc/hostname is what a link led to
     assert Path("/etc/hostname").read_text().strip() not in said or len(Path("/etc/hostname").read_text().strip()) < 4
+
+
+def test_a_header_of_brackets_takes_linear_time() -> None:
+    before = time.process_time()
+    assert not nvidia_smi_csv.recognise(b"[" * 1_000_000)
+    assert time.process_time() - before < 60.0
+
+
+def test_a_unit_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "smi.csv"
+    path.write_text("index, power.draw [W], ecc.errors.uncorrected.volatile.total\n3, 250.5 W, 2\n")
+    assert nvidia_smi_csv.recognise(path.read_bytes())
+    (row,) = nvidia_smi_csv.read(path).health
+    assert (row["device"], row["power_watts"], row["ecc_uncorrected_total"]) == ("GPU 3", 250.5, 2)
 
 
 def test_there_are_more_than_forty_cases() -> None:
