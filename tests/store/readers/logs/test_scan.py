@@ -176,7 +176,8 @@ def test_what_follows_a_line_without_end_is_read(tmp_path: Path) -> None:
 
 
 def test_a_progress_bar_of_one_line_is_read_to_its_end(tmp_path: Path) -> None:
-    bars = b"".join(b"%d/200000 [00:01<00:01, 9.0it/s]\r" % step for step in range(200_000))
+    bars = b"".join(b"%d/4500 [00:01<00:01, 9.0it/s] |%s|\r" % (step, b"#" * 1000) for step in range(4500))
+    assert len(bars) > CHUNK_BYTES
     log = read(tmp_path, bars + b"ValueError: x\n")
     assert not [why for why in log.given_up if "longer" in why]
     assert log.events[-1].message.endswith("ValueError: x")
