@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from probes.tape.redaction.printable import escaped
 from tests.factories import make_run
+from tests.forked import run_python
 from tests.rankscope.bad_plugins import BAD, install
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -114,7 +113,7 @@ print([(event["kind"], event.get("reason")) for event in read_events(events.path
 
 def python(site: Path | None, *arguments: str, limit_s: str = "10") -> str:
     environment = dict(os.environ, PYTHONPATH=f"{site}:{ROOT}" if site else str(ROOT), RANKSCOPE_PLUGIN_LIMIT_S=limit_s)
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600)
+    done = run_python(arguments, env=environment, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

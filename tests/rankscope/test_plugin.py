@@ -15,6 +15,7 @@ import pytest
 from probes.tape.events import read_events
 from probes.tape.format.writer import COMPLETE
 from tests.factories import RankWriter, empty_run
+from tests.forked import run_python
 
 ROOT = Path(__file__).parents[2]
 IN_DOCS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL | re.MULTILINE)
@@ -90,8 +91,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rankscope(site: Path, *arguments: str) -> str:
     environment = dict(os.environ, PYTHONPATH=f"{site}:{ROOT}")
-    command = [sys.executable, *(["-m", "rankscope"] if arguments[0] != "-c" else []), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=run_folder(site))
+    command = [*(["-m", "rankscope"] if arguments[0] != "-c" else []), *arguments]
+    done = run_python(command, env=environment, cwd=run_folder(site))
     assert done.returncode == 0, done
     return done.stdout
 
