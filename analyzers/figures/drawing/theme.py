@@ -117,12 +117,18 @@ def tint(colour: str, opacity: float) -> str:
 
 def new_figure(*, height: int = 320, x: str = "", y: str = "", **layout: Any) -> go.Figure:
     """An empty figure with titles for its axes, in pixels, without a template."""
-    figure = go.Figure(layout={"height": height, "margin": {"l": 64, "r": 24, "t": 24, "b": 48}})
-    figure.layout.template = None  # else Plotly's own travels with every figure
-    figure.update_layout(legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"})
-    figure.update_layout(hovermode="closest")
-    figure.update_xaxes(title={"text": x})
-    figure.update_yaxes(title={"text": y})
+    figure = go.Figure(
+        layout={
+            "template": {},  # else Plotly's own is copied now, and travels with every figure
+            "height": height,
+            "margin": {"l": 64, "r": 24, "t": 24, "b": 48},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+            "hovermode": "closest",
+            "xaxis": {"title": {"text": x}},
+            "yaxis": {"title": {"text": y}},
+        }
+    )
+    figure.layout.template = None
     figure.update_layout(**layout)
     return figure
 
