@@ -375,7 +375,8 @@ def test_that_ranks_are_watched_no_longer_is_recorded_before_a_slow_round_ends(
 
         monkeypatch.setattr(ingest, "tick", slow_round)
         try:
-            _run_until_needed(watched.loop, ingest, PluginLoop(ingest.open_store, watched.tapes, judge), Heartbeat(-1))
+            plugins = PluginLoop(ingest.open_store, watched.tapes, judge)
+            _run_until_needed(watched.loop, ingest, plugins, Heartbeat(-1), _EndRequest())
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -404,7 +405,7 @@ def test_a_signal_in_the_middle_of_a_query_ends_the_watch(tmp_path: Path, monkey
         ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
         try:
             plugins = PluginLoop(ingest.open_store, watched.tapes, judge)
-            came = _run_until_needed(watched.loop, ingest, plugins, Heartbeat(-1))
+            came = _run_until_needed(watched.loop, ingest, plugins, Heartbeat(-1), _EndRequest())
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -437,7 +438,7 @@ def test_a_signal_that_becomes_an_error_of_the_tick_ends_the_watch(
         ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
         try:
             plugins = PluginLoop(ingest.open_store, watched.tapes, judge)
-            came = _run_until_needed(watched.loop, ingest, plugins, Heartbeat(-1))
+            came = _run_until_needed(watched.loop, ingest, plugins, Heartbeat(-1), _EndRequest())
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
