@@ -55,7 +55,7 @@ from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
 from trainer.layout.plan import Plan, resolve
 from trainer.presets import config_path
-from trainer.rank.forked import use_device
+from trainer.rank.forked import set_host_threads, use_device
 from trainer.rank.instrument import instrument, record_compilation
 from trainer.rank.join import connect_store, join_run, make_recorder
 from trainer.rank.loop import train
@@ -81,9 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         config, faults = _configuration(sys.argv[1:] if arguments is None else arguments)
         plan = resolve(config, identity.world_size)
         device = pick_device(config, identity.local_rank)
-        if device.type == "cpu":
-            torch.set_num_threads(1)  # ranks share the machine's cores
-        else:
+        set_host_threads(device)
+        if device.type != "cpu":
             use_device(device, sys.argv[1:] if arguments is None else arguments)
         store = connect_store(identity)
         run, attempt = join_run(identity, store, config, plan, [fault.text for fault in faults])

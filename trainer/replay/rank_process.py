@@ -21,6 +21,7 @@ from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.layout.plan import resolve
+from trainer.rank.forked import set_host_threads
 from trainer.replay.session import REQUEST_NAME
 from trainer.replay.step_replay import replay_target
 from trainer.replay.target import Target
@@ -39,10 +40,9 @@ def main(folder: Path, rank: int) -> int:
         config = Config.model_validate(request["config"])
         plan = resolve(config, request["world_size"])
         device = pick_device(config, rank)
+        set_host_threads(device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        else:
-            torch.set_num_threads(1)
         store = FileStore(str(folder / "rendezvous"), plan.world_size)
         dist.init_process_group(
             pick_backend(config, device), store=store, rank=rank, world_size=plan.world_size,

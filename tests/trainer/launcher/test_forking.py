@@ -1,4 +1,4 @@
-"""No process that has touched a GPU's driver is forked, and a rank that was starts over."""
+"""No process that has touched a GPU's driver is forked, a rank that was starts over, and its threads are as asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.launcher.processes.zygote import driver_is_open
-from trainer.rank.forked import FORKED, use_device
+from trainer.rank.forked import FORKED, set_host_threads, use_device
 
 
 def test_an_open_device_file_makes_a_fork_unsafe(tmp_path: Path) -> None:
@@ -40,3 +40,20 @@ def test_a_forked_rank_whose_device_refuses_starts_over(monkeypatch: pytest.Monk
     with pytest.raises(RuntimeError, match="initialization error"):  # it was an interpreter of its own
         use_device(torch.device("cuda", 0), ["my.toml"])
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"), [("cuda", "1", 1), ("cuda", "3", 3), ("cuda", "", 1), ("cpu", "3", 1)]
+)
+def test_a_ranks_threads_are_its_own_not_the_launchers(
+    monkeypatch: pytest.MonkeyPatch, device: str, given: str, expected: int
+) -> None:
+    """A rank forked from a launcher whose OpenMP has two threads; the variable was set after it had been read."""
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        set_host_threads(torch.device(device))
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
