@@ -113,12 +113,15 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
         ]  # fmt: skip
 
     micro = 0
+    accumulates = config.train.global_batch_size > num_gpus
+    each: dict[str, Any] = {"reduce_every_microbatch": "true"} if accumulates else {}
     if num_gpus == 1:
         yield "one device", mesh(1, 1)
         yield "one device + recompute", mesh(1, 1, recompute="full")
         micro = 1
         yield "one device + recompute, one sequence a pass", mesh(1, 1, recompute="full")
         yield from _smaller_state(config, "one device + recompute", mesh(1, 1, recompute="full"))
+        yield "one device + recompute, all state on the host", mesh(1, 1, recompute="full", cpu_offload="all", **each)
         return
     yield "DDP", mesh(-1, 1)
     yield "DDP, ZeRO-1", mesh(-1, 1, zero1="true")
@@ -129,8 +132,6 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     yield "FSDP + recompute", mesh(1, -1, recompute="full")
     micro = 1
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
-    accumulates = config.train.global_batch_size > num_gpus
-    each: dict[str, Any] = {"reduce_every_microbatch": "true"} if accumulates else {}
     if accumulates:  # without whole gradients between passes there may be room for all activations
         yield "FSDP, each sequence reduced", mesh(1, -1, **each)
         yield "FSDP + recompute, each sequence reduced", mesh(1, -1, recompute="full", **each)

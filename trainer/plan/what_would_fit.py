@@ -79,7 +79,8 @@ def _tightest(config: Config, hardware: Hardware, num_gpus: int, *more: str) -> 
     """The layout of data ranks that needs least; None: the configuration cannot be laid out so."""
     batch = num_gpus * math.ceil(config.train.global_batch_size / num_gpus)
     options = [*_TIGHTEST, f"train.global_batch_size={batch}"]
-    options += ["parallel.reduce_every_microbatch=true"] if batch > num_gpus > 1 else []
+    by_fsdp = num_gpus > 1 or "parallel.cpu_offload=all" in more
+    options += ["parallel.reduce_every_microbatch=true"] if by_fsdp and batch > num_gpus else []
     options += ["parallel.float8_all_gather=false"] if config.parallel.float8_all_gather else []
     try:
         changed = changed_config(config.model_dump(mode="json"), [*options, *more])

@@ -187,6 +187,26 @@ def test_nothing_fits_names_what_would() -> None:
     assert half.simplest is None or "8-bit" in half.simplest.name
 
 
+def test_one_device_is_offered_the_hosts_memory() -> None:
+    """FSDP2 gathers block by block there too, in its own precision and not by autocast."""
+    config = load_config(config_path("llama-8b"))
+    found = strategies(config, machine("l4", interconnect="pcie4,ib400"), 1)
+    assert found.simplest
+    assert "all state on the host" in found.simplest.name
+    small = strategies(config, machine("l4", interconnect="pcie4,ib400", host_memory="64GB"), 1)
+    assert small.simplest is None
+    assert any("the host's memory" in line and "has 64.0 GB" in line for line in small.would_fit)
+
+
+def test_the_parts_of_one_offloaded_rank_add_up_to_its_peak() -> None:
+    settings = ["parallel.cpu_offload=all", "train.activation_checkpointing=full", "train.micro_batch_size=1"]
+    config = load_config(config_path("llama-8b"), settings)
+    memory = expect(config, resolve(config, 1), machine("l4", interconnect="pcie4,ib400")).memory
+    assert memory.gradients == 4 * memory.num_parameters  # whole, until the last microbatch
+    assert memory.gathered < 4e9  # the root and two blocks
+    assert memory.peak < memory.sum + 2e9
+
+
 def test_tensor_parallel_over_a_slow_network_is_advised_less() -> None:
     config = Config.model_validate(LLAMA_70B | {"parallel": {"tp": 8, "dp_shard": 2}})
     warnings = anti_patterns(expect(config, resolve(config, 16), slow := machine(interconnect="pcie4,eth10")), slow)

@@ -111,7 +111,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     units = rank_units(config, plan, pp_rank)
     own, full = _by_layer(units, lambda unit: unit.own), _by_layer(units, lambda unit: unit.whole)
     held = FLOAT32_BYTES * sum(own.values())
-    sharded = any(unit.shards > 1 for unit in units)
+    by_fsdp = plan.data_parallel_kind in ("fsdp", "hsdp")
     kept = saved_per_token(config, plan, device)
     gathered = _gathered(config, plan, units)
     tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
@@ -128,11 +128,11 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     again = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
     # A block's gradients before their reduction.
     blocks = [FLOAT32_BYTES * numel for layer, numel in full.items() if layer is not None]
-    largest = max(blocks, default=0) if sharded else 0
+    largest = max(blocks, default=0) if by_fsdp else 0
     working = max(loss, max(again, default=0) + largest)
     accumulates = plan.num_microbatches > 1
     # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
-    keeps_whole = sharded and accumulates and not config.parallel.reduce_every_microbatch
+    keeps_whole = by_fsdp and accumulates and not config.parallel.reduce_every_microbatch
     gradients = reduced_bytes(config) * sum(full.values()) if keeps_whole else held
     offloaded = plan.offloads_parameters and device == "cuda"
     if plan.pp > 1:
@@ -294,7 +294,7 @@ def _gathered(config: Config, plan: Plan, units: list[Unit]) -> int:
     sizes = _by_layer(units, lambda unit: unit.gathered_bytes(low))
     blocks = [size for layer, size in sizes.items() if layer is not None]
     root = sum(sizes.values()) - sum(blocks)
-    if any(unit.shards > 1 for unit in units):
+    if plan.data_parallel_kind in ("fsdp", "hsdp"):
         if plan.pp > 1 or not config.parallel.reshard_after_forward:
             return root + sum(blocks)
         # The block that computes with its experts, and those that are gathered ahead of it without theirs.
