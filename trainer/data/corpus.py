@@ -67,11 +67,13 @@ def open_corpus(config: DataConfig, vocab_size: int) -> TokenSource | Mixture:
     if not config.path:
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [(path.relative_to(root).as_posix(), path) for path in _files_below(root, {".py"})]
-        return _open_text(files, _cache_dir(config), vocab_size)
+        return _open_text(files, config, vocab_size)
     paths = [Path(text).expanduser() for text in config.path]
     for path in paths:
         if not path.exists():
             raise ConfigError(f"data.path = {str(path)!r}: no such file or folder")
+        if not (path.is_file() or path.is_dir()):  # reading a pipe or a device may never end
+            raise ConfigError(f"data.path = {str(path)!r}: is neither a file nor a folder")
     if any(is_prepared(path) for path in paths):
         return _open_prepared(paths, config, vocab_size)
     if config.weights or config.epochs:
@@ -87,7 +89,7 @@ def open_corpus(config: DataConfig, vocab_size: int) -> TokenSource | Mixture:
     for path in paths:
         below = _files_below(path, None) if path.is_dir() else [path]
         files += [(file.relative_to(path.parent).as_posix(), file) for file in below]
-    return _open_text(files, _cache_dir(config), vocab_size)
+    return _open_text(files, config, vocab_size)
 
 
 def open_validation(config: DataConfig, vocab_size: int) -> dict[str, TokenSource]:
@@ -141,13 +143,13 @@ def _checked_corpus(folder: Path, config: DataConfig, vocab_size: int) -> Prepar
 
 
 def _files_below(root: Path, suffixes: set[str] | None) -> list[Path]:
-    """Files in sorted order, the same on every machine with the same tree; hidden ones and links are left out."""
+    """Files in sorted order, the same on every machine with the same tree; hidden ones, links and pipes are left out."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
         for name in names:
             path = Path(folder, name)
-            if not name.startswith(".") and not path.is_symlink() and (suffixes is None or path.suffix in suffixes):
+            if not name.startswith(".") and not path.is_symlink() and path.is_file() and (suffixes is None or path.suffix in suffixes):
                 found.append(path)
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -159,7 +161,7 @@ def _cache_dir(config: DataConfig) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "rankscope"
 
 
-def _open_text(files: Iterable[tuple[str, Path]], cache: Path, vocab_size: int) -> Corpus:
+def _open_text(files: Iterable[tuple[str, Path]], config: DataConfig, vocab_size: int) -> Corpus:
     if vocab_size < 256:
         raise ConfigError(f"model.vocab_size = {vocab_size}: bytes of text need at least 256")
     names: list[str] = []
@@ -180,9 +182,9 @@ def _open_text(files: Iterable[tuple[str, Path]], cache: Path, vocab_size: int) 
         size += len(content) + 1
         digest.update(content + SEPARATOR)
     if not size:
-        raise ConfigError("data.path: holds no text")
+        raise ConfigError(f"data.path = {config.path}: holds no text")
     key = digest.hexdigest()[:32]
-    tokens = _cached(cache / f"bytes-{key}.bin", parts, size)
+    tokens = _cached(_cache_dir(config) / f"bytes-{key}.bin", parts, size)
     return Corpus(tokens=tokens, digest=key, names=tuple(names), starts=tuple(starts))
 
 

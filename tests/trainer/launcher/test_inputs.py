@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,8 +84,15 @@ def _weights(path: Path) -> None:
     save_file({"embed.weight": torch.zeros(3, 3)}, path)
 
 
+def _folder_with_a_pipe(path: Path) -> None:
+    path.mkdir()
+    os.mkfifo(path / "pipe")
+
+
 FILES: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
     "no text": ("a.txt", lambda path: path.write_text(""), "data.path=['{}']", "holds no text"),
+    "a pipe": ("a.txt", os.mkfifo, "data.path=['{}']", "is neither a file nor a folder"),
+    "a folder with a pipe": ("a", _folder_with_a_pipe, "data.path=['{}']", "/a']: holds no text"),
     "too short": ("a.txt", lambda path: path.write_text("short"), "data.path=['{}']", "fewer than one sequence"),
     "no sidecar": ("a.bin", lambda path: path.write_bytes(b"ab"), "data.path=['{}']", "needs a.json"),
     "no table": ("a.parquet", lambda path: path.write_bytes(b"PAR1"), "data.path=['{}']", "cannot be read"),
