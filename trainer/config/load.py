@@ -125,9 +125,23 @@ def _checked(values: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        first, *others = error.errors(include_url=False)
+        first, *others = _of_a_setting_each(error.errors(include_url=False))
         more = f" (and {len(others)} more)" if others else ""
         raise ConfigError(_describe(first) + more) from error
+
+
+def _of_a_setting_each(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Join pydantic's errors about one value that may be of several types: `true`, `false` or "auto"."""
+    found: list[ErrorDetails] = []
+    for error in errors:
+        if found and len(error["loc"]) == 3 and error["loc"][:2] == found[-1]["loc"][:2]:
+            last = found[-1]
+            if error["input"] is last["input"]:
+                reasons = f"{last['msg']} or {error['msg'].removeprefix('Input should be ')}"
+                found[-1] = {**last, "loc": last["loc"][:2], "msg": reasons}
+                continue
+        found.append(error)
+    return found
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -172,8 +186,16 @@ def _describe(error: ErrorDetails) -> str:
     shown = REDACTED if _may_be_secret(error["loc"]) else _shown(error["input"])
     if error["type"] == "extra_forbidden":
         return f"{key} = {shown}: unknown key; {_allowed_names(error['loc'])}"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{key} = {shown}: {_in_words(error['ctx']['pattern'])}"
     reason = error["msg"].replace("Input should be", "must be").replace("String should", "must")
     return f"{key} = {shown}: {_one_line(reason)}"
+
+
+def _in_words(pattern: str) -> str:
+    if "://" not in pattern:
+        return "must begin with a letter or digit and hold only these, '.', '_' and '-'"
+    return "must begin with http:// or https://" if "https?" in pattern else "must be a URL, for example s3://bucket/folder"
 
 
 def _may_be_secret(where: tuple[int | str, ...]) -> bool:

@@ -18,4 +18,6 @@ def taken(settings: type, name: str, **limits: Any) -> Any:
 
 class Section(BaseModel):
     # strict: `steps = true` or `lr = "fast"` is reported as a mistake, not converted.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
