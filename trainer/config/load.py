@@ -134,12 +134,12 @@ def _of_a_setting_each(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Join pydantic's errors about one value that may be of several types: `true`, `false` or "auto"."""
     found: list[ErrorDetails] = []
     for error in errors:
-        if found and len(error["loc"]) == 3 and error["loc"][:2] == found[-1]["loc"][:2]:
-            last = found[-1]
-            if error["input"] is last["input"]:
-                reasons = f"{last['msg']} or {error['msg'].removeprefix('Input should be ')}"
-                found[-1] = {**last, "loc": last["loc"][:2], "msg": reasons}
+        setting, kind = error["loc"][:2], error["loc"][2:3]
+        if kind and re.match(r"(bool|int|float|str|literal\[.*)$", str(kind[0])):
+            if found and found[-1]["loc"] == setting:
+                found[-1]["msg"] += f" or {error['msg'].removeprefix('Input should be ')}"
                 continue
+            error["loc"] = setting
         found.append(error)
     return found
 
@@ -195,7 +195,11 @@ def _describe(error: ErrorDetails) -> str:
 def _in_words(pattern: str) -> str:
     if "://" not in pattern:
         return "must begin with a letter or digit and hold only these, '.', '_' and '-'"
-    return "must begin with http:// or https://" if "https?" in pattern else "must be a URL, for example s3://bucket/folder"
+    return (
+        "must begin with http:// or https://"
+        if "https?" in pattern
+        else "must be a URL, for example s3://bucket/folder"
+    )
 
 
 def _may_be_secret(where: tuple[int | str, ...]) -> bool:

@@ -143,13 +143,18 @@ def _checked_corpus(folder: Path, config: DataConfig, vocab_size: int) -> Prepar
 
 
 def _files_below(root: Path, suffixes: set[str] | None) -> list[Path]:
-    """Files in sorted order, the same on every machine with the same tree; hidden ones, links and pipes are left out."""
+    """Regular files in sorted order, the same on every machine with the same tree; hidden ones are left out."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
         for name in names:
             path = Path(folder, name)
-            if not name.startswith(".") and not path.is_symlink() and path.is_file() and (suffixes is None or path.suffix in suffixes):
+            if (
+                not name.startswith(".")
+                and not path.is_symlink()
+                and path.is_file()
+                and (suffixes is None or path.suffix in suffixes)
+            ):
                 found.append(path)
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 

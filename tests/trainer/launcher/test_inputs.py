@@ -65,7 +65,7 @@ SETTINGS: dict[str, tuple[list[str], str]] = {
     ),
     "captures without records": (["profiler.on_anomaly=true", "probes.enabled=false"], "profiler.on_anomaly needs"),
     "stragglers without records": (["recovery.on_straggler=exclude", "probes.enabled=false"], "on_straggler needs"),
-    "no URL": (["probes.dcgm_url=localhost:9400"], "probes.dcgm_url = 'localhost:9400': must match"),
+    "no URL": (["probes.dcgm_url=localhost:9400"], "probes.dcgm_url = 'localhost:9400': must begin with http"),
     "an unknown address": (["checkpoint.remote=foo://x/y"], "checkpoint.remote = foo://x/y: cannot be opened"),
 }
 
