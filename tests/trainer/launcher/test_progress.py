@@ -63,6 +63,27 @@ def test_a_replay_without_a_rollback_is_named(tmp_path: Path, monkeypatch: pytes
     assert written.getvalue().splitlines() == ["step     7  NaN or Inf, which did not come again in a replay."]
 
 
+def test_a_resumed_launch_shows_its_own_steps_and_what_it_could_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the last step of the launch before, which has no loss where its rank was killed."""
+    monkeypatch.setattr(progress, "PLAIN_LINE_S", 0.0)
+    run = empty_run(tmp_path)
+    values = {"start_ns": 0, "duration_ns": 1_000_000, "tokens": 64, "memory_bytes": 2**20}
+    RankWriter(run, 0).append("steps", COMPLETE, step=32, loss=float("nan"), **values)
+    written = io.StringIO()
+    view = progress.ProgressView(run, steps=STEPS, plan=resolve(Config(), 1), console=Console(file=written, width=200))
+    with view:
+        writer = RankWriter(run, 0, attempt=1)
+        writer.events.write("checkpoint", step=31, tier="disk", state="condemned", reason="rank 0: a.distcp is short.")
+        wait_for(lambda: "short" in written.getvalue(), "the checkpoint")
+        writer.append("steps", COMPLETE, step=31, loss=2.0, **values)
+        wait_for(lambda: "loss" in written.getvalue(), "the first step")
+    first, *steps = written.getvalue().splitlines()
+    assert first == "step    31  The checkpoint of this step is not used: rank 0: a.distcp is short."
+    assert [line.partition(" tokens")[0] for line in steps] == ["step    31/200  loss 2.000  64.0 k"]
+
+
 def test_a_rollback_is_told_once_with_its_replay(tmp_path: Path) -> None:
     run = empty_run(tmp_path)
     run.node_dir(0).mkdir()

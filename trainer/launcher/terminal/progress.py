@@ -189,6 +189,8 @@ class _StepReader:
         self._recent: deque[dict[str, float]] = deque(maxlen=20)
         self._place: tuple[int, str, int] = (-1, "", 0)  # attempt, name of the segment, next record
         self._event_bytes = {d / "events.jsonl": _size(d / "events.jsonl") for _, _, d in run.rank_dirs()}
+        self.latest()  # steps of an earlier launch were shown then
+        self._recent.clear()
 
     def latest(self) -> dict[str, float]:
         try:
@@ -279,6 +281,9 @@ def _line(event: dict[str, Any], replay: dict[str, Any] | None = None) -> str:
         return f"[red]{where}Rank {event.get('exit_rank')} ended with {escape(str(how))}.[/]"
     if kind == event_kinds.ATTEMPT_STARTED and event.get("attempt"):
         return f"[cyan]Started {counted(event.get('world_size') or 0, 'rank')} (attempt {event.get('attempt')}).[/]"
+    if kind == event_kinds.CHECKPOINT and event.get("state") == "condemned" and event.get("tier") == "disk":
+        reason = str(event.get("reason")).rstrip(".")
+        return f"[yellow]{where}The checkpoint of this step is not used[/]: {escape(reason)}."
     if kind in (event_kinds.PREEMPTED, event_kinds.INTERRUPTED) and event.get("checkpoint_step") is not None:
         return f"[cyan]{where}Stopped as requested; saved step {event.get('checkpoint_step')}.[/]"
     return ""
