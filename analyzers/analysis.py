@@ -68,7 +68,7 @@ class FileAnalysis:
 
 
 def file_analyses() -> tuple[FileAnalysis, ...]:
-    """Analyses of files, in the order of the packages."""
+    """Return the analyses of files, in the order of the packages."""
     named = (
         f"analyzers.{package}.{module}"
         for package in packages()

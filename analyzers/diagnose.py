@@ -76,7 +76,7 @@ class Diagnosis:
 
     @property
     def cards(self) -> tuple[Finding, ...]:
-        """The part of `fired` that pages and terminals show: of a plug-in's kind three, and the number of others."""
+        """The findings of `fired` that are shown: at most three per kind of a plug-in, with the number of others."""
         return tuple(folded(self.fired, MAX_OF_A_KIND))
 
     @property

@@ -115,7 +115,7 @@ class Finding:
 
     @classmethod
     def insufficient(cls, analyzer: str, kind: str, summary: str, **more: Unpack[FurtherFields]) -> Finding:
-        """The finding of an analysis that the records do not let judge: never that all is well."""
+        """Make the finding of an analysis that the records do not allow to judge. It never means that all is well."""
         return cls(
             analyzer=analyzer,
             kind=kind,
@@ -138,7 +138,7 @@ class Finding:
         attempt: int | None = None,
         in_part: bool = False,
     ) -> Finding:
-        """Like `insufficient`, with the summary "<what>: <why>."; an analysis binds the first three arguments once.
+        """Like `insufficient`, with the summary "<what>: <why>."; analyses bind the first three arguments.
 
         With `in_part` the check was made on the other records: finding nothing there means something.
         """

@@ -3,7 +3,7 @@
     KINDS["straggler"].title            # "Straggler"
     KINDS["straggler"].identity         # ("attempt", "ranks"): two findings that agree in these are the same one
 
-Their order is that of the verdict: of findings that are equally severe, what explains others comes first. All else that
+Their order is that of the verdict: among equally severe findings, those that explain others come first. All else that
 must know about kinds is derived from this table: the order, the identity of a finding, what may last, and which package
 judges, explains and draws it:
 

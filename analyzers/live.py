@@ -211,7 +211,7 @@ def _note_failure(state: LiveState, name: str, reason: str) -> None:
 def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], Finding]:
     """Findings that a former watch reported, from its events: the initial `reported` of its successor.
 
-    Not hangs: a report of one is acted upon, and the former watch may have been killed in between.
+    Hangs are left out: a report of a hang triggers an action, and the former watch may have been killed in between.
     """
     reported = (Finding.of_event(event) for event in events if event.get("kind") == event_kinds.FINDING)
     return {finding.identity: finding for finding in reported if finding is not None and finding.kind != "hang"}

@@ -5,9 +5,8 @@
     my_team = "my_team.rankscope_analyzers"
 
 The entry point names a module with `KINDS` and `ANALYSES`, and where it wants `WHY`, `NEXT` and `FIGURES`, as a package
-of `analyzers` has them in `explain` and `figures` (docs/api.md). It runs in a separate process (`store.plugins`), and
-here is its description of itself. What is wrong with that is a problem that the report shows; no built-in kind can be
-replaced.
+of `analyzers` has them in `explain` and `figures` (docs/api.md). It runs in a separate process (`store.plugins`); this
+module reads its description. Errors in the description are shown in the report; no built-in kind can be replaced.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     from analyzers.policy import SHARED
     if len(steps) < SHARED.warm_up_steps + SHARED.min_steps: ...
 
-What only one analysis knows is in the policy of its package.
+Thresholds of a single analysis are in the policy of its package.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ READ_ROWS = 20_000_000
 class TypedSource(Protocol):
     """Read-only SQL over the tables of docs/schema.md, as a plug-in gets it: `rankscope.api.Source`.
 
-    What a cell holds is known when it is read: `typed`, `ints` and `floats` state its type.
+    Cells have no static type; `typed`, `ints` and `floats` check and state it.
     """
 
     def query(self, sql: str, params: Sequence[object] = ()) -> dict[str, npt.NDArray[np.generic]]:

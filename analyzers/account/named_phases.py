@@ -37,7 +37,7 @@ class NamedPhase:
 
 
 def phase_name(kind: str) -> str:
-    """The name, safe to print: characters that a page or a terminal might interpret become `_`."""
+    """Make a name safe to print: characters that a page or a terminal might interpret become `_`."""
     return re.sub(r"[^\w .:/+-]", "_", kind)[:MAX_NAME]
 
 

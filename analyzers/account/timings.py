@@ -70,7 +70,7 @@ class Timings:
 
     @property
     def is_on_device(self) -> bool:
-        """True if own work is time of a GPU, of which its host's processor says nothing."""
+        """True if own work is GPU time, about which the CPU time of its host says nothing."""
         return self.is_stamped or DEVICE in self.own
 
     @property
@@ -83,8 +83,9 @@ class Timings:
         return total
 
     def until_all_have(self, max_lag_s: float) -> Timings:
-        """Drop the newest observations that lack rows of a rank, for example of another node, whose rows arrive later.
-        A rank whose rows end more than `max_lag_s` before the newest is not waited for."""
+        """Drop the newest observations in which a rank has no row yet: rows of other nodes arrive later. A rank whose
+        rows end more than `max_lag_s` before the newest is ignored.
+        """
         has_row = ~np.isnan(self.duration)
         if has_row[:, -1].all():
             return self
@@ -102,7 +103,7 @@ class Timings:
         )
 
     def places(self, cause: str) -> tuple[str, ...]:
-        """Phases and gaps that are work of a kind: `data`, or everything else."""
+        """Phases and gaps of one kind of work: `data`, or everything else."""
         known = ("data",) if cause == "data" else (*COMPUTE_PHASES, *GAPS, DEVICE, WHOLE_STEP)
         return tuple(place for place in known if place in self.own)
 
@@ -111,7 +112,8 @@ def load_timings(
     source: Source, attempt: int, *, since_step: int = 0, until_step: int | None = None, skip_first: int = 0
 ) -> Timings | None:
     """Read finished steps, except the first `skip_first` observations; None if there are none. `until_step`: the last
-    one to read, where calls on a device are not what times them."""
+    step to read; ignored if steps are timed by calls on a device.
+    """
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
@@ -163,14 +165,14 @@ def load_timings(
 def has_host_gaps(source: Source, attempt: int) -> bool:
     """Return True if gaps were measured and are the rank's own work.
 
-    On a GPU without stamps the host waits for its device, and so for other ranks, in whatever gap reads a value back:
-    there is no own work to compare.
+    On a GPU without stamps the host may wait for its device, and thus for other ranks, in any gap that reads a value
+    back: such gaps hold no own work to compare.
     """
     return _has_gaps(source, attempt) and (is_stamped(source, attempt) or not _is_on_device(source, attempt))
 
 
 def has_uncompared_gaps(source: Source, attempt: int) -> bool:
-    """Return True if gaps were measured on the host of a GPU alone: no call was timed on the device."""
+    """Return True if gaps were measured only on the host of a GPU, and no call was timed on the device."""
     on_host = _has_gaps(source, attempt) and _is_on_device(source, attempt)
     return on_host and not is_stamped(source, attempt) and not has_device_calls(source, attempt)
 

@@ -8,8 +8,8 @@ All members leave a collective together, so the member with the shortest time in
 transfer. Another member that was blocked for longer waited for the late one:
 `late = max(0, wait - shortest time of a member)`, the rest is *exposed communication*. Only durations are used.
 
-Where no collectives were recorded, the rank that waits the shortest in a step stands for the transfer of that step:
-coarser, because several groups are taken together. Of long runs every k-th step is looked at.
+If no collectives were recorded, the shortest wait of any rank in a step counts as the transfer of that step. This is
+coarser, because it takes several groups together. In long runs only every k-th step is read.
 
 If the records of some nodes are missing, the late rank may be among them: nothing is split.
 
@@ -56,7 +56,7 @@ class WaitSplit:
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
-    """Ratios and times of an attempt, or of all; empty where nothing of the kind was recorded."""
+    """Ratios and times of one attempt or all attempts; empty if neither collectives nor waits were recorded."""
     where = f"step >= {int(since_step)}" + ("" if attempt is None else f" AND attempt = {int(attempt)}")
     late = _by_calls(source, where) if source.has("collectives") else {}
     basis = "collectives"
@@ -178,7 +178,7 @@ def _rows_by_rank(attempt: Ints, rank: Ints) -> dict[tuple[int, int], Ints]:
 
 
 def pipelines(source: Source) -> list[tuple[int, list[int]]]:
-    """(attempt, ranks) of every pipeline: the ranks that differ in nothing but their stage."""
+    """(attempt, ranks) of every pipeline: ranks that differ only in their stage."""
     rows = source.rows(
         """
         SELECT attempt, list(rank ORDER BY pp) FROM (

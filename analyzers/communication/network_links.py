@@ -69,7 +69,7 @@ def network_links(source: Source, attempt: int, policy: NetworkLinkPolicy | None
 def slowest_link(
     source: Source, attempt: int, ranks: Collection[int], policy: NetworkLinkPolicy | None = None
 ) -> NetworkLink | None:
-    """The slow link among some ranks, if there is one and all slow ones join the same two of them."""
+    """The slow link between two of these ranks; None if none is slow, or if slow links join different pairs."""
     policy = policy or NetworkLinkPolicy()
     slow = [
         link
@@ -82,7 +82,7 @@ def slowest_link(
 
 
 def stalled_link(source: Source, attempt: int, group: str, seq: int) -> NetworkLink | None:
-    """The link on which a call that stands still got least far; None if several did, or nothing is recorded."""
+    """The link on which a stuck call made the least progress; None if several tie, or nothing was recorded."""
     if missing_tables(source, "nccl_links", "nccl_groups", "nccl_calls"):
         return None
     rows = source.rows(

@@ -48,7 +48,7 @@ class SlowLink:
     """The link between two nodes that is slow, where proxy threads were recorded."""
 
     def is_significant(self, step_ms: float) -> bool:
-        """Decide whether it costs enough of the step, given how clear it is."""
+        """Return True if it costs enough of the step: the clearer the slowdown, the smaller the cost may be."""
         is_clear = self.has_peers and self.factor >= SHARED.clear_factor
         return self.excess_ms >= (SHARED.min_share_ratio if is_clear else SHARED.saving_ratio) * step_ms
 
@@ -91,10 +91,9 @@ def join_groups(found: Sequence[SlowLink]) -> list[SlowLink]:
 def narrow_to_member(
     link: SlowLink, classes: Classes, members: Mapping[str, tuple[int, ...]], policy: SlowLinkPolicy
 ) -> SlowLink:
-    """Name the one member whose group in another dimension is slower, too; the link as it is without such a one.
-
-    Groups that cross are not slow in the same measure: what costs one 4 times costs the other, with smaller messages,
-    1.5 times, which takes longer to be certain by itself.
+    """Name the one member whose group in another dimension became slower too; without such a member return the link
+    unchanged. Crossing groups are not slowed equally: a fault that makes one 4x slower may make the other, which sends
+    smaller messages, only 1.5x slower, and that takes longer to prove by itself.
     """
     if len(link.ranks) < 2:
         return link
@@ -128,7 +127,7 @@ def join_pairs(found: Sequence[SlowLink], num_neighbours: Mapping[int, int]) -> 
 
 
 def join_with_pairs(links: Sequence[SlowLink], pairs: Sequence[SlowLink]) -> list[SlowLink]:
-    """Name the member whose own pairs are slow together with its group; the one that costs more gives the numbers."""
+    """Name the member whose pairs are slow together with its group; the costlier of the two gives the numbers."""
     result: list[SlowLink] = []
     used: set[SlowLink] = set()
     for link in links:

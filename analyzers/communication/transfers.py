@@ -4,10 +4,10 @@
     classes["dp", "all_reduce", 4096]["dp:0-3"][7].transfer_ms       # median transfer in window 7
     pairs, members = pair_transfers(source, attempt=0, window_steps=5)
 
-* Collectives: all members leave together, so the shortest time among them is the transfer without waiting. It is that
-  of the member that arrived last: a slow rank does not lengthen it, a slow link does.
-* Messages between two ranks: the transfer begins when the later end has made its call and ends with the receive. On
-  one host the clock gives it. Between hosts, whose clocks differ, it is the shorter of both durations.
+* Collectives: all members leave together, so the shortest time among them is the transfer without waiting. That is the
+  time of the member that arrived last, so a slow rank does not lengthen it, but a slow link does.
+* Messages between two ranks: the transfer begins when both sides have made their call and ends with the receive. On one
+  host the clock gives it. Between hosts, whose clocks differ, it is the shorter of the two durations.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     conditions(Run(source=a, facts=..., times=...), Run(source=b, facts=..., times=...))
     # (("host load per CPU", "0.9", "3.2"), ...): those that differ, and the load in any case
 
-A run on a busy host is slower with the same settings, so both loads stand there even where they are equal.
+A run on a busy host is slower with the same settings, so both loads are listed even if they are equal.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _listed(names: list[str]) -> str | None:
 
 
 def tokens_of_step(times: StepTimes | None) -> float | None:
-    """Tokens of a step of all ranks, median; None where they were not recorded."""
+    """Median number of tokens of a step over all ranks; None if not recorded."""
     known = times.tokens[np.isfinite(times.tokens) & (times.tokens > 0)] if times is not None else np.zeros(0)
     return float(np.median(known)) if len(known) else None
 

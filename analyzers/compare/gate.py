@@ -3,7 +3,7 @@
     gates = gates_of(["slower:10", "loss", "critical"])
     failures(comparison, gates)     # ["B is slower: takes 33.1 % more time per token (...); the limit is 10 %"]
 
-What too few steps do not let judge fails its gate: not measured is not as fast as before.
+A gate that cannot be judged, because there are too few steps, fails: "not measured" does not mean "as fast as before".
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     findings = data_bound(store, Scope())       # kind data_bound, cause steady | periodic | epoch_start | irregular
 
-1. The lower median rank's own time for data in each step is what most ranks wait. One rank with a slow loader is a
-   straggler and no finding here. Time for which the rank was ready to run and waited for a core is taken off, since it
-   may lie in the loader as anywhere in the step: on a crowded machine every phase is long.
+1. The lower median rank's own time for data in each step is what most ranks wait. A single rank with a slow loader is a
+   straggler and not reported here. Time in which the rank was runnable but waited for a core is subtracted: on a
+   crowded machine it lengthens every phase, the loader included.
 2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
 3. Rhythm: `steady` if most steps wait. Else, if the steps that wait much longer than the median one have regular gaps,
    `periodic` (a prefetch buffer that runs empty, a shard that is opened), or `epoch_start` where the first step is one
@@ -36,7 +36,7 @@ _WAITED = f"greatest(0, {own('data')} - coalesce(run_delay_ns, 0))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """Rhythm of the waiting; `every_steps` is 0 without a regular gap."""
+    """How regularly steps wait for data; `every_steps` is 0 if the gaps are not regular."""
 
     cause: str
     every_steps: int
@@ -69,7 +69,7 @@ def data_bound(source: Source, scope: Scope, policy: DataPolicy | None = None) -
 
 
 def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> Rhythm:
-    """Recognise the rhythm of the waiting. Pure."""
+    """Classify how regularly steps wait for data. Pure."""
     waits = data_ms >= policy.share_ratio * step_ms
     heavy = data_ms > np.maximum(policy.heavy_factor * np.median(data_ms), policy.min_ms)
     if waits.mean() >= SHARED.agreement_ratio:

@@ -6,9 +6,9 @@
     finding.evidence["holders"]                   # ["process 4711: 118 GiB", ...] on the same device
     finding.evidence["largest_allocations"]       # ["model/attention.py:88 in forward: 12 GiB in 64 blocks", ...]
 
-1. The error's message is of the moment of the failure: its figures go before those of the snapshot.
+1. The error's message describes the moment of the failure, so its figures take precedence over the snapshot's.
 2. A snapshot that was written after the stack had unwound does not list what filled the memory: its allocations are
-   left out where the message counted twice as much.
+   left out if the message states twice as much memory in use.
 3. The watchdog of a communicator aborts a process some steps after the fault of its kernel. With an XID, the step is
    that of the oldest call that the device had not started.
 4. Where other processes hold the memory, the summary names them. A rank on a CPU, or that was killed, has neither.
@@ -35,7 +35,7 @@ _OF_UNWOUND = ("largest_allocations", "largest_site")
 
 
 def with_xids(source: Source, finding: Finding) -> Finding:
-    """The finding with the XIDs that its ranks caused; of a rank without an error, they are named in its summary."""
+    """The finding with the XIDs that its ranks caused; the summary names them if the rank recorded no error."""
     if finding.attempt is None or lacking(source, ranks=("device_uuid",)):
         return finding
     log = EventLog.load(source, (event_kinds.XID, *ENDS))
@@ -67,7 +67,7 @@ def with_xids(source: Source, finding: Finding) -> Finding:
 
 
 def with_cuda_memory(source: Source, finding: Finding) -> Finding:
-    """The finding with what the message and the snapshot of the first of its ranks say."""
+    """The finding with the figures from the message and the memory snapshot of its first rank."""
     message = str(finding.evidence.get("message") or "")
     ranks = _ranks_of_pids(source, finding)
     stated = memory_of_message(message, ranks, [pid for pid, rank in ranks.items() if rank in finding.ranks[:1]])

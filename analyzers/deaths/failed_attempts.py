@@ -2,16 +2,16 @@
 
     failed_attempts(source, run.manifest())        # [0, 2]: attempt 1 was interrupted by a user
 
-The findings classify: what is reported as a hang or a lost rank is a failure (a kill, a crash, a lost node or
-launcher), by whatever means the rest of it ended. None is an attempt
+The findings decide: an attempt with a hang or a lost rank (a kill, a crash, a lost node or launcher) failed, however
+its other ranks ended. An attempt did not fail
 
 1. that a signal to its launcher or to all its ranks ended (Ctrl-C, a scheduler's SIGTERM),
 2. whose ranks all closed their records: finished, stopped by the guard, or asked to save for a node that joins,
 3. that was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
 
-A rollback ends no attempt. Where nothing says how an attempt ended that another followed, it failed: what is killed
-whole leaves nothing. The newest attempt may still run, so it counts once its launcher has recorded the end, or if the
-caller knows that it is over.
+A rollback ends no attempt. An attempt that another one followed failed if no record says how it ended: a job that is
+killed as a whole records nothing. The newest attempt may still run, so it counts once its launcher has recorded the
+end, or if the caller knows that it is over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["failed_attempts"]
 
 
 def failed_attempts(source: Source, manifest: Mapping[str, Any], *, is_over: bool = False) -> list[int]:
-    """Their numbers, in order; `is_over`: the run has ended, whether that was recorded or not.
+    """Numbers of the failed attempts, in order; `is_over`: the run has ended, whether or not that was recorded.
 
     Without any events of the run it is every attempt that another followed.
     """

@@ -5,8 +5,8 @@
 2. While the run lives, a lost node explains only deaths that are recorded: other ranks may still wait for it, until
    their launcher or a hang's limit ends them.
 3. `watch` recorded that the launcher of its node was gone, and which ranks were open then. If a rank had died of
-   something else within `DeathPolicy.before_launcher_s` before, that is the cause. If `watch` had reported a hang, so
-   is the hang: people kill the launcher of a hanging job. In both cases nothing is reported here.
+   something else within the `DeathPolicy.before_launcher_s` before, that death is the cause. If `watch` had reported a
+   hang, the hang is: people kill the launcher of a hanging job. In both cases nothing is reported here.
 4. The checkpoint that these ranks saved as they ended is named. Ranks that saved later, for another reason, and then
    continued say nothing about this launcher.
 5. A node without a rank in the attempt (it joined too late, or is a spare) ends nothing: this is only a remark.

@@ -26,8 +26,9 @@ def rank_lost(
     ranks: tuple[int, ...] = (),
     is_asked: bool = False,
 ) -> Finding:
-    """The finding of one cause in one attempt. `again`: sentence on the restart that followed, which makes it mild.
-    `is_asked`: a signal to the launcher asked for the end, so that nothing was lost."""
+    """Make the finding of one cause in one attempt. `again`: sentence on the restart that followed, which lowers the
+    severity. `is_asked`: a signal to the launcher requested the end, so nothing was lost.
+    """
     return Finding(
         analyzer="rank_lost",
         kind="rank_lost",

@@ -1,7 +1,7 @@
 """Resume mismatches: the state after a restart is not the one that was saved.
 
-Each rank compares, right after loading on the mesh that saved, parameters, optimizer state, random generators and the
-data that come next with the signatures in the checkpoint's manifest, and writes an event where they differ.
+Right after loading, on the same mesh that saved, each rank compares its parameters, optimizer state, random generators
+and next data with the signatures in the checkpoint's manifest. It writes an event where they differ.
 """
 
 from __future__ import annotations

@@ -111,11 +111,10 @@ def _with_verdict_of_logs(diagnosis: Diagnosis, files: JobFiles) -> Diagnosis:
 
 
 def judge_plugin_rows(read: Sequence[PluginRows]) -> Judged:
-    """The findings over the rows of all plug-ins' files together, what they add to the facts, and the what-if.
-
-    The reasons for checks that were not made name no setting: Rankscope did not record the job. Events of logs are
-    judged with the other logs (`job_lines`): a plug-in's steps are counted as its program counts them, and cannot
-    stand in one table with the steps that a log printed.
+    """Judge the rows of all plug-ins' files together: findings, facts and the what-if. Reasons for missing checks name
+    no setting, because Rankscope did not record the job. Events of logs are judged with the other logs (`job_lines`): a
+    plug-in's steps are counted as its program counts them, and cannot stand in one table with the steps that a log
+    printed.
     """
     with MemoryStore() as store:
         for table in ("steps", "collectives", "events"):

@@ -38,7 +38,7 @@ _NOT_CHECKED = "The steps were not checked: they have no loss, no gradient norm 
 
 
 def judge_lines(files: JobFiles, progress: Progress) -> Judged:
-    """Findings by source (`log`, `steps`, `health`, `stacks`), as far as there are rows of each."""
+    """Findings by source (`log`, `steps`, `health`, `stacks`), for each source that has rows."""
     read = read_lines(files, progress)
     drop_elapsed(read.steps)
     with MemoryStore() as store:
@@ -100,9 +100,8 @@ def _left_open(log: ReadLog) -> Finding:
 
 
 def drop_elapsed(steps: Sequence[dict[str, Any]]) -> None:
-    """Replace such durations of a rank by those that its lines have otherwise.
-
-    `Time: 29.5 sec` may be the duration of a step or a clock. A clock grows from line to line by the time that passed.
+    """Drop durations that are elapsed time, in favour of other durations that the rank printed. `Time: 29.5 sec` may be
+    the duration of a step or the time since the start; the latter grows from line to line by the time that passed.
     """
     by_rank: dict[int, list[dict[str, Any]]] = {}
     for row in steps:

@@ -5,16 +5,16 @@
 
 1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
    none: one finding, with the call of the dumps and the lines of the logs.
-2. A rank that the dumps name stands before a line that names none: an error of a device that the dumps show to be stuck
-   is joined to it, any other is a separate suspicion.
-3. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
-4. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
+2. A rank that the dumps name takes precedence over a line that names none: an error of the device that the dumps show
+   as stuck is joined to it, any other error is a separate suspicion.
+3. A hang that the dumps prove replaces a suspicion from the logs, and keeps its lines.
+4. If the dumps could not be judged because a rank left none, the logs decide if they say how that rank ended.
 5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.
-6. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
-   the lines of the log and what only a log has, such as the text of an assertion in a kernel.
-7. A hang that a run recorded and that a log or dumps show too is one finding: that of the run, with theirs as evidence,
-   if they name one of its ranks or only suspect.
-8. What a plug-in's rows show, and the logs report too, is told once: by the lines.
+6. If a recorded run lost a rank and a log says how that rank ended, they are one finding: the run's, with the lines of
+   the log and whatever only a log has, such as the text of an assertion in a kernel.
+7. If a run recorded a hang that a log or dumps show too, they are one finding: the run's, with the others as evidence,
+   if these name one of its ranks or are only suspicions.
+8. If the rows of a plug-in and the logs show the same, only the finding of the logs is reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of a log that accompany its cause: the rank that did not give up, what was worked on, addresses of peers.
+"""Facts in a log that accompany its cause: the rank that did not time out, what was being done, addresses of peers.
 
 candidates = [with_facts(candidate, book, ended) for candidate in candidates]
 """
@@ -32,7 +32,7 @@ _REFUSED = re.compile(
 
 
 def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
-    """Add what the other lines say of the same."""
+    """Add what other lines say about the same cause."""
     if not candidate.ranks and candidate.rank_class == "own" and candidate.cause in ("out_of_memory", "device_error"):
         candidate = _on_missing_rank(candidate, book, ended)
     if candidate.cause in _WAITED:
@@ -95,13 +95,13 @@ def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
 
 
 def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
-    """Addresses of the other ends of connections that broke or were not made."""
+    """Peer addresses of connections that broke or could not be made."""
     found = (_PEER.findall(f"{entry.text('message')} {entry.message}") for entry in lines)
     return list(dict.fromkeys(address.strip("[]") for every in found for address in every))
 
 
 def interface_candidates(book: LogBook) -> list[Candidate]:
-    """NCCL or gloo took an interface that the other hosts cannot reach: loopback, or a link-local address."""
+    """Candidates for an unreachable interface that NCCL or gloo chose: loopback, or a link-local address."""
     taken = list(book.of("nccl_interface"))
     hosts = {entry.host for entry in taken if entry.host}
     first_of: dict[str | None, LogLine] = {}

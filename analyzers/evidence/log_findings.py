@@ -1,12 +1,12 @@
-"""Analysis of text logs: one verdict on a job's end from the lines of all files, and what it leaves unexplained.
+"""Analysis of text logs: one verdict on a job's end from the lines of all files, and what remains unexplained.
 
     findings = analyze(source)
 
 1. Every line that names a cause makes a candidate (`hosts`, `processes`, `calls`).
-2. The kernel and the scheduler come before what processes say of themselves, that before mismatches, deaths without a
-   text, hangs, the network, and victims. Within a class the earliest line counts.
-3. Ranks that only speak of a peer or of a call that was given up are victims: they are listed, never blamed.
-4. A suspicion names no culprit as proven, and comes with the commands that would settle it.
+2. Order of precedence: the kernel and the scheduler, what processes say about themselves, mismatches, deaths without a
+   message, hangs, the network, victims. Within a class the earliest line counts.
+3. Ranks that only report a peer or an aborted call are victims: they are listed, never blamed.
+4. A suspicion is never stated as proven, and lists the commands that would settle it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Join a job's end with what a process says of itself: the rank of the only end, an error before a time limit.
+"""Combine a job's end with what processes report: give errors the rank that ended, order them before a time limit.
 
 candidates = of_the_only_end(candidates, book, ended)
 candidates = unmet_before_wait(raised_before_limit(candidates), book)
 
-1. A device's error, or an exception of C++ that nothing caught, makes the runtime abort its own process: it is of the
-   only rank that aborted.
+1. A device error, or an uncaught C++ exception, makes the runtime abort its own process: if only one rank aborted, it
+   is that rank's.
 2. An exception ends its process with code 1, and a process that the launcher then ends by SIGTERM writes no traceback:
-   the only traceback is that of the only rank that ended so.
-3. A job that the scheduler ended at its time limit had failed before where a process ended of its error: the others, or
-   its own threads, only waited for the limit.
-4. Ranks wait for one that could not connect: a connection that failed before a wait ran out explains it.
+   a single traceback belongs to the single rank that exited with code 1.
+3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
+   threads of that process, only waited for the limit.
+4. A connection that failed before a wait timed out explains the timeout: the other ranks waited for the one that could
+   not connect.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _REFUSED = 2
 
 
 def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) -> list[Candidate]:
-    """Name the rank of candidates that have none, where the only end tells it."""
+    """Set the rank of candidates without one, if only one rank ended in the matching way."""
     if refused := tuple(sorted(rank for rank, (code, _) in ended.exits.items() if code == _REFUSED and rank >= 0)):
         candidates = [
             _named(one, *refused) if any(type_of(line) == "ArgumentError" for line in one.lines) else one
@@ -57,7 +58,7 @@ def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended
 
 
 def raised_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Put an error that ended its process before the time limit in front of the limit."""
+    """Order an error that ended its process before the time limit ahead of the limit."""
     limit = next((one for one in candidates if one.cause == "time_limit"), None)
     if limit is None:
         return list(candidates)
@@ -78,7 +79,7 @@ def raised_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
-    """Put a rendezvous or address that failed in front of a suspected hang whose wait ran out after it."""
+    """Order a failed rendezvous or address ahead of a suspected hang whose wait timed out later."""
     if not candidates or candidates[0].kind != "hang" or candidates[0].is_proven:
         return list(candidates)
     waited = min(book.position(entry) for entry in candidates[0].lines)

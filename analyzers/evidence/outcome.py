@@ -40,7 +40,7 @@ least twice the usual distance between steps' lines."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`is_known`: nothing is left open, as far as a log can say."""
+    """`is_known`: the end is known, as far as a log can tell."""
 
     ended: str
     text: str
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[str, Any]]) -> Outcome:
-    """The end that the lines show, with the line that shows it."""
+    """The job's end, with the line that shows it."""
     entry = next(iter(book.of("finished", "process_finished")), None)
     extent, seen = _extent(steps), _failure_seen(book)
     if entry is not None:
@@ -129,14 +129,14 @@ def _last_words(logs: Sequence[ReadLog]) -> str:
 
 
 def is_at_end(steps: Sequence[Mapping[str, Any]]) -> int | None:
-    """The last step, if it is the last that was planned."""
+    """The last printed step if it is the last planned one, else None."""
     last = max(steps, key=lambda row: row["step"], default=None)
     total = last.get("total") if last else None
     return int(total) if last is not None and total and total > 1 and last["step"] >= total else None
 
 
 def num_steps(steps: Sequence[Mapping[str, Any]]) -> int | None:
-    """The last step that is printed, not the number of lines that print one; where lines have no number, these."""
+    """Number of the last printed step; if lines have no step number, the number of lines."""
     if any(not row.get("is_counted") for row in steps):
         return max(row["step"] for row in steps if not row.get("is_counted")) or None
     return len({row["step"] for row in steps}) or None
@@ -167,8 +167,8 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
-    """Attempts after which the job began again, one entry each: as schedulers and launchers report them, else the error
-    that stands last before the next start.
+    """One entry for each attempt after which the job started again: as the scheduler or launcher reports its end, else
+    the last error before the next start.
     """
     found: list[dict[str, str | None]] = []
     last: tuple[str, str, int] | None = None
@@ -233,7 +233,7 @@ def _stated_end(book: LogBook) -> str:
 
 
 def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
-    """End of the last attempt, as far as the logs show, and of those before it."""
+    """Text on the end of the last attempt, as far as the logs show it, and of earlier ones."""
     is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
     is_dead |= ended != "finished" and any(
         standing(entry, book) != "survived" for entry, _ in book.of_role("exception", "death")

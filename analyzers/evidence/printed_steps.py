@@ -2,7 +2,7 @@
 
 findings = printed_step_findings(store, findings_so_far, steps)
 
-A printed step has a duration and no phases, a loss that rank 0 printed for all, and most often no time of its start.
+A printed step has a duration but no phases, a loss that rank 0 printed for all ranks, and usually no start time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def can_be_judged(steps: Sequence[Mapping[str, Any]]) -> bool:
 def printed_step_findings(
     source: Source, known: Sequence[Finding], steps: Sequence[Mapping[str, Any]]
 ) -> list[Finding]:
-    """Findings of the analyses that need no more than loss and duration of a step."""
+    """Findings of the analyses that need only the loss and duration of steps."""
     if not steps:
         return []
     are_counted = all(row.get("is_counted") for row in steps)

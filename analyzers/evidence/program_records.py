@@ -36,7 +36,7 @@ _WAITS = re.compile(
 
 
 def device_findings(source: Source) -> list[Finding]:
-    """Report what the readings of devices show, and which checks they do not allow."""
+    """Findings from the readings of devices, and which checks they do not allow."""
     wrong = [one for one in device_health(source, Scope()) if one.status in ("fired", "suspect")]
     unread = unread_of_devices(source)
     if wrong or not unread:
@@ -47,7 +47,7 @@ def device_findings(source: Source) -> list[Finding]:
 
 
 def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
-    """The processes that stand elsewhere than most, where most wait in communication."""
+    """Find the processes whose stacks differ, if most processes wait in communication."""
     groups = group([Stack(pid=one.pid, rank=one.rank, frames=_own(one.frames)) for one in read])
     odd = odd_ones(groups) if len(read) >= SHARED.min_times else ()
     most = groups[0]

@@ -1,4 +1,4 @@
-"""Errors that no rule knows: lines that their program marks as errors, where nothing else says why the job ended.
+"""Errors without a rule: lines that their program marks as errors, used only if nothing else explains the job's end.
 
 candidates = candidates or unnamed_errors(book)
 candidate = with_error_line(candidate, book)      # the line that stands before an end which does not say why
@@ -38,7 +38,7 @@ MAX_SHOWN = 240
 
 
 def unnamed_errors(book: LogBook) -> list[Candidate]:
-    """The first line that is marked as an error, as a suspicion: whether it ended the job, it does not say."""
+    """The first line marked as an error, as a suspicion: it does not say whether it ended the job."""
     lines = _errors(book)
     if not lines:
         return []
@@ -57,7 +57,7 @@ def unnamed_errors(book: LogBook) -> list[Candidate]:
 
 
 def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
-    """Add the last error line before an end that does not say why it came."""
+    """Add the last error line before an end whose reason is not stated."""
     if candidate.cause not in _UNEXPLAINED or not candidate.lines:
         return candidate
     if candidate.cause == "nccl_error" and (failed := next(iter(book.of("nccl_cuda_failure")), None)):

@@ -45,7 +45,7 @@ class StoryEvent:
 
 
 def loss_curve(source: Source) -> dict[str, npt.NDArray[Any]]:
-    """Columns step, loss, grad_norm, kept, in the order of training, of the first rank that has a loss."""
+    """Columns step, loss, grad_norm, kept, in training order, from the first rank that has a loss."""
     if not source.has("steps"):
         return {name: np.zeros(0) for name in ("step", "loss", "grad_norm", "kept")}
     return source.query(
@@ -98,7 +98,7 @@ def marks(source: Source) -> list[Mark]:
 
 
 def story(source: Source, *, limit: int = 400) -> list[StoryEvent]:
-    """The run's events, the first and the last ones if there are more than `limit`."""
+    """Events of the run; only the first and the last ones if there are more than `limit`."""
     if not source.has("events"):
         return []
     kinds = [str(kind) for (kind,) in source.rows("SELECT DISTINCT kind FROM events") if kind not in _NOT_SHOWN]

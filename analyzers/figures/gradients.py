@@ -3,7 +3,7 @@
 norms(columns)          # columns parameter, step, norm, nonfinite
 nonfinite(columns)
 
-Parameters stand in the order of the model, the first on top; the colours of norms are powers of ten.
+Parameters are in model order, the first on top; norms are coloured by powers of ten.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def norms(table: Mapping[str, Any]) -> Figure:
 
 
 def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
-    """Number of NaN and Inf elements; only parameters that ever had one. `across`: the column from left to right."""
+    """Number of NaN and Inf elements, for parameters that ever had one. `across`: the column on the x axis."""
     count = floats(table["nonfinite"])
     bad = set(np.asarray(table["parameter"], dtype=object)[count > 0].tolist())
     keep = np.array([name in bad for name in table["parameter"]], dtype=bool)

@@ -2,8 +2,8 @@
 
 figure = draw(course.loss_curve(store), course.marks(store), diagnosis.fired, evaluated=evaluations(store))
 
-Steps that counted are one line; executions that were refused or rolled back are drawn faintly behind it. Findings are
-bands over their steps, rollbacks arrows from where they began to where they went, checkpoints ticks at the foot.
+Kept steps form one line; refused or rolled-back executions are drawn faintly behind it. Findings are bands over their
+steps, rollbacks are arrows from the failed step to the restored one, checkpoints are ticks on the axis.
 """
 
 from __future__ import annotations

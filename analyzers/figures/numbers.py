@@ -1,4 +1,4 @@
-"""Small curves of the numbers behind a training: rate, loss scale, error of compression, load of experts, memory.
+"""Small curves over the steps: learning rate, loss scale, compression error, expert load, memory.
 
 figure = rate(columns)          # columns step, lr
 figure = scale([(40, 32768.0), (44, 16384.0)])
@@ -44,7 +44,7 @@ def compression(columns: Mapping[str, Any]) -> Figure:
 
 
 def experts(columns: Mapping[str, Any]) -> Figure:
-    """Columns step, high, low: times an even share, of the most and the least used expert."""
+    """Columns step, high, low: load of the most and the least used expert, in multiples of an even share."""
     lines = [
         Series(name=name, x=ints(columns["step"]), y=floats(columns[column]), colour=colour)
         for name, column, colour in (("most used", "high", SEQUENCE[5]), ("least used", "low", SEQUENCE[2]))
@@ -53,7 +53,7 @@ def experts(columns: Mapping[str, Any]) -> Figure:
 
 
 def logged(columns: Mapping[str, Any]) -> Figure:
-    """Columns name, step, value: a line for each number that the user logged."""
+    """Columns name, step, value: one line per scalar that the user logged."""
     names = np.asarray(columns["name"])
     steps, values = ints(columns["step"]), floats(columns["value"])
     lines = [
@@ -63,13 +63,13 @@ def logged(columns: Mapping[str, Any]) -> Figure:
 
 
 def memory(columns: Mapping[str, Any]) -> Figure:
-    """Columns step, low, middle, high: MiB of the least, the median and the fullest rank."""
+    """Columns step, low, middle, high: minimum, median and maximum over the ranks, MiB."""
     low, middle, high = (floats(columns[name]) for name in ("low", "middle", "high"))
     return band(ints(columns["step"]), low, middle, high, x="step", y="memory (MiB)", height=340)
 
 
 def two_ranks(pair: Mapping[str, Any], a: int, b: int, measure: str, unit: str) -> Figure:
-    """Columns step, a, b: a measure of two ranks over the steps, in its unit."""
+    """Columns step, a, b: one measure for two ranks over the steps, in its unit."""
     steps = ints(pair["step"])
     lines = [
         Series(name=f"rank {a}", x=steps, y=floats(pair["a"]), colour=SEQUENCE[1]),

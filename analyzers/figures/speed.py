@@ -19,7 +19,7 @@ __all__ = ["draw"]
 
 
 def draw(curve: Mapping[str, Any], *, height: int = 420) -> Figure:
-    """Step time as a band (10th to 90th percentile over the ranks) with its median; below it the throughput."""
+    """Draw step time as its median and a band (10th to 90th percentile over the ranks), with throughput below."""
     figure = new_figure(height=height, x="step")
     step = ints(curve["step"])
     low, middle, high, rate = (floats(curve[name]) for name in ("low", "middle", "high", "tokens_per_s"))

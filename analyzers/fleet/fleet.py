@@ -1,4 +1,4 @@
-"""The fleet's memory: hosts and devices over many runs, ranked by how often runs had trouble on them; and speeds.
+"""Hosts and devices over many runs, ranked by how often runs had incidents on them; and changes of speed.
 
     found = fleet(histories)
     found.hosts[0].name, found.hosts[0].is_suspicious     # "gpu-07", True
@@ -98,7 +98,7 @@ class _Tally:
 
 
 def fleet(histories: Sequence[RunHistory], policy: FleetPolicy = FleetPolicy()) -> Fleet:
-    """Judge all members together. What a suspicious device explains is not held against its host."""
+    """Judge all members together. Incidents that a suspicious device explains do not count against its host."""
     devices: dict[str, _Tally] = defaultdict(_Tally)
     for history in histories:
         of_device = [(incident.device, incident) for incident in history.incidents]

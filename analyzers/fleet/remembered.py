@@ -1,4 +1,4 @@
-"""Histories of all runs in a folder: a finished run is diagnosed once, and remembered in `.fleet` next to the runs.
+"""Histories of all runs in a folder: a finished run is diagnosed once, and cached in `.fleet` next to the runs.
 
 found = read_histories(RunsFolder(Path("runs")))
 found.histories, found.problems             # one per run; {run: why it could not be read}

@@ -74,7 +74,7 @@ class RunSpeed:
 
 
 def run_speed(source: Source, manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> RunSpeed | None:
-    """None for runs with too few steps, and for drills: a run with injected faults says nothing of its versions."""
+    """Speed of a run; None if it has too few steps, or is a drill, whose injected faults change its speed."""
     policy = ThroughputPolicy()
     if manifest.get("faults") or facts.get("faults_injected"):
         return None

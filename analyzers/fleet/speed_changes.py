@@ -4,18 +4,19 @@
         configuration.status                      # slower | faster | no_change | too_few_runs
         configuration.changes[-1].versions        # {"torch": ("2.12.0", "2.13.0")}
 
-1. Runs of one configuration in the order of their starts; what is judged is the rank of each run's speed among them, so
-   that one run on a bad host counts as one run, however slow it was.
-2. The statistic is the largest difference of mean ranks before and after a split, over all splits with two runs on
-   each side, each in units of what it varies by under a random order (Pettitt, 1979, with equal weight of the splits).
-   Where no split passes, the same of a stretch of runs and all others finds what went and came back (circular binary
-   segmentation: Olshen et al., 2004). Each of the two has half of the permitted error.
+1. Runs of one configuration are ordered by start, and each run's speed is replaced by its rank among them, so that one
+   run on a bad host counts as one run, however slow it was.
+2. The statistic is the largest difference of mean ranks before and after a split, over all splits with at least two
+   runs on each side. Each difference is in units of its standard deviation under a random order (Pettitt, 1979, with
+   splits weighted equally). If no split passes, the same statistic for a stretch of runs against all others finds
+   temporary changes (circular binary segmentation: Olshen et al., 2004). Each of the two tests gets half of the
+   permitted error.
 3. The p-value is the share of random orders of the same runs with as large a statistic: valid for small samples, with
    no assumption on how speeds vary. Below the number of runs at which a perfect separation could pass there is
    no verdict (`too_few_runs`); a single configuration needs twelve.
 4. The limit is shared by all configurations tested (Bonferroni).
-5. The parts are searched again, by the same rules. At last a change stays only where the runs directly before and after
-   it differ, by the same test, and by `min_change_ratio`.
+5. The parts are searched again, by the same rules. Finally, a change is kept only if the runs directly before and after
+   it differ by the same test and by `min_change_ratio`.
 """
 
 from __future__ import annotations

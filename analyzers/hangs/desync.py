@@ -2,20 +2,20 @@
 
     findings = desynced(store, Scope())       # kind desync, causes skipped and extra
 
-A group's calls are paired by their number. Where the next call has the same operation and size, nothing stops: the job
-goes on, and each rank reduces its gradients with those of another step.
+A group's calls are paired by their number. If the calls that are wrongly paired have the same operation and size,
+nothing stops: the job goes on, and ranks reduce gradients of different steps with each other.
 
-1. In each step, a rank's first call of the group has a number. Ranks of one program agree in it, or differ by as much
-   in all steps.
-2. From one step on the difference of a rank to the others is another, and never the former again: between this step
-   and the next that both have, one of the two made more calls than the other.
-3. The smaller side is named. Of two equal sides it is the one that never made so many calls in a step before; if that
-   does not tell either, both are suspects.
-4. Not judged: steps next to which numbers are missing on the tape, calls of background threads, which belong to no
-   step (of what NCCL's plugin recorded no thread is known, and the step is that of the launch), and a
-   step whose phases are neither those of the others nor of the step before: it was counted twice, or not.
+1. In each step, a rank's first call of the group has a number. Ranks of one program agree on it, or differ by the same
+   amount in all steps.
+2. If from one step on a rank's difference from the others changes and never changes back, one of the two made more
+   calls than the other between this step and the next recorded on both.
+3. The smaller side is named. If both are equal, it is the side that never made so many calls in a step before; if that
+   does not decide, both are suspects.
+4. Not judged: steps next to missing numbers on the tape; calls of background threads, which belong to no step (the NCCL
+   plugin records no thread, and the step of the launch); and a step whose phases match neither the other ranks nor the
+   step before, which may have been counted twice or not at all.
 
-A hang right in the call that follows is `culprits`.
+A hang in the very next call is judged by `culprits`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ MAX_SUSPECTS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCalls:
-    """The calls of one rank in one group and step. `is_whole`: none is missing between these and the step before."""
+    """The calls of one rank in one group and step. `is_whole`: no number is missing between them and those of the step
+    before.
+    """
 
     first_seq: int
     number: int
@@ -77,9 +79,8 @@ def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()
 
 
 def with_desync(source: Source, hang: Finding) -> Finding:
-    """The hang in calls that differ, on the rank that was out of sync in their group before, if one was.
-
-    A host runs ahead of the call in which its device stands, so the calls that it enqueued since tell.
+    """Name, for a hang in mismatched calls, the rank that was out of sync in their group before, if there is one. A
+    host runs ahead of its device, so the calls that it has enqueued since show that.
     """
     of = evidence_of(hang)
     if not hang.cause.startswith("mismatch") or hang.attempt is None or of.get("seq") is None:

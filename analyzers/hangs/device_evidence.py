@@ -64,7 +64,7 @@ def with_devices(
 
 
 def with_link(source: Source, finding: Finding) -> Finding:
-    """The finding with the link on which a call that all entered got least far, if one did."""
+    """The finding with the link on which a call that all ranks entered made the least progress, if there is one."""
     of = evidence_of(finding)
     if finding.cause != "all_entered" or finding.attempt is None or of.get("seq") is None:
         return finding

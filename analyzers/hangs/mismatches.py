@@ -6,7 +6,7 @@
 
 Messages are counted for each group, direction and peer, so a send and its receive have the same number. Some backends
 allow a receive that is larger than its send, so unequal messages explain two calls that do not end, but prove nothing
-by themselves. Tags may pair messages in another order: where another message in flight between the two would fit,
+by themselves. Tags may pair messages in another order: if another message in flight between the two ranks would match,
 nothing is reported.
 """
 
@@ -57,8 +57,8 @@ def mismatched_collective(
 ) -> Mismatch | None:
     """The first collective whose members differ in operation, type or size. `heads`: calls in flight by rank.
 
-    Where they differ, the calls of that number that have ended (`differing`, of all ranks) count for the sides too: a
-    rank that raised or went on is one of the many that called the same.
+    If they differ, ended calls of the same number (`differing`, of all ranks) count for the majority too: a rank that
+    raised or went on also made one of the calls.
     """
     together: dict[Number, list[Call]] = {}
     for calls in heads.values():

@@ -9,7 +9,7 @@
 3. Its place is the phase or gap that took most of the time, or the compiler if it was running for most of it; then the
    failed guard is named. The cause and stacks that `watch` reported at the time are added.
 
-With several GPUs the host does not see waits for other ranks, so nothing is judged there.
+Jobs on several GPUs are not judged, because their hosts do not see waits for other ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thresholds of ranks out of sync, and of the evidence that devices and hosts add to a hang.
+"""Thresholds for ranks out of sync, and for the evidence that devices and hosts add to a hang.
 
 Limits of silence: `analyzers.run.policy`.
 """

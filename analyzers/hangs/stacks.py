@@ -6,7 +6,7 @@
     StacksAtHang(run.stacks, roles_of(source, attempt=0)).of(view, culprits)     # groups for a finding's evidence
 
 The files are faulthandler's and not trusted: sizes are bounded, links are not followed, and reports escape the text.
-The same stack on most ranks is where they wait; a stack that differs is a hint and no proof, since a stack holds no
+The stack that most ranks share shows where they wait. A different stack is a hint and no proof, because stacks hold no
 sequence numbers. Ranks are compared within their own stage: the stages of a pipeline wait in different places.
 """
 
@@ -102,7 +102,7 @@ def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
 
 
 def parse_stack(text: str) -> list[str]:
-    """Frames of the last block of the thread that wrote it, without torch's and ours unless there are no others."""
+    """Frames of the thread that wrote the last block; those of torch and Rankscope only if there are no others."""
     starts = [match for match in _BLOCK.finditer(text) if match[1] != "Thread"]
     if not starts:
         return []

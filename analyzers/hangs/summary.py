@@ -78,7 +78,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
 def behind_step(view: AttemptView, found: HangCause) -> int | None:
     """The step in which the culprit stands, if it is before that of the call in which it is awaited.
 
-    After the optimizer it may stand in the next one already: a loop without a loader shows no begin of it.
+    After the optimizer it may already be in the next step: a loop without a loader does not show where that begins.
     """
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     if first is None or found.call is None or None in (first.step, found.call.step):

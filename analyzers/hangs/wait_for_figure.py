@@ -1,4 +1,4 @@
-"""Wait-for graph of a hang: ranks on a circle, an arrow to each rank that is waited for.
+"""Wait-for graph of a hang: ranks on a circle, with an arrow to each awaited rank.
 
 figure = draw(view, blame)
 

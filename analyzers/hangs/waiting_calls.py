@@ -2,7 +2,7 @@
 
     waiting_calls(view, found)      # {"all_reduce #344 (group tp:0-3)": (0, 2, 3), "recv #7 from rank 5": (6,)}
 
-Most ranks of a large job wait in other calls than the one that the culprit is missing in, for ranks that wait
+In a large job most ranks wait in other calls than the one that the culprit has not entered, for ranks that are waiting
 themselves.
 """
 

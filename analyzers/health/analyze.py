@@ -5,10 +5,10 @@
 Read from table `health` (one reading of each device and host a second, NULL where something is not supported) and from
 the events `xid`, both of which `watch` writes. The meanings of the codes are data: `xids.toml`.
 
-* Counters count since the driver was loaded, so only their rise during the run is its own.
-* A device is throttled if a reason that costs speed (heat, the power brake, the hardware's own slow-down) holds in a
-  share of its readings under load, and suspected to be where it holds in all of a few readings. The ordinary power cap
-  is none: under full load it is always on.
+* Counters start when the driver is loaded, so only their rise during the run counts.
+* A device is throttled if a reason that costs speed (heat, power brake, hardware slow-down) is active in a share of its
+  readings under load; if there are only a few readings and it is active in all, that is a suspicion. The ordinary power
+  cap does not count: under full load it is always active.
 * Ranks are found through the devices' UUIDs.
 """
 
@@ -266,7 +266,7 @@ def _not_read(source: Source) -> list[Finding]:
 
 
 def unread_of_devices(source: Source) -> list[str]:
-    """Checks of GPUs whose readings no device has."""
+    """GPU checks for which no device has readings."""
     columns = [column for needed in _READINGS.values() for column in needed]
     there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
     (found,) = source.rows(f"SELECT {there} FROM health WHERE device <> 'host'")

@@ -25,7 +25,7 @@ _COLUMNS = (
 
 
 def rise(column: str, kind: str = "BIGINT") -> str:
-    """SQL: rise of a counter during the run; a driver that was reloaded begins at zero."""
+    """SQL of a counter's rise during the run; a reloaded driver starts at zero."""
     return f"CAST(max({column}) - min_by({column}, sample_ns) AS {kind})"
 
 

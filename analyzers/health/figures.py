@@ -34,7 +34,7 @@ _WORDS = {
 def readings(
     source: Source, expression: str, node: str, device: str, *, join: str = "avg"
 ) -> tuple[focus.RankComparison, Ints] | None:
-    """A reading of `device` with those of its peers on all nodes, and the start of each piece of time (ns).
+    """A reading of `device` and of its peers on all nodes, and the start of each time bucket (ns).
 
     Hosts are compared with hosts, GPUs with GPUs. `x` are seconds since the first reading.
     """
@@ -95,7 +95,7 @@ def reading_figure(
 
 
 def xid(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The counter that goes with the code, else the device's load, with the moment of the first message."""
+    """The counter that belongs to the code, else the device's load, with the time of the first message."""
     columns = [_XID_COLUMNS[finding.cause]] if finding.cause in _XID_COLUMNS else []
     for column in (*columns, "gpu_utilization_ratio"):
         if lacking(source, health=(column,)):
@@ -118,7 +118,7 @@ def memory_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Share of readings in which the reason held, then clock and temperature."""
+    """Share of readings in which the reason was active, then clock and temperature."""
     bit = int(evidence_of(finding).get("reason_bit") or 0)
     if not lacking(source, health=("throttle_reasons",)):
         share = f"CASE WHEN throttle_reasons & {bit} <> 0 THEN 100.0 ELSE 0.0 END"

@@ -1,12 +1,12 @@
-"""XIDs that a program causes: whose they are, so that one fault of a kernel is one finding and no device is blamed.
+"""XIDs that a program causes: assign each to its rank, so that no device is blamed for a fault in a kernel.
 
     victims = failed_with(event, log, ranks_of_device)      # ranks that ended of what the XID reports; () if none did
 
 1. An assertion, an index out of range or an illegal access in a kernel makes the driver report an XID of class
    `application`. The process sees a CUDA error at its next synchronisation, or is aborted.
-2. NVML names the device and no process. So the XID belongs to a rank on that device that ended of a CUDA error, or of a
-   signal without an error, around that time; `rank_lost` then has it as evidence.
-3. Where no rank did, and more than one process may have been on the device, it may be of any of them: advice.
+2. NVML names the device and no process. So the XID belongs to a rank on that device that ended with a CUDA error, or by
+   a signal without an error, around that time; it becomes evidence of `rank_lost`.
+3. If no rank did, any process on the device may have caused it: that is only advice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_of_kernel(message: str) -> bool:
 def failed_with(
     event: Event, log: EventLog, ranks: Collection[int], policy: HealthPolicy | None = None
 ) -> tuple[int, ...]:
-    """Ranks of a device that ended of the fault that an XID event reports. `log` holds the kinds `ENDS`."""
+    """Ranks on a device that ended because of the fault that an XID event reports. `log` holds the kinds `ENDS`."""
     within_ns = int((policy or HealthPolicy()).program_fault_s * 1e9)
 
     def is_near(end: Event) -> bool:

@@ -5,11 +5,11 @@
     why_not_judged(manifest)                                # "the peak of a toaster ... is not known"; None if it is
 
 As PaLM defines it (Chowdhery et al. 2022, appendix B): 6 N + 12 L d T operations a token for forward and backward, with
-N the weights that multiply each token (of a mixture of experts those of the experts that a token is sent to); what
-activation checkpointing computes again does not count. The peak is that of the precision of the training.
+N the number of weights that multiply each token (in a mixture of experts only those of the routed experts);
+recomputation by activation checkpointing does not count. The peak is that of the precision of the training.
 
-Peaks are dense ones by name and precision of matrix products, from data sheets: of sheets that print figures with
-sparsity alone the half is meant; tensor cores of GeForce cards accumulate in fp32.
+Peaks are dense ones from data sheets, by device name and precision of matrix products. If a sheet only gives figures
+with sparsity, half of them is used; tensor cores of GeForce cards accumulate in fp32.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _idle_weights(model: ModelFacts, dim: float, layers: float) -> float:
 
 
 def peak_flops_per_s(device_name: str, precision: str, float32_matmul: str = "highest") -> float | None:
-    """FLOP/s of a device whose name holds one of the listed ones as whole words, the longest of them.
+    """Peak FLOP/s of the device with the longest listed name that occurs, as whole words, in `name`.
 
     `precision` is that of the training (bf16, fp16, float32), `float32_matmul` torch's setting by that name: all but
     `highest` lets tensor cores take float32 products as tf32. A slice of a device (MIG) has no peak that is published.

@@ -26,7 +26,7 @@ def xid_table() -> Mapping[str, Any]:
 def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Finding]:
     """Findings of kind `xid`, one a code and device. `ranks`: by UUID of a device.
 
-    Those that a program caused, a rank of which ended of it, are evidence of `rank_lost` and not found here.
+    An XID that a program caused, and that ended one of its ranks, is evidence of `rank_lost` and not reported here.
     """
     seen: dict[tuple[int, str], list[Any]] = {}
     log = EventLog.load(source, (event_kinds.XID, *ENDS))
@@ -86,7 +86,7 @@ def _evidence(code: int, device: str, events: Sequence[Any], *, action: str) -> 
 
 
 def is_of_program(code: int) -> bool:
-    """Return True for an XID that the catalogue lays to the program on the device."""
+    """Return True for an XID that the catalogue attributes to the program on the device."""
     return bool(xid_table()["xid"].get(str(code), {}).get("class") == "application")
 
 

@@ -1,3 +1,3 @@
-"""The verdict of text logs: who is proven to be the cause, who only suffered, and what to collect where none is."""
+"""The verdict on text logs: the proven cause, its victims, and what to collect if no cause is proven."""
 
 from __future__ import annotations

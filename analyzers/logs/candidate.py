@@ -1,4 +1,4 @@
-"""A possible cause that lines of a log name: what it is, whose, and how sure that is.
+"""A possible cause named by log lines: what it is, which rank or host it belongs to, and whether it is proven.
 
 from_lines("link_down", lines, rank_class="network", what="The network link ib0 of gpu-01 went down")
 """
@@ -59,7 +59,9 @@ def from_lines(
     evidence: Mapping[str, Any] = MappingProxyType({}),
     collect: tuple[str, ...] | None = None,
 ) -> Candidate:
-    """The cause that these lines name. By default the first line is quoted, and its class tells kind and commands."""
+    """Make a candidate from lines. By default the first line is quoted, and its class decides the kind and the
+    commands.
+    """
     kind = kind or _KINDS.get(rank_class, "rank_lost")
     if collect is None:
         collect = COLLECT["hang"] if kind == "hang" else COLLECT.get(cause, ())
@@ -80,7 +82,7 @@ def named_by(lines: Iterable[LogLine]) -> tuple[int, ...]:
 
 
 def host_in(lines: Iterable[LogLine]) -> str | None:
-    """The first host that a line is of."""
+    """The host of the first line that has one."""
     return next((entry.host for entry in lines if entry.host), None)
 
 

@@ -144,7 +144,7 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
 
 
 def standing(entry: LogLine, book: LogBook) -> Standing:
-    """Judge a line by its place in its file."""
+    """Classify a line by its place in its file."""
     if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):
         return "survived"
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):

@@ -1,4 +1,4 @@
-"""The rows of `log_events` as one list in order, with what all of it says of the job: ranks, hosts, interfaces.
+"""The rows of `log_events` as one ordered list, with facts about the job from all of them: ranks, hosts, interfaces.
 
 book = LogBook.load(source)
 book.of("exception")          # lines of that kind, the earliest first
@@ -91,7 +91,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class LogBook:
-    """All lines, those with a time in its order, files kept apart where they have none."""
+    """All lines, ordered by time; lines of files without times stay together in file order."""
 
     lines: tuple[LogLine, ...]
     earlier: tuple[LogLine, ...] = ()
@@ -133,14 +133,14 @@ class LogBook:
         return found[0] if len(found) == 1 else merge(*found, key=itemgetter(0))
 
     def position(self, entry: LogLine) -> int:
-        """Place of a line among all."""
+        """Index of a line in the order of all lines."""
         if not self._positions:
             self._positions.update((id(one), place) for place, one in enumerate(self.lines))
         return self._positions[id(entry)]
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """Ranks that any line belongs to, those that only the kernel or a launcher names left out."""
+        """Ranks to which any line belongs, without those that only the kernel or a launcher names."""
         return tuple(sorted({entry.rank for entry in self.lines if entry.rank is not None}))
 
     @property

@@ -1,4 +1,4 @@
-"""Thresholds of verdicts out of text logs."""
+"""Thresholds of verdicts on text logs."""
 
 from __future__ import annotations
 

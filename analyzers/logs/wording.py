@@ -1,4 +1,4 @@
-"""Next steps of lines whose cause asks for different ones."""
+"""Next steps for log lines that need other ones than their cause has by default."""
 
 from __future__ import annotations
 

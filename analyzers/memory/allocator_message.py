@@ -1,10 +1,10 @@
-"""Figures in the message of a CUDA allocation that failed: what was asked for, and who holds the device's memory.
+"""Figures in the message of a failed CUDA allocation: the request, and which processes hold the device's memory.
 
     found = memory_of_message("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ...")
     found["requested_bytes"], found["device_free_bytes"], found["others_bytes"], found["holders"]
     others_hold_it(found)       # True: without the other processes there would have been room
 
-The message is of the moment of the failure. A snapshot that is taken later, when the stack has unwound, is not: there
+The message describes the moment of the failure. A snapshot taken later, when the stack has unwound, does not: by then
 the tensors of the failed step are freed. Figures that the message lacks are absent, never 0: cuBLAS, cuDNN and NCCL say
 only that there was no memory, and NVML does not count a process's memory everywhere.
 """
@@ -79,7 +79,7 @@ def _own(holders: list[list[int]], found: Mapping[str, Any], own_pids: Collectio
 
 
 def others_hold_it(evidence: Mapping[str, Any]) -> bool:
-    """Return True if other processes hold more than this one, and the request would have fit without them."""
+    """Return True if other processes hold more memory than this one, and the request would have fit without them."""
     held, asked, own = (evidence.get(name) for name in ("others_bytes", "requested_bytes", "own_bytes"))
     if not (is_number(held) and is_number(asked)):
         return False

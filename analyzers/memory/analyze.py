@@ -2,9 +2,9 @@
 
     memory_use(store, Scope())       # kinds memory_growth, memory_limit; advice memory_limit, memory_imbalance
 
-* *Growth*: the slope of a rank's memory, the median of all slopes between sixths of its samples (robust against single
-  jumps), which must go on in the last third: caches and allocators fill up and level off, leaks do
-  not. The time to out-of-memory is what the host or device has left over the growth of all its ranks.
+* *Growth*: the slope of a rank's memory, that is the median of all slopes between sixths of its samples (robust against
+  single jumps). It must continue in the last third: caches and allocators level off, leaks do not. The time to
+  out-of-memory is the free memory of the host or device divided by the growth of all its ranks.
 * *Limit*: see `limits`.
 * *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
   to run out.

@@ -3,9 +3,9 @@
     found = limits(store)                      # kind memory_limit: fired, or advice
 
 1. Readings of table `health` within `nearly_all_ratio` of what there is. For a host that is a warning, for a device
-   advice: its readings hold the cache of torch's allocator, which takes what it gets and gives it back, and what other
-   processes hold, which is said where the tensors of the run's ranks are a small part of it.
-2. The warning of a device is the allocator's own retries (events `allocation_retries`): then memory was short.
+   only advice: device readings include the cache of torch's allocator, which can be released. They also include other
+   processes; the finding says so if tensors of the run's ranks are only a small part.
+2. Retries of the allocator (events `allocation_retries`) are a warning for a device: memory was short.
 """
 
 from __future__ import annotations

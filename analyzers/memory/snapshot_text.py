@@ -44,9 +44,8 @@ def site_text(site: Mapping[str, Any]) -> str:
 
 
 def is_fragmented(evidence: Mapping[str, Any]) -> bool:
-    """Return True if what was cached and unused would have held the request: no part of it was large enough.
-
-    Not where other processes fill the device: then the cache is small because they do.
+    """Return True if the cached, unused memory was larger than the request but no single part of it was. Not if other
+    processes fill the device: then they are the reason why the cache is small.
     """
     unused, requested = evidence.get("unused_bytes"), evidence.get("requested_bytes")
     if others_hold_it(evidence):

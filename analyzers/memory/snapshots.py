@@ -2,8 +2,8 @@
 
 failed_allocations(read_memory_snapshots(survey(folder)))
 
-A failed allocation is in the snapshot's trace; whether its process ended of it is not, so that is suspected. Without
-one the snapshot is of some moment: what it shows is listed, and nothing is judged.
+The snapshot's trace contains a failed allocation, but not whether it ended the process, so that is a suspicion. A
+snapshot without a failed allocation was taken at some other time: its content is listed, and nothing is judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Analyses of the training's numbers: loss, gradients, loss scale and expert load."""
+"""Analyses of numerics: loss, gradients, loss scale and expert load."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@
    its layer. 1 is even; all tokens on one of eight experts is 8.
 2. Hot: far above an even share in most samples of the newest window. The ranks that have the expert do more work than
    their peers, who wait for them; with a capacity it drops tokens.
-3. Dead: next to nothing over the whole window. Its weights are memory without a use, and it learns nothing.
+3. Dead: next to nothing over the whole window. Its weights occupy memory, but it learns nothing.
 4. Dropped: a large part of all choices over the window exceeded the capacity of their expert.
 
-One finding a cause at most, of the newest attempt: the worst expert is named, with how many more there are.
+At most one finding per cause, for the newest attempt: it names the worst expert and the number of others.
 """
 
 from __future__ import annotations

@@ -45,9 +45,8 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Ranks whose inputs of collectives held NaN or Inf, the parameters that hold it, and the loss around it.
-
-    A reduction spreads it: only the inputs show where it began, not the parameters that hold it afterwards.
+    """Ranks whose collective inputs held NaN or Inf, the parameters that hold it, and the loss around it. A reduction
+    spreads NaN: only the inputs show where it began, not the parameters afterwards.
     """
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.first_step is not None:

@@ -3,13 +3,13 @@
 1. Norm of a block in a sampled step: the root of the sum of squares over its parameters, largest over the ranks (each
    rank has its own shards, and shards of one block are similar).
 2. `wrong_blocks` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
-   at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the
-   slope is the median of the slopes between all pairs of blocks, so that single odd blocks do not tilt it); `layer`,
-   `factor` away from the median block, or from the trend where there is one. Several blocks in a row before the output
-   that stand that far above all others are not an explosion: behind them the gradient has vanished.
-3. It counts when it is so in `min_samples` samples in a row, the newest included: a single step may be odd.
-4. `whole`: the norm of all gradients together, and that of the median block with it, are `own_factor` above all that
-   the first quarter of the run's own samples had, in the newest `min_samples`.
+   at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the slope
+   is the median of the slopes between all pairs of blocks, so that single odd blocks do not tilt it); `layer`, `factor`
+   away from the median block, or from the trend where there is one. Several consecutive blocks next to the output that
+   are that far above all others are no explosion: the gradient has vanished behind them.
+3. It is reported after `min_samples` consecutive samples, the newest included, because a single step may be unusual.
+4. `whole`: in the newest `min_samples` samples, the norm of all gradients and that of the median block are both
+   `own_factor` above the largest in the first quarter of the run's samples.
 
 Blocks are the names up to their number (`blocks.3`); a model without numbered blocks is not judged. Embedding and head
 are not blocks: their norms have no peers.
@@ -41,7 +41,7 @@ _KINDS = ("vanishing_gradients", "exploding_gradients")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """A block that is wrong in one step: kind and cause of the finding, its norm and that of the comparison."""
+    """A wrong block in one step: kind and cause of the finding, its norm and the norm it was compared with."""
 
     kind: str
     cause: str

@@ -1,17 +1,18 @@
 """The simple gradient noise scale of McCandlish et al. (2018), and what it means for the batch size.
 
 B_simple = tr(S) / |G|^2: S is the covariance of one token's gradient over the data, G the mean gradient. At a batch of
-B_simple tokens half of a gradient is signal. Far below it, twice the batch takes nearly half the steps; far above it,
-twice the batch buys nearly nothing.
+B_simple tokens half of a gradient is signal. Far below it, doubling the batch nearly halves the number of steps; far
+above it, doubling the batch gains almost nothing.
 
-1. Each data rank's own gradient is a mean over b tokens, their mean, the global one, over B = N b. Noise falls with the
-   number of tokens: E|g_local|^2 = |G|^2 + tr(S) / b and E|g_global|^2 = |G|^2 + tr(S) / B.
-2. From both, in each step that has them, estimators without bias (the paper's appendix A.1):
-   tr(S) = (|g_local|^2 - |g_global|^2) / (1/b - 1/B), |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b), with
+1. The gradient of each of N data ranks is a mean over b tokens, and the global gradient, the mean of these, is one over
+   B = N b tokens. Noise falls with the number of tokens: E|g_local|^2 = |G|^2 + tr(S) / b and E|g_global|^2 = |G|^2 +
+   tr(S) / B.
+2. These give unbiased estimators for each step that has both norms (the paper's appendix A.1): tr(S) = (|g_local|^2 -
+   |g_global|^2) / (1/b - 1/B), |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b), with
    |g_local|^2 the mean over the data ranks. A pipeline's stages of one data rank are added.
 3. A step's |G|^2 is mostly noise, and a ratio of noise has no mean: numerator and denominator are averaged separately,
-   over the newest third of the run's samples, at most `window_samples`. The interval is that of their ratio (both
-   errors and their covariance).
+   over the newest third of the run's samples, at most `window_samples`. The confidence interval is that of the ratio;
+   it uses both variances and the covariance.
 
 The norms are `steps.local_grad_norm` (`probes.collectives.gradients.local_gradient`) and `steps.grad_norm`, both before
 clipping.

@@ -1,11 +1,11 @@
 """Values that a loop logs and that contradict what its ranks recorded: a norm, a mean loss, a token count.
 
-1. Of each step: the lowest rank's logged value over our own of the same step. Ours is the gradients' norm (of all
-   shards), the mean over the ranks of the losses that they went backward from, the ids that the rank's model was called
-   with. A rank that logs its own loss is compared with that.
-2. Only a factor that is the same in at least `min_steps` steps and that the job explains is a contradiction: the number
-   of ranks, of micro-batches, their product, the roots of these, and the reverse of each. Another unit, a smoothed
-   value and a loss with further terms have other factors, or changing ones.
+1. For each step, divide the value logged by the lowest rank by the recorded one: the gradient norm (over all shards),
+   the mean over the ranks of the losses on which `backward` was called, or the number of token ids passed to the model.
+   If a rank logs its own loss, it is compared with its own recorded loss.
+2. A contradiction is a factor that is the same in at least `min_steps` steps and is explained by the job: the number of
+   ranks, of micro-batches, their product, the square roots of these, and the reciprocal of each. Another unit, a
+   smoothed value and a loss with further terms have other factors, or changing ones.
 """
 
 from __future__ import annotations

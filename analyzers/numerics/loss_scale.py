@@ -1,8 +1,8 @@
 """Collapse of the fp16 loss scale: it falls and does not recover, so ever more steps are dropped.
 
-Each overflow drops a step and halves the scale. The trainer writes an event of it; of an attached loop the scale is
-recorded at each step, and a step after which it is lower has overflowed. Some are healthy: the scale starts too high on
-purpose, and is doubled every 2,000 good steps to test whether it still fits.
+Each overflow drops a step and halves the scale. The trainer writes an event for it. For an attached loop the scale is
+recorded at each step, and a step after which it is lower has overflowed. Some overflows are healthy: the scale starts
+too high on purpose, and is doubled every 2,000 good steps to test whether it still fits.
 
 1. Overflows of the first `warm_up_steps` steps are the search for a scale that fits.
 2. Collapse: `max_overflows` or more within `slow_change_steps` after that, or a scale of `lowest_scale` or less, at
@@ -64,7 +64,7 @@ def overflows(source: Source, attempt: int | None = None) -> list[Overflow]:
 
 
 def dropped_for_overflow(source: Source) -> set[tuple[int, int]]:
-    """(attempt, step) of what a scaler dropped although every loss was finite: the scale alone explains it."""
+    """(attempt, step) of steps that a scaler dropped although every loss was finite: only the scale explains it."""
     if not source.has("scalars"):
         return set()
     rows = source.rows(

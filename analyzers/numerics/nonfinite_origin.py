@@ -39,7 +39,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One rank's input of one collective: whether it was non-finite, and when after the rank's begin of the step."""
+    """One rank's input to one collective: whether it was non-finite, and the time since the rank began the step."""
 
     rank: int
     group: str

@@ -1,11 +1,11 @@
-"""Attempts that train a policy: their steps act in an environment, or generate and score what they generated.
+"""Attempts that train a policy: their steps act in an environment, or generate completions and score them.
 
     attempts = policy_attempts(source)
 
-The loss of PPO, GRPO and their relatives is a surrogate: near 0, of either sign, of another scale with each batch of
-completions; that of a value function follows the rewards that the policy meets, and its own bootstrapped target. Their
-size is no measure of progress, so neither a jump nor a climb of it means anything. Nor does it where models are trained
-in turn against each other: a discriminator's loss rises because the generator has learned.
+The loss of PPO, GRPO and similar methods is a surrogate: near 0, of either sign, and on another scale for each batch of
+completions. The loss of a value function follows the rewards that the policy receives and a bootstrapped target.
+Neither measures progress, so a jump or climb means nothing. The same holds for models that are trained in turn against
+each other: a discriminator's loss rises because the generator has learned.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     found.replay_verdict       # "transient", "batch", "weights" or "data_or_numerics"
     found.text((2,))      # "A replay was clean, so suspect the device of rank 2."
 
-Each rank writes an event `replay` for the repetition on the same state, and one for that on the older state that was
-rolled back to (`trainer.replay.triage`). The same computation twice gives the same result, so:
+Each rank writes an event `replay` for the repetition on the same state, and one for the repetition on the older state
+to which the run rolled back (`trainer.replay.triage`). The same computation twice gives the same result, so:
 
 | same state, same batch | older state, same batch | replay_verdict |
 |---|---|---|

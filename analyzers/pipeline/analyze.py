@@ -5,18 +5,19 @@
 1. Idle share of each step of each pipeline, and what the schedule has with equal stages; the excess, split into
    imbalance, communication and waiting for data; and the stage to lighten (`pipeline_bubble`).
 2. Work of a pipeline coordinate: the median over steps and pipelines of what its ranks computed in a step.
-3. Imbalance: the one coordinate with the most work is over the median of the others by `excess_ratio`, on every
-   pipeline, in the first third of the steps as in the last. A rank that is slow by itself is slow on one pipeline or
-   from some step on: that is a straggler.
-4. On GPUs spans are those of hosts that run ahead, so no bubble is measured. Work of a rank is then its step without
-   its waits, from the durations of calls (`account.device.device_timings`): the excess of a heavy stage is the least.
-5. Where ranks wait for cores (`is_crowded`), spans are longer than the work in them, and those of the stage with the
-   least to wait for most of all. Work of a rank is then the CPU time of its step, and the excess again the least.
+3. Imbalance: the same coordinate has the most work on every pipeline, in the first third of the steps and in the last,
+   and exceeds the median of the others by `excess_ratio`. A rank that is slow on one pipeline only, or from some step
+   on, is a straggler instead.
+4. On GPUs spans are those of hosts that run ahead, so no bubble is measured. The work of a rank is then its step
+   without its waits, from the durations of calls (`account.device.device_timings`), and the excess of a heavy stage is
+   a lower bound.
+5. If ranks wait for cores (`is_crowded`), spans are longer than the work in them, most of all on the stage that waits
+   least for others. The work of a rank is then the CPU time of its step, and the excess again a lower bound.
 6. A heavy first or last stage is advice where no other cut of the layers is better: it also has the embedding, or the
    head and the loss (`better_cut`).
 
-What a balanced split would gain: the slowest stage sets the pace, so a step's pipeline takes mean / largest of what it
-takes now, with the same total work.
+Gain of a balanced split: the slowest stage sets the pace, so with the same total work the pipeline would take (mean
+work / largest work) of its present time.
 """
 
 from __future__ import annotations

@@ -5,16 +5,15 @@
     step.even_ratio                          # what the same order has with equal stages and nothing in between
     step.imbalance_ratio, step.communication_ratio, step.data_ratio        # what is over it; they add up
 
-Each step is replayed in the order in which its ranks worked, with less and less in the way:
+Each step is replayed in the order in which its ranks worked, removing one cause of idle time after the other:
 
 1. As it ran: from where the first stage begins to load its batch to the last backward.
-2. Without hand-over: a stage goes on as soon as what it needs was computed. The difference is *communication*: messages
-   on their way, and the gaps between two computations of a rank.
+2. Without hand-over: a stage continues as soon as its input is computed. The difference is *communication*: message
+   transfers, and gaps between two computations of a rank.
 3. Without loading, too. The difference is *waiting for data*. Ranks are taken to begin to load at the same time.
-4. With all stages equal: every forward, backward and weight takes the mean of its kind over stages and microbatches.
-   The difference is *imbalance*. What is idle now is the schedule's own.
-
-The work is the same in all of them, so the shares are of one piece. Only durations and each rank's own order are used.
+4. With all stages equal: every forward, backward and weight pass takes the mean of its kind over stages and
+   microbatches. The difference is *imbalance*. The remaining idle time is the schedule's own. All replays do the same
+   total work, so the shares can be added up. Only durations and each rank's own order are used.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def split_idle(
 
 
 def typical(splits: Sequence[StepSplit]) -> list[StepSplit]:
-    """The half of the steps that are neither the longest nor the shortest: their means add up, and no pause is in
-    them."""
+    """The middle half of the steps by length: unlike medians, their means add up, and they contain no pauses."""
     ordered = sorted(splits, key=lambda split: split.idle.total_ns)
     quarter = len(ordered) // 4
     return ordered[quarter : len(ordered) - quarter]

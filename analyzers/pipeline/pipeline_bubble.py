@@ -1,4 +1,4 @@
-"""Bubble of an attempt's pipelines: by step, rank and stage, the excess over the schedule's own, its causes.
+"""Bubble of an attempt's pipelines by step, rank and stage; its excess over the schedule's own bubble, and the causes.
 
     bubble = summarise(load_pipelines(source, attempt=0), schedule="1f1b")
     bubble.idle_ratio, bubble.expected_ratio, bubble.imbalance_ratio, bubble.communication_ratio, bubble.data_ratio
@@ -161,7 +161,7 @@ def load_pipeline(
 
 
 def load_pipelines(source: Source, attempt: int) -> list[Pipeline]:
-    """The pipelines of an attempt with enough whole steps: those whose bubble report and page show."""
+    """Pipelines of an attempt with enough complete steps, whose bubble the report and the dashboard show."""
     loaded = (
         load_pipeline(source, attempt, ranks, first_steps=SHARED.warm_up_steps, max_steps=MAX_STEPS)
         for ranks in [ranks for number, ranks in pipelines(source) if number == attempt][:MAX_PIPELINES]

@@ -3,7 +3,7 @@
     findings, refused = checked_findings(returned, kinds={"slow_save"})
     refused                 # ("refused a finding: severity 'huge' is not one of critical, warning, info",)
 
-A finding that fails a check costs itself alone; `refused` says why, each reason once.
+A finding that fails a check is dropped and the others are kept; `refused` lists each reason once.
 """
 
 from __future__ import annotations

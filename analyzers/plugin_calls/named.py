@@ -42,7 +42,7 @@ def plugin_name(finding: Finding) -> str:
 
 
 def failed_plugin(finding: Finding) -> str:
-    """Name of the plug-in whose failure it is, now or while the run was live; empty for any other finding."""
+    """Name of the plug-in that failed, now or while the run was live; empty for any other finding."""
     live = str(finding.evidence.get("analyzer", ""))
     return str(finding.evidence.get("plugin") or (live.removeprefix(_BY) if live.startswith(_BY) else ""))
 
@@ -53,8 +53,9 @@ def with_note(summary: str, note: str) -> str:
 
 
 def folded(findings: Sequence[Finding], limit: int) -> list[Finding]:
-    """The findings; of each kind of a plug-in, which may return any number, the first `limit`, the last of which says
-    how many more there are."""
+    """Keep the first `limit` findings of each kind of a plug-in, which may return any number; the last one kept says
+    how many more there are.
+    """
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.kind not in OUR_KINDS:
@@ -66,7 +67,7 @@ def folded(findings: Sequence[Finding], limit: int) -> list[Finding]:
 
 
 def first_of(findings: Sequence[Finding], limit: int) -> list[Finding]:
-    """The first `limit` findings; where all are of plug-ins, the last of them gives way to Rankscope's first."""
+    """The first `limit` findings; if all of them are from plug-ins, the last is replaced by Rankscope's first."""
     shown = list(findings[:limit])
     if len(shown) == limit and all(one.kind not in OUR_KINDS for one in shown):
         shown[-1:] = [next((one for one in findings if one.kind in OUR_KINDS), shown[-1])]

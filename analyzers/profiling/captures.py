@@ -4,9 +4,9 @@
         capture["path"], capture["rank"], capture["parts_ms"]
     evidence |= against_peer(log, attempt=0, rank=3)      # {"profile_operators": ["aten::mm in forward +12.3 ms"], ...}
 
-A suspect and its peer profile the same steps. What the suspect's operators take longer, by self time, is
-where it is slow; where it waits less is not shown. An operator that is not in the peer's list is taken to need as much
-there as the last one of that list, so an excess is never overstated.
+A suspect and its peer profile the same steps. The suspect is slow in operators that take longer than on the peer, by
+self time; operators in which it waits less are not shown. An operator that is missing from the peer's list is assumed
+to take as long there as the last one of that list, so an excess is never overstated.
 
 `capture_line(diagnosis.run["captures"][0])` is "rank 3, steps 40 to 44: step 81 ms, compute 60 ms; traces/..."
 """

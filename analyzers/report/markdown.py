@@ -2,8 +2,7 @@
 
     Path("ticket.md").write_text(to_markdown(diagnosis, run.manifest()))
 
-Text of the run is escaped: signs that Markdown or HTML give a meaning, and tracebacks stand in fenced blocks that
-nothing in them can end.
+Text of the run is escaped for Markdown and HTML, and tracebacks are in fenced blocks that nothing inside them can end.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def anchors() -> list[str]:
 
 
 def anchor_of(text: str) -> str:
-    """The anchor in what a user copied: bare, with `#`, as a path, as a kind, or as the whole sentence of a report."""
+    """Extract the anchor from what a user pasted: bare, with `#`, a path, a kind, or a whole sentence of a report."""
     words = text.rpartition("#")[2].replace("rankscope explain", "").strip("`.,;:()\"' \t\r\n")
     last = words.split()[-1].strip("`.,;:()\"'") if words.split() else ""
     known = sections()

@@ -2,11 +2,12 @@
 
     findings = record_coverage(store, Scope())          # kind records, status insufficient_data
 
-A check without a finding means something only where its input was recorded. The analyses report what they lack
-themselves; this reports what is missing without an analysis that would notice, a column of NULLs included.
+"No finding" is only meaningful if the check's input was recorded. Each analysis reports its own missing input; this one
+reports missing records that no analysis would notice, including columns that are all NULL.
 
-1. Records that `watch` could not sync are read here, and a power cut may lose them. It writes an event for the first
-   file that each kind of error concerns, so more ranks than the named may be concerned. Links are not records.
+1. Records that `watch` could not sync are read here, and a power cut may lose them. It writes an event only for the
+   first file with each kind of error, so more ranks than those named may be affected. Symbolic links do not count as
+   records.
 2. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without it. A gap
    counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`. Hosts with few
    readings are left out: nothing is known of their watch.

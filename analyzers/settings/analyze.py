@@ -1,9 +1,9 @@
-"""Settings that cost time or safety in this run: the anti-patterns, each with the numbers that make it one here.
+"""Settings that cost time or safety in this run, each with the numbers that show it.
 
     configuration(store, Scope(manifest=run.manifest()))    # kind configuration, status advice; the cause is the rule
 
-A rule checks a setting *and* its effect: no loader worker is reported only of a run that waits for data, an interval
-between saves only where another one would have cost measurably less. Nothing here is a fault.
+A rule checks a setting *and* its effect: a missing loader worker is reported only if the run waits for data, an
+interval between saves only if another one would have cost measurably less. Nothing here is a fault.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Advice = tuple[str, dict[str, Any]] | None
 
 
 def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | None = None) -> list[Finding]:
-    """One piece of advice a rule that holds."""
+    """One piece of advice for each rule that applies."""
     manifest = scope.manifest
     if not isinstance(manifest.get("config"), Mapping):
         return [_insufficient("run.json contains no configuration, which an attached loop can pass to `attach`")]

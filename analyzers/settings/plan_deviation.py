@@ -3,12 +3,11 @@
     for item in plan_deviations(source, run.manifest()):
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
 
-The trainer keeps its plan in `run.json`. Memory is compared on devices only, as torch's allocator counts it: what a
-process on a CPU holds is mostly libraries, and so is what a small model has on a device. The time of a step is compared
-where each rank has a device to itself, without processes of other jobs, and that is the limit: a step that the host
-cannot even launch in its planned time, or that mostly waits for its host, says nothing of the plan. Traffic is the
-median over the steps, so evaluations and checkpoints do not count; calls of some bytes (loss, norm, verdicts) are in
-neither.
+The trainer keeps its plan in `run.json`. Memory is compared on devices only, as counted by torch's allocator: memory of
+a CPU process is mostly libraries, as is that of a small model on a device. The step time is compared only if each rank
+has a device that no other job uses, and the device is the limit: a step that mostly waits for its host, or that the
+host cannot launch within the planned time, does not test the plan. Traffic is the median over the steps, so evaluations
+and checkpoints do not count; calls of some bytes (loss, norm, verdicts) are in neither.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class PlanDeviation:
 
 
 def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDeviation]:
-    """Empty where no plan was kept, or nothing of what it says was recorded."""
+    """Compare plan and run; empty if there is no plan, or none of its quantities was recorded."""
     plan = manifest.get("planned")
     if not isinstance(plan, Mapping) or not isinstance(plan.get("rank"), int):
         return []

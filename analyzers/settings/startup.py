@@ -54,7 +54,7 @@ class Startup:
 
 
 def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = None) -> list[Finding]:
-    """The slowest piece of each attempt's start, if it is slow."""
+    """One finding for each attempt whose slowest part of the start-up is slow."""
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):
@@ -78,7 +78,7 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
 
 
 def measure(source: Source) -> list[Startup]:
-    """The start of each attempt that has come to a step."""
+    """Measure the start-up of each attempt that reached a step."""
     min_steps = SHARED.block_steps
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.ATTEMPT_STARTED, event_kinds.RANK_EXIT))
     firsts = source.rows(

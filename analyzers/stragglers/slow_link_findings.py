@@ -1,8 +1,10 @@
 """Findings of slow links: kind `straggler`, cause `communication`.
 
-A link is not reported if one of its ranks is slow meanwhile for a cause that also slows its transfers, nor one that is
-only slower than before while its ranks wait for cores: a transfer through the host waits with them. Nor one that was
-slow for no longer than a burst of another job lasts.
+Not reported are:
+
+* a link of a rank that is slow at the same time for a cause that also slows its transfers,
+* a link that is only slower than before while its ranks wait for cores, because transfers through the host wait too,
+* a link that was slow for no longer than a burst of another job lasts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Error of a graph: how well some of its steps predict the others.
+"""Prediction error of a graph: how well half of its steps predict the other half.
 
     held_out_error(graph, measured_ms)         # 0.012: every second step, predicted from the one before, is 1.2 % off
 
-To replay steps as they ran reproduces what was read, whatever it means. Here every second step takes the work of the
-step before it, rank by rank and place by place, and the replay is compared with what was measured. Steps whose ranks
-make other calls than in the step before (an evaluation, a checkpoint) predict nothing and are left as they are.
+Replaying steps with their own durations reproduces the measurement even if the graph is wrong. Here every second step
+takes the work of the step before it, rank by rank and place by place, and the replay is compared with the measured
+times. Steps whose ranks make other calls than in the step before (an evaluation, a checkpoint) predict nothing and are
+left as they are.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
     replay(graph)                              # 16.0: rank 0 waits for rank 1
     replay(graph, work_ms=[10.0, 10.0])        # 12.0: without what rank 1 takes longer
 
-A call is complete when its last member has posted it and the transfer is over. A rank posts and goes on; where it waits
-it goes on when the call is complete. That is all that ranks depend on each other for, whatever the parallelism: the
+A call is complete when its last member has posted it and the transfer is over. A rank posts a call and continues; at a
+wait it continues when the call is complete. Ranks depend on each other in no other way, whatever the parallelism: the
 order of a pipeline's microbatches follows from its sends and receives.
 """
 

@@ -3,16 +3,16 @@
     graph = load_graph(source, attempt=0, first_step=60, last_step=120)
     graph.basis, graph.error_ratio       # "calls", 0.01: replayed as it ran it takes 1 % less or more than measured
 
-1. A rank's calls, in the order in which it made them, cut its step into pieces of work. Where a call made it wait, the
-   wait ended with the call; what lies between is its own.
+1. A rank's calls, in the order in which it made them, cut its step into pieces of work. If a call made the rank wait,
+   the wait ended with the call; the time between waits is own work.
 2. The shortest time of a member in a collective is the transfer: that member came last. A message is on its way from
    when the later side has posted it.
-3. Steps are taken in runs of neighbours, so that who leaves one step late is late in the next.
-4. The calls' waits must add up to those of the steps, and the graph is replayed as it ran. If that does not give the
-   measured time (records were dropped, a device did the waiting and not the host), the steps alone are taken: each
-   rank's own time, and one meeting a step.
-5. Time in which nothing that was recorded ran (between steps, and in a step what the account does not know) is *launch
-   delay*: kept as measured, and none in the ideal.
+3. Steps are taken in runs of neighbours, so that a rank that leaves one step late is late in the next.
+4. The calls' waits must add up to those of the steps, and the graph is replayed as it ran. If that does not reproduce
+   the measured time (records were dropped, or the device waited and not the host), only the steps are used: each rank's
+   own time, and one synchronisation per step.
+5. Time in which no recorded work ran (between steps, or unaccounted time within a step) is *launch delay*: kept as
+   measured, and zero in the ideal.
 
 Only durations of one rank are used; clocks are compared nowhere.
 """

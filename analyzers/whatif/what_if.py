@@ -15,8 +15,8 @@ The definitions are those of Lin et al., "Understanding Stragglers in Large Mode
 | M_W | share of the slowdown that goes if the worst 3 % of the workers are balanced |
 | M_S | share that goes if the last stage is balanced |
 
-For one rank less is assumed: what it takes longer than its peers, in the median over the steps at that place of the step,
-is taken off; its noise stays. Of a rank that pauses now and then, what it takes longer in each single step is.
+For a single rank only its median excess over its peers, at each place of the step, is removed; its noise stays. For a
+rank that pauses now and then, the excess of each single step is removed.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WhatIf:
 
     @property
     def gain(self) -> float:
-        """Factor by which balanced ranks would be faster, for sure: without what single steps vary."""
+        """Lower bound of the speed-up by balanced ranks: variation of single steps does not count."""
         return self.slowdown if self.lasting_slowdown is None else min(self.slowdown, self.lasting_slowdown)
 
     @property

@@ -5,10 +5,9 @@
     check.gap_ratio                                # how far the trace lies outside what the stamps allow
     contradiction(source, attempt=0)               # why exposed communication is not judged, or ""
 
-A trace sees each kernel, a stamp only when the compute stream stood still. Where a kernel stands behind another
-stream's without a wait (few hardware queues), or the stamps are wrong for another reason, the trace shows it.
-While the device waited for its host, communication in flight may count as exposed or not: any share between the two
-is allowed.
+A trace records each kernel, a stamp only that the compute stream stood still. The trace therefore shows where stamps
+are wrong, for example because a kernel queues behind another stream's without a wait (few hardware queues). While the
+device waited for its host, communication in flight may count as exposed or not: any share between the two is allowed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class TraceCheck:
 
 
 def contradiction(source: Source, attempt: int) -> str:
-    """Why exposed communication of the attempt is not judged, as a clause; empty where no trace contradicts it."""
+    """Return why exposed communication of the attempt is not judged, as a clause; empty if no trace contradicts it."""
     check = against_traces(source, attempt) if is_stamped(source, attempt) else None
     if check is None or check.gap_ratio <= SHARED.equal_ratio:
         return ""

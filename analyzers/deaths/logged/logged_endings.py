@@ -221,7 +221,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 
 
 def is_one_node_of_several(book: LogBook) -> bool:
-    """Return True if a job had several nodes but only one node's table is here: its first end may be a consequence."""
+    """Return True if only one of several nodes' end tables is here: its first end may be a consequence."""
     tables = list(book.of("root_failure"))
     is_several = any(entry.number("rank") != entry.number("local_rank") for entry in tables)
     return is_several and len({entry.text("host") for entry in tables}) < 2

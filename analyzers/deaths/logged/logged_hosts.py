@@ -26,7 +26,7 @@ _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|r
 
 
 def host_candidates(book: LogBook) -> list[Candidate]:
-    """Candidates for every stated cause about hosts, devices and the allocation."""
+    """Candidates for every cause that lines state about hosts, devices and the allocation."""
     return [
         *_devices(book),
         *_switches(book),

@@ -20,7 +20,7 @@ _PROBE = "Kubernetes ended the container because its probe failed: the process w
 
 
 def limited_by(entry: LogLine) -> str:
-    """Why a scheduler ended a job; empty if it only reports another end."""
+    """Why a scheduler ended a job; empty if it only reports an end that it did not cause."""
     if entry.kind == "node_failed":
         return "node_failed"
     resource = entry.text("resource").lower()
@@ -48,7 +48,9 @@ def limited_by(entry: LogLine) -> str:
 
 
 def host_of(entry: LogLine) -> str:
-    """Host that a scheduler's line names. A node does not report its own failure, nor its loss in the third person."""
+    """Host that a scheduler's line names. If the node of a line is reported as failed by another one, the line's own
+    host is not used: a node does not report its own loss.
+    """
     is_of_another = limited_by(entry) == "node_failed" or "'s node" in entry.message
     if entry.text("at") and is_of_another:
         return ""

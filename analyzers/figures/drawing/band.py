@@ -1,8 +1,9 @@
-"""The spread of many ranks with their median: a band and a line, the same wherever many ranks are compared with one.
+"""Spread and median of many ranks as a band and a line, for all figures that compare one rank with many.
 
     add_band(figure, steps, low, middle, high, name="10th to 90th %", median="median of the ranks")
 
-The edges of the band are reduced together, so that it never closes over itself; the median is reduced by itself.
+Both edges of the band are downsampled at the same points, so that they never cross; the median is downsampled
+separately.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def add_line(
     hover: str = "%{x}: %{y:,.5g}",
     **trace: Any,
 ) -> None:
-    """One line, reduced to what a screen shows; `hover` is Plotly's template for a point, without the name."""
+    """Add one downsampled line; `hover` is Plotly's hover template for a point, without the name."""
     keep = extremes(values)
     figure.add_scatter(
         x=at[keep], y=values[keep], mode="lines", name=name, line={"color": colour, "width": width, "dash": dash},

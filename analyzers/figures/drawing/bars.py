@@ -1,4 +1,4 @@
-"""A number each as bars, with those that a finding is about marked, and what they were compared with as a line.
+"""Bars of one value each, with a finding's suspects highlighted and a line at the value they were compared with.
 
 figure = draw({"stage 0": 12.1, "stage 1": 19.8}, accused={"stage 1"}, x="own work (ms)", unit="ms", usual=12.4)
 """

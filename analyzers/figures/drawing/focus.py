@@ -1,9 +1,9 @@
-"""Ranks or devices against the others over steps or seconds: a line each, and the others as a band.
+"""Suspect ranks or devices over steps or seconds: one line each, against the others as a band.
 
     shown = RankComparison(x=steps, own={"rank 3": ms}, low=low, middle=middle, high=high)
     figure = draw(shown, y="own work (ms)", onset=60)
 
-`onset` is where the finding says that it began, `limit` what it was compared with.
+`onset` is the step at which the finding began, `limit` the value it was compared with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_OWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """Values of the suspects and of all others over `x`; `low`, `middle`, `high` are NaN where there are no others."""
+    """Values of the suspects over `x`, and `low`, `middle`, `high` of all others; NaN where there are none."""
 
     x: npt.NDArray[Any]
     own: Mapping[str, Floats]
@@ -38,7 +38,7 @@ class RankComparison:
 
     @classmethod
     def of_lines(cls, x: npt.NDArray[Any], lines: Mapping[str, Floats], suspects: set[str]) -> RankComparison:
-        """Compare `lines` (one per rank): the suspects' own, and the minimum, median and maximum of the others."""
+        """Split `lines` (one per rank) into those of the suspects and the minimum, median and maximum of the others."""
         own = {name: values for name, values in lines.items() if name in suspects}
         others = np.array([values for name, values in lines.items() if name not in suspects])
         nothing = np.full(len(x), np.nan)
@@ -62,7 +62,7 @@ def draw(
     log: bool = False,
     height: int = 300,
 ) -> Figure:
-    """The band of the others behind, the suspects in front."""
+    """Draw the band of the others, and the suspects on top of it."""
     figure = new_figure(height=height, x=x, y=y)
     if np.isfinite(comparison.middle).any():
         add_band(
@@ -86,13 +86,13 @@ def draw(
 
 
 def mark_onset(figure: Figure, onset: float | None) -> None:
-    """A dotted line up where something began."""
+    """Add a dotted vertical line at the onset."""
     if onset is not None:
         figure.add_vline(x=onset, line={"dash": "dot", "width": 1.5, "color": SEVERITY["warning"]})
 
 
 def mark_limit(figure: Figure, limit: tuple[float, str] | None) -> None:
-    """A dashed line across, with its name: what a value was compared with."""
+    """Add a dashed horizontal line with its name at the value of comparison."""
     if limit is not None:
         figure.add_hline(y=limit[0], line={"dash": "dash", "width": 1.2, "color": SEQUENCE[7]})
         figure.add_annotation(

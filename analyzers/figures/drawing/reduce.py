@@ -1,11 +1,11 @@
-"""Fewer points with the same picture: the extremes of each piece of a line are kept, exactly.
+"""Downsample a line without changing its picture: keep the exact extremes of each piece.
 
     keep = extremes(loss, 5000)        # indices, in order
     figure.add_scatter(x=step[keep], y=loss[keep])
 
-A line of more points than the screen has columns shows the least and the largest value in each column. Those two are
-kept of every piece, and the first and the last point of all; so no spike is ever lost, which an average would do.
-NaNs that were recorded are kept where they begin and end.
+On a screen, a line with more points than pixel columns shows only the smallest and largest value of each column. These
+two are kept for each piece, with the first and last point of the line, so no spike is lost, as it would be by
+averaging. Runs of recorded NaNs keep their first and last point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_POINTS = 5_000
 
 
 def extremes(values: Floats, limit: int = MAX_POINTS) -> npt.NDArray[np.int64]:
-    """Indices of at most `limit` points of a line that look like all of them."""
+    """Indices of at most `limit` points of a line that draw the same picture as all of them."""
     num = len(values)
     if num <= limit:
         return np.arange(num)

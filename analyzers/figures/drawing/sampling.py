@@ -1,9 +1,10 @@
-"""Evenly spaced stretches of steps, where all steps are too many for a page.
+"""Evenly spaced stretches of consecutive steps, for runs with too many steps for a page.
 
     source.query(f"SELECT rank, median(duration_ns) FROM steps WHERE {sampled(source, 0, 99_999)} GROUP BY rank")
 
-A store is in the order of time, and DuckDB keeps the least and the largest step of each block of rows: whole stretches
-of steps skip nine blocks of ten, every k-th step skips none (1,024 ranks x 100,000 steps: 0.2 s against 1.0 s of CPU).
+Rows are stored in order of time, and DuckDB knows the smallest and largest step of each block of rows: reading
+stretches skips nine blocks of ten, reading every k-th step skips none (1,024 ranks x 100,000 steps: 0.2 s against 1.0 s
+of CPU).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ STRETCHES = 16
 
 
 def sampled(source: Source, first_step: int, last_step: int, *, max_rows: int = MAX_ROWS) -> str:
-    """A condition on column `step` of `steps`, true for the whole range if it has at most `max_rows` rows."""
+    """SQL condition on `steps.step` that selects the stretches; all steps if the range has at most `max_rows` rows."""
     ((first, last, num_rows),) = source.rows(
         "SELECT min(step), max(step), count(*) FROM steps WHERE rank >= 0 AND step BETWEEN ? AND ?",
         [first_step, last_step],

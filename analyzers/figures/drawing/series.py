@@ -1,4 +1,4 @@
-"""Lines over steps or time: one axis, some named lines, each reduced to what a screen shows.
+"""Named lines over steps or time on one axis, each downsampled to what a screen shows.
 
 figure = draw([Series(name="rank 3", x=steps, y=ms)], x="step", y="step time (ms)")
 figure = band(steps, low, middle, high, x="step", y="memory (MiB)", name="ranks")
@@ -26,7 +26,7 @@ MAX_LINES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line; `x` are steps or datetimes, `y` NaN where nothing is."""
+    """One line; `x` are steps or datetimes, `y` is NaN where there is no value."""
 
     name: str
     x: npt.NDArray[Any]
@@ -37,7 +37,7 @@ class Series:
 def draw(
     lines: Sequence[Series], *, x: str, y: str, height: int = 300, from_zero: bool = False, log: bool = False
 ) -> Figure:
-    """At most `MAX_LINES` of them, in the order given."""
+    """Draw at most `MAX_LINES` lines, in the given order."""
     figure = new_figure(height=height, x=x, y=y)
     for number, line in enumerate(lines[:MAX_LINES]):
         keep = extremes(line.y)
@@ -61,7 +61,7 @@ def draw(
 def band(
     at: npt.NDArray[Any], low: Floats, middle: Floats, high: Floats, *, x: str, y: str, height: int = 300
 ) -> Figure:
-    """The least, the median and the largest of many ranks."""
+    """Draw the minimum, median and maximum of many ranks."""
     figure = new_figure(height=height, x=x, y=y)
     add_band(figure, at, low, middle, high, name="all ranks", median="median")
     add_line(figure, at, high, name="largest", colour=SEQUENCE[1])

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def spaced_sample(items: Sequence[_T], most: int) -> list[_T]:
-    """At most `most` items in their order, the first and the last included; of one only the last."""
+    """At most `most` items in order, including the first and the last; with `most` = 1 only the last."""
     if len(items) <= most:
         return list(items)
     if most < 2:

@@ -1,4 +1,4 @@
-"""Axes that the first steps do not flatten: start-up takes many times as long as a step, and hides every later one.
+"""Limit an axis so that slow first steps do not flatten the later ones: start-up takes many times as long as a step.
 
 limit_start(figure, steps, [duration_ms], unit="ms")      # the axis ends at the later steps; a note names the start
 """
@@ -21,7 +21,7 @@ _ROOM = 1.1
 
 
 def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: str, axis: str = "y") -> None:
-    """End the axis at the largest value after the warm-up where the first steps exceed it by far. Zooming out is free.
+    """If the first steps far exceed the values after the warm-up, end the axis at the largest of these.
 
     `lines`: values by step, whose axis begins at zero.
     """

@@ -3,9 +3,9 @@
     figure = new_figure(height=320, x="step", y="loss (nat)")
     figure.update_layout(template=template(dark=True))
 
-There are sixteen colours, found by a search that began at Okabe and Ito's: any two of them differ by at least 15 (CIE
-1976) for everybody, also for those who lack a kind of cones (Machado, Oliveira and Fernandes 2009, severity 1), and all
-stand on white and on near-black. A test computes it.
+The sixteen colours were found by a search that started from Okabe and Ito's palette. Any two differ by at least 15 (CIE
+1976), also with any of the three forms of dichromacy (Machado, Oliveira and Fernandes 2009, severity 1), and all are
+visible on white and on near-black. A test computes it.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ MAX_LABEL = 80
 
 
 def label(text: object, limit: int = MAX_LABEL) -> str:
-    """Text from a run for a figure: no control characters, no markup for Plotly, never longer than `limit`."""
+    """Make text from a run safe for a figure: no control characters, no Plotly markup, at most `limit` characters."""
     shown = visible(str(text)[: 4 * limit])
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def ink(colour: str) -> str:
-    """White or black, whichever is read better on a colour `#rrggbb`: the contrast is 4.5 or more on any."""
+    """White or black, whichever is more readable on a colour `#rrggbb`; the contrast is always at least 4.5."""
     return max(_INKS, key=lambda one: contrast(one, colour))
 
 
@@ -103,14 +103,14 @@ def _luminance(colour: str) -> float:
 
 
 def heat_range(low: float, high: float) -> tuple[float, float]:
-    """The ends of a scale of colours: at least `MIN_HEAT_RANGE` of the values apart, so that noise looks even."""
+    """Ends of a colour scale, apart by at least `MIN_HEAT_RANGE` of the values, so that noise looks uniform."""
     middle, half = (low + high) / 2, (high - low) / 2
     half = max(half, MIN_HEAT_RANGE * abs(middle) / 2, 1e-6)
     return middle - half, middle + half
 
 
 def tint(colour: str, opacity: float) -> str:
-    """A colour `#rrggbb` that lets the background through."""
+    """Make a colour `#rrggbb` translucent."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
@@ -134,7 +134,7 @@ def new_figure(*, height: int = 320, x: str = "", y: str = "", **layout: Any) ->
 
 
 def template(*, dark: bool) -> dict[str, Any]:
-    """The look of every figure, as the layout's template."""
+    """Layout template for every figure."""
     text, grid, line = ("#d7dde6", "#2b333f", "#414b59") if dark else ("#2b3440", "#e8ebf0", "#c9d0da")
     axis = {
         "gridcolor": grid, "linecolor": line, "zeroline": False, "tickcolor": line, "automargin": True,

@@ -1,4 +1,4 @@
-"""Map of agreement: ranks over checks, or parts of the state over ranks.
+"""Heatmap of agreement between replicas: ranks x checks, or parts of the state x ranks.
 
 figure = draw(ranks=[0, 1, 2], columns=[10, 20, 30], states=grid, x="step of the check")
 

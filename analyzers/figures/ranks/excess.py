@@ -4,15 +4,15 @@
     excess = excess_over_peers(cells, Places(ranks=..., coordinates={"pp": ..., "tp": ...}))
     excess.standing_out[0]          # StandingOut(rank=182, first_step=201, value=30.1, ...)
 
-Raw values show what every step has in common (a long step is long on all ranks); the excess shows who differs.
+Raw values mostly show what all ranks share (a long step is long on all of them); the excess shows which rank differs.
 
 1. In each step and pipeline stage the median of the ranks is subtracted. Where that median is well above the noise,
    the excess is a share of it (per cent), else it keeps the unit of the measure.
-2. The noise of a cell is how much a rank changes from one column to the next, and how far ranks lie apart for good;
-   both from medians of absolute deviations, so that a slow rank does not hide itself.
+2. The noise of a cell combines how much a rank changes from one column to the next and how far ranks differ
+   permanently. Both use medians of absolute deviations, so that a slow rank does not hide itself.
 3. Each rank gets a score: the largest mean excess of any stretch of columns, or rise at any column, over its error.
-4. Ranks are put in the order of the mesh. Of more ranks than rows, a row is the mean of its part, or the one rank of it
-   that stands out: the largest value of every cell would be the noise of all its ranks.
+4. Ranks are in mesh order. If there are more ranks than rows, a row is the mean of its ranks, or the one rank among
+   them that stands out. (The maximum per cell would only show the noise of all of them.)
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Places:
     coordinates: Mapping[str, Ints]
 
     def of(self, ranks: Ints, name: str) -> Ints:
-        """A coordinate of some ranks; 0 where it is not known."""
+        """Coordinate of each rank in one dimension; 0 if unknown."""
         known = dict(zip(self.ranks.tolist(), self.coordinates.get(name, np.zeros(0, np.int64)).tolist(), strict=False))
         return np.array([known.get(rank, 0) for rank in ranks.tolist()], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingOut:
-    """A rank that is above its peers in a stretch of steps."""
+    """A rank that is slower than its peers in a range of steps."""
 
     rank: int
     first_step: int

@@ -1,10 +1,10 @@
-"""Ranks over steps, coloured by how far they are above their peers: noise is the ground, and a slow rank is not.
+"""Heatmap of ranks over steps, coloured by their excess over their peers; noise has the background colour.
 
     figure = draw(excess_over_peers(cells, places), marks=[Mark(rank=3, first_step=60, ...)])
 
-Colours begin at twice the noise of a cell and reach the largest row, in equal ratios between: a rank of +1 % is seen
-where nothing is worse, and one of +30 % does not hide another of +3 %. Ranks that stand out, and those of findings,
-have a row with their number above the map of all ranks, however many these are.
+The colour scale runs logarithmically from twice the noise of a cell to the largest row: a rank at +1 % is visible if
+nothing is worse, and one at +30 % does not hide another at +3 %. Ranks that stand out, and those of findings, each have
+a numbered row above the map of all ranks.
 """
 
 from __future__ import annotations

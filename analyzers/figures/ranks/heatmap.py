@@ -1,10 +1,10 @@
-"""Rank x step: a phase's time, or any other measure of steps, as colours, as it was recorded.
+"""Heatmap of ranks over steps: the time of a phase, or any other measure of steps, as recorded.
 
     figure = draw(rank_step.rank_step(store, "own work"), marks=[Mark(rank=3, first_step=60, ...)])
 
-One value a cell; of a big run a cell is the largest value of several ranks and steps (the median over ranks would hide
-the slow one). The colours begin at the 2nd percentile and reach what the highest row has most of the time: one garbage
-collection must not make the rest uniform, and one slow rank of thousands is within. Who is slower than its peers is
+In a large run a cell is the largest value of several ranks and steps (a median over ranks would hide the slow one). The
+colour scale runs from the 2nd percentile to the typical value of the highest row: a single garbage collection does not
+make the rest uniform, and one slow rank among thousands is still within the scale. Who is slower than its peers is
 drawn by `excess_map`.
 """
 

@@ -1,9 +1,9 @@
-"""Ranks at their places in the mesh, coloured by a number each: a slow node, stage or tensor group stands out as one.
+"""Ranks at their places in the mesh, coloured by one value each, so that a slow node, stage or tensor group stands out.
 
     figure = draw(places, values, rows="dp_shard", columns="tp", unit="ms")
 
-`places`: columns rank and one per dimension. Each cell is a rank, or the ranks that share the place, with
-the largest value of them: `0-7, worst 3`.
+`places`: columns rank and one per dimension. Each cell is one rank, or several that share a place, with their largest
+value: `0-7, worst 3`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def draw(places: Mapping[str, Any], values: Floats, *, rows: str, columns: str, 
 
 
 def filled_ratio(places: Mapping[str, Any], rows: str, columns: str) -> float:
-    """Share of the cells that have a rank: nodes against shards may fill a diagonal only."""
+    """Share of the cells that have a rank: two correlated dimensions (nodes and shards) may fill only a diagonal."""
     if not len(places[rows]):
         return 0.0
     of_row, of_column = ints(places[rows], missing=0), ints(places[columns], missing=0)

@@ -1,9 +1,9 @@
-"""Ranks over steps for figures: a measure as a matrix, and the work of one rank or of all.
+"""Data of figures over ranks and steps: a measure as a matrix, and the own work of one rank or of all.
 
     matrix = rank_step(store, "own work")          # rank x step, reduced to what a screen shows
     own_work(store)["forward"]                     # median milliseconds of a step, rank by rank
 
-Every answer is small: long tables are reduced inside DuckDB. Missing tables give empty answers.
+Results are small, because long tables are reduced inside DuckDB. Missing tables give empty results.
 """
 
 from __future__ import annotations
@@ -70,10 +70,9 @@ def rank_step(
     max_rows: int | None = None,
     each_rank: bool = False,
 ) -> Matrix:
-    """A measure of MEASURES over ranks and steps, each cell the largest of its part. Raises KeyError.
-
-    With `each_rank`, every rank has a row, and a cell is the mean of its steps: to compare ranks with one another. With
-    `max_rows`, of a longer run only every k-th step is read: a preview, in a fraction of the time.
+    """One measure of MEASURES over ranks and steps; a cell is the largest value of its ranks and steps. Raises
+    KeyError. With `each_rank`, every rank has a row and a cell is the mean of its steps, to compare ranks with one
+    another. With `max_rows`, only every k-th step of a longer run is read: a preview in a fraction of the time.
     """
     expression, unit = MEASURES[measure]
     nothing = Matrix(ranks=np.zeros(0, np.int64), steps=np.zeros(0, np.int64), values=np.zeros((0, 0)), unit=unit)
@@ -132,7 +131,7 @@ def _by_calls(source: Source, attempt: int, measure: str) -> tuple[Ints, Ints, F
 def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -> dict[str, npt.NDArray[Any]]:
     """Columns rank, data, forward, backward, optimizer, gaps: median milliseconds of a step, without waits.
 
-    Of long runs some stretches of steps are read.
+    In long runs only some stretches of steps are read.
     """
     parts = {phase: own(phase) for phase in OWN_PHASES} | {"gaps": GAPS_WORK}
     if not source.has("steps"):

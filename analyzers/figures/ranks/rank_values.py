@@ -1,4 +1,4 @@
-"""A value of some ranks per step, with the spread over the other ranks.
+"""Values of some ranks per step, with the spread over the other ranks.
 
 comparison = against_others(store, attempt, (3,), "memory_bytes / 1048576.0")
 figure = focus.draw(comparison, y="memory (MiB)")
@@ -24,7 +24,7 @@ def attempt_of(source: Source, finding: Finding) -> int | None:
 
 
 def against_others(source: Source, attempt: int, ranks: Sequence[int], expression: str) -> focus.RankComparison:
-    """An expression over `steps` for some ranks, and its percentiles 10, 50 and 90 over the other ranks."""
+    """Evaluate SQL over `steps` for some ranks, with percentiles 10, 50 and 90 over the other ranks."""
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
     every = max(1, -(-((last or 0) - (first or 0) + 1) // READ_STEPS))
     own = [int(rank) for rank in ranks[: focus.MAX_OWN]]

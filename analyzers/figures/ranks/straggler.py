@@ -1,4 +1,4 @@
-"""Own work of the ranks: all of them in order, and one of them against the others over the steps.
+"""Own work of the ranks: a ranking of all, and one rank against the others over the steps.
 
 ranking(rank_step.own_work(store), culprits=(3,))
 against_peers(rank_step.rank_against_others(store, 0, 3), rank=3, onset=60)
@@ -24,7 +24,7 @@ _PARTS = {phase: phase for phase in OWN_PHASES} | {"gaps": "between phases"}
 
 
 def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
-    """`work`: columns of `rank_step.own_work`. The slowest on top."""
+    """Draw all ranks, the slowest on top. `work`: columns of `rank_step.own_work`."""
     rank = ints(work["rank"])
     parts = {name: np.nan_to_num(floats(work[name])) for name in _PARTS}
     total = np.sum(list(parts.values()), axis=0) if len(rank) else np.zeros(0)

@@ -43,7 +43,7 @@ class Piece:
 def timeline(
     source: Source, *, attempt: int, first_step: int, last_step: int, ranks: Sequence[int], limit: int = MAX_PIECES
 ) -> list[Piece]:
-    """Spans and calls of some ranks in a range of steps, the earliest first; what never ended is always among them.
+    """Spans and calls of some ranks in a range of steps, by start; those that never ended are always included.
 
     Times are milliseconds since the first record of the rank's host in the range.
     """

@@ -1,4 +1,4 @@
-"""Marks of a timeline: where an attempt began and ended, and where the run went back to an earlier step.
+"""Marks on a timeline: start and end of attempts, and rollbacks to an earlier step.
 
 attempt_marks(store, attempt=1)[0].text         # "attempt 1 begins"
 """
@@ -22,7 +22,7 @@ _TIMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMark:
-    """Something that happened to an attempt; `rank` says whose clock `wall_ns` is of, -1: a node's."""
+    """Something that happened to an attempt; `wall_ns` is by the clock of `rank` (-1: of a node)."""
 
     wall_ns: int
     text: str
@@ -30,7 +30,7 @@ class AttemptMark:
 
 
 def attempt_marks(source: Source, attempt: int) -> list[AttemptMark]:
-    """In the order of time. An attempt has an end once another one began or the run ended."""
+    """Marks in order of time. An attempt has ended if another one began or the run ended."""
     if not source.has("steps"):
         return []
     of = "FROM steps WHERE attempt = ? AND rank >= 0"

@@ -3,9 +3,9 @@
 figure = draw(bandwidth.call_columns(store))
 figure = waits(bandwidth.call_columns(store))
 
-A point is an operation of one size in one group: how large its input is, how many bytes per second cross the bus while
-it travels (the slowest link's work: 2 (N-1)/N of an all-reduce's input, (N-1)/N of a gather's or scatter's output),
-and how much waiting it causes (the area).
+A point is an operation of one size in one group. Its coordinates are the size of the input and the bus bandwidth (bytes
+over each link: 2 (N-1)/N of an all-reduce's input, (N-1)/N of a gather's or scatter's output); its area is the waiting
+it causes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _hover(calls: Mapping[str, Any], row: int) -> str:
 
 
 def waits(calls: Mapping[str, Any]) -> go.Figure:
-    """Seconds that all ranks waited, by operation and group; the most first."""
+    """Seconds of waiting summed over all ranks, by operation and group, the largest first."""
     total: dict[tuple[str, str], float] = {}
     for op, group, wait in zip(calls["op"], calls["process_group"], floats(calls["wait_s"]), strict=True):
         key = (str(op), str(group))

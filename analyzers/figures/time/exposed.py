@@ -1,4 +1,4 @@
-"""Communication of a step that nothing hides, and what computation hid: milliseconds over the steps.
+"""Exposed communication of each step, and communication hidden behind computation: milliseconds over the steps.
 
 figure = draw(step, transfer_ms, late_ms, overlapped_ms)
 """
@@ -16,7 +16,7 @@ __all__ = ["draw"]
 
 
 def draw(step: Ints, transfer_ms: Floats, late_ms: Floats, overlapped_ms: Floats) -> Figure:
-    """Mean over the ranks, stacked: what a step would be shorter without is at the bottom. At most 2,000 steps."""
+    """Draw means over the ranks, stacked, exposed transfers at the bottom. At most 2,000 steps."""
     parts = [
         ("exposed: transfer", transfer_ms, CATEGORY["communication"]),
         ("exposed: waiting for stragglers", late_ms, CATEGORY["straggler"]),

@@ -1,4 +1,4 @@
-"""The way of a microbatch through a pipeline: from each stage's end to the next one's begin, down and up again.
+"""Path of a microbatch through a pipeline: lines from one stage to the next, forward and backward.
 
     for way, xs, ys in flow([Stop(row=0, key=("", 3), stage=0, kind="forward", start_ms=1.0, end_ms=2.0), ...]):
         figure.add_scatter(x=xs, y=ys, mode="lines")
@@ -24,7 +24,7 @@ SKEW_MS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """One piece of work on a microbatch; `key` tells apart those that have nothing to do with one another."""
+    """One piece of work on a microbatch; only pieces with the same `key` are connected."""
 
     row: float
     key: Hashable
@@ -35,7 +35,7 @@ class Stop:
 
 
 def add_flow(figure: Figure, stops: Sequence[Stop], *, half: float) -> None:
-    """Thin lines from end to begin; rows are left and entered `half` a bar from their middle."""
+    """Add thin lines from the end of a piece to the start of the next; they meet a row `half` a bar from its middle."""
     for number, (kind, way) in enumerate((("forward", 1), ("backward", -1))):
         xs: list[float | None] = []
         ys: list[float | None] = []

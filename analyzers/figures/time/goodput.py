@@ -1,4 +1,4 @@
-"""Waterfall of the wall time down to the training that is left, and the same by rank.
+"""Waterfall from wall time down to training time, and the same by rank.
 
 waterfall(diagnosis.goodput)
 by_rank(diagnosis.goodput)
@@ -22,7 +22,7 @@ _LABELLED = 4
 
 
 def waterfall(account: Account) -> go.Figure:
-    """Bars that begin where the one above ends; the last one is training."""
+    """Draw bars that each begin where the one above ends; the last one is training."""
     wall = account.wall_s or 1.0
     lost = sorted((n for n in CATEGORIES if n != "training"), key=lambda name: -account.seconds[name])
     lost = [name for name in lost if account.seconds[name] >= _LEAST * wall]
@@ -84,7 +84,7 @@ def by_rank(account: Account) -> go.Figure:
 
 
 def strip(account: Account) -> go.Figure:
-    """The wall time as one bar, its parts from training on in the order of `CATEGORIES`."""
+    """Draw the wall time as one bar, its parts in the order of `CATEGORIES`, training first."""
     figure = new_figure(height=176, barmode="stack")
     wall = account.wall_s or 1.0
     for name, text in account.names.items():

@@ -1,4 +1,4 @@
-"""The timeline around a finding: what the ranks did in the steps that it is about."""
+"""Timeline around a finding: what the ranks did in its steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The life of a run: what it was doing when, what broke it, and from where it went on.
+"""Timeline of a run: its phases, failures, and the steps from which it continued.
 
     figure = draw(phases, moments)
 
-`phases`: (attempt, word, begin_s, end_s) since the run's begin. `moments`: (seconds, attempt, kind, text).
+`phases`: (attempt, word, begin_s, end_s), seconds since the run began. `moments`: (seconds, attempt, kind, text).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A pipeline's step as it ran: each stage's forwards and backwards with the numbers of their microbatches.
+"""A pipeline step as it ran: forward and backward passes of each stage, numbered by microbatch.
 
     figure = draw(pieces)           # columns rank, stage, microbatch, kind, start_ms, end_ms
     figure = idle(by_rank, expected=0.27)
     figure = idle_by_step({1: 0.31, 2: 0.30}, expected=0.27)
 
-A line joins a microbatch's forward on a stage with that on the next one: the flow down the pipeline, and up again.
+Lines connect a microbatch's work on one stage with that on the next, forward and backward.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def draw(pieces: Mapping[str, Any], *, flow: bool = True) -> Figure:
 
 
 def idle(ranks: Mapping[str, float], *, expected: float | None = None) -> Figure:
-    """Idle share (0 to 1) by stage or rank, with what the schedule has by itself as a line."""
+    """Draw the idle share (0 to 1) by stage or rank, with the schedule's own bubble as a line."""
     figure = new_figure(height=int(120 + 30 * len(ranks)), x="idle share of the pipeline's time", showlegend=False)
     names = list(ranks)
     figure.add_bar(
@@ -84,7 +84,7 @@ def idle(ranks: Mapping[str, float], *, expected: float | None = None) -> Figure
 
 
 def idle_by_step(shares: Mapping[int, float], *, expected: float | None = None) -> Figure:
-    """Idle share (0 to 1) of the pipeline over the steps, with what the schedule has by itself as a line."""
+    """Draw the idle share (0 to 1) of the pipeline over the steps, with the schedule's own bubble as a line."""
     figure = new_figure(height=240, x="step", y="idle share", showlegend=False)
     figure.add_scatter(
         x=list(shares), y=[100 * share for share in shares.values()], mode="lines" if len(shares) > 2 else "markers",

@@ -1,8 +1,8 @@
-"""Parts of a step's time over the steps, one upon the other: which of them grew, and since when.
+"""Parts of the step time, stacked over the steps: shows which part grew, and since when.
 
 figure = draw(steps, [("data", data_ms, PHASE["data"]), ("compute", compute_ms, PHASE["forward"])], y="ms per step")
 
-Steps without data are a gap: a line through them would show what was not recorded.
+Steps without data are a gap, because a line through them would show values that were not recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ GAP = 2
 def draw(
     step: Ints, parts: Sequence[tuple[str, Floats, str]], *, y: str, onset: float | None = None, height: int = 280
 ) -> Figure:
-    """`parts`: name, milliseconds, colour, from the bottom up. At most some 2,000 steps: nothing is reduced here."""
+    """Draw `parts` (name, milliseconds, colour) from the bottom up. Give it at most about 2,000 steps: it does not
+    downsample.
+    """
     figure = new_figure(height=height, x="step", y=y)
     for number, (begin, end) in enumerate(stretches(step)):
         for name, values, colour in parts:
@@ -43,7 +45,7 @@ def draw(
 
 
 def stretches(step: Ints) -> list[tuple[int, int]]:
-    """Begin and end (not included) of the stretches of steps between gaps; of many gaps the largest count."""
+    """Half-open index ranges of the steps between gaps; if there are many gaps, only the largest count."""
     if not len(step):
         return []
     apart = np.diff(step)

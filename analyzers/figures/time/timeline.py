@@ -3,8 +3,8 @@
 figure = draw(activity.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
 Each rank has two lanes: spans above, collectives below, striped because there are more kinds than colours that can be
-told apart. What had not ended when the records end is drawn to the right edge, hatched. In a pipeline thin lines
-follow each microbatch from stage to stage. Spans that are long enough carry their name.
+told apart. Pieces that were still open at the end of the records extend to the right edge, hatched. In a pipeline thin
+lines follow each microbatch from stage to stage. Spans that are long enough carry their name.
 """
 
 from __future__ import annotations
@@ -91,9 +91,8 @@ def draw(
 
 
 def between_phases(pieces: Sequence[Piece], *, least_ms: float) -> list[Piece]:
-    """Time from the end of a rank's span to its next one: what a loop does there is the rank's own work, too.
-
-    Not in pipelines, where a rank waits for its neighbours between two spans.
+    """Time between the spans of a rank, in which the loop does work of its rank too. Not in pipelines, where a rank
+    waits for its neighbours between two spans.
     """
     piped = {piece.rank for piece in pieces if piece.stage is not None}  # its data and optimizer spans have no stage
     found = []

@@ -1,10 +1,10 @@
-"""A hang in dumps whose call other members completed: a device has stopped, and the network has not failed.
+"""A hang in dumps whose call other members completed: a device has stopped, not the network.
 
     hang = with_stuck_device(hang, world)
 
 1. The oldest open calls of every dumped rank in each of its groups are examined, of operations that no rank leaves
-   before all have entered. The hang analyzer has found no rank that stayed away (`all_entered`), only ranks without a
-   dump (`not_seen`), or the same devices, of which the dumps tell that they started the call.
+   before all have entered. This applies if the hang analyzer found no rank that stayed away (`all_entered`), only ranks
+   without a dump (`not_seen`), or the same devices, according to dumps that record which calls started.
 2. A member that has no open call up to that number, and later ones or a completed one at it, has completed it. So the
    call's data had arrived everywhere.
 3. So the members that have it open are held by something on their side: a kernel that does not end, a GPU that is gone,
@@ -121,7 +121,7 @@ def _is_in(world: DumpedWorld, call: Call, rank: int, completed: Sequence[int]) 
 
 
 def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
-    """The finding with the call that is awaited from each culprit, where they are awaited in different ones."""
+    """The finding with the call in which each culprit is awaited, if these differ."""
     awaited: dict[int, str] = {}
     for wait in waits_of(world.view):
         if wait.awaited in hang.ranks:

@@ -6,8 +6,8 @@
 A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog timed out, or
 if ranks made different calls at the same place. Dumps of a healthy run give no finding.
 
-The verdict is that of recorded runs (`hang_of_attempt`) over the rows of the dumps. Apart from it stand what only dumps
-leave open: ranks without one, a time of writing instead of an end of the run, rings that lost calls.
+The verdict is that of recorded runs (`hang_of_attempt`) over the rows of the dumps. In addition it handles what is
+special to dumps: ranks without one, a time of writing instead of an end of the run, and rings that lost calls.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _read(found: Survey) -> _Dumps:
 
 
 def hangs_of_dumps(read: _Dumps) -> list[Finding]:
-    """Findings on the hang that the dumps show, and on what they leave open."""
+    """Findings on the hang that the dumps show, and on what they do not allow to judge."""
     world = read.world
     if world is None:
         return [_insufficient("no dump could be read")]

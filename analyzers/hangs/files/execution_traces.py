@@ -1,10 +1,11 @@
-"""Comparison of the ranks' execution traces: the first place where they do not make the same collective.
+"""Comparison of the ranks' execution traces: the first position at which their collectives differ.
 
     mismatches_of_traces(read_execution_traces(survey(folder)))
 
-The traces have no times and end where the observer was stopped: that a rank made fewer calls says nothing. Other calls
-at one number are a mismatch, proven where the process group numbers them, suspected where they were counted. They fill
-no `collectives`: a row without an end is a call in flight there, and whether these ended is not in them.
+The traces have no times and end where the observer was stopped, so fewer calls on one rank mean nothing. Different
+calls under one number are a mismatch: proven if the process group numbers them, suspected if they were only counted.
+They are not rows of `collectives`, where a row without an end is a call in flight: traces do not show whether calls
+ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["FILES", "mismatches_of_traces"]
 
 
 def mismatches_of_traces(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
-    """The first mismatch, or what keeps it from being seen."""
+    """The first mismatch, or why none can be determined."""
     if len(traces) < 2:
         return [_insufficient("execution traces of two ranks are needed")]
     is_counted = any(trace.is_counted for trace in traces.values())

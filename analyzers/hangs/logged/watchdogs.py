@@ -1,10 +1,11 @@
 """Combine the lines of NCCL's watchdogs: which ranks wait in which call, and which are missing from it.
 
-1. Of one group, another operation or size at the same number is a mismatch: proven, whatever ranks wait that are ahead.
-   So is a rank whose own line says that it enqueued less than the others wait for.
+1. In one group, different operations or sizes under the same number are a proven mismatch, even if other ranks are
+   ahead. A rank whose own line says that it enqueued fewer calls than the others wait for is proven too.
 2. A lower number than the others': they completed what it waits in. Its device or its process stopped, or it made fewer
    calls: a suspicion.
-3. All the same: a rank of the group that prints nothing is suspected; where all print, the network or a device.
+3. If all wait in the same call, a rank of the group that prints nothing is suspected; if all print, the network or a
+   device.
 """
 
 from __future__ import annotations

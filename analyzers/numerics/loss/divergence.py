@@ -1,12 +1,12 @@
 """Slow divergence: a loss that has turned and climbs, without a step that stands out.
 
 1. The loss of each committed step (the last time it ran), from the lowest rank that has one.
-2. Medians of blocks of `block_steps` steps, counted from step 1, so that live and afterwards they are the same.
-3. Diverging at a block: it and the two before rise one after the other, the lowest block lies further back, and the
-   rise over that one is both `rise_ratio` and `noise_z` times the noise of a block's median, and no single block has
-   most of it. The noise is that of neighbouring steps, which a trend hardly touches.
-4. Logarithms are compared. A loss that is not always positive has none, and no size to which a rise could be small:
-   there differences are compared, and the rise has to be `signed_rise_ratio` of all that its medians have varied.
+2. Take medians of blocks of `block_steps` steps, counted from step 1, so that live and post-mortem blocks are the same.
+3. The loss diverges at a block if the last three blocks rise in succession, the lowest block is earlier, the rise above
+   that one exceeds both `rise_ratio` and `noise_z` times the noise of a block's median, and no single block accounts
+   for most of it. The noise is that of neighbouring steps, which a trend hardly touches.
+4. Logarithms are compared. A loss that is not always positive has no logarithm and no natural scale: there differences
+   are compared, and the rise must be `signed_rise_ratio` of the total range of its medians.
 
 The loss of an attempt that trains a policy is not a measure of progress (`analyzers.numerics.policy_loss`).
 
@@ -108,7 +108,7 @@ def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> boo
 
 
 def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = DivergencePolicy()) -> Rise | None:
-    """The climb of a loss (by step), from where it became certain to its end; None if there is none. Pure."""
+    """Find the climb of a loss (by step), from where it became certain to its end; None if there is none. Pure."""
     is_signed = min(losses.values(), default=1.0) <= 0
     to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
     scaled = {step: to_scale(loss) for step, loss in losses.items()}

@@ -7,13 +7,13 @@
    the detector's history goes back, too, like the restored state of the live detector. After a restart without a
    checkpoint, or for another training in the same process, the history is empty. A post-mortem thus repeats the live
    verdicts.
-3. Spike steps at most `join_steps` observations apart are one finding.
-   A return from a few low steps to the level of most steps before them is none.
-   Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
+3. Spike steps at most `join_steps` observations apart are one finding. A return from a few low steps to the earlier
+   usual level is not a spike. Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps, the step
    was refused, or the loss fell back later; divergence if it stayed up.
-5. If the step was replayed (`analyzers.numerics.replay_result`) and the rate did not jump, the replay overrides 4:
-   transient if the loss did not come back, weights if it came back but not on the older state, else batch.
+5. If the step was replayed (`analyzers.numerics.replay_result`) and the learning rate did not jump, the replay
+   overrides 4. The cause is `transient` if the spike did not recur, `weights` if it recurred but not on the older
+   state, else `batch`.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     overfitting(source, scope)             # findings of kind `overfitting`
 
-1. The evaluations in the order of their steps. A step that was evaluated again after a rollback or a restart counts as
-   it was the last time. Those of an earlier training in the same process are left out.
-2. The lowest one. Each of the `rising` newest lies above it, by `min_share_ratio` and by `outlier_sigmas` times the
-   noise of an evaluation, which is that of neighbours without their trend.
-3. The training loss, a median over the steps before each of the two evaluations, has fallen between them. Where it rose
-   too, the run diverges and does not overfit.
+1. Take the evaluations in step order. If a step was evaluated again after a rollback or a restart, the last evaluation
+   counts. Those of an earlier training in the same process are left out.
+2. Each of the `rising` newest evaluations is above the lowest one by `min_share_ratio` and by `outlier_sigmas` times
+   the noise of an evaluation, which is estimated from neighbouring evaluations without their trend.
+3. Between the lowest and the newest evaluation the training loss (median over the steps before each) has fallen. If it
+   rose too, the run diverges and does not overfit.
 """
 
 from __future__ import annotations

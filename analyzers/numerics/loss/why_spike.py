@@ -1,15 +1,15 @@
-"""Explain a loss spike: the batch, data ranks, samples and layers that made it, and what is not known.
+"""Explain a loss spike: the batch, data ranks, samples and layers that caused it, and what is not known.
 
     spike = explain(source, step=45)        # None: the worst spike of the run
     spike.samples[0].text, spike.ranks[0].jump_ratio, spike.layers[0].factor, spike.unknown
 
-1. The run of the step with the highest loss (it may have run again after a rollback) against the median loss of the
-   `history_steps` committed steps before it.
-2. Data ranks: each one's own loss at the step less its median before; its share of all that rose. Ranks that
-   read the same rows count once.
-3. Samples: losses of single sequences from the replay of a refused step (`analyzers.numerics.replay_result`); the share
-   is that of the batch's loss.
-4. Layers: each block's share of the square of the gradient norm against the median share in sampled steps before.
+1. Compare the execution of the step with the highest loss (it may have run again after a rollback) with the median loss
+   of the `history_steps` committed steps before it.
+2. Data ranks: the loss of each at the step minus its earlier median, and its share of the total rise. Ranks that read
+   the same rows count once.
+3. Samples: the loss of each sequence from the replay of a refused step (`analyzers.numerics.replay_result`), and its
+   share of the batch's loss.
+4. Layers: the share of each block in the squared gradient norm, against its median share in earlier sampled steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SpikeError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """A data rank's own loss (nat), what it was before, and its share of what rose over all of them."""
+    """A data rank's loss (nat), its earlier median, and its share of the rise over all data ranks."""
 
     rank: int
     loss: float
@@ -61,7 +61,7 @@ class SampleShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShare:
-    """A block's share of the squared gradient norm, what it was before, and how many times that it is."""
+    """A block's share of the squared gradient norm, its earlier share, and the ratio of the two."""
 
     name: str
     share_ratio: float

@@ -24,7 +24,7 @@ class TraceClock:
 
     @classmethod
     def of(cls, source: Source) -> TraceClock:
-        """Zero is the earliest of all records that have a time, so that no time of the trace is negative."""
+        """Make the clock; zero is the earliest recorded time, so that no time in the trace is negative."""
         begins = {table: begin for table, (begin, _) in _TIMED.items()} | _MOMENTS
         times = [
             source.rows(f"SELECT min({column}) FROM {table} WHERE {column} > 0")[0][0]

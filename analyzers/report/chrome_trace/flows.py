@@ -3,8 +3,8 @@
     flows.add(Call(...))                # every call of a piece of the run
     yield from flows.drain(clock)       # the arrows between those added
 
-The arrow of a collective leads from rank to rank in the order in which they made the call; the last one to come is at
-its head. That of a transfer leads from the start of the send to the end of the receive.
+The arrow of a collective connects the ranks in the order in which they made the call and points at the last one. The
+arrow of a transfer goes from the start of the send to the end of the receive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Equal for all ranks of one call; None where it is not known which ones belong together."""
+        """Key that is equal for all ranks of one call; None if it is not known which calls belong together."""
         if self.group is None or self.number is None or (self.end_ns is not None and self.end_ns <= self.begin_ns):
             return None
         if not self.is_transfer:

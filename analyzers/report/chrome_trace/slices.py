@@ -31,8 +31,8 @@ def slices(
 ) -> Iterator[dict[str, Any]]:
     """Events of all records of the ranks. `ends_ns`: {attempt: its last record}.
 
-    What never ended is a slice without an end; where another attempt follows in the trace, it ends with its own
-    attempt, or all of the next one would lie inside it.
+    A record that never ended is a slice without an end. If another attempt follows in the trace, the slice ends with
+    its own attempt, since it would otherwise enclose all of the next one.
     """
     for table in _TABLES:
         if source.has(table):

@@ -25,7 +25,7 @@ STEPS, PHASES, STAGES, CALLS = 0, 1, 100, 1000
 
 
 class Tracks:
-    """Metadata of processes and threads, given out once each."""
+    """Metadata of processes and threads; each is returned once."""
 
     def __init__(self, places: Mapping[int, str]) -> None:
         self._places = places

@@ -1,4 +1,4 @@
-"""A comparison of two runs as one HTML file that needs nothing else.
+"""A comparison of two runs as one self-contained HTML file.
 
     page = render(comparison, a=Side(...), b=Side(...))
     path.write_bytes(page)

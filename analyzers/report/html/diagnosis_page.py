@@ -1,4 +1,4 @@
-"""A diagnosis as one HTML file that needs nothing else: no network, no server, no other file.
+"""A diagnosis as one self-contained HTML file: no network, no server, no other file.
 
     page = render(store, diagnosis, run.manifest())
     path.write_bytes(page)

@@ -1,11 +1,11 @@
-"""One HTML page that needs nothing else: the frame around the sections of a report or a comparison.
+"""The frame of a self-contained HTML page around the sections of a report or a comparison.
 
     sheet = FigurePage()
     section = Section(title="Loss", figures=[sheet.figure(figure, what="Loss over the steps")])
     page = sheet.render(run_id="demo", verdict="no finding", sections=[section], ...)     # bytes, UTF-8
 
-Everything that comes from the run (names, log lines, tracebacks) is text: the template escapes it, control signs are
-made visible, and what is very long is cut. The page's own rule (Content-Security-Policy) lets it load nothing.
+Everything that comes from the run (names, log lines, tracebacks) is treated as text: it is escaped, control characters
+are made visible, and very long texts are cut. The page's own rule (Content-Security-Policy) lets it load nothing.
 
 `RunbookPart` holds the runbook's sections inside a report: each "Next" links to the section on the same page.
 """
@@ -42,7 +42,7 @@ _COMMAND = re.compile("`" + explain_command("([a-z0-9_-]+)") + "`")
 
 @dataclass(slots=True, kw_only=True)
 class PlacedFigure:
-    """A figure with its place on the page and one sentence for those who cannot see it."""
+    """A figure with its place on the page and one sentence of alternative text."""
 
     id: str
     title: str

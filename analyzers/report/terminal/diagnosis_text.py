@@ -167,9 +167,8 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
 
 
 def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
-    """The suggested checkpoint interval, whether the run got that far, and its basis.
-
-    Empty where the failure rate is assumed and the run was shorter: of a try of some steps that says nothing.
+    """The suggested checkpoint interval, whether the run lasted that long, and its basis. Empty if the failure rate is
+    assumed and the run was shorter: the suggestion is meaningless for a short trial.
     """
     if is_number(num_steps) and interval["steps"] > num_steps and not interval["num_failures"]:
         return ""

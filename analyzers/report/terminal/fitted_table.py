@@ -1,8 +1,8 @@
-"""A table of ranks that fits the terminal: columns that have no place are left out by name, no value is cut.
+"""A table of ranks that fits the terminal: columns without room are omitted and named, values are never cut.
 
     FittedTable(COLUMNS, rows)              # rows: ("dim" or "", one cell per column)
 
-In a file or a pipe all columns stay, and a long activity has more than one line.
+In a file or a pipe all columns are kept, and a long activity wraps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RIGHT = ("rank", "step", "own work", "waiting", "memory", "GPU", "for")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTable:
-    """Draws itself in the width that there is."""
+    """Renders itself in the available width."""
 
     names: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Text | str]]]

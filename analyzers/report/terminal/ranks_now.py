@@ -39,7 +39,7 @@ FRAME_LINES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankScreen:
-    """The table, whether the run may go on, and whether it has ended: one without any record may yet begin."""
+    """The table, whether the run may still write, and whether it has ended. A run without any record may yet begin."""
 
     table: RenderableType
     is_live: bool

@@ -27,7 +27,7 @@ DEFAULT_PORT = 8501
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertLinks:
-    """Addresses that hold on any machine; an empty one is not known."""
+    """Addresses that work from any machine; empty if unknown."""
 
     dashboard_url: str = ""
     runbook_url: str = ""

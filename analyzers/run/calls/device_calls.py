@@ -4,8 +4,8 @@
     queued[3, "world:0-7", "", None]        # number of the first call of that group that rank 3 has not started
     oldest_open_step(source, attempt=0, cut_ns=now_ns)     # where the devices are; hosts may be hundreds of steps ahead
 
-The host runs ahead of a device, so a call that it has enqueued is not one that its rank has come to. What NCCL's
-profiler plugin recorded, or a flight recorder that times calls, tells the two apart; else nothing is known or here.
+The host runs ahead of its device, so the rank may not have reached a call that its host has enqueued. NCCL's profiler
+plugin, or a flight recorder that times calls, tells the two apart; without these, nothing is returned here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def device_groups(source: Source, attempt: int) -> frozenset[str]:
 
 
 def device_places(source: Source, attempt: int) -> frozenset[tuple[int, str]]:
-    """Rank and group, where it is recorded which of its calls the rank's device has started."""
+    """(rank, group) pairs for which the records show which calls the rank's device has started."""
     groups = device_groups(source, attempt)
     if not groups:
         return frozenset()
@@ -40,7 +40,7 @@ def device_places(source: Source, attempt: int) -> frozenset[tuple[int, str]]:
 
 
 def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:
-    """The first call that has not started, where one has not, as of `cut_ns` (epoch nanoseconds)."""
+    """The first call that has not started, for each rank and group that has one, as of `cut_ns` (epoch nanoseconds)."""
     if missing_tables(source, "nccl_groups", "nccl_calls"):
         return {}
     rows = source.rows(
@@ -61,7 +61,7 @@ def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:
 def oldest_open_step(source: Source, attempt: int, cut_ns: int) -> int | None:
     """The step of the oldest call on a device that has not ended, as of `cut_ns` (epoch nanoseconds).
 
-    A call that is open although a later one of its group is done on the same rank lost its end; it does not count.
+    An open call does not count if a later one of its group is complete on the same rank: only its end record was lost.
     """
     groups = sorted(device_groups(source, attempt))
     if not groups or not source.has("collectives"):

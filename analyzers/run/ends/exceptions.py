@@ -71,7 +71,7 @@ class Frame:
 class Link:
     """One exception of a chain. `frames` are outermost first, `error_type` has no module before it.
 
-    `is_caused`: it was raised from the one before it; else it came up while that one was handled, or after it.
+    `is_caused`: it was raised `from` the one before it; else it was raised while that one was being handled, or later.
     """
 
     error_type: str
@@ -92,13 +92,13 @@ def read_traceback(text: str, package: str = "") -> list[Link]:
 
 
 def own_frame(link: Link) -> Frame | None:
-    """The innermost frame of the user's own code; where there is none, of an installed package, else of Python."""
+    """The innermost frame of the user's code; without one, of an installed package, else of Python."""
     of_others = [frame for frame in link.frames if _OURS.search(frame.path) is None] or list(link.frames)
     return min(reversed(of_others), key=lambda frame: (frame.is_library, frame.is_pythons), default=None)
 
 
 def is_ours(path: str) -> bool:
-    """Return True for a file of ours that calls the user's code, or that it calls in place of torch's."""
+    """Return True for a file of Rankscope that calls the user's code or wraps a torch function."""
     return _OURS.search(path) is not None
 
 

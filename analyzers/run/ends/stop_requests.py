@@ -1,4 +1,4 @@
-"""A run that was stopped by a signal to its launcher: how its ranks end then says nothing of what was wrong with it.
+"""A run stopped by a signal to its launcher: how its ranks end afterwards does not show what was wrong.
 
 stop_ns = stop_of_standstill_ns(view, log)   # of a run that stood still before, else None
 own = before_stop(deaths, view, log)
@@ -28,18 +28,16 @@ def stop_of_standstill_ns(view: AttemptView, log: EventLog) -> int | None:
 
 
 def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> list[Death]:
-    """The deaths before a signal asked the launcher for the end of a run that `watch` had reported as standing still.
-
-    A rank that is woken by the signal may raise an error, as from a handler that prints to a lost terminal.
+    """Deaths before the signal that stopped a run which `watch` had reported as stalled. A rank woken by the signal may
+    raise an error, for example in a handler that prints to a lost terminal.
     """
     stop_ns = stop_of_standstill_ns(view, log)
     return [death for death in deaths if stop_ns is None or death.when_ns < stop_ns]
 
 
 def stop_at_work(view: AttemptView, log: EventLog, policy: StallPolicy) -> Event | None:
-    """The first request to stop an attempt whose ranks made progress until then; None without one.
-
-    A silence from then on, and ranks that are killed because they do not end, are effects of the stop.
+    """The first request to stop an attempt whose ranks were making progress; None without one. Later silence, and ranks
+    killed because they do not end, are effects of the stop.
     """
     stops = log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)
     stop = min(stops, key=lambda event: event.wall_ns, default=None)

@@ -85,10 +85,9 @@ def is_same_finding(finding: Finding, report: Finding) -> bool:
 
 
 def recorded_findings(source: Source) -> list[Finding]:
-    """Findings of kinds that are not known here, as plug-ins recorded them live: the newest report of each.
-
-    A run is also read where other plug-ins are installed: what those of the run found must not vanish. One that was
-    over when the run ended has `ongoing` = False in its evidence.
+    """Findings of unknown kinds that plug-ins recorded live: the newest report of each. A run may be read on a machine
+    with other plug-ins, and findings of the run's own plug-ins must not vanish. One that was over when the run ended
+    has `ongoing` = False in its evidence.
     """
     if not source.has("events"):
         return []

@@ -7,7 +7,7 @@ A digest is an `AttemptView` of the node's own ranks: step, open spans, calls in
 state of each process. The analyzers of one node's records (`hang`, `rank_lost`) can thus judge the whole job.
 
 Digests come from other machines, so packed and unpacked size are bounded, and the version and the type of each value
-are checked. A digest that would be too large drops texts first, then all calls but the oldest.
+are checked. If a digest would be too large, texts are dropped first, then all calls but the oldest.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     with Store.open(run) as store:
         state = folder_state(run, store, stall_policy(run.manifest()), now_ns=time.time_ns())
 
-A `watch` may ingest once in some seconds, and more seldom where the ranks need the cores: that is not a silence.
+`watch` may ingest only every few seconds, or less often if the ranks need the cores; that delay is not silence.
 """
 
 from __future__ import annotations

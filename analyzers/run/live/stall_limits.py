@@ -134,8 +134,8 @@ def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
     """Time at which the last `watch` ended, as it does once its ranks are gone (epoch nanoseconds). None if one is not
     known to have ended, or if ranks have recorded since.
 
-    An interrupted launcher, or the last tick of its watch, may take long to end after its ranks: that time is no
-    silence of the ranks.
+    An interrupted launcher, or the last tick of its watch, may end long after its ranks; that time is not silence of
+    the ranks.
     """
     started, stopped = log.of(event_kinds.WATCH_STARTED), log.of(event_kinds.WATCH_STOPPED)
     if Counter(event.integer("pid") for event in started) != Counter(event.integer("pid") for event in stopped):

@@ -3,7 +3,7 @@
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
 
 A tape's times come from a monotonic clock and its start, so they never jump; an event has the wall clock of its moment.
-Where that is set back while a run lives, its end lies before its last step by the wall clock: a hang waited for 0 s.
+If that clock is set back during a run, the run's end lies before its last step, and a hang seems to have lasted 0 s.
 
 1. The first identity of an attempt's ranks has both clocks: their difference then.
 2. An event of the attempt that is later by the monotonic clock and that difference, by more than `LEAST_NS`, gets that

@@ -1,4 +1,4 @@
-"""Ranks that ran on nodes of which a run's folder has no records, as where each node writes to its local disk.
+"""Ranks on nodes whose records are not in the run's folder, for example because nodes write to local disks.
 
     ranks_elsewhere(source, log, attempt=0, world_size=4, last_ns=view.last_ns)      # {2, 3}
     ranks_not_here(source, attempt=0)                                                # those without any step here
@@ -7,7 +7,8 @@ A rank without records may never have started, or be on another node. The launch
 it starts, and a node's ranks are numbered one after the other:
 
 1. A node with a record of any rank has the numbers from that rank less its local rank on, as many as it starts.
-2. A node of which only the launcher is recorded has as many of the others: if that is all of them, they are its own.
+2. If only the launcher of a node is recorded and the number of ranks it starts equals the number of unassigned ranks,
+   these are its ranks.
 3. Where a node's launcher recorded no number, its ranks are those up to the next node's. Below the first node's there
    are other nodes in any case.
 """

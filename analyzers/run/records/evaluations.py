@@ -1,4 +1,4 @@
-"""Validation losses of a run, from its events; of an attached loop, from a number that it logs under one of `LOGGED`.
+"""Validation losses of a run, from its events; of an attached loop, from a scalar with one of the names `LOGGED`.
 
 evaluations(source)[-1].loss           # the newest one, the mean over the validation sets
 """
@@ -33,7 +33,7 @@ class Evaluation:
 def evaluations(source: Source) -> list[Evaluation]:
     """Evaluations with a finite loss in the order of their steps, each step as it was the last time.
 
-    What an earlier attempt evaluated beyond the step from which a later one goes on is left out.
+    Evaluations of an earlier attempt after the step from which a later one resumed are left out.
     """
     newest: dict[int, Evaluation] = {}
     attempt = 0

@@ -1,11 +1,11 @@
-"""A source that asks the store each short question once, for the length of one diagnosis.
+"""A source that caches the answers to short queries for one diagnosis.
 
     asked = Remembered(store)
     asked.rows("SELECT 1 FROM steps LIMIT 1")    # some thirty analyses ask whether there are steps
     asked.few_events()                           # and some twenty read events of one kind or another
 
-Of a small run nearly half of the questions of a diagnosis were asked before, and planning one takes longer than
-answering it. A diagnosis is of the records as they were when it began to ask.
+For a small run nearly half of a diagnosis's queries are repetitions, and planning a query takes longer than running it.
+Cached answers are those of the time at which the diagnosis began.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EventRows = list[tuple[Any, ...]]
 
 
 class Remembered:
-    """Answers of `rows` are kept; those of `query` are arrays that may be large, and are seldom asked twice."""
+    """Answers of `rows` are cached; those of `query` are not, because they may be large and are seldom repeated."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -46,7 +46,7 @@ class Remembered:
         return found
 
     def few_events(self) -> EventRows | None:
-        """All rows of `EVENTS_SQL`, oldest first; None where they are too many to be kept."""
+        """All rows of `EVENTS_SQL`, oldest first; None if they are too many to be cached."""
         if self._events is None:
             found = self._source.rows(f"{EVENTS_SQL} ORDER BY wall_ns LIMIT {_MAX_ROWS + 1}")
             self._events = (found if len(found) <= _MAX_ROWS else None,)

@@ -36,8 +36,8 @@ def standstills(source: Source, log: EventLog | None = None) -> dict[int, int]:
 def last_standstill(source: Source, attempt: int, log: EventLog) -> Standstill | None:
     """The reported standstill that lasted until the end of an attempt; None if there is none.
 
-    A process that is interrupted in a standstill ends its calls and phases and closes its tapes. Only newly started
-    work is progress; otherwise terminating the job would erase a hang that was reported.
+    A process that is interrupted during a standstill still ends its calls and phases and closes its tapes. So only
+    newly started work counts as progress; otherwise terminating the job would erase a reported hang.
     """
     reports = [event.wall_ns for event in log.of(event_kinds.STACKS, attempt=attempt)]
     reports += [
@@ -66,9 +66,8 @@ def last_standstill(source: Source, attempt: int, log: EventLog) -> Standstill |
 
 
 def before_standstill(standstill_ns: Mapping[int, int]) -> str:
-    """SQL of the steps that were finished, and before their attempt stood still until its end.
-
-    A rank that is interrupted in a standstill leaves its step, whose duration is then that of the standstill.
+    """SQL condition for steps that finished before a standstill lasting to the end of their attempt. A rank interrupted
+    during a standstill ends its step, whose duration is then that of the standstill.
     """
     ends = standstill_ns.items()
     cuts = (f" AND NOT (attempt = {int(at)} AND start_ns + duration_ns > {int(ns)})" for at, ns in ends)

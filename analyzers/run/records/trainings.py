@@ -1,4 +1,4 @@
-"""Trainings that follow one another in one process, as in a sweep: one count of steps, but several series of losses.
+"""Consecutive trainings in one process, as in a sweep: step numbers continue, but each has its own series of losses.
 
 training_starts(source)                # {(0, 401)}: another model is trained from step 401 of attempt 0 on
 """

@@ -138,7 +138,7 @@ def last_ranks(source: Source) -> list[LastRank]:
 def waits_ms(
     source: Source, attempt: int, ranks: Sequence[int], culprit: int, first_step: int, last_step: int
 ) -> dict[int, float]:
-    """Upper bound of the time that `ranks` waited for the culprit: {step: milliseconds, mean over the ranks}.
+    """Upper bound on how long `ranks` waited for the culprit: {step: milliseconds, mean over the ranks}.
 
     Counts calls of their groups that the culprit entered last, whether or not the rank computed meanwhile. Steps
     without such a call are left out.

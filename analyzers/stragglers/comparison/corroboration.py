@@ -82,10 +82,9 @@ class Counters:
         return (self.usual_core_wait_ratio or 0.0) >= SHARED.explained_ratio
 
     def has_own_core(self, policy: CorroborationPolicy) -> bool:
-        """Return True if it waits for a core for much longer than its peers, and than all do at other times.
-
-        Where several ranks share too few cores, one has a core to itself for some seconds: then the other is no slower
-        than usual, or slower for as long. Unknown values decide nothing.
+        """Return True if the rank waits for a core much longer than its peers, and than all ranks do at other times. If
+        several ranks share too few cores, one may have a core to itself for some seconds; the other is then no slower
+        than usual, or slower for just as long. Unknown values decide nothing.
         """
         if self.run_delay_ms is None or self.own_run_delay_ms is None:
             return True
@@ -117,7 +116,7 @@ class Counters:
         )
 
     def waiting_part(self, excess_ms: float) -> str:
-        """A sentence if half of a compute excess or more is waiting for a core: then it is not all work of the rank."""
+        """A sentence if half of a compute excess or more is waiting for a core, and thus not work of the rank."""
         if not self.on_cpu or self.cpu_ms is None or self.run_delay_ms is None:
             return ""
         if self.run_delay_ms < SHARED.explained_ratio * max(excess_ms, 1e-9):

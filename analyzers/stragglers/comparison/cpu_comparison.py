@@ -1,11 +1,11 @@
-"""Ranks that use more CPU time than their peers, where neighbours drown the wall clock.
+"""Ranks that use more CPU time than their peers, for machines where other jobs hide that in wall time.
 
     for slow in find_more_work(source, timings, policy):     # slow.by_cpu is True
 
-On a machine with more load than cores, a step takes as long as its ranks wait for a core: how long a rank works no
-longer shows in its times. Its CPU time does.
+On a machine with more load than cores, the length of a step is decided by how long its ranks wait for a core. How long
+a rank works shows only in its CPU time.
 
-1. Only on CPUs, and only where the ranks wait for a core for `crowded_ratio` of their CPU time and more.
+1. Only on CPUs, and only if the ranks wait for a core for at least `crowded_ratio` of their CPU time.
 2. The CPU time of a step over the median of the peers' is searched for persistent excess (`persistence`) of more than
    healthy ranks show there, `crowded_cpu_ratio` and `crowded_cpu_ms`.
 3. A rank that waits in collectives more than its peers is left out: a backend may wait by polling, which is not work.
@@ -101,7 +101,7 @@ def _runs_from_last(steps: Ints) -> Ints:
 
 
 def is_crowded(source: Source, attempt: int, first_step: int) -> bool:
-    """True if the ranks, all on CPUs, wait for a core long enough that their times are not those of their work."""
+    """True if the ranks, all on CPUs, wait for a core so long that their wall times do not show their work."""
     if not source.has("ranks"):
         return False
     ((num_others,),) = source.rows(

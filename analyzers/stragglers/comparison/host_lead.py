@@ -1,14 +1,14 @@
-"""Tell one late host from hosts that are all equally late, where the rank that looks slow only lost its lead first.
+"""Distinguish one late host from equally late hosts, of which the one that looks slow lost its lead first.
 
     is_late_as_peers(source, attempt=0, slow=straggler, peers=[0, 1, 2])
 
-Hosts of GPUs run ahead of their devices. Where all of them take longer, the device with the least lead waits for its
-host, and the others wait for that device: its rank looks slow as long as the leads of the others last.
+Hosts of GPUs run ahead of their devices. If all hosts become slower, the device with the smallest lead waits for its
+host first, and the other ranks wait for that device. Its rank looks slow until the others have used up their leads.
 
-1. A slow host takes longer than those of its peers in some phase or gap. If no place shows that, it is as they are.
-2. A peer with a full launch queue waits in whatever it launches, and its host seems to take as long as a slow one. It
-   is then as far ahead as any host was: such peers prove nothing. But it waits in what it launches, not in the places
-   that delay a slow host: peers that take as long in each single place are as late.
+1. A slow host takes longer than its peers' hosts in some phase or gap. If it does not in any, it is as fast as they
+   are.
+2. The host of a peer with a full launch queue blocks in every launch and thus seems as slow as a slow host. It is then
+   as far ahead of its device as any host was; such peers prove nothing.
 3. Hosts that wait for a result in every step are never a whole step ahead, and have no lead to lose.
 """
 

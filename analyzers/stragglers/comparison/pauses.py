@@ -4,14 +4,14 @@
 
 A process that a cgroup limit or another job stops for 80 ms, wherever it happens to be, hides some of those stops in
 its own waiting for others. The median of its steps then shows nothing, while all ranks wait for the remaining stops. So
-what counts here is how many observations are far off, and that they are one rank's alone:
+the criterion is how many observations are far off, on one rank alone:
 
 1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise; half of that
-   work is enough if it comes in every second step, or every n-th (noise has no rhythm), or in most: where a host is
-   late by less than its lead and the work of its device, a slow network hides some of it.
-2. From the first to the last of them they are a good part of the observations, without a long gap: a burst of
-   something else on the machine is none.
-3. Hardly any other rank has any at that time: pauses that all have are the machine's.
+   work is enough if it happens in most steps or in every second or n-th one (noise has no rhythm): if a host is late by
+   less than its lead plus the work of its device, a slow network hides part of the delay.
+2. Between the first and the last pause, pauses are a good part of the observations, without a long gap. This excludes a
+   burst of another job on the machine.
+3. Hardly any other rank pauses at that time: pauses on all ranks come from the machine.
 """
 
 from __future__ import annotations

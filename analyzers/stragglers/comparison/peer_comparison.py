@@ -280,8 +280,9 @@ def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
     """Limit the excess of a device that waits for its host to the growth of the step. If the step did not grow, the
-    device was idle before, too: then it waited for other ranks, now for its host. Where the steps before differ by as
-    much among each other, their growth says nothing."""
+    device was idle before, too: then it waited for other ranks, now for its host. If the earlier steps vary by as much
+    among themselves, the growth means nothing.
+    """
     before_ms = step_before_ms(timings, slow)
     if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
         return slow

@@ -52,7 +52,8 @@ def find_segments(
     excess: Matrix, policy: PersistencePolicy | None = None, *, min_length: int = SHARED.min_steps
 ) -> list[Segment]:
     """Find all segments of a group of peers, the largest effect first. `excess[rank, observation]` is a ratio;
-    `min_length`: observations of one that is still there at the end, where the noise allows."""
+    `min_length`: minimum number of observations of a segment that lasts to the end, if the noise allows so few.
+    """
     policy = policy or PersistencePolicy()
     found: list[Segment] = []
     finest = 0.0

@@ -3,11 +3,11 @@
     findings = slow_ranks_of_traces(read_rank_traces(survey(folder)))
 
 1. Times of different ranks are never compared by clock, only by length (`store.readers.traces.rank_traces`).
-2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step
-   whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. Steps so short
-   that a burst of another job on the host could slow all of them are judged by their kernels, which it cannot; on a
-   CPU a rank that is slower in them is told as not judged.
-   Traces fill no `steps`: such a row has phases by the host's clock, and a trace has the work of the device.
+2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step whose
+   phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. If the steps together are
+   so short that a burst of another job on the host could slow all of them, they are judged by their kernels, which such
+   a burst does not slow. On a CPU, a rank that is slower in such steps is reported as not judged. Traces are not rows
+   of `steps`, which hold phases by the host's clock; a trace holds the work of the device.
 3. The part of exposed communication that even the last rank to arrive has is transfer; the rest is waiting for others.
 """
 

@@ -3,8 +3,8 @@
     slow = with_host_onset(source, timings, slow, "before_forward", peers)      # slow.first_step: 41 instead of 46
 
 The lead of a host, and a slow network, hide its first late steps from its device; the spans of the host show them. The
-onset is where the sum of (excess over the peers - half of its level) from there on is largest. It stands only where
-the steps before were calm, and where the excess before the onset by the device is as long as after it.
+onset is where the sum of (excess over the peers - half of its level) from there on is largest. It is used only if the
+steps before it were calm, and if the host's excess before the device's onset lasts as long per step as after it.
 """
 
 from __future__ import annotations

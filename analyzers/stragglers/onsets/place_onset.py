@@ -2,16 +2,17 @@
 
     slow = with_place_onset(timings, slow, peers, core_waits)      # slow.first_step: 26 instead of 41
 
-A rank is found in all of its work, whose noise on a busy machine may hide the first steps. Where one phase or gap holds
-the excess, and took nothing like it before, that dates it.
+A slow rank is detected in all of its work, whose noise on a busy machine may hide the first slow steps. If one phase or
+gap holds the excess and had none before, that place gives the onset.
 
-1. The time in the place over the median of the peers', in ms, up to the segment's end; its level is the segment's. What
-   the rank waited for a core more than its peers is taken off, where that is known: other jobs delay a rank for many
-   steps before it computes more, or sleeps. Then a rank that is slow everywhere is dated by all of its computing.
+1. The time in the place over the median of the peers', in ms, up to the segment's end; its level is the segment's. If
+   known, the time that the rank waited for a core longer than its peers is subtracted, because other jobs may delay a
+   rank for many steps before it computes more, or sleeps. In that case a rank that is slow everywhere is dated by all
+   of its computing.
 2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
    counts for one level at most, and for nothing where the rank or all of its peers were not measured.
-3. It stands only where few observations before it reach half of the level, and most of those from it to where the
-   rank was found do: a rise, and not the noise of the place.
+3. It is used only if few observations before it reach half of the level, and most of those from it to the detected
+   begin do: a rise, not noise of the place.
 
 On GPUs whose short steps are stamped one in N, calls are recorded in every step: how long the peers waited for the rank
 dates the rise between the last stamped step that was not slow and the first that was (`with_unstamped_onset`). It
