@@ -1,13 +1,13 @@
-"""Spans `compile`: when torch.compile is at work, which may take minutes and leaves no other record.
+"""Spans `compile`: times in which torch.compile works, which may take minutes and leave no other record.
 
     probe = CompileProbe(recorder)
     probe.hook()                # again and again: it hooks torch's compiler once that is there, and after a reset
     probe.remove()
 
-torch calls back at the beginning and the end of whatever it compiles, also of what a backward pass leaves for later
-and of what is compiled again. Why it was, and where a graph broke, are events (`CompileLog`). Its
-compiler is a separate package that takes seconds to import: this waits until the program has (the first optimizer
-does), and never does it itself. Compilations inside one another are one span.
+torch calls back at the beginning and end of every compilation, deferred backward graphs and recompilations included.
+Reasons of recompilations and graph breaks are events (`CompileLog`). Importing torch's compiler takes seconds, so this
+module waits until the program has imported it (the first optimizer does), and never imports it itself. Compilations
+inside one another are one span.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CompileLog:
         self._seen: set[tuple[Any, ...]] = set()
 
     def write(self) -> None:
-        """Write events of what is new. Looks only at a compiler that has been imported."""
+        """Write events for new entries. Does nothing until the compiler has been imported."""
         utils = sys.modules.get(COMPILE_METRICS)
         if utils is None:
             return

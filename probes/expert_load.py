@@ -3,8 +3,8 @@
     probe = ExpertProbe(recorder, {3: layer.take_load, ...}, interval=10)
     probe.after_backward(step)          # at every 10th step: rows for all steps since the last ones
 
-`take_load()` gives (2, experts) integers on the device, choices and drops of this rank's own tokens since it was last
-asked, or None where there were none. No rank asks another: who reads the table adds up. On a GPU the numbers come back
+`take_load()` gives (2, experts) integers on the device, choices and drops of this rank's own tokens since the last
+call, or None if there were none. Ranks do not communicate: readers of the table add up. On a GPU the numbers come back
 a step or more later.
 """
 
@@ -52,7 +52,7 @@ class ExpertProbe:
             recorder.at_close.append(self.flush)
 
     def after_backward(self, step: int) -> None:
-        """Write what has come up since the last rows if `step` is a multiple of the interval (0: never)."""
+        """Write the load since the last rows if `step` is a multiple of the interval (0: never)."""
         if not self._recorder.enabled:
             return
         is_due = self._interval > 0 and step % self._interval == 0

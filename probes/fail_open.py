@@ -44,9 +44,8 @@ def record_error(place: str, error: BaseException) -> None:
 
 
 class failing_open:
-    """Swallow and count any `Exception` of the block. KeyboardInterrupt and SystemExit pass.
-
-    A class, since every step enters a few: a context manager made of a generator takes three times as long.
+    """Swallow and count any `Exception` of the block. KeyboardInterrupt and SystemExit pass. It is a class because
+    every step enters several, and a generator-based context manager takes three times as long.
     """
 
     __slots__ = ("_place",)

@@ -37,7 +37,7 @@ MAX_IN_FLIGHT = 8  # readings of a device that have not come back
 
 
 def clean_name(name: str) -> str:
-    """The parameter's name in the user's own model, without what wrappers put in front and in between."""
+    """The parameter's name in the user's own model, without prefixes and parts that wrappers add."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")
@@ -125,9 +125,8 @@ class GradientProbe:
 
     @torch.no_grad()
     def examine(self, step: int) -> list[tuple[str, int]]:
-        """Record all gradients now, and return those with NaN or Inf and how many, in the order of the model.
-
-        For a step that went wrong: this waits for the device.
+        """Record all gradients now, and return the names and counts of those with NaN or Inf, in model order. Only for
+        a bad step, because it waits for the device.
         """
         found: dict[int, int] = {}
         if self._recorder.enabled:

@@ -277,7 +277,7 @@ class StepClock:
                 record_error("recorder.log", error)
 
     def defer(self) -> None:
-        """Keep the current step open after its end, until `set_late` was called as often as this."""
+        """Keep the current step open after its end, until `set_late` has been called as many times as `defer`."""
         self._deferred.setdefault(self._number, []).append(self._slot)
 
     def set_late(self, step: int, **values: float) -> None:

@@ -5,7 +5,7 @@
     values.put(accuracy=0.5)                 # no column of a step: a row of the table `scalars`
     values.flush()                           # once a step: what has come back
 
-A tensor on a GPU is copied to pinned memory, by itself and as it is: no kernel is launched, one event per step follows
+A tensor on a GPU is copied to pinned memory by an asynchronous copy: no kernel is launched, one event per step follows
 the copies, and nothing waits for the device.
 """
 
@@ -173,8 +173,8 @@ def read_back(values: Tensor) -> tuple[Tensor, Any]:
 class UserScalars:
     """The user's scalars of one recorder.
 
-    A name is kept in the rank's names for good, so their number is limited: a loop that makes up a name in each step
-    loses the later ones, with one warning.
+    Names are never removed from the rank's name table, so their number is limited: a loop that invents a name in each
+    step loses the later ones, with one warning.
     """
 
     def __init__(self, recorder: TapeRecorder) -> None:

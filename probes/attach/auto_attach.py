@@ -1,11 +1,12 @@
-"""Attach to a script that says nothing: before it begins, and to the model and optimizer that turn out to train.
+"""Attach to an unmodified script: before it begins, and to the model and optimizer that turn out to train.
 
     attach_to_whatever_trains()              # then run the script
 
-The recorder and the process groups come first. The model is found when it is called: the outermost module with
-parameters to be trained that is called with gradients on. Where the loop calls `model.forward` itself no hook runs; the
-model is then the outermost module that holds what the optimizer updates. The optimizer is found at its first step. From
-then on this is what `attach(model, optimizer)` sets up, and the global hook that has looked for the model is gone.
+The recorder and the process groups come first. The model is found when it is called: it is the outermost module with
+trainable parameters that is called with gradients enabled. Where the loop calls `model.forward` itself, no hook runs;
+the model is then the outermost module that holds what the optimizer updates. The optimizer is found at its first step.
+From then on the process is set up as by `attach(model, optimizer)`, and the global hook that looked for the model is
+removed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     inject(os.environ[VARIABLE])       # in a drill's rank, after `rankscope` has attached and before the script runs
 
 Hooks of the model and the optimizer stand before or after those of `rankscope.attach`, so a delay lies in the phase or
-gap that it is meant for. Where the script offers no such place (no data loader, nothing saved), nothing is injected and
-no event is written. The event `fault_injected` comes before the fault.
+gap that it is meant for. If the script has no such place (no data loader, no save), nothing is injected and no event is
+written. The event `fault_injected` comes before the fault.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Injection:
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
-        """Take away what the process shares; hooks of a model or an optimizer go with it."""
+        """Remove process-wide hooks; hooks on a model or an optimizer disappear with it."""
         while self._undo:
             self._undo.pop()()
 

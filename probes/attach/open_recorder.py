@@ -1,4 +1,4 @@
-"""Join the run and open the tapes of this rank, for a loop of the user's own.
+"""Join the run and open the tapes of this rank, for an attached loop.
 
 opened = open_recorder(Identity.from_environment(), models, name="", run_dir=None, config={})
 if opened is not None:
@@ -136,7 +136,7 @@ def _device_of(models: list[nn.Module]) -> str:
 
 
 def warn_if_untried(version: str) -> bool:
-    """Return True, and log a line, for a version outside of those that were tried."""
+    """Log a line and return True for a version outside of the tested range."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or TRIED[0] <= (int(found[1]), int(found[2])) <= TRIED[1]:
         return False

@@ -92,7 +92,7 @@ class ProcessEnd:
 
     @contextlib.contextmanager
     def exits_of_script(self) -> Iterator[None]:
-        """Record what leaves the block, which runs the user's script: `sys.excepthook` may not be ours by then."""
+        """Record exceptions and exits of the block, which runs the user's script: it may replace `sys.excepthook`."""
         try:
             yield
         except BaseException as error:
@@ -101,7 +101,7 @@ class ProcessEnd:
             raise
 
     def left_by(self, error: BaseException) -> None:
-        """Record what leaves the user's code, where no hook of the interpreter sees it."""
+        """Record an exception or exit of the user's code that no hook of the interpreter sees."""
         with failing_open("attach.exit"):
             if isinstance(error, SystemExit):
                 self._exit = None
@@ -199,10 +199,8 @@ def _failure(code: Any) -> str:
 
 
 def without_our_frames(error: BaseException) -> TracebackType | None:
-    """Take our frames out of `error` and of the exceptions behind it; returns its traceback. All of them stay if no
-    other is there.
-
-    Python lets frames be taken out of a traceback that is complete: at the process's end, and not where the script
+    """Remove Rankscope's frames from `error` and its chained exceptions; returns its traceback. They are kept if there
+    are no other frames. This works only on a complete traceback, that is at the process's end, not where the script
     itself prints one.
     """
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""The line that a run with bounded records begins with: the window that is kept, and the budget it is held to.
+"""The first line of a run with bounded records: the window that is kept, and the disk budget.
 
     retention_line({"probes": {"retain": "window", "retain_s": 600.0, "budget_mb": 50.0}})
     # "records: tapes and single calls of the last 600 s, at most 50 MB a rank and hour"
@@ -30,6 +30,6 @@ def retention_line(config: Mapping[str, Any]) -> str:
 
 
 def print_retention(run: RunDir, identity: Identity) -> None:
-    """Print the line once a launch, as the run's folder says: `watch` reads the settings there."""
+    """Print the line once per launch, from the settings in the run's folder, which are those that `watch` reads."""
     if identity.rank == 0 and identity.restarts == 0 and (line := retention_line(run.manifest().get("config", {}))):
         sys.stderr.write(f"rankscope: {line}\n")

@@ -3,8 +3,8 @@
     follow_started_ranks(attached)         # in a process that `rankscope run` has started, before the script
 
 The target of each process that `multiprocessing` starts becomes a `FollowedTarget`. In the new process it waits for a
-default process group, whose rank it then records; a process that joins none is left alone. Rank 0 takes the place in
-the run of the process that has started it, which then is not a rank any more: it records how theirs ended.
+default process group, whose rank it then records; a process that joins none is left alone. Rank 0 takes over the place
+of the process that started it. That process is then no rank any more, and records how the started ranks ended.
 
 A loader's workers, pools and managers are not followed, nor are subclasses of `Process` with their own `run`.
 """

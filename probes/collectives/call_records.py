@@ -11,13 +11,13 @@ or, for a call that goes on while its caller does something else,
     ...
     calls.finish(call, end_ns, waited_ns)
 
-A training makes the same few calls in every step, and what is the same in their records is packed once. It is not the
-number of instructions that makes a record dear, but how much memory they touch that the model has driven out of the
-cache: in a step one took 60 us where a loop of nothing else showed 12.
+Training makes the same few calls in every step, so the constant part of their records is packed once. The cost of a
+record is not the number of instructions but cache misses, since the model evicts the recorder's memory: a record took
+60 us within a step, and 12 us in a loop of its own.
 
-Time that a rank spends blocked here is what separates its own time from waiting for others, so it is added to
-`recorder.wait_ns` once and only once, and only if the thread that waits is one that trains: a checkpoint that is
-written in the background waits for its own collectives while the step goes on.
+Time blocked in calls separates a rank's own time from waiting for others. So it is added to `recorder.wait_ns` exactly
+once, and only for threads that train: a checkpoint written in the background waits for its own collectives while the
+step continues.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _python_threads = threading._active  # type: ignore[attr-defined]  # get_ident()
 
 
 class Call:
-    """One call that is in flight while its caller goes on: where its record is, and when it was made."""
+    """An asynchronous call in flight: the slot of its record, and when it was made."""
 
     __slots__ = ("end_ns", "finished", "in_backward", "issue_ns", "slot")
 
@@ -82,7 +82,7 @@ class GroupCalls:
         self._peers: dict[tuple[int, int], Iterator[int]] = {}
 
     def next_peer_seq(self, peer: int, op: int) -> int:
-        """Number of a point-to-point call: counted per peer and direction, which is all that two ranks share."""
+        """Number of a point-to-point call: counted per peer and direction, the only count that both ranks share."""
         counter = self._peers.get((peer, op))
         if counter is None:
             counter = self._peers.setdefault((peer, op), itertools.count())
@@ -119,10 +119,9 @@ class Calls:
         is_async: bool,
         reduces: bool,
     ) -> tuple[int, int]:
-        """Write the record of a call that is about to be made: its slot, and when that is.
-
-        `peer` is a global rank, -1 for none. To be called by the function that stands in for torch's: the caller is
-        looked for from that one's caller on.
+        """Write the record of a call that is about to be made; returns its slot and start time. `peer` is a global
+        rank, -1 for none. Must be called directly by the wrapper of torch's function, because the search for the call
+        site starts at the wrapper's caller.
         """
         recorder = self.recorder
         if self._adrift:
@@ -163,12 +162,12 @@ class Calls:
             self.complete(call.slot, end_ns, wait_ns)
 
     def note_end(self, call: Call, end_ns: int) -> None:
-        """Store when `call` was complete; its record is finished once its wait is known too."""
+        """Store when `call` was complete; its record is finished when its wait is known too."""
         call.end_ns = end_ns
         self._tape.set(call.slot, "end_ns", end_ns)
 
     def dropped(self, call: Call, work: Any) -> None:
-        """The handle of `call` is gone: complete the record when the call ends."""
+        """Note that the handle of `call` was dropped: the record is completed when the call ends."""
         try:
             future = work.get_future()
         except RuntimeError:  # this kind of call has none: look again with a later one
@@ -192,7 +191,7 @@ class Calls:
                 self._adrift.append((call, work))
 
     def add_wait(self, wait_ns: int) -> None:
-        """Count time for which this thread was blocked, if it is one of those that train."""
+        """Count time for which this thread was blocked, if it is a training thread."""
         if self.is_training():
             self.recorder.wait_ns += wait_ns
 
@@ -246,9 +245,9 @@ def shape_text(shape: Sequence[int]) -> str:
 def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
     """Return 1 if any of `tensors` holds NaN or Inf, else 0; UNSET for integers, sparse tensors and other devices.
 
-    A sum of finite numbers may overflow, but a sum is never finite with a NaN or an Inf in it. So the sum, the fastest
-    pass that there is, clears a tensor, and only a sum that is not finite pays for a second look. (Measured at 4 MB of
-    float32 on one core: sum 59 us, aminmax 119 us, the maximum norm 2980 us.)
+    A sum that includes a NaN or Inf is never finite. So a finite sum, the fastest possible pass, clears a tensor; only
+    a sum that is not finite, which may also be an overflow, needs a second pass. (Measured at 4 MB of float32 on one
+    core: sum 59 us, aminmax 119 us, the maximum norm 2980 us.)
     """
     found = _UNKNOWN
     for tensor in tensors:

@@ -3,10 +3,10 @@
     callers = CallerNames(recorder.name)
     caller = callers.find(1)       # of our caller; its `number` is that of the name "train.py:48 training_step"
 
-Every collective asks, and a walk up the stack makes an object of every frame that it meets, some twenty inside FSDP: it
-cost more than the rest of a record. So the answer says how far up it was found, and at which instruction: who asks from
-the same place again need only look whether that instruction is there again (`probes.collectives.call_records` does).
-The walk is bounded. Where autograd runs backward on its own thread there are no Python frames, hence no caller.
+Walking up the stack creates an object for every frame, some twenty inside FSDP, and cost more than the rest of a
+record. So the result includes how many frames up the call site is, and at which instruction: a caller from the same
+place only checks whether that instruction is there again (as `probes.collectives.call_records` does). The walk is
+bounded. Where autograd runs backward on its own thread there are no Python frames, hence no caller.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class CallerNames:
         self._folder = os.getcwd() + os.sep
 
     def find(self, level: int) -> Caller | None:
-        """Innermost frame of user code, None if there is none.
-
-        `level` says where to begin, and `distance` where it is, both as for `sys._getframe` in the calling function.
+        """Find the innermost frame of user code; None if there is none. `level` (where to begin) and `distance` (where
+        it is) are counted as by `sys._getframe` in the calling function.
         """
         try:
             frame: FrameType | None = _getframe(level + 1)

@@ -1,16 +1,16 @@
-"""Process groups that were made before the process attached: their calls are recorded from now on.
+"""Record calls of process groups that were made before the process attached.
 
     install(recorder)
     record_existing(models)
     ...
     uninstall()                           # every holder has torch's own groups again
 
-A group of torch's own has no attributes to set, so a `RecordedGroup` over it takes its place: in torch's tables, in its
-C++ register of names, and in every dict that refers to it, which are the attributes of whatever holds it (FSDP2's
-parameter groups, device meshes, optimizers that shard their state). What only a local variable holds still works, and
-is not recorded. DDP's reducer holds it in C++; it is built again, as torch does it when a DDP module is unpickled,
-provided that no gradient has passed through it yet: later its buckets are in another order, and sums of other orders
-differ in their last bits. Groups of NCCL stay as they are, and so do reducers over them.
+A plain torch group has no attributes to set, so a `RecordedGroup` over it replaces it in torch's tables, in the C++
+registry of names, and in every dict that refers to it, that is the attributes of objects that hold it (FSDP2's
+parameter groups, device meshes, optimizers that shard their state). A group that only a local variable holds still
+works, unrecorded. DDP's reducer holds its group in C++, so it is rebuilt, as torch does when it unpickles a DDP module.
+That is done only before the first gradient has passed through it: later, its buckets are in another order, and sums in
+another order differ in their last bits. Groups of NCCL stay as they are, and so do reducers over them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Python's state of a thread that Python did not start, kept from one call to the next.
+"""Keep the Python state of a thread that Python did not start from one call to the next.
 
     future.add_done_callback(done)       # gloo's thread calls it
     def done(future): keep_thread_state(); ...
 
-A thread of C++ that calls Python gets a state at the call and loses it when the call returns. With it goes the memory
-of its frames: mapped and unmapped each time, and the unmapping interrupts the other cores on which the process runs. Of
-a DDP step of 4 ms that was a tenth. A thread that keeps its state pays once.
+A thread of C++ that calls Python gets a state at the call and loses it when the call returns. The memory of its frames
+is mapped and unmapped each time, and unmapping interrupts the other cores of the process. That was a tenth of a DDP
+step of 4 ms. A thread that keeps its state pays once.
 
-What is kept of a thread that ends (some 20 kB) is freed at the end of the process: two threads for each gloo group.
+The state of a thread that has ended (about 20 kB) is freed only at the end of the process; each gloo group has two
+threads.
 """
 
 from __future__ import annotations

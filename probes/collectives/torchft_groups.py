@@ -1,13 +1,13 @@
-"""Groups of torchft, which are made past `torch.distributed`, a new one with each quorum.
+"""Groups of torchft, which bypass `torch.distributed` and are made anew with each quorum.
 
     groups = TorchftGroups(rank=0, world_size=2)
     groups.record()                     # after the first step: by then its quorum has a group
     groups.release()
 
-A wrapper of torchft's holds the group that is in use, so what is put on record is what the wrapper holds, now and after
-each new quorum. Such a group spans replicas. Who its ranks are in this run is known only where one launch holds all
-replicas: torchft makes a global rank of the digits at the end of a replica's id. Elsewhere nothing is recorded: rank 1
-of another launch is not a rank of this run.
+A torchft wrapper holds the group in use, so the group inside the wrapper is recorded, now and after each new quorum.
+Such a group spans replicas. Its ranks can be identified only if one launch holds all replicas, since torchft derives a
+global rank from the digits at the end of a replica's id. Otherwise nothing is recorded: rank 1 of another launch is not
+a rank of this run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is a CUDA graph being captured on this stream? Then no probe may touch the device.
+"""Detect that a CUDA graph is being captured on this stream; probes must not touch the device then.
 
 Our kernels or events would become part of the graph, and a query or an allocation would end the capture.
 """

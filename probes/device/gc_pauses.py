@@ -12,9 +12,9 @@ from collections.abc import Generator
 class GcPauses:
     """Adds up the collections of this process until it is closed.
 
-    The collector prints and drops what its callbacks raise. A handler that raises, as that of Ctrl-C does, may run at
-    the first instruction of any Python function, before the `try` of that function. So the callback is a generator,
-    which waits within its `try`; it is called through C functions alone.
+    The collector prints and drops exceptions of its callbacks. A signal handler that raises, such as Ctrl-C's, may run
+    at the first instruction of any Python function, before its `try`. So the callback is a generator that is suspended
+    inside its `try`, and is called only through C functions.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class GcPauses:
             gc.callbacks.remove(self._callback)
 
     def raise_again(self) -> None:
-        """Raise what a handler has raised in a collection, from here."""
+        """Raise here an exception that a signal handler raised during a collection."""
         raised, self.raised = self.raised, None
         if raised is not None:
             raise raised

@@ -2,8 +2,8 @@
 
     undo = record_replays(recorder)        # then every `torch.cuda.CUDAGraph.replay` counts
 
-What was captured runs without Python: no hook of a module, an optimizer or a process group is called, so a step in a
-graph has no phases. The event says why.
+A captured graph runs without Python: no hook of a module, optimizer or process group is called, so a step inside a
+graph has no phases. The event explains that.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A rank's memory, and torch's caching allocator at its limit: it gave its cache back to the device and tried again.
+"""Memory of a rank, and retries of torch's caching allocator, which frees its cache and retries when memory is short.
 
     read = memory_reader("cuda:0")      # bytes allocated on it; memory_reader("cpu"): resident bytes of the process
     allocator = AllocatorRetries("cuda:0")
     allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}; None if none is new
     allocator.report(recorder.event)
 
-A retry waits for the device and costs a step a good part of its time, and what is in use then does not fit with a
-fragmented cache. A device that is nearly full says nothing of the kind: the cache takes what it gets.
+A retry waits for the device and costs a good part of a step: memory in use plus a fragmented cache did not fit. A
+nearly full device does not show that, because the cache keeps all it gets.
 """
 
 from __future__ import annotations

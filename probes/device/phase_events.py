@@ -136,7 +136,7 @@ class PhaseEvents:
         return self._current is not None
 
     def begin(self, step: int) -> None:
-        """A step begins; writes those that the device has passed."""
+        """Begin a step; writes earlier steps that the device has completed."""
         self.collect()
         self._drop(self._current)
         self._wait_depth = 0
@@ -147,22 +147,22 @@ class PhaseEvents:
             self._mark(_BEGIN, is_wait=False)
 
     def enter(self, gap: int) -> None:
-        """A phase begins; the time since the last border is the gap before it."""
+        """Begin a phase; the time since the previous stamp is the gap before it."""
         self._mark(gap, is_wait=False)
 
     def leave(self, phase: int) -> None:
-        """A phase ends, and a wait that was not left before."""
+        """End a phase, and a wait in it that is still open."""
         self._mark(phase, is_wait=self._wait_depth > 0)
         self._wait_depth = 0
 
     def enter_wait(self) -> None:
-        """The stream is about to wait for communication. Waits inside one count once."""
+        """Note that the stream is about to wait for communication. Nested waits count once."""
         self._wait_depth += 1
         if self._wait_depth == 1:
             self._mark(_OF_PLACE, is_wait=False)
 
     def leave_wait(self) -> None:
-        """The stream's wait has been enqueued."""
+        """Note that the stream's wait has been enqueued."""
         if self._wait_depth == 1:
             self._mark(_OF_PLACE, is_wait=True)
         self._wait_depth = max(0, self._wait_depth - 1)
@@ -184,7 +184,7 @@ class PhaseEvents:
             self._write(self._read(self._pending.popleft()))
 
     def close(self) -> None:
-        """Wait for the device and write the rest: the run is over."""
+        """Wait for the device and write the remaining steps at the end of the run."""
         if self._pending:
             self._pending[-1].marks[-1].event.synchronize()
         self.collect()

@@ -10,9 +10,9 @@
         optimizer.zero_grad()
 
 All ranks come to the same verdict, from one small all-reduce a step: the mean loss and the gradient norm. Copies of the
-state lie in host memory; one is good once enough healthy steps have followed it. How often is put up with, and that it
-never goes round in circles, is `probes.guard.decisions`'s. A loop that goes back goes on with its next batch: it has
-fewer updates than it has had batches, and the learning rate is the loop's own affair.
+state lie in host memory; one is good once enough healthy steps have followed it. `probes.guard.decisions` limits the
+number of failures and prevents endless repetition. After a rollback the loop continues with its next batch, so it has
+made fewer updates than it has seen batches; the learning rate is left to the loop.
 """
 
 from __future__ import annotations

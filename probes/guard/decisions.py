@@ -4,17 +4,17 @@
     verdict = guard.judge(step, loss, grad_norm)           # the same on every rank
     if not verdict.healthy: decision = guard.decide(verdict, batch_index)
 
-A bad step is never taken. What follows depends on how often it went wrong in the same incident, that is, before
+A bad step is never taken. The response depends on the number of failures in the same incident, that is, before
 `quiet_steps` steps beyond the failing one were taken:
 
-1. failure, where the step was good when it was repeated: the last good state is restored, the batch trained again,
-1. to 3. failure otherwise: the batch is skipped, the last good state restored (nothing restored where there is none),
-4., 5. failure: the same with a window of batches before it, and the learning rate is lowered for a while,
-then, or when the run's budget of rollbacks is spent: stop, with a report. It never goes round in circles.
+* First failure, if the step was good when repeated: the last good state is restored, the batch trained again.
+* First to third failure otherwise: the batch is skipped, and the last good state restored, if there is one.
+* Fourth and fifth failure: the same with a window of batches before it, and a lower learning rate for a while.
+* After that, or when the run's budget of rollbacks is spent: stop, with a report.
 
-State that changed by itself (`trainer.guard.integrity`) is not a batch's fault: the last state that was found
-healthy is restored, nothing is skipped and no rate lowered. It counts like any other failure, and the second time on
-the same device ends the run: that device must go.
+State that changed by itself (`trainer.guard.integrity`) is not a batch's fault: the last state that was found healthy
+is restored, nothing is skipped and no rate lowered. It counts like any other failure, and a second one on the same
+device ends the run, because that device must be replaced.
 
 The guard is plain arithmetic: no torch, no clock, nothing that may differ between ranks.
 """

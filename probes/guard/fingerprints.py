@@ -4,13 +4,13 @@
     reading = reader.read({"head.weight": parameter, ...})     # queued; waits for nothing
     reading.values()                                           # {"head.weight": 4207849484211234, ...}
 
-A sum of the tensor's 64-bit words, each times an odd number that belongs to its place, modulo 2^64. A flipped bit
-changes a word by a power of two, and a power of two below 2^64 times an odd number is never 0 modulo 2^64: a single
-flip is always seen. Other damage goes unseen with a chance of about 2^-64, unless it takes the same away as it adds at
-places a multiple of 1024 words apart. It guards against accidents, not against forgery.
+A fingerprint is the sum of the tensor's 64-bit words, each multiplied by an odd number that depends on its position,
+modulo 2^64. A flipped bit changes a word by a power of two, and a power of two below 2^64 times an odd number is never
+0 modulo 2^64: a single flip is always seen. Other damage is missed with a probability of about 2^-64, unless it adds
+and subtracts the same value at positions a multiple of 1024 words apart. It protects against accidents, not forgery.
 
 Integer sums have no order of summation: the same bits give the same value on every device and with any number of
-threads. On a GPU everything stays on its stream until `values` asks, and then the copy has long arrived.
+threads. On a GPU the result is copied asynchronously, and has usually arrived when `values` is called.
 """
 
 from __future__ import annotations

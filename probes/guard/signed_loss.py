@@ -4,8 +4,8 @@
     signed.learn(-2.1)
     signed.judge(50.0)          # level, robust sigmas, rise, and how many times the largest deviation so far
 
-Such a loss has no logarithm, so differences are judged. It has no natural size either, and its noise may have heavy
-tails: what counts is how far a loss is beyond all that the recent history had, not only its robust sigmas.
+Such a loss has no logarithm, so differences are judged. It has no natural scale either, and its noise may have heavy
+tails. So besides robust sigmas the criterion is how far a loss exceeds all values in the recent history.
 """
 
 from __future__ import annotations

@@ -6,17 +6,17 @@
 
 The detector is plain Python over a short history, so that a rank can call it each step: 5 us, 30 for a loss that rises.
 
-1. A value that is not finite or part of a spike never enters the history. Logarithms are meant; where losses that have
-   none are usual, `signed_loss` judges differences instead of 2 to 4.
+1. A value that is not finite or part of a spike never enters the history. Values are logarithms; if losses without a
+   logarithm are common, `signed_loss` judges differences instead of steps 2 to 4.
 2. level = median of the newest `level_window` clean logarithms; residual = log(value) - level. The level follows the
-   descent of a young run, and a level that lags behind a descent only makes the test more careful.
+   descent of a young run; if it lags behind, the test only becomes more conservative.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
    the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.
-4. A spike is a loss whose z and whose rise over the level are both large while the gradient norm does not deny it,
-   whose rise is huge, or that is moderate in both while the gradient norm says the same; less of the loss is enough
-   where the gradient norm is many times its level. A high gradient norm alone is none: warm-up and clipping make it
-   ordinary. The rise must be a part of the way that the loss has come down, too: where next to nothing is left of it,
-   its logarithm jumps with each hard sample.
+4. A step is a spike in any of these cases: its rise is huge; z and rise are both large and the gradient norm does not
+   contradict; both are moderate and the gradient norm is raised too. If the gradient norm is many times its level,
+   smaller values of both suffice. A high gradient norm alone is no spike: warm-up and clipping make it ordinary. The
+   rise must also be a part of the total descent of the loss so far: near zero, the logarithm of a loss jumps with each
+   hard sample.
 5. After `relearn_after` spike steps in a row the history starts again: the data has changed, or no action follows.
 """
 
@@ -232,7 +232,7 @@ class SpikeDetector:
             self._learn(loss, math.log(grad_norm) if grad_norm > 0.0 else math.nan)
 
     def clean_range(self) -> tuple[float, float]:
-        """Losses between these two are not a spike in the next step at any gradient norm; others may be."""
+        """Range of losses that are no spike in the next step, whatever the gradient norm; losses outside may be one."""
         if self._num_clean < self.policy.warm_up_steps:
             return -math.inf, math.inf
         if self._signed.is_usual:

@@ -4,12 +4,12 @@
     state.reserved_bytes - state.allocated_bytes    # in the cache, and not given out
     state.sites[0]                                  # Site(at="model/attention.py:88 in forward", bytes=..., blocks=64)
 
-A rank takes its snapshot after an exception has left the training, and by then blocks were freed on the way. The trace
-in the snapshot says which: it is undone back to the allocation that failed (`is_at_failure`). A snapshot without that
-entry, such as one without a history, is taken as it is.
+A rank takes its snapshot after an exception has left the training, when unwinding has already freed blocks. The trace
+in the snapshot shows which ones, so it is undone back to the failed allocation (`is_at_failure`). A snapshot without
+that entry, such as one without a history, is taken as it is.
 
-The format is that of `torch.cuda.memory._snapshot`. A file in it may come from anyone: what is of the wrong type is
-left out, and nothing here raises but ValueError.
+The format is that of `torch.cuda.memory._snapshot`. Such a file may come from an untrusted source: values of a wrong
+type are left out, and only ValueError is raised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attempts of a run: each life of its ranks claims a number, durably, that no other life has or will have.
+"""Attempts of a run: each start of its ranks durably claims a unique number.
 
     attempt = claim(run)                        # in the process that starts the ranks, once
     attempt = claim(run, launch="torchrun-4711-0")       # every rank by itself: the same number for the same launch

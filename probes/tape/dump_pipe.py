@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder on request, also of a rank whose GIL is held: a pipe that a thread in C++ reads.
+"""Request dumps of torch's flight recorder through a pipe that a C++ thread reads, even while the GIL is held.
 
     offer_dump_pipe(run, attempt)               # in a rank, before its process groups are made
     pipe_path(run, attempt, rank)               # a byte written to it asks for a dump
@@ -33,9 +33,9 @@ def dump_path(run: RunDir, attempt: int, rank: int) -> Path:
 
 
 def offer_dump_pipe(run: RunDir, attempt: int) -> bool:
-    """Have torch make a pipe with its dumps next to it; false where it would not work or the user has chosen already.
-
-    Where a pipe cannot be made, torch would raise in its own thread and end the process: so one is made to try.
+    """Configure torch to create a pipe, with its dumps next to it; returns False if that would not work or the user has
+    configured it already. If torch cannot create the pipe it raises in its own thread and ends the process, so a trial
+    pipe is created first.
     """
     if os.environ.get(PIPE) or any(os.environ.get(name) for name in _DUMP_NAMES):
         return False

@@ -4,8 +4,8 @@
     events.write(event_kinds.ROLLBACK, step=40, from_step=40, to_step=30)
 
 Appending is one `write` to a file opened with O_APPEND, so several processes of a node may share a file and a killed
-writer leaves at most one torn last line, which the reader skips and counts; the next event begins its own line.
-What a disk does not take is kept, up to `MAX_UNWRITTEN_BYTES`, and written once it does; at the close it goes to the
+writer leaves at most one torn last line, which the reader skips and counts; the next event begins its own line. Lines
+that the disk refuses are kept in memory, up to `MAX_UNWRITTEN_BYTES`, and written later; at `close` they go to the
 temporary folder (`unwritten`).
 """
 

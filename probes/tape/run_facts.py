@@ -79,15 +79,14 @@ _module = ""
 
 
 def note_module(name: str) -> None:
-    """The program is this module, run with `-m`, though `__main__` is another one when it fails."""
+    """Remember that the program is this module, run with `-m`: `__main__` may be another module when it fails."""
     global _module
     _module = name
 
 
 def package_of_program() -> str:
-    """Folder of the top package of a program that was run as a module; empty for a script.
-
-    Its frames are the user's, also where it is installed as other packages are.
+    """Folder of the top-level package of a program that was run as a module; empty for a script. Its frames count as
+    the user's, even if it is installed like any package.
     """
     with contextlib.suppress(Exception):
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)

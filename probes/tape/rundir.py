@@ -96,7 +96,7 @@ class RunDir:
     def adopt(cls, path: Path) -> tuple[RunDir, bool]:
         """Use exactly this folder. Returns (run, True if it is new and needs a manifest).
 
-        Raises RunError if the folder holds something else, OSError where it cannot be made.
+        Raises RunError if the folder holds something else, OSError if it cannot be created.
         """
         is_new = cls.is_new(path)
         if is_new:
@@ -270,12 +270,12 @@ class RunDir:
         return loaded
 
     def begin_manifest(self, manifest: dict[str, Any]) -> None:
-        """Write `run.json` of a new run: `manifest`, with what every run says of itself."""
+        """Write `run.json` of a new run: `manifest` plus the facts that every run records about itself."""
         own = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
         self.write_manifest(own | manifest)
 
     def add_to_manifest(self, facts: dict[str, Any]) -> None:
-        """Add to `run.json`, over what it says. Raises OSError where it cannot be read: it would be lost."""
+        """Merge into `run.json`. Raises OSError if it cannot be read, since replacing it would lose its content."""
         try:
             before = self._load("run.json")
         except (FileNotFoundError, ValueError, RecursionError):

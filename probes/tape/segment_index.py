@@ -1,4 +1,4 @@
-"""Index of a node's tapes with checksums: what was written, so that its loss or alteration can be named.
+"""Index of a node's tapes with checksums, to detect loss or alteration of what was written.
 
     index = SegmentIndex(run.node_dir(0) / "segments.jsonl")     # `watch`, every half minute and at the end of a run
     index.add(run.path, "tapes/attempt-0/rank-00003/steps.00000.tape")

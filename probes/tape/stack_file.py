@@ -27,7 +27,9 @@ MAIN_THREAD_SIGNAL: int = signal.SIGRTMIN + 9
 
 
 def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
-    """The file that a rank's stacks are appended to. Who has none is not asked: the signal would end it."""
+    """The file to which a rank's stacks are appended. A process without one is not asked, because the signal would end
+    it.
+    """
     return run.stacks / f"attempt-{attempt}-rank-{rank:05d}.txt"
 
 

@@ -1,10 +1,10 @@
-"""Events that their file did not take, in the user's temporary folder until it does.
+"""Events that could not be written to their file, kept in the user's temporary folder until they can.
 
     path = save_unwritten(events_path, lines)     # by a process that ends
     restore_unwritten([events_path, ...])         # by the next launch and by readers
 
-A disk that is read-only or full takes no record of what it did to the run. The name of a saved file is a digest of the
-path that it belongs to, so only who knows that path, on the same machine, gets it back.
+A read-only or full disk takes no record of the failure that it caused. The name of a saved file is a digest of the path
+that it belongs to, so only who knows that path, on the same machine, gets it back.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ MAX_UNWRITTEN_BYTES = 4 << 20
 
 
 def missing_newline(fd: int) -> bytes:
-    """Return what has to precede a line that is appended to a file: a newline where a full disk, a kill or a power cut
-    left the last line torn, since that would swallow it; else nothing."""
+    """Return what has to precede a line that is appended to a file: a newline if a full disk, a kill or a power cut
+    left the last line torn, since the new line would be lost in it; else nothing.
+    """
     size = os.fstat(fd).st_size
     return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
 
@@ -51,7 +52,7 @@ def save_unwritten(events: Path, lines: Iterable[bytes]) -> Path | None:
 
 
 def restore_unwritten(events: Iterable[Path]) -> int:
-    """Append what was saved of these files to them, as far as they take it; the number of files restored."""
+    """Append saved lines to these files, as far as that succeeds; returns the number of files restored."""
     if not _is_own(_folder()):
         return 0
     num_files = 0

@@ -1,11 +1,11 @@
-"""Announce a run to the launcher that started its ranks: which folder the ranks chose, and which attempt they are.
+"""Tell the launcher that started the ranks which folder they chose and which attempt they are.
 
     announce(run, attempt)                  # local rank 0, once it records
     announce(run, attempt, watch=Watch())   # the same, and the launcher is to keep a watch
     found = announced(path)                 # the launcher: Announcement(run=..., attempt=...), or None so far
 
-The ranks choose the run's folder by themselves, under any launcher. One that wants to know it names a file in
-RANKSCOPE_ANNOUNCE_FILE.
+The ranks choose the run's folder by themselves, under any launcher. A launcher that needs to know it sets
+RANKSCOPE_ANNOUNCE_FILE to a file name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Announcement:
 
 
 def announce(run: RunDir, attempt: int, watch: Watch | None = None) -> None:
-    """Write the announcement, where one is asked for. Raises OSError if the file cannot be written."""
+    """Write the announcement if the launcher asked for one. Raises OSError if the file cannot be written."""
     wanted = os.environ.get(VARIABLE)
     if wanted:
         fresh = Path(f"{wanted}.{os.getpid()}")

@@ -2,8 +2,8 @@
 
     run, attempt, is_first = join_run(identity, runs_dir=Path("runs"), name="train", manifest={...})
 
-Who is first chooses the name and leaves it in `runs/.launches/<job>`, a link that can be made only once; the others
-follow it. So ranks may come in any order, or not at all. The attempt is claimed in the same way
+The first rank chooses the name and publishes it as the link `runs/.launches/<job>`, which can be made only once; the
+others follow it. So ranks may come in any order, or not at all. The attempt is claimed in the same way
 (`probes.tape.attempts`).
 """
 

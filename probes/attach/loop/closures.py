@@ -1,4 +1,4 @@
-"""A closure computes the gradients inside an optimizer's `step`, as Lightning and L-BFGS do: the update begins after.
+"""Closures that compute gradients inside an optimizer's `step` (Lightning, L-BFGS); the update begins after them.
 
 before_closure_returns(args, kwargs, again=..., begins=...)     # in a hook before the step: its new arguments
 """

@@ -4,10 +4,10 @@
     undo = environments.patch(imports)
 
 The phase is one span from the first action after an update to the start of training: an action may take only
-microseconds, too short for a span each. It includes the policy that chooses the actions. Environments are recognised by
-their libraries' base classes and wrappers, one that a loop writes itself by the policy: a distribution of torch that
-scores its own sample without a gradient, as PPO does for each action and REINFORCE for its loss; variational models
-use `rsample`.
+microseconds, too short for a span each. It includes the policy that chooses the actions. Environments of known
+libraries are recognised by base classes and wrappers. Other environments are recognised by the policy: a torch
+distribution that scores its own sample without a gradient, as PPO does for each action and REINFORCE for its loss
+(variational models use `rsample`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 
 A loop that trains `DistributedDataParallel(task)` evaluates `task.model`, what `accelerator.unwrap_model` returns, or a
 moving average of the weights. Such a module shares a parameter with the one that trains, or has parameters of the same
-shapes in the same order. It is found by torch's global hook, which would cost time in each call of each module: so the
-hook stands only between an update and the next activity of training, outside of the outermost call. Where a model is
-compiled there is no hook: torch warns its user of global ones.
+shapes in the same order. It is found by torch's global module hook. Since that costs time in each call of each module,
+the hook is installed only between an update and the next training activity, outside of the outermost call. Compiled
+models get no hook, because torch warns about global ones.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Evaluations:
         self._global: Any = None  # handle of the hook of all modules
 
     def may_begin(self) -> None:
-        """The step's update, or a part of an evaluation after it, is over."""
+        """Note that the step's update, or a part of an evaluation after it, is over."""
         if self._global is None and not any(map(_is_compiled, self._phases.models())):
             self._global = register_module_forward_pre_hook(self._before)
 
     def are_over(self) -> None:
-        """Training goes on, or recording ends."""
+        """Note that training continues, or recording ends."""
         self._unhook()
         if self._undo:
             self._called = Living()

@@ -1,4 +1,4 @@
-"""Saves of a loop of the user's own as phase `checkpoint`: torch, safetensors, numpy, torch.distributed.checkpoint.
+"""Record saves in an attached loop as phase `checkpoint`: torch, safetensors, numpy, torch.distributed.checkpoint.
 
 saves = Saves(phases)
 saves.patch(imports)

@@ -7,9 +7,9 @@
     losses.log(loss=..., tokens=...)     # the loop logs its own
     losses.settle()                      # the step ends: write what is known
 
-Several backward passes of a step are its micro-batches, each with its own forward pass. A loop that divides each loss
-by their number has the sum as its step's loss, any other the mean; the autograd graph shows whether it divides. Several
-losses of one forward pass are parts of one loss, and are summed.
+Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
+their number, the step's loss is their sum, else their mean; the autograd graph shows whether it divides. Several losses
+of one forward pass are parts of one loss, and are summed.
 
 Passes whose weights differ, as in sharpness-aware minimization and line searches, are no micro-batches: a gradient of
 the first that is NaN makes the weights NaN for the second, and with them its loss. So the first loss and the largest

@@ -1,4 +1,4 @@
-"""The gradient norm of a step: as the loop clips by it, or our own; of sharded gradients this rank's part of it.
+"""The gradient norm of a step, from clipping or measured here; for sharded gradients, this rank's part of it.
 
     norms = StepNorms(recorder, values)
     norms.patch(phases, imports)         # observe the clipping of torch and FSDP1
@@ -8,8 +8,8 @@
 
 A loop may clip its parts one by one: the norms of separate parameters add up. Parameters that are clipped again count
 by the first norm, which is that of the gradients as they were, and gradients of a newer backward pass by a newer norm.
-A rank that holds shards knows the norm of those alone. It is written as a series that is named after the ranks that
-hold the rest (`PART`), and the analysis adds up (`analyzers.numerics.global_norms`): no collective is needed for it.
+A rank that holds shards knows only their norm. It is written as a series named after the ranks that hold the rest
+(`PART`), and the analysis combines the parts (`analyzers.numerics.global_norms`), so no collective is needed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ class StepNorms:
         self._has_passed = True
 
     def clipped(self, norm: Any, parameters: Any = None) -> None:
-        """Take a norm that the loop clips by: before it, and for free. `parameters`: list or tensor; None: unknown."""
+        """Take the norm that torch or FSDP computed for clipping: it is the norm before clipping, and costs nothing.
+
+        `parameters`: list or tensor; None if unknown.
+        """
         if not isinstance(norm, Tensor):
             return
         if self._has_passed or not isinstance(parameters, (list, tuple, Tensor)):
@@ -129,8 +132,9 @@ class StepNorms:
         self._clipped_by.clear()
 
     def measure(self, factor: Any = None) -> None:
-        """Write the norm, or this rank's part of it; each gradient at an interval. `factor`: what gradients have to be
-        divided by, where the optimizer itself does it in its step."""
+        """Write the norm, or this rank's part of it; each gradient at an interval. `factor`: divisor that the optimizer
+        applies to the gradients in its own step.
+        """
         if (of_input := self.input_gradient.of_step()) is not None:
             self._values.put(**{INPUT_GRADIENT: of_input})
         if self.probe is None:

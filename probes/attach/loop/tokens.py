@@ -1,11 +1,11 @@
-"""Tokens of a batch and operations of a token, from the shapes of a language model of the user's own.
+"""Tokens per batch and FLOPs per token, from the shapes of the user's language model.
 
     num_tokens(args, kwargs)         # 4096: the token ids that a call of the model is given
     num_padded(args, kwargs)         # 1024: those that its attention mask leaves out
     flops_per_token(model)           # 6 x the weights that multiply each token; None where they are not all here
     keep_flops_per_token(run, [model])                  # in run.json
 
-A model that looks up embeddings and is called with integers of two dimensions or more is taken for a language model.
+A model counts as a language model if it looks up embeddings and is called with integers of two or more dimensions.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
 
 
 def num_padded(args: Any, kwargs: Mapping[str, Any]) -> int | Tensor:
-    """Count the positions that a mask of 0 and 1, one number an id, leaves out; on a device without waiting for it.
-
-    0 without such a mask: where sequences are packed, documents are told apart by positions.
+    """Count the positions that a 0/1 mask with one number per id leaves out; does not wait for a device. 0 without such
+    a mask: packed sequences have none, and separate documents by positions.
     """
     for given in (kwargs, *(value for value in args if isinstance(value, Mapping))):
         mask = given.get("attention_mask")
@@ -61,9 +60,8 @@ def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def flops_per_token(model: nn.Module) -> int | None:
-    """Operations of forward and backward in the weights; the products of attention itself are not counted.
-
-    None where the model looks up no tokens, and where no matrix is seen (flattened).
+    """FLOPs of forward and backward per token in the weights, without attention's own matrix products. None if the
+    model looks up no tokens, or if its parameters are flattened so that no matrix is visible.
     """
     if not looks_up_tokens(model):
         return None
@@ -78,7 +76,7 @@ def flops_per_token(model: nn.Module) -> int | None:
 
 
 def keep_flops_per_token(run: RunDir, models: Sequence[nn.Module]) -> None:
-    """Keep the operations of a token in run.json, unless the models are several or a part of one."""
+    """Store the FLOPs per token in run.json, unless there are several models or only a part of one."""
     if len(models) != 1 or pipeline_stages():
         return
     counted = flops_per_token(models[0])

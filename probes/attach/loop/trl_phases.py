@@ -5,9 +5,8 @@
 
 GRPO and its relatives do most of a step's work before the first forward pass that trains: they sample completions,
 score them, and compute log-probabilities under the old and the reference model. They wrap each piece in TRL's
-`ProfilingContext`, which gives its name to trackers; here it goes to the tapes. In other loops Transformers'
-`generate` is the phase `generation`. The phases are of a loop's own name,
-so they lie in a gap of the step.
+`ProfilingContext`, which gives its name to trackers; here it goes to the tapes. In other loops Transformers' `generate`
+is the phase `generation`. These are custom phases, so they lie in a gap of the step.
 """
 
 from __future__ import annotations

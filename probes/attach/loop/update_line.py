@@ -6,8 +6,8 @@
     update.is_followed_by(lines_of_error(error))
 
 Between an update and the next thing recorded lie the end of one iteration and the start of the next: a loop that makes
-its batches by itself shows nothing in between. Where the stack of the error leaves that of the update, in the same
-function, a line above that of the update is of the next iteration, and one below is of the same.
+its batches by itself shows nothing in between. In the function in which the stacks of the error and of the update
+diverge, a line above the update's belongs to the next iteration, a line below it to the same one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Lines = Sequence[tuple[CodeType, int]]
 
 
 def lines_of_stack(frame: FrameType | None) -> Lines:
-    """Lines at which the functions stand that have called `frame`, and itself."""
+    """Current lines of `frame` and of the functions that called it."""
     found = []
     while frame is not None:
         found.append((frame.f_code, frame.f_lineno))

@@ -5,7 +5,8 @@
     ...
     imports.remove()
 
-A script may import a library in the function that uses it, so that no later moment of the loop would do.
+A script may import a library inside the function that uses it, so patching at any fixed point could be too early or too
+late.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Action = Callable[[ModuleType], None]
 
 
 class OnImport(MetaPathFinder):
-    """A finder that finds nothing by itself: it asks the others, and adds an action to the loader they return."""
+    """An import finder that delegates to the other finders, and adds an action to the loader they return."""
 
     def __init__(self) -> None:
         self._actions: dict[str, list[Action]] = {}
@@ -77,7 +78,7 @@ class _ActingLoader(Loader):
         return self._real.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module as without us, then act."""
+        """Execute the module as usual, then run the action."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._real
         module.__loader__ = self._real

@@ -5,10 +5,10 @@
     norms.of_step()                 # before the optimizer's step: the largest, still on the device; None without any
 
 A NaN that a rank makes in its backward pass flows down to its first layer, and the reduction then hands it to all
-ranks. The gradient of the first layer's output is not reduced over data-parallel ranks, so where it is not finite the
-NaN is this rank's own. Where it is finite nothing follows: the gradient of a single weight may still be NaN. On the
-host the wrapper of process groups looks at every buffer instead (`collectives.call_records`). Code that
-`torch.compile` traces does not call the hooks.
+ranks. The gradient of the first layer's output is not reduced over data-parallel ranks, so if it is not finite, this
+rank made the NaN. If it is finite, nothing follows: the gradient of a single weight may still be NaN. On the host the
+wrapper of process groups looks at every buffer instead (`collectives.call_records`). Code that `torch.compile` traces
+does not call the hooks.
 """
 
 from __future__ import annotations

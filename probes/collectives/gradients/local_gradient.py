@@ -1,18 +1,17 @@
-"""The norm of a rank's own gradient, taken from what it hands to the reductions of a backward pass before they mix it.
+"""Norm of a rank's local gradient, measured on the inputs of the gradient reductions in a backward pass.
 
     unreduced = unreduced_gradients()               # of the groups that `probes.collectives.wrapped.install` records
     unreduced.begin(device)                         # before the forward pass
     loss.backward()                                 # DDP's all-reduces, FSDP2's reduce-scatters
     (square,) = unreduced.end().tolist()            # |g|^2 of this rank's part of the batch; NaN if nothing was reduced
 
-After the reduction every rank has the mean of all gradients, and how much they differed is lost: that
-difference is the gradient's noise (`analyzers.numerics.gradient_noise`). The sum stays on the device and is read back
-with whatever the step reads back anyway. No communication, one more pass over the gradients in the steps that are
-asked for.
+After the reduction every rank has the mean gradient, and the differences between ranks, which are the gradient's noise
+(`analyzers.numerics.gradient_noise`), are lost. The sum stays on the device and is read back with the other values of
+the step. It needs no communication, and one more pass over the gradients in the requested steps.
 
-Scale: a reduction that sums is handed gradients that were divided by the number of ranks before (DDP), one that takes
-the mean is handed them as they are (FSDP2). Where shards are scattered and then reduced over replicas (HSDP) the first
-of the two calls counts. Loops that reduce activations meanwhile (tensor parallelism) must not call it.
+Scale: DDP divides gradients by the number of ranks and then sums them; FSDP2 reduces undivided gradients with a mean.
+Where shards are scattered and then reduced over replicas (HSDP) the first of the two calls counts. Loops that reduce
+activations meanwhile (tensor parallelism) must not call it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Unreduced"]
 
 
 class Unreduced:
-    """Adds up squares while it is asked to; autograd's threads call `add`, one at a time."""
+    """Sums squares between `begin` and `end`; autograd's threads call `add`, one at a time."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -35,7 +34,7 @@ class Unreduced:
         self._num_calls = dict.fromkeys(("all_reduce", "reduce_scatter"), 0)
 
     def begin(self, device: torch.device) -> None:
-        """From here on reductions are those of gradients."""
+        """Start: from here on reductions are of gradients."""
         if not self._sums or self._sums["all_reduce"].device != device:
             self._sums = {op: torch.zeros(1, dtype=torch.float64, device=device) for op in self._num_calls}
         for op, total in self._sums.items():
@@ -44,7 +43,7 @@ class Unreduced:
         self.is_on = True
 
     def add(self, op: str, tensors: Sequence[torch.Tensor], reduce_op: object, num_members: int) -> None:
-        """A call that is about to be made. `reduce_op`: torch's, None where a call has none."""
+        """Add the input of a call that is about to be made. `reduce_op`: torch's, None for a call without one."""
         total = self._sums.get(op)
         if total is None:
             return

@@ -1,13 +1,13 @@
-"""A hook on the user's model that leaves nothing in copies and pickles of that model.
+"""A hook on the user's model that has no effect in copies and pickles of that model.
 
     undo = model.register_forward_hook(ModelHook(model, self._after_forward)).remove
     without_hooks(torch.save, model, path)
 
-Hooks stand in the model's own dictionaries, and go along when a loop copies the model (`copy.deepcopy`, an average of
-its weights, a target network), pickles it or sends it to another process. There a hook of this class becomes a function
-of Python's own library that takes everything and does nothing: the recorder cannot be copied, a copy is not what
-trains, and what was pickled must load where Rankscope is not installed. Where even that is too much they are taken
-away: `torch.load` with its list of allowed names knows no such function, and `torch.jit.script` translates each hook.
+Hooks are kept in the model's own dictionaries, so they are included when a loop copies the model (`copy.deepcopy`, an
+average of its weights, a target network), pickles it or sends it to another process. There a hook of this class becomes
+a no-op function of Python's standard library: the recorder cannot be copied, a copy does not train, and a pickle must
+load without Rankscope. Two functions do not accept even that, so hooks are removed for them: `torch.load` with its list
+of allowed names, and `torch.jit.script`, which translates each hook.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelHook:
 
 
 def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function while hooks of this class are away from all modules: no model may be called in it."""
+    """Call a function with hooks of this class removed from all modules; it must not call a model."""
     taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for hooks in (getattr(module, name) for module in list(_hooked) for name in _DICTIONARIES):
         ours = [number for number, hook in hooks.items() if isinstance(hook, ModelHook)]
@@ -66,6 +66,6 @@ def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def script_without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `torch.jit.script` in place of a caller, in whose frame it looks up the names that a class uses."""
+    """Call `torch.jit.script` on behalf of a caller, in whose frame it looks up the names that a class uses."""
     kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + _OUR_FRAMES
     return without_hooks(real, *args, **kwargs)

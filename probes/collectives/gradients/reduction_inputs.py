@@ -1,19 +1,19 @@
-"""Was this rank's own gradient finite before it was reduced? Kept on the device, read only when a step is refused.
+"""Whether this rank's gradients were finite before their reduction; read from the device when a step is refused.
 
     inputs = watch_fsdp_reductions()              # None if this torch's FSDP2 is not supported
     inputs.begin(step)                            # before the forward pass
     loss.backward()                               # one norm over the gradients of each reduce-scatter
     inputs.nonfinite(step)                        # True, False, None: not known. Waits for the device.
 
-A reduction spreads a NaN to every rank, and afterwards nothing tells whose it was. On the host the wrapper of process
-groups looks at each input (`call_records`); groups of NCCL stay torch's own, so there the function is replaced in which
-FSDP2 hands gradients to its reduce-scatter. It adds one `_foreach_norm` for each group of parameters, of the largest
-absolute value: no copy, no synchronisation, and a few numbers per parameter.
+A reduction spreads a NaN to every rank, which hides where it came from. On the host the wrapper of process groups
+checks each input (`call_records`). NCCL groups are not wrapped, so the function in which FSDP2 passes gradients to its
+reduce-scatter is replaced instead. The replacement adds one `_foreach_norm` (maximum norm) for each group of
+parameters: no copy, no synchronisation, and a few numbers per parameter.
 
-The numbers of the newest computations are kept: the trainer judges a step while the next one is computed, and may
-compute a suspicious one again, so one step may have several. The trainer hands over each bucket of its DDP
-(`trainer.parallel.ddp`). Where that has another communication hook, only the gradient of the first layer's output is
-looked at (`watch_first_layer`), to which a NaN of an activation flows down.
+Values of several recent computations are kept: the trainer judges a step while the next one is computed, and may
+recompute a suspicious step, so one step may have several values. The trainer adds each bucket of its DDP
+(`trainer.parallel.ddp`). If DDP has another communication hook, only the gradient of the first layer's output is
+checked (`watch_first_layer`), to which a NaN in an activation propagates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEPT_COMPUTATIONS = 4
 
 
 class ReductionInputs:
-    """The largest absolute values of what was handed to the reductions of the newest steps."""
+    """Largest absolute values of the reduction inputs in the newest steps."""
 
     def __init__(self, *, are_all: bool = True) -> None:
         self._are_all = are_all
@@ -67,7 +67,7 @@ class ReductionInputs:
 
 
 def watch_fsdp_reductions() -> ReductionInputs | None:
-    """Look at what FSDP2 reduces from now on; once a process."""
+    """Check FSDP2's reduction inputs from now on; once per process."""
     if probes_disabled():
         return None
     with failing_open("collectives.reduction_inputs"):
@@ -78,7 +78,7 @@ def watch_fsdp_reductions() -> ReductionInputs | None:
 
 
 def watch_first_layer(model: nn.Module) -> ReductionInputs:
-    """Look at the gradient that reaches the first layer's output from now on."""
+    """Check the gradient of the first layer's output from now on."""
     inputs = ReductionInputs(are_all=False)
     on_input_gradient(model, lambda gradient: inputs.add([gradient]))
     return inputs

@@ -1,4 +1,4 @@
-"""Torch's registers of process groups: which groups there are, and one group in the place of another.
+"""Torch's registries of process groups: list the groups, and replace one by another.
 
 replace_new(made, recorded)              # before anything but torch's tables holds it
 exchange([(plain, recorded), ...])       # wherever an attribute or a dict holds it
@@ -37,9 +37,8 @@ def replace_new(old: Any, new: Any) -> None:
 
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Register the second of each pair instead of the first, also in every dict that holds it.
-
-    The first stays a key of torch's tables while the second comes to it: a local variable may still hold it.
+    """Register the second of each pair instead of the first, also in every dict that holds it. The first also stays a
+    key of torch's tables, because a local variable may still hold it.
     """
     if not pairs or not dist.is_initialized():
         return

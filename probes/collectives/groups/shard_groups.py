@@ -1,4 +1,4 @@
-"""The ranks that hold the parts of a tensor together, as a text; an empty one where this rank has all of it.
+"""The ranks that together hold a sharded tensor, as a text; empty if this rank holds all of it.
 
     ranks_of_parts(parameter)        # "4 of 0-3": a DTensor that four ranks share, or a norm of it not yet reduced
     ranks_of_fsdp1(models)           # {id of a parameter: "2 of 0,1"}

@@ -41,7 +41,7 @@ State = Literal["set", "off", "no_gpu", "other_plugin", "old_nccl", "too_late", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Outcome of telling NCCL to load the plugin; `reason` is one line where it is not loaded."""
+    """Whether NCCL was told to load the plugin; if not, `reason` is one line."""
 
     state: State
     reason: str = ""
@@ -54,7 +54,7 @@ class Loading:
 
     @property
     def should_log(self) -> bool:
-        """True if something that could be recorded is not, so that the user should know."""
+        """True if the user should know that something recordable is not recorded."""
         return self.state not in ("set", "off", "no_gpu")
 
 

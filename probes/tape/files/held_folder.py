@@ -1,10 +1,10 @@
-"""Notice that a run's folder was moved away or deleted, and that another stands in its place.
+"""Detect that a run's folder was moved or deleted and another one is at its path.
 
     held = HeldFolder(run.path)
     held.problem()          # "" or "the run's folder was replaced while it ran: it is /runs/old now, ..."
 
-What has a file open goes on writing into the old folder, and what opens a path writes into the new one. Numbers of
-inodes alone do not tell: some network file systems give new ones.
+Processes with open files would continue to write into the old folder, while newly opened paths go into the new one.
+Numbers of inodes alone do not tell: some network file systems give new ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HeldFolder:
         self._place = self._now()
 
     def problem(self) -> str:
-        """One line without a full stop; empty while the folder is at its path, or nothing else is."""
+        """One line without a full stop; empty while the folder is still at its path, or nothing is there."""
         now = self._now()
         if now == self._place or not now:
             return ""
