@@ -6,7 +6,8 @@ with Store.open(run) as store:            # readers: analyze, dashboard
     store.query("SELECT step, max(duration_ns) AS slowest_ns FROM steps GROUP BY step ORDER BY step")
 rebuild(run)                              # the store is only a copy of the tapes
 
-A name is imported when it is first asked for: the process of a plug-in needs a part that costs a quarter of all.
+A name is imported when it is first asked for: the process of a plug-in needs only a part, which costs a quarter of the
+whole import.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def stores_up_to_date(
 ) -> list[Path]:
     """Bring every node's store up to date; returns the files to read.
 
-    `reads_on`: of a run that is watched, what is on the tapes and not yet in the store is read into a copy.
+    `reads_on`: for a run with a running `watch`, records not yet in the store are ingested into a copy.
     """
     restore_unwritten(run.event_files())
     paths: dict[Path, Path] = {path: path for path in run.stores()}

@@ -1,11 +1,11 @@
-"""Run folders that lie on the disks of several nodes, put together into one that every reader opens.
+"""Merge run folders from the disks of several nodes into one that every reader can open.
 
     collected = collect([Path("node-0/runs/demo"), Path("node-1/runs/demo")], into=Path("runs/demo"))
     collected.ranks, collected.nodes, collected.num_bytes
 
-Each node's folder holds the tapes of its ranks and its watch, so nothing is merged inside a file: tapes, events,
-stacks and logs are copied. Stores come too, where no watch has them open; what they lack is read from
-the tapes. Links and anything else that is not a regular file are skipped. It can be repeated, and copies what grew.
+Each node's folder holds the tapes of its ranks and its watch, so no file is merged: tapes, events, stacks and logs are
+copied. A store is copied if no watch has it open; what it lacks is read from the tapes. Links and anything else that is
+not a regular file are skipped. It can be repeated, and copies what grew.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK = ".collected"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Content of the collected folder. `left_out`: what was no plain file or folder."""
+    """Content of the collected folder. `left_out`: paths that are not regular files or folders."""
 
     run: RunDir
     nodes: tuple[int, ...]
@@ -40,7 +40,7 @@ class Collected:
 
 
 def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, force: bool = False) -> Collected:
-    """Copy the nodes' folders into one. Raises RunError if they are not of one run (`force`: they are), or clash."""
+    """Copy the nodes' folders into one. Raises RunError if they belong to different runs (unless `force`), or clash."""
     runs = [RunDir.open(source) for source in sources]
     _same_run(runs, force=force)
     _may_write(into)
@@ -106,7 +106,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def plain_files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
-    """Names of the plain files in these folders of a run, relative to it; anything else goes to `left_out`."""
+    """Names of the regular files in these folders of a run, relative to it; anything else goes to `left_out`."""
     for name in folders:
         if problem := folder_problem(run.path / name):  # os.walk would follow it: it spares only links further down
             left_out.append(f"{run.path / name} {problem}")

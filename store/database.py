@@ -1,4 +1,4 @@
-"""Opening the store's files: who may write, what is busy, what is damaged, and what a file is not allowed to do.
+"""Open the store's files: the writer lock, busy and damaged files, and isolation of what a file may do.
 
     with WriterLock(path, role="watch"):
         connection = connect_writer(path, wait_s=1.0)
@@ -175,7 +175,7 @@ def is_watched(stores: Iterable[Path]) -> bool:
 def ingested_until_ns(stores: Iterable[Path]) -> int:
     """Epoch nanoseconds until when all these stores have what was recorded: the present where no `watch` writes.
 
-    A `watch` may ingest once in some seconds only. Ranks are not silent because it has not read on.
+    `watch` may ingest only every few seconds, and that delay is not silence of the ranks.
     """
     marks = [path.stat().st_mtime_ns for path in _watched(stores)]
     return min([time.time_ns(), *marks])
@@ -240,16 +240,15 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
 
 
 def attach_for_writing(connection: DuckDBPyConnection, name: str, path: Path) -> None:
-    """Attach one store more, to write to it."""
+    """Attach another store for writing."""
     refuse_odd(path)
     literal = str(path).replace("'", "''")
     connection.execute(f"ATTACH '{literal}' AS {name}")
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:
-    """From here on SQL reaches no file but the attached ones, no network, no extension, and cannot change that.
-
-    What does not fit into `memory_bytes` goes into the folder `spill_to`; without one it is refused.
+    """From here on SQL can access only the attached files, no network and no extension, and cannot change that. Queries
+    that exceed `memory_bytes` spill into the folder `spill_to`; without it they fail.
     """
     if memory_bytes is not None:
         connection.execute(f"SET memory_limit = '{int(memory_bytes)} B'")
@@ -268,7 +267,7 @@ def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
 
 
 def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
-    """A database without a file, for rows that were read from files; it reaches nothing else."""
+    """A database without a file, for rows that were read from files; its SQL can access nothing else."""
     import duckdb
 
     limits = {} if threads is None else {"threads": threads}
@@ -276,7 +275,7 @@ def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
 
 
 def connect_for_file(path: Path) -> DuckDBPyConnection:
-    """A database in memory that can read one file, and reaches nothing else."""
+    """A database in memory that can read one file and access nothing else."""
     import duckdb
 
     connection = duckdb.connect(":memory:", config={**NO_EXTENSIONS, "memory_limit": "2GB"})
@@ -332,10 +331,9 @@ def translated(error: Exception, path: Path | str) -> StoreError:
 
 
 def drop_useless_log(path: Path, error: StoreError) -> bool:
-    """Remove the write-ahead log of a store if `error` says that a checkpoint has taken all of it into the file.
-
-    A writer that is killed between a checkpoint and the removal of its log leaves such a pair, which DuckDB opens no
-    more. For the holder of the writer's lock.
+    """Remove the write-ahead log of a store if `error` says that a checkpoint has already written all of it to the
+    file. A writer killed between a checkpoint and the removal of its log leaves such a pair, which DuckDB refuses to
+    open. Only for the holder of the writer's lock.
     """
     found = _USELESS_LOG.search(str(error.__cause__))
     if found is None or int(found[1]) != int(found[2]) + 1:
@@ -345,10 +343,8 @@ def drop_useless_log(path: Path, error: StoreError) -> bool:
 
 
 def quarantine(path: Path) -> Path | None:
-    """Set a store aside that cannot be used, with its write-ahead log; returns where it is now.
-
-    One that is too short to have held anything is removed: its making was cut off, perhaps by a full disk, and will
-    be again.
+    """Move an unusable store and its write-ahead log aside; returns the new path. A file too short to have held
+    anything is removed: its creation was interrupted, perhaps by a full disk, and that may happen again.
     """
     log = log_of(path)
     is_empty = path.is_symlink() or (not path.is_dir() and path.lstat().st_size < _MIN_BYTES)
@@ -370,10 +366,8 @@ def quarantine(path: Path) -> Path | None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt where a signal has ended a query of the block: Ctrl-C, or SIGTERM with a handler.
-
-    What the handler raises is lost: DuckDB raises an error in its place, which everything that survives the errors of
-    an analysis would survive, and go on.
+    """Raise KeyboardInterrupt if a signal (Ctrl-C, or SIGTERM with a handler) ended a query of the block. DuckDB
+    replaces the handler's exception by an error of its own, which code that tolerates failing analyses would swallow.
     """
     try:
         yield

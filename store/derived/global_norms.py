@@ -1,4 +1,4 @@
-"""The global gradient norm of steps whose ranks know a part of it each.
+"""The global gradient norm of steps in which each rank knows only a part of it.
 
     if make_global_norms(connection):        # after the views of the tables
         ...                                  # table global_norms: attempt, step, grad_norm
@@ -6,10 +6,10 @@
 1. An attached rank with sharded gradients writes the norm of its part, under the name of the ranks that share them
    (`probes.attach.loop.step_norms`). Squares add up over those ranks. Groups with equal sums are replicas of each other
    and count once; the others hold different parameters (stages, tensor-parallel slices) and add up.
-2. A model that was sharded by hand does not say so: its ranks have different norms of one step, although they exchange
-   tensors in forward or backward. There, different norms are different parts. What such ranks hold in common would be
-   counted several times: where gradients of single parameters show it, at the interval, it is taken out, and steps in
-   between have no global norm.
+2. A manually sharded model is recognised by its ranks: they exchange tensors in forward or backward, but have different
+   norms for the same step. Different norms are then different parts. Parameters that such ranks share would be counted
+   several times. They are removed in steps in which gradients of single parameters were recorded (at the interval);
+   steps in between have no global norm.
 3. A norm that the loop logged itself stays as it is.
 """
 
@@ -79,7 +79,7 @@ WHERE ranks.total > 0
 
 
 def make_global_norms(connection: DuckDBPyConnection) -> bool:
-    """Make the table `global_norms` from the views of a run; False, and no table, where no rank has only a part."""
+    """Make the table `global_norms` from the views of a run; if every rank has whole norms, return False without it."""
     has_parts = connection.execute(f"SELECT 1 FROM scalars WHERE starts_with(name, '{PREFIX}') LIMIT 1").fetchone()
     by_hand = {attempt for (attempt,) in connection.execute(_BY_HAND_SQL).fetchall()}
     if by_hand:

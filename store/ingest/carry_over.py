@@ -2,8 +2,8 @@
 
     carry_over(Path("telemetry.duckdb.quarantine"), Path("telemetry.duckdb"))
 
-All tables that both have, in their common columns, and the read positions: what the tapes have beyond them is ingested
-afterwards as always, so nothing is stored twice.
+All tables that both stores have are copied, in their common columns, with the read positions. Later records are then
+ingested from the tapes as usual, so nothing is stored twice.
 """
 
 from __future__ import annotations

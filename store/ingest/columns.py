@@ -162,7 +162,7 @@ def insert(connection: DuckDBPyConnection, batch: Batch, target: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event, and the attempt and rank of its file for one that does not say."""
+    """An event; attempt and rank are those of its file if it does not state them."""
 
     content: Mapping[str, Any]
     attempt: int
@@ -170,7 +170,7 @@ class Event:
 
 
 def event_batch(table: Table, events: Sequence[Event]) -> Batch:
-    """Events as the columns of `table`. A value of the wrong type becomes NULL: an event may be written by anybody."""
+    """Events as the columns of `table`. A value of the wrong type becomes NULL, because user code writes events too."""
     columns: dict[str, npt.NDArray[Any]] = {}
     types = {}
     for column in store_columns(table):
@@ -237,7 +237,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 
 
 def clean_json(value: Any) -> str:
-    """Any JSON value as text that DuckDB's JSON accepts: no NaN, no number beyond 64 bits, no half of a surrogate."""
+    """Any JSON value as text that DuckDB's JSON accepts: no NaN, no number beyond 64 bits, no lone surrogate."""
     try:
         return json.dumps(_clean(value), separators=(",", ":"), ensure_ascii=False)
     except RecursionError:

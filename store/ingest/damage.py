@@ -1,4 +1,4 @@
-"""Stores that can be opened and not be read to their end: set aside and rebuilt from the tapes.
+"""Set aside stores that can be opened but not completely read, and rebuild them from the tapes.
 
     with Store.open(run) as store: ...
     if store.damage and make_damaged_again(run): ...        # open it again

@@ -1,10 +1,10 @@
-"""NCCL's calls as rows of `collectives`, so that analyzers see them like those of any backend.
+"""Convert NCCL's calls to rows of `collectives`, so that analyzers see them like those of any backend.
 
     derived = NcclCalls(connection)
     derived.take(batch)                    # complete calls, as they go into nccl_calls
     derived.finish(changed, still_open)    # after all rows of the tick are in the store
 
-A call becomes a row when its kernel is over, or for as long as it is in flight. Calls whose end was never recorded
+A call is a row while it is in flight, and permanently once its kernel has ended. Calls whose end was never recorded
 (copy engines, NCCL before 2.26, communicators that ended first) stay in `nccl_calls` alone: without an end they would
 read as in flight. So do calls of groups that the wrapper in Python records as well.
 
@@ -122,7 +122,7 @@ class NcclCalls:
     def finish(self, once_open: Sequence[str], still_open: Sequence[str]) -> int:
         """Append the rows of complete calls, replace those of calls in flight; returns the number appended.
 
-        `once_open` are segments whose open calls are out of date, `still_open` those that have some now.
+        `once_open`: segments whose stored open calls are out of date; `still_open`: segments that have open calls now.
         """
         connection = self._connection
         for paths in (once_open, still_open):

@@ -6,9 +6,9 @@
 Torch names communicators only in some versions, and makes them at the first call of a group or when the group is made.
 So, for each communicator:
 
-1. The groups of its rank that have its size and hold the rank at its place are candidates; where other ranks show the
-   same hash, the candidates must hold those ranks at their places, too.
-2. If the communicator's name is that of a candidate, it is that one.
+1. Candidates are the groups of its rank that have the communicator's size and the rank at the same index; if other
+   ranks report the same hash, they must be at their index in the candidate, too.
+2. A candidate with the communicator's name is the match.
 3. Else candidates and communicators with equal members are paired in the order in which they were made.
 4. Without a candidate (a program without torch, a communicator of a library) the label is made of its name, size and
    hash, which are the same on all its ranks and nodes and at any time.

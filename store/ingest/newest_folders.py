@@ -1,4 +1,4 @@
-"""Folders and segments that the newest attempt of a run is written to now: what tells whether it makes progress.
+"""Folders and segments to which the newest attempt of a run is being written, for checking its progress.
 
     folders = NewestFolders(run, node_rank=0)
     folders.all()                      # of the newest attempt, and the node's own

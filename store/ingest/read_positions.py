@@ -22,9 +22,9 @@ __all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save"]
 class SegmentPosition:
     """Read position in one tape segment.
 
-    Places below `next_place` are in the store, except the `pending` ones, which were open or claimed and not
-    written when they were seen. `open_digest` tells whether the open ones in the store are still what is on the tape.
-    `done`: nothing more can come.
+    Places below `next_place` are in the store, except the `pending` ones, which were open or claimed and not written
+    when they were seen. `open_digest` shows whether open records in the store still match the tape. `done`: the segment
+    is complete.
     """
 
     path: str

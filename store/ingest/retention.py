@@ -1,4 +1,4 @@
-"""Take out of a store and its tapes what is older than a window: raw calls become totals, ingested segments go.
+"""Remove records older than a window from a store and its tapes: calls become totals, ingested segments are deleted.
 
     cutoff_ns = time.time_ns() - 3600 * 10**9
     retired = ingester.retire(cutoff_ns)         # segments that may be removed now: {path: places}
@@ -6,9 +6,8 @@
 1. Calls of steps that ended before the cutoff become one row a step, group and operation in `collective_totals`. Every
    `KEPT_STEPS`-th step keeps its calls, so that what analyses learn from calls covers the whole run.
 2. A segment may be removed once all of it is in the store and the next one that is there was begun before the cutoff.
-   Records that its writer left open are in the store as such. One with a damage stays.
-
-The calls of the newest steps and everything that is open stay as they are in the store.
+   Records that its writer left open are in the store as open. A damaged segment is kept. The store keeps the calls of
+   the newest steps and all open records unchanged.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     for change in tail.changes(state, tick=1, thorough=False):
         change.complete, change.open_records, change.position      # or events, or a problem
 
-The modification time of a memory-mapped file says nothing about its records, so a live segment is polled: its next
-place and its pending ones, one small read.
+The modification time of a memory-mapped file does not change with its records, so a live segment is polled by one small
+read of its next place and its pending ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NewEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A file that cannot be read, or can again (empty text)."""
+    """A file that cannot be read; an empty text means that it can be read again."""
 
     path: str
     problem: str
@@ -102,8 +102,8 @@ class Tail:
     def changes(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | Problem]:
         """Everything that differs from `state`.
 
-        `thorough` also reads where a live writer cannot have been: for runs whose writers are gone. `tick` counts up;
-        within one number the same files are polled.
+        `thorough` also reads places that a live writer cannot have reached, for runs whose writers are gone. `tick`
+        counts up; within one number the same files are polled.
         """
         if thorough and self.folders.node_rank == 0:
             yield from self._odd_files(state)
@@ -296,7 +296,7 @@ def _was_watched(folder: Path) -> bool:
 
 
 def anchor_of(run: RunDir, files: list[tuple[str, int, str]]) -> int | None:
-    """Wall minus monotonic clock at the making of the first of a rank's segments; None if none can be read."""
+    """Wall minus monotonic clock when a rank's first segment was created; None if none can be read."""
     headers = []
     for _, _, path in files:
         try:

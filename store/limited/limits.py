@@ -57,6 +57,6 @@ def limit_memory(memory_bytes: int | None) -> None:
 
 
 def status_bytes(name: str) -> int:
-    """A size of this process, from the kernel."""
+    """A size field of `/proc/self/status`, in bytes."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(name + ":"))

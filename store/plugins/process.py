@@ -6,7 +6,8 @@
 1. The first call starts the process, which imports the plug-in. The import and each call have `limit_s()` seconds.
 2. While a call is under way, the plug-in's queries arrive here, are run on `source`, and are answered within the call's
    time, with a bounded number of rows.
-3. A call that takes longer is ended with its process and what that started. An error, also SystemExit, is reported.
+3. If a call takes longer, its process and all processes that it started are killed. An error, also SystemExit, is
+   reported.
 4. After its process was ended the plug-in is not called again for `RETRY_S`: each call fails with the same reason.
 """
 

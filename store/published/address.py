@@ -3,8 +3,8 @@
     files, root = open_address("s3://lake/rankscope?endpoint_override=http://minio:9000")
     files.get_file_info(f"{root}/run.json")
 
-`s3://` takes `endpoint_override` and `region`; without them AWS_ENDPOINT_URL and AWS_DEFAULT_REGION count. Keys come
-from where AWS's own tools look for them, never from the address: it stands in run.json.
+`s3://` takes `endpoint_override` and `region`; without them AWS_ENDPOINT_URL and AWS_DEFAULT_REGION count. Credentials
+come from the places that AWS's own tools use, never from the address, which is kept in run.json.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def address_of(path: Path) -> str | None:
 
 
 def check_address(text: str) -> None:
-    """Raises AddressError for what cannot be an address, and for keys in it; nothing is opened."""
+    """Raise AddressError for an invalid address, or one that contains credentials; nothing is opened."""
     try:
         parts = urlsplit(text)
         host = parts.hostname or ""

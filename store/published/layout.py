@@ -6,8 +6,8 @@
     <address>/<run id>/node-00000/<generation>/<table>/part-000017.parquet
     <address>/<run id>/node-00000/<generation>/<table>/now-1.parquet     replaced in turn where it changed
 
-Tables that only grow are published in parts. What is replaced in the store is replaced here, too. A `watch` that starts
-again begins a generation, because it cannot know which rows the one before had published.
+Tables that only grow are published in parts. Tables that are replaced in the store are replaced here too. A restarted
+`watch` begins a new generation, because it cannot know which rows its predecessor had published.
 """
 
 from __future__ import annotations

@@ -60,10 +60,8 @@ class Mirror:
 
     @property
     def recorded_until_ns(self) -> int:
-        """Time up to which the records of all nodes are present: that of the node that is furthest behind.
-
-        One that has left, with all its records there, holds nothing up; nor does one that has not published for
-        `SILENT_S` while others did.
+        """Time up to which the records of all nodes are present: the minimum over the nodes. Nodes that have left with
+        all records published are ignored, as are nodes that have not published for `SILENT_S` while others did.
         """
         newest_ns = max(state.published_wall_ns for state in self.states.values())
         times = [state.published_wall_ns for state in self.states.values() if not state.is_last]
@@ -71,7 +69,7 @@ class Mirror:
 
     @property
     def is_live(self) -> bool:
-        """True while a node publishes: some have not ended, and one has published lately."""
+        """True if a node has not ended and the newest publication of any node is recent."""
         newest_ns = max((state.published_wall_ns for state in self.states.values()), default=0)
         is_over = all(state.is_last for state in self.states.values())
         return not is_over and time.time_ns() - newest_ns < SILENT_S * 1e9

@@ -5,7 +5,7 @@
     rows = publisher.read()                      # at times, in the same thread: reads the store
     publisher.write(rows)                        # in another thread: may take as long as the network does
 
-A round that failed is written again, and only then the next one is read: what waits stays in the store, not in memory.
+A failed round is written again before the next one is read, so waiting rows stay in the store, not in memory.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Publisher:
         self._waiting.update({name: count for name, count in rows.items() if name in GROWING})
 
     def read(self, *, is_last: bool = False) -> Round:
-        """Read what waits, at most `ROUND_ROWS` of a table. Raises StoreError."""
+        """Read waiting rows, at most `ROUND_ROWS` per table. Raises StoreError."""
         import duckdb
 
         began_ns = time.time_ns()
@@ -141,7 +141,7 @@ class Publisher:
         self._generation, self._sequence, self._store_id = uuid.uuid4().hex, 0, store_id
 
     def write(self, rows: Round) -> None:
-        """Write a round; what it needs comes before what names it. Raises OSError."""
+        """Write a round; objects are written before the ones that refer to them. Raises OSError."""
         run, place = posixpath.join(self._root, self._run.run_id), (self._node_rank, rows.generation)
         if self._written_generation != rows.generation:
             self._put_bytes(f"{run}/run.json", json.dumps(self._run.manifest(), default=str).encode())

@@ -1,11 +1,11 @@
-"""Each step's own time out of a progress bar's rate, which tqdm smooths: one slow step in twenty hardly shows in it.
+"""Recover single step times from a progress bar's rate, in which tqdm's smoothing hides one slow step in twenty.
 
     own_times([line.step_line.bar for line in lines])        # {number of the state among them: nanoseconds per step}
 
-1. At each drawing tqdm keeps 0.7 of the mean of steps and 0.7 of the mean of seconds, and adds 0.3 of what is new; the
-   rate is their ratio. From one rate to the next this is undone.
-2. The times must add up to the elapsed seconds that the bar also shows. Bars that smooth in another way, and logs that
-   lack states, do not, and keep the rate that they print.
+1. At each update tqdm computes exponential averages (0.7 old, 0.3 new) of steps and of seconds, and shows their ratio.
+   This is inverted from one rate to the next.
+2. The times must add up to the elapsed seconds that the bar also shows. If they do not, because the bar smooths in
+   another way or the log lacks states, the printed rate is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ APART_S = 2.0
 
 
 def own_times(bars: Sequence[Bar]) -> dict[int, int]:
-    """Time a step of each state of one bar, in the order of the log; states are left out where it is not known."""
+    """Time per step for each state of one bar, in log order; states for which it is unknown are left out."""
     found: dict[int, int] = {}
     for places in _runs(bars):
         found |= _of_run(bars, places)

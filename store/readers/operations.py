@@ -3,8 +3,8 @@
     jobs = read_operations(path)
     jobs.optype[jobs.kind[0]], jobs.dp_rank[0], jobs.stage[0], jobs.duration_ms[0]
 
-Columns: dp_rank, stage, step, optype, start (or start_ts), duration. Read where they are there: rank, microbatch (or
-mb_id), mc (chunk of the stage), gmc (chunk of the model). Numbers with a fraction are seconds, whole ones nanoseconds.
+Columns: dp_rank, stage, step, optype, start (or start_ts), duration. Optional columns: rank, microbatch (or mb_id), mc
+(chunk of the stage), gmc (chunk of the model). Times with a fraction are seconds, integers are nanoseconds.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The events are those of its text form. RAS numbers ranks per communicator: the numbers of the largest communicator are
 used as the job's ranks, and ranks of the others are matched to them by host, process and device. If no rank is behind,
-missing or failed, `unjudged` says what stays open: a single answer does not show whether the calls end.
+missing or failed, `unjudged` says so: a single answer does not show whether the calls end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Documents that are of no format and no text log either: an empty file, JSON, a table of values, a packed file.
+"""Recognise files that are no supported format and no text log: empty, JSON, a table of values, packed.
 
 unknown_document(Path("config.json"))       # "is a JSON document (model, optimizer, seed) of no format that is read"
 unknown_document(Path("job.log"))           # "": it may be a log

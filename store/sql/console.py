@@ -4,7 +4,8 @@
     answer.names, answer.rows, answer.is_cut
 
 What the statement may reach was settled when the connection was locked down (`database.lock_down`): no file, no
-network, no extension, no setting. Here the rest: nothing but reading, and nothing that takes the machine for itself.
+network, no extension, no setting. This module adds the remaining limits: read-only statements, and bounded use of the
+machine.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 `torch.distributed.debug.start_debug_server()` in the script opens one page for the whole job, on rank 0. The page asks
 every rank's own server, which answers although the rank is stuck in a call, and shows what it says: JSON inside HTML.
-Only that page is asked, nothing that it names: the ranks' own addresses are the cluster's affair.
+Only that page is requested, never an address that it contains.
 """
 
 from __future__ import annotations

@@ -5,14 +5,16 @@
     dumped.undumped        # ranks that left no dump
     dumped.assumed         # how far a rank may have come whose ring lost its calls of a group
 
-1. Groups are named as ours are (`world:0-3`, `tp:4-5`); two groups of the same members are told apart by torch's name.
+1. Groups are named as in recorded runs (`world:0-3`, `tp:4-5`); torch's name distinguishes two groups of the same
+   members.
 2. gloo records that a call is over and not whether it failed: the newest call of a rank cannot have succeeded if a
    member that dumped later never entered it, or called something else there. Its row has no end.
 3. On devices a call is only enqueued until its kernel starts. Where a dump tells which did (`records_starts`), the open
    calls are rows of `nccl_calls`, too, as NCCL's plugin writes them; where it does not, that is unknown.
-4. p2p calls have no number that both sides share. They are counted, from the start where neither ring lost any, else
-   from the last that is done.
-5. Of a group the newest calls are rows: all of its first member, of the others those that any member may wait in.
+4. p2p calls have no number that both sides share. They are counted from the start if neither ring lost any, else from
+   the last completed one.
+5. Only the newest calls of a group become rows: all calls of its first member, and for the others the calls in which
+   any member may be waiting.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ of `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
 * A backend with device events sets `completed`. gloo has none: there `retired` means that a call is over, with success
   or not.
-* Calls inside a coalesced group have no events: the entry `coalesced` that follows them has their state.
+* Calls inside a coalesced group have no events; their state is in the `coalesced` entry that follows them.
 * Nothing in a dump is trusted: a field of the wrong type or size counts as not recorded.
 """
 

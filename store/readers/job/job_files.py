@@ -69,7 +69,7 @@ class JobFiles:
 
 
 def job_files(paths: Sequence[Path], scratch: ExitStack) -> JobFiles:
-    """Files below the paths. Raises SourceError for a path that does not exist."""
+    """Find the files below the paths. Raises SourceError for a path that does not exist."""
     files = JobFiles(scratch=scratch)
     for path in paths:
         if not path.exists():

@@ -5,9 +5,10 @@
 
 1. A key that two ranks claim is not used, nor one of another host, where the hosts are known.
 2. NCCL numbers the ranks of each communicator: only those of the largest are ranks of the job.
-3. A local rank is a rank only where nothing says that there are several nodes.
-4. A task of srun is a rank only where no launcher ran in it, which starts the ranks itself.
-5. A file that states a rank and its local rank is of one node: its other local ranks are as far apart.
+3. A local rank counts as a rank only if nothing indicates several nodes.
+4. An srun task counts as a rank only if no launcher, which starts ranks itself, ran in it.
+5. A file that states a rank and its local rank belongs to one node, so its other local ranks have the same offset from
+   their ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One text log as it was read: events, steps, and what was left out.
+"""Result of reading one text log: events, steps, and what was left out.
 
 log = ReadLog(path=path, rank=3)
 log.events[0].kind, log.events[0].rank, log.events[0].fields

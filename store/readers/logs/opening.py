@@ -1,4 +1,4 @@
-"""Find where the first lines of a log stand in it once more: the program was started again into the same file.
+"""Find repetitions of a log's first lines, where the program was started again into the same file.
 
     starts = Starts()
     starts.learn(texts)                       # the messages of the file's first lines
@@ -31,7 +31,7 @@ _OF_ANY_TIME = re.compile(r"warn|deprecat|error|exception|traceback|epoch|step|i
 
 
 class Starts:
-    """The first two telling lines of a file, and what was read since they stood there last."""
+    """The first two distinctive lines of a file, and what was read since they last occurred."""
 
     def __init__(self) -> None:
         self.literal = b""

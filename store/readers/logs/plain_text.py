@@ -1,9 +1,9 @@
-"""A log's bytes as plain UTF-8 lines: out of UTF-16, without colours and holes, and out of JSON lines of a line each.
+"""A log's bytes as plain UTF-8 lines: UTF-16 decoded, colours and holes removed, JSON lines unwrapped.
 
     for chunk in plain_chunks(unpacked(path)): ...
 
-Docker's json-file, journald's JSON and most collectors write one object a line with the text in it; which field that is
-is seen from the first lines. Nothing but the line in progress is held.
+Docker's json-file, journald's JSON and most collectors write one JSON object per line; the field that holds the text is
+determined from the first lines. Only the current line is kept in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BLOCK_BYTES = 256 << 10
 
 
 def encoding_of(first: bytes) -> str | None:
-    """The encoding of a text by its first bytes, where that is not UTF-8: by its mark, or by every other byte zero."""
+    """The encoding of a text that is not UTF-8, from its first bytes: a byte order mark, or every other byte zero."""
     for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
         if first.startswith(mark) and not first.startswith(codecs.BOM_UTF32_LE):
             return name
@@ -185,8 +185,8 @@ def _object(line: bytes) -> dict[str, Any] | None:
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
     """Yield (bytes, end): lines that begin before `end` belong to this window; the rest completes their blocks.
 
-    Of a line that fills a window (`is_endless`) the rest is left out, b"" with its number of bytes: it is not a text,
-    and would be cut into thousands.
+    If a line fills a window (`is_endless`), its rest is skipped and yielded as (b"", number of bytes): it is no text,
+    and would be cut into thousands of lines.
     """
     kept = b""
     is_in_line = False

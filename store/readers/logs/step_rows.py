@@ -3,8 +3,8 @@
     rows = step_rows(rank, lines)
 
 1. A line without a step number gets that of the training bar before it; without a bar, lines are counted.
-2. The training bar is the one with the most steps; a new epoch begins where it starts again.
-   Where its epochs start again, or those of the lines, or the steps, another training begins (a fold, a trial).
+2. The training bar is the one with the most steps; a new epoch begins when it restarts. If epoch numbers or step
+   numbers restart, another training begins (a fold, a trial).
 3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines; without a
    throughput it is the time between lines. For a printed one, `otherwise` has what it would be then.
 4. The bar's smoothed rate is resolved into the steps' own times (`bar_times`).

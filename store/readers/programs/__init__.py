@@ -1,4 +1,4 @@
-"""Files that programs around training leave, one reader a module, each registered by standing here.
+"""Readers of files that programs around training write, one per module; each module of this package is registered.
 
 A module has `NAME` (what the file is, in words), `recognise(first)`, which gets the first 64 KiB, and one of
 

@@ -39,7 +39,7 @@ def number(text: str) -> float | None:
 
 
 def reading(values: Mapping[str, str]) -> dict[str, Any]:
-    """Columns with their text as values of `health`; those without a number are left out."""
+    """Convert columns with their text to values of `health`; those without a number are left out."""
     row: dict[str, Any] = {}
     for name, text in values.items():
         found = number(text)

@@ -39,7 +39,7 @@ def _without_unit(name: str) -> str:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read all rows; one without a time is taken for a second after the one before of its GPU."""
+    """Read all rows; a row without a time is assumed to be one second after the previous one of its GPU."""
     lines = read_text(path, SERIES_BYTES).splitlines()
     rows = csv.reader(lines, skipinitialspace=True)
     names = [_without_unit(name) for name in next(rows)]

@@ -1,4 +1,4 @@
-"""The operators and kernels of a profiler trace by the time that is their own, a step.
+"""Operators and kernels of a profiler trace by self time per step.
 
     operators = OperatorTimes()
     trace = read_trace(path, each=operators.take)
@@ -6,9 +6,9 @@
         row.name, row.phase, row.device, row.self_ms, row.calls     # "aten::mm", "forward", False, 12.3, 24.0
 
 1. Host: spans of the thread that has the marks of steps, within those marks. An operator's own time is its span without
-   those inside it; what is left of a phase (`rankscope.forward`) or of a step is time between operators: Python, or a
-   wait that no operator shows.
-2. Device: kernels and copies by name, as long as they are.
+   those inside it; the remaining time of a phase (`rankscope.forward`) or step is between operators: Python, or a wait
+   that no operator shows.
+2. Device: kernels and copies by name, with their whole duration.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Spans:
         self.name.append(name)
 
     def in_order(self) -> Iterator[tuple[float, float, int]]:
-        """By begin; of two that begin together the longer one first, which is the outer one."""
+        """Sort by begin; of two that begin together the longer, outer one comes first."""
         begin, end = np.frombuffer(self.begin), np.frombuffer(self.end)
         for at in np.lexsort((-end, begin)):
             yield self.begin[at], self.end[at], self.name[at]

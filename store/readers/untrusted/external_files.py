@@ -3,7 +3,7 @@
     for path in survey(folder).paths: ...
     for chunk in unpacked(path): ...        # bytes, gunzipped if compressed; SourceError says what is wrong
 
-Links, FIFOs and devices are listed as problems and not opened: that could read another file or block for ever.
+Links, FIFOs and devices are listed as problems and not opened, because that could read another file or block for ever.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _members(file: object, chunk: bytes) -> Iterator[bytes]:
 
 
 def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> bytes:
-    """The first bytes of a file, unpacked; fewer if it is damaged. `is_after_zeros`: the first behind its zeros."""
+    """The first bytes of a file, unpacked; fewer if it is damaged. `is_after_zeros`: skip leading zero bytes."""
     found = b""
     max_bytes = MAX_ZEROS_BYTES if is_after_zeros else CHUNK_BYTES
     try:

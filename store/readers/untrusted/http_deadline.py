@@ -1,4 +1,4 @@
-"""An HTTP request that ends as a whole at its deadline and follows no redirect; its errors show no text of the server.
+"""An HTTP request with a total deadline that follows no redirect, and whose errors contain no text of the server.
 
     with HttpDeadline(10.0) as opener, opener.open(request, timeout=10.0) as answer:
         body = answer.read(limit)
@@ -30,7 +30,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class HttpDeadline:
-    """Shuts the connections of its opener at the deadline. Raises TimeoutError where that came first."""
+    """Closes the connections of its opener at the deadline. Raises TimeoutError if that is reached."""
 
     def __init__(self, limit_s: float) -> None:
         self._ends_s = time.monotonic() + limit_s
@@ -84,7 +84,7 @@ class HttpDeadline:
 
 
 def plain_reason(error: Exception) -> str:
-    """The reason in our words: the text of an answer may be anything, also our own address with its token."""
+    """The reason without the server's text, which may contain anything, even the address with its token."""
     if isinstance(error, urllib.error.HTTPError):
         if error.code in REDIRECTS:
             return f"it answers with a redirect ({error.code}), which is not followed"
