@@ -1,4 +1,4 @@
-"""Threads of `watch` that query DuckDB, and the end of a process in which one still does.
+"""Threads of `watch` that query DuckDB, and how to exit while one still does.
 
 with background_loop(self._run_until, name="ingest"):      # called with the event that ends it
     ...
@@ -30,8 +30,9 @@ def new_thread(target: Callable[[], None], *, name: str) -> threading.Thread:
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit, without the interpreter's clean-up where a thread still runs: up to Python 3.13 that ends the thread as it
-    returns from C, which DuckDB's C++ answers with an abort of the process."""
+    """Exit, without the interpreter's clean-up where a thread still runs: up to Python 3.13 the clean-up ends such a
+    thread when it returns from C, and DuckDB's C++ then aborts the process.
+    """
     if any(thread.is_alive() for thread in _made):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):

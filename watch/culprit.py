@@ -3,9 +3,9 @@
     culprits = CulpritKiller(run, events, may_kill=True)
     culprits.act(verdicts, attempt, processes, placed, stands=True)     # once a tick
 
-A watch kills only ranks of its node. A culprit on another node is left to that node's watch, and where those to
-blame have left already, the ranks that wait for them may find out by themselves. Where nothing of that has ended the
-hang after `OTHERS_S`, this watch kills its own ranks, which restarts the job too.
+A watch kills only ranks of its node. A culprit on another node is left to that node's watch, and if the culprits have
+already exited, the waiting ranks may notice that by themselves. If the hang still lasts after `OTHERS_S`, this watch
+kills its own ranks, which also restarts the job.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     collected = collect(Path("evidence.tar.gz"), logs=[Path("job.log")])
     collected.items          # {"dmesg.txt": "", "nvidia-smi.txt": "nvidia-smi is not installed", ...}
 
-Asked are programs and files that are there: stacks (py-spy), the flight recorder through torch's pipe, NCCL's RAS, the
-kernel's log, nvidia-smi, tails of logs. What is not there is listed with the reason; nothing waits for longer than
-`LIMIT_S`. The job is not changed: a dump through the pipe is what the watchdog would write, too.
+Sources: stacks (py-spy), the flight recorder through torch's pipe, NCCL's RAS, the kernel log, nvidia-smi, tails of
+logs. Missing sources are listed with the reason; nothing waits longer than `LIMIT_S`. The job is not changed: a dump
+through the pipe is what the watchdog would write, too.
 
 The contents are at most `MAX_BYTES` in all, of which dumps get `DUMPS_SHARE`: what does not fit is listed as missing.
 
@@ -63,7 +63,7 @@ _DEFAULT_DUMP = "/tmp/nccl_trace_rank_"
 
 @dataclass(slots=True)
 class Collected:
-    """Contents of the archive: file -> empty, or why it is missing."""
+    """Contents of the archive: {file: empty, or the reason why it is missing}."""
 
     archive: Path
     items: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Collected:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Files that could not be had, and why."""
+        """Files that could not be collected, and why."""
         return {name: why for name, why in self.items.items() if why}
 
 

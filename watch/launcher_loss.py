@@ -1,11 +1,11 @@
-"""The end of a launcher that could not report it: recorded, its ranks ended, the run closed.
+"""Handle a launcher that died without reporting it: record that, end its ranks, and close the run.
 
     loss = LauncherLoss(tapes, events, node_rank=0, launcher_pid=4711, grace_s=20.0)
     loss.poll()                  # once a tick
 
 The kernel sends each rank SIGTERM when its launcher dies (`probes.attach.launch.parent_death`). A rank that does not
-comply, because it is stopped or waits in C, is killed `MARGIN_S` after the grace period of a preemption. Once none is
-left the run has ended, as if the launcher had recorded it.
+comply, because it is stopped or blocked in C, is killed `MARGIN_S` after the grace period of a preemption. When none is
+left, the end of the run is recorded as the launcher would have done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One node's part of the newest attempt, read from its tapes and events: who runs, and since when nothing moves.
+"""One node's part of the newest attempt, from its tapes and events: running ranks, and time since the last record.
 
     tapes = LiveTapes(run, node_rank=0)
     tapes.poll()                       # once a tick: a few small reads
@@ -6,8 +6,8 @@
     source = tapes.source()            # the newest records, to judge a hang by
     tapes.now_ns()                     # of that source's times
 
-Needs no store: a reader that keeps the store's file open, or a full disk, cannot delay what is decided from it. Needs
-no wall clock: `quiet_s` counts this process's monotonic clock, and times of the source and of `now_ns` come from the
+It needs no store, so neither a reader that keeps the store's file open nor a full disk can delay decisions. Needs no
+wall clock: `quiet_s` counts this process's monotonic clock, and times of the source and of `now_ns` come from the
 monotonic clock that all processes of a machine share.
 """
 
@@ -70,7 +70,7 @@ class _Attempt:
 
 
 class LiveTapes:
-    """Polled by one thread; the mappings that it gives out are never changed afterwards."""
+    """Polled by one thread; returned mappings are never modified."""
 
     def __init__(self, run: RunDir, node_rank: int = 0) -> None:
         self.has_ended = False

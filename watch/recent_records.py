@@ -1,11 +1,11 @@
-"""The newest records of a run's newest attempt in memory: what hangs are judged by, independent of the store.
+"""The newest records of a run's newest attempt in memory, from which hangs are judged independently of the store.
 
     with RecentRecords(run, NewestFolders(run, 0, with_health=True), anchor_ns=wall_minus_mono_ns) as recent:
         source = recent.read()          # a Store with what is on the tapes now; later calls add what is new
         recent.num_rows
 
-Times come from the monotonic clock alone: records and events of this node share one anchor, so a wall clock that is
-set while the run lives moves none of them. Those of other nodes keep the anchors that they were written with.
+Times come only from the monotonic clock: records and events of this node share one anchor, so setting the wall clock
+during the run does not move them. Records of other nodes keep their own anchors.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class RecentRecords:
         self._books: dict[str, NameBook] = {}
 
     def read(self) -> Store:
-        """Take in what is new, and return the store. It stays open; do not close it.
-
-        After an error there may be rows that another call would take in again: make a new one.
+        """Read new records, and return the store; do not close it. After an error create a new object, since another
+        call could read some rows twice.
         """
         self._ticks += 1
         redact = Redactor.of(self._run.private_manifest())

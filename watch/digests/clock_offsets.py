@@ -4,9 +4,9 @@
     clocks = ClockClient(store, [1, 2], signer); clocks.poll_some()    # on the leader, a few a second
     clocks.offsets()[1]              # ClockOffset(offset_ns=..., error_ns=...)
 
-The leader sets a key that the node waits for; the node wakes, and sets its time. The node's clock is taken to have been
-read in the middle of the round trip, so the error is at most half of it. Of the newest few the shortest counts. The key
-holds a random number that the signed answer repeats: no answer can be made beforehand, or given twice.
+The leader sets a key that the node waits for; the node wakes up and answers with its time. Its clock is assumed to be
+read in the middle of the round trip, so the error is at most half of that. The shortest of the last few round trips is
+used. The key holds a random number that the signed answer repeats, so an answer can be neither prepared nor replayed.
 """
 
 from __future__ import annotations

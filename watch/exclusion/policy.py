@@ -1,4 +1,4 @@
-"""When slow ranks or a broken device are to be left out: the run's settings, and what a slow rank must cost.
+"""When to exclude slow ranks or a broken device: the run's settings, and the minimum cost of a slow rank.
 
 policy = exclusion_policy(run.manifest())
 reason_to_keep(finding, policy)              # "" if the finding asks for an exclusion, else the reason against it
@@ -33,7 +33,7 @@ _LASTING = ("chronic", "since")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExclusionPolicy:
-    """Settings `recovery.*` of the run; those of the defaults where it has none, as an attached run."""
+    """Settings `recovery.*` of the run; defaults if it has none, like an attached run."""
 
     on_straggler: DeviceResponse = "report"
     on_xid: DeviceResponse = "report"
@@ -79,8 +79,8 @@ def reason_to_stay(finding: Finding, *, has_experts: bool = False) -> str:
 
     `has_experts`: ranks hold different experts, so that what they compute depends on the routing of tokens.
 
-    A rank can be replaced for what its device does to it, never for what the run gives it to do: a slow rank on another
-    device would be as slow.
+    Replacing a device only helps if the device makes the rank slow; a rank that the run gives more work would be as
+    slow on another device.
     """
     of = finding.evidence
     if finding.cause not in _OF_DEVICE:

@@ -6,8 +6,8 @@
 A straggler acts once it has been reported for long enough and, judged again at that moment, is still slow for a cause
 that lies in its device and costs enough. A rank that is reported and kept is an event with the reason.
 
-The watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records. Two that ask could
-exclude two ranks in one cool-down, since neither knows the other's requests.
+The watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records. Otherwise two watches
+could exclude two ranks in one cool-down, because neither knows the other's requests.
 """
 
 from __future__ import annotations

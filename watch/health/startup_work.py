@@ -1,11 +1,11 @@
-"""Ranks that work before their first step: imports, compilers and JIT builds leave no record for minutes.
+"""Detect that ranks work before their first step, since imports, compilers and JIT builds leave no record for minutes.
 
     work = StartupWork(events)
     work.poll(pids, quiet_s=tapes.quiet_s, has_stepped=lambda: ...)        # once a tick
 
-Nothing is read while the ranks record. Once they are silent, the processor time and the bytes read of each rank's
-process and of its children are compared every few seconds, and the ranks that work are an event: the limit of a start
-counts from it (`analyzers.run.live.stall_limits`).
+Nothing is done while the ranks record. Once they are silent, the CPU time and bytes read of each rank's process tree
+are compared every few seconds. An event lists the ranks that work, and the limit for the start-up counts from that
+event (`analyzers.run.live.stall_limits`).
 """
 
 from __future__ import annotations

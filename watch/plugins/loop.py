@@ -1,14 +1,13 @@
-"""Judge with plug-ins while the run lives, in a thread that nothing waits for.
+"""Run the analyses of plug-ins on a live run, in a thread that nothing waits for.
 
     loop = PluginLoop(ingest.open_store, tapes, judge)
     with loop.running():
         ...
     loop.finish()                       # once more, over the last records, for a few seconds at most
 
-At the end of the block the call that is under way is ended with its plug-in: a stop must not wait for one that hangs.
-
-The store is open for the time of one query, never while a plug-in computes: one that hangs delays no ingest. The thread
-ends at once where no plug-in judges live runs.
+At the end of the block the current call is aborted and its plug-in's process ended, because a stop must not wait for a
+plug-in that hangs. The store is open only during a query, never while a plug-in computes, so a hanging plug-in does not
+delay ingestion. The thread ends at once if no plug-in judges live runs.
 """
 
 from __future__ import annotations

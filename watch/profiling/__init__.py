@@ -1,1 +1,1 @@
-"""Requests of `watch` to profile a suspect and a peer, and reading of the traces that come of it."""
+"""Requests of `watch` to profile a suspect and a peer, and reading of the resulting traces."""

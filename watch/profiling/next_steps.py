@@ -1,4 +1,4 @@
-"""Ask ranks of a live run to profile the same next steps: where they run, and a first step that none has passed.
+"""Ask ranks of a live run to profile the same next steps, starting with one that no rank has reached.
 
     placed = nodes_of(source, attempt=0)                  # {rank: node}
     first = next_step(source, attempt=0, now_ns=now_ns)
@@ -48,7 +48,7 @@ def peer_of(source: Source, attempt: int, suspect: int) -> int | None:
 
 
 def next_step(source: Source, attempt: int, now_ns: int) -> int:
-    """A step that no rank has reached when it reads the request, at the speed of the last steps.
+    """Estimate a step that no rank has reached by the time it reads the request, from the speed of the last steps.
 
     `now_ns`: the present by the clock of the records. The newest step is the one that began last: after a rollback it
     is not the highest.

@@ -3,8 +3,8 @@
     requester = CaptureRequester.of(run, events, node_rank=0)      # None where the run is not configured so
     requester.poll(findings, store, attempt, now_ns)               # once a tick, with what is newly reported
 
-At most one request in a cool-down and `profiler.max_captures` in a run, also over a watch that was started again. The
-watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records.
+At most one request per cool-down and `profiler.max_captures` per run, also across restarts of watch. The watch of node
+0 asks for all ranks, another node's only where node 0's cannot see its records.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class CaptureRequester:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturePolicy:
-    """Settings `profiler.*` of the run; those of the defaults where it has none, as an attached run."""
+    """Settings `profiler.*` of the run; defaults if it has none, like an attached run."""
 
     on_anomaly: bool = _DEFAULT.on_anomaly
     num_steps: int = _DEFAULT.anomaly_steps

@@ -1,4 +1,4 @@
-"""Read each trace that a rank of this node has written, once, and enter what it shows as an event `profile_summary`.
+"""Read each trace that a rank of this node has written once, and record its summary as an event `profile_summary`.
 
 reader = TraceReader(run, events)
 reader.poll(store, ranks={0, 1})             # once a tick: returns at once, a thread reads one trace at a time

@@ -3,10 +3,10 @@
     retention = Retention.of(run, ingester, syncing, events)     # None where everything is kept
     retention.poll()                                             # in the thread that ingests; works once a minute
 
-1. What tapes and store of the node use is compared with the budget for the hours that were recorded so far (the first
-   hour's at once). Above it the window is halved, down to a minute; well below it the window grows back.
-2. The window ends with the newest record. It and the hours come from the times of the records, which one clock gave
-   within an attempt: a wall clock that is set retires nothing, and hours between two attempts do not count.
+1. The size of the node's tapes and store is compared with the budget for the hours recorded so far (at least one hour).
+   Above it the window is halved, down to a minute; well below it the window grows back.
+2. The window ends with the newest record. The window and the hours use the records' times, which come from one clock
+   within an attempt. So setting the wall clock retires nothing, and time between attempts does not count.
 3. Calls beyond the window become totals in the store; segments beyond it that are ingested are noted as retired and
    removed (`store.ingest.retention`).
 

@@ -7,8 +7,8 @@
 
 A killed process loses nothing that it wrote to a tape; a power cut loses what the kernel has not written yet. Syncing a
 file writes what any process has stored to it through a mapping, so the ranks neither wait for the disk nor know of it:
-at most `every_s` seconds of records are lost (or a quarter of it and the time of a sync, if that takes longer). What is
-lost or altered all the same can be named by the index of checksums (`probes.tape.segment_index`).
+at most `every_s` seconds of records are lost (or a quarter of it and the time of a sync, if that takes longer). Losses
+and alterations can be detected with the checksums in the index (`probes.tape.segment_index`).
 """
 
 from __future__ import annotations

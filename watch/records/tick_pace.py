@@ -1,4 +1,4 @@
-"""Pace and priority of the writer of the store: the ranks need the cores.
+"""Pace and priority of the store's writer, which must leave the cores to the ranks.
 
     pace = TickPace()
     yield_to_ranks()                          # in the thread that writes the store
@@ -7,10 +7,10 @@
             ...
         pace.rest(stop, is_eager=lambda: ...)
 
-A round costs much the same however few records there are: DuckDB opens the file, plans some fifty queries and commits.
-So a small machine has fewer rounds of more records each: of its cores the rounds take `CORE_SHARE`, and none waits for
-longer than `MAX_REST_S`. On a machine of many cores a round begins each second, as it does anywhere while something
-happens: in the first seconds, at a new attempt, after an end of a rank, and while nothing is recorded.
+A round has a fixed cost, however few the records: DuckDB opens the file, plans some fifty queries and commits. So a
+small machine runs fewer rounds with more records each: rounds take `CORE_SHARE` of its cores, with at most `MAX_REST_S`
+between them. A round begins every second on machines with many cores, and on any machine in the first seconds, at a new
+attempt, after the end of a rank, and while nothing is recorded.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class TickPace:
 
 
 def yield_to_ranks() -> None:
-    """Run the calling thread, and those that it starts, behind the ranks; nothing where the system knows no such thing.
+    """Give the calling thread, and those that it starts, a lower priority than the ranks, if the system supports that.
 
-    A rank that computes is not interrupted when this thread wakes up (SCHED_BATCH). The main thread, which judges
-    hangs and takes the last records in, stays as it was; so niceness counts where a kernel shares the cores between
-    threads, and not where it shares them between sessions first (autogroups).
+    A rank that computes is not interrupted when this thread wakes up (SCHED_BATCH). The main thread, which detects
+    hangs and ingests the last records, keeps its priority. Niceness has an effect if the kernel schedules threads
+    individually, but not if it first divides the cores between sessions (autogroups).
     """
     thread = threading.get_native_id()
     with contextlib.suppress(OSError, AttributeError):

@@ -5,8 +5,8 @@
     with followed("s3://lake/rankscope", report=print) as folder:               # a folder with the newest runs there
         ...
 
-A thread keeps the copies up to date. Of a prefix the newest run is copied first, so that it can be shown at once; runs
-that begin later are found, and those that have ended are looked at now and then, since they can be resumed.
+A thread keeps the copies up to date. Under a prefix, the newest run is copied first, so that it can be shown at once.
+New runs are discovered, and ended runs are checked from time to time, because they may be resumed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     copy_store(Path("runs/demo/telemetry.duckdb"), Path("/tmp/x/telemetry.duckdb"), redact, first_step=None)
 
-The copy is written row by row: a redacted text stands nowhere in the file, also not in its free space.
+The copy is written row by row, so a redacted text is nowhere in the file, not even in its free space.
 """
 
 from __future__ import annotations

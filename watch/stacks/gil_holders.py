@@ -3,9 +3,9 @@
     gil_holders({3: 4711})        # [3]
 
 The dump of a rank's stacks is written by a signal handler in C, which needs no GIL, so it does not show this. py-spy
-reads from outside which thread owns the GIL. A thread that owns it and is not running, with the same frames in two
-samples, is proof; one that runs may be an endless loop in Python as well, and is left out. Where py-spy is missing or
-has no permission, no rank is returned.
+reads from outside which thread owns the GIL. Proof is a thread that owns the GIL and sleeps, with the same frames in
+two samples. A running thread may also be an endless Python loop, so it is left out. Where py-spy is missing or has no
+permission, no rank is returned.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     lines = LineSampler(run, events)
     lines.sample(finding, {0: 4711, 1: 4712})       # returns at once; the result is an event `slow_line`
 
-Nothing runs in a rank until then, and afterwards some twenty signals: `faulthandler` writes the stack in C, whatever
-the rank is doing. A line counts only as far as the peer stands there less often, so a line in which both wait for each
-other is not taken for the cause.
+The rank receives about twenty signals, on which `faulthandler` writes its stack in C; nothing else runs in a rank. A
+line counts only by how much more often the suspect is in it than the peer, so a line in which both wait for each other
+is not taken for the cause.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class LineSampler:
 def distinctive_line(suspect: Counter[str], peer: Counter[str]) -> tuple[str, float, float] | None:
     """(line, share of the suspect's samples, share of the peer's) of the line with the largest excess; None: no line.
 
-    The excess has to be a quarter of the samples: with 20 samples and a step that is 20 % slower, that is twice what
-    chance puts on one line.
+    The excess has to be a quarter of the samples: with 20 samples and a step that is 20 % slower, that is twice the
+    excess that chance gives a line.
     """
     num_suspect, num_peer = suspect.total(), peer.total()
     if num_suspect < NUM_SAMPLES // 2 or not num_peer:

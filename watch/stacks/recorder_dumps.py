@@ -1,7 +1,7 @@
 """Dumps of torch's flight recorder of all ranks of a node, through the pipe that a thread of torch reads.
 
-The thread is in C++ and takes no GIL, so a rank answers whose Python stands still. It looks at its pipe once a second,
-so the wait has a deadline above that. Ranks without a pipe, such as all on gloo, cost nothing.
+The thread is in C++ and does not take the GIL, so a rank answers even if its Python is blocked. It looks at its pipe
+once a second, so the wait has a deadline above that. Ranks without a pipe, such as all on gloo, cost nothing.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["take_stacks"]
 
 WAIT_S = 1.0
 POLL_S = 0.02
-"""A file whose size is unchanged after this time is complete: `faulthandler` writes without pausing."""
+"""If a file's size is unchanged for this time, it is complete: `faulthandler` writes without pausing."""
 
 
 def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threads: bool = False) -> list[int]:

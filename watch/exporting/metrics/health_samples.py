@@ -61,7 +61,7 @@ _DEVICE = {
 
 
 def health_samples(source: Source) -> Iterator[Sample]:
-    """One sample per device and reading, and the XID errors so far."""
+    """One sample per device and reading, and the number of XID errors so far."""
     yield from _readings(source)
     yield from _xids(source)
 

@@ -3,10 +3,11 @@
     cursor = TrackedSteps(ranks="sampled")
     for step in cursor.take(store): tracker.step(step)        # those that ended since the last call
 
-1. The lowest rank with steps leads: its executions of steps, by their start, are the order of training. A step is
-   executed again with the same number after a rollback; each execution counts. It leads the attempt to its end, also
-   where records of a lower rank come later: the same step has another start on each rank.
-2. A record of another rank belongs to the execution of the same step whose start is nearest.
+1. The lowest rank with steps is the reference: the start times of its steps define the order of training. A step is
+   executed again with the same number after a rollback; each execution counts. It remains the reference to the end of
+   the attempt, even if records of a lower rank arrive later, because the same step starts at different times on each
+   rank.
+2. Records of other ranks are assigned to the execution of the same step whose start is nearest in time.
 3. An execution is taken once all ranks have ended it, or a later one is, or the run is over (`is_over`).
 
 Times are medians over the ranks and their maximum; loss, norm and learning rate are the same on all ranks.
