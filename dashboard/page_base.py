@@ -1,10 +1,10 @@
-"""Tell the browser's part of Streamlit where the server's root is: it looks below the open page first.
+"""Tell Streamlit's frontend where the server's root is; by default it looks below the open page first.
 
     name_the_root()        # before Streamlit makes its app
 
-Opened at `/ranks`, it asks for `/ranks/_stcore/health` and `/ranks/_stcore/host-config`, gets two 404s that stand in
-the browser's console, and connects only after them. The root is the folder of the page's address, as for the scripts
-that the document loads; so this also holds behind a proxy that serves the dashboard below a path.
+Opened at `/ranks`, it requests `/ranks/_stcore/health` and `/ranks/_stcore/host-config`, gets two 404s (shown in the
+browser's console), and connects only then. The root is the folder of the page's address, as for the scripts that the
+document loads, so this also works behind a proxy that serves the dashboard below a path.
 """
 
 from __future__ import annotations

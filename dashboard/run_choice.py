@@ -1,8 +1,8 @@
-"""The run that is shown: always the one that the address names; the list in the sidebar writes into the address.
+"""Choice of the shown run: always the one in the page's address; the list in the sidebar changes the address.
 
     run_id = choose_run(folder, folder.run_ids())      # draws the list; the address names the run from then on
 
-The session keeps no choice that could win: after Back, or behind a link, the address is newer than it.
+The session keeps no choice of its own, because after Back or a link the address is newer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PICKED = "run_choice"
 def choose_run(folder: RunsFolder, names: list[str]) -> str | None:
     """Draw the list of `names`, and return the run of the address; without one the run shown last, or the newest.
 
-    None where the address names a run that is not there: another one in its place would be taken for it.
+    None if the address names a missing run; showing another one instead would be misleading.
     """
     asked, before = st.query_params.get("run"), current_run()
     chosen = _resolved(folder, names, asked)

@@ -1,4 +1,4 @@
-"""The server's process: Streamlit on our script; it ends when the command that started it does, however that ends.
+"""The server's process, which runs Streamlit; it ends with the command that started it, however that ends.
 
     RANKSCOPE_DASHBOARD_PARENT=4711 python -m dashboard.serve --server.port 8501
 
@@ -54,8 +54,9 @@ def _import_all() -> None:
 
 
 def skip_start_check() -> None:
-    """Take the check out that each first page makes, whether Streamlit was started by its command: it asks for the file
-    of each loaded module, some 0.2 s of CPU."""
+    """Disable the check on each first page whether Streamlit was started by its own command: it looks up the file of
+    each loaded module, about 0.2 s of CPU.
+    """
     vars(import_module("streamlit.delta_generator"))["_use_warning_has_been_displayed"] = True
 
 

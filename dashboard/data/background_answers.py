@@ -6,10 +6,10 @@
     answer.pending                      # future of the computation that runs; None: there is none
 
 Every open page polls its queries every two seconds. Each is computed once for all of them, in a thread, and again only
-when the store has changed. A page waits for `patience_s`, once; a slower result comes with a later poll, and until then
-the former one is shown (`is_fresh` False). A slow query is not repeated for ten times its duration, so that watching a
-huge run costs a tenth of a core at most and rarely delays its writer; but the pause is never longer than the query has
-been polled for, since results of a run's first seconds are soon out of date.
+when the store has changed. A page waits for `patience_s`, once; a slower result is returned by a later poll, and until
+then the previous one is shown (`is_fresh` False). After a slow query there is a pause of ten times its duration, so
+that watching a huge run costs at most a tenth of a core and rarely delays its writer. The pause never exceeds the time
+for which the query has been polled, because results of a run's first seconds are soon out of date.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The store of a run, opened once for queries that come close together, and the ingestion of its tapes before that.
+"""The store of a run, shared by queries that come close together, and the ingestion of its tapes before it is opened.
 
     shared = SharedStore(run)
     with shared.session(may_grow=False) as store: ...
 
-To open a store costs more than most queries of it, and in proportion to the nodes of the run: 0.4 s of CPU for the 32
-files of 256 ranks. So a store stays open for the queries of one page. No writer can open the file meanwhile: that of a
-run that may grow is closed with the last query that reads it.
+Opening a store costs more than most queries, in proportion to the number of nodes: 0.4 s of CPU for the 32 files of 256
+ranks. So a store stays open for the queries of one page. Writers cannot open the file during that time, so the store of
+a run that may grow is closed as soon as no query uses it.
 
-The tapes of a run without a `watch` are ingested first: every few seconds while it may grow, and once it has ended
-only when a process has written something since. Many tapes without a store are ingested by a child process.
+If a run has no `watch`, its tapes are ingested first: every few seconds while the run may grow; after its end only if a
+process has written since. Many tapes without a store are ingested by a child process.
 """
 
 from __future__ import annotations

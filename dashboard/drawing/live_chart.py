@@ -3,11 +3,12 @@
     prepare()                                    # once in each run of the script
     show_in_place(figure_json, key="loss", config={...}, what="Loss over the steps", zoomed={}, on_zoom=keep)
 
-Streamlit's own Plotly chart makes a new element when its data are new, so that the zoom is lost at each refresh; with a
-fixed id it keeps its first figure. Here the element is identified by its key, and each new figure goes to
-`Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. A zoom is reported to the page, and
-that writes it into the address and sends it back with the figure, so that Back and another browser show the same.
-plotly.js is served from the Python package. If it does not load, the chart shows an error, and loading is tried again.
+Streamlit's own Plotly chart creates a new element when its data change, so that the zoom is lost at each refresh; with
+a fixed id it keeps its first figure. Here the element is identified by its key, and each new figure is passed to
+`Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. A zoom is reported to the page,
+which writes it into the address and returns it with the figure, so that the Back button and other browsers show the
+same. plotly.js is served from the Python package. If it does not load, the chart shows an error, and loading is tried
+again.
 """
 
 from __future__ import annotations

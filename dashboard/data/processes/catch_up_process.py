@@ -1,4 +1,4 @@
-"""Ingest the tapes of a run in a separate process: those of many ranks take minutes, in which pages must be drawn.
+"""Ingest the tapes of a run in a separate process: with many ranks this takes minutes, and pages must stay responsive.
 
 catch_up_in_process(run)
 """

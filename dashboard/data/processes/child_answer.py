@@ -7,8 +7,8 @@
     if __name__ == "__main__":
         answer_parent(compute)                  # is given the path as text
 
-In a thread of the server the analyzers would hold the GIL that the pages need. The process has a lower priority than
-the server, ends when the server does, and frees its memory.
+In a server thread the analyzers would hold the GIL that the pages need. The process has a lower priority than the
+server, ends when the server does, and frees its memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ask_child(module: str, *arguments: str, limit_s: float, late: str) -> Any:
 
 
 def answer_parent(compute: Callable[..., Any]) -> None:
-    """The child's side: give `compute(*arguments)` to the process that asked, or end with one line of a StoreError."""
+    """The child's side: return `compute(*arguments)` to the parent, or exit with the one line of a StoreError."""
     parent, *arguments = sys.argv[1:]
     if sys.platform == "linux":
         end_with(int(parent))

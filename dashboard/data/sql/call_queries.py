@@ -1,4 +1,4 @@
-"""SQL of the page of collectives, besides single calls: sums of older steps, and what the NCCL plugin saw below calls.
+"""SQL of the collectives page besides single calls: sums of older steps, and records of the NCCL plugin.
 
 older_totals(store)       # a row a (operation, group, phase) of the steps whose calls retention has taken out
 nccl_kernels(store)       # a row a (function, algorithm, protocol, type, channels)
@@ -60,7 +60,7 @@ def nccl_channels(source: Source) -> Rows:
 
 
 def nccl_transfers(source: Source) -> Rows:
-    """Network transfers by link: bytes, and for what their steps waited."""
+    """Network transfers by link: bytes, and what their steps waited for."""
     names = (
         "rank", "communicator", "peer in it", "channel", "sends", "operations", "transfers", "bytes", "busy (s)",
         "waited for the GPU (s)", "for the peer (s)", "for the network (s)",
