@@ -1,1 +1,1 @@
-"""Copies of a training's state: in memory every few steps, on disk at an interval, and what may be trusted of them."""
+"""Copies of the training state: in memory every few steps, on disk at an interval, and which of them can be trusted."""

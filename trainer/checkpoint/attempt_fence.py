@@ -6,13 +6,13 @@
 
 A rank is fenced as soon as a later claim exists (`probes.tape.attempts`).
 
-Looking first and renaming then leaves a moment in between, in which a process can be stopped for hours. So:
+Between the check and the rename a process may be stopped for hours. So:
 
 1. scratch files carry the attempt in their name (`scratch`), and `check` comes after they are made, before the rename,
 2. a new attempt removes the scratch files of all others (`sweep`) before it reads what there is.
 
-Who passed the check before the claim has then either renamed before the sweep, or finds nothing to rename.
-What a process holds is a fact of the process: it lives in this module, and code that never held anything is not fenced.
+A process that passed the check before the claim has then either renamed before the sweep, or finds nothing to rename.
+The attempt that a process belongs to is kept in this module; code that belongs to no attempt is never fenced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _held: tuple[RunDir, int, HeldFolder] | None = None
 class Fenced(SystemExit):
     """A later attempt has taken over, or another folder stands in the run's place (`problem`).
 
-    No Exception: code that tolerates a failed save must not tolerate this.
+    It is a SystemExit and no Exception, because code that tolerates a failed save must not tolerate this.
     """
 
     def __init__(self, attempt: int, newest: int, problem: str = "") -> None:

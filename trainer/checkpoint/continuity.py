@@ -4,8 +4,8 @@
     order_signature(training.stream, position)    # of the data that come next, the same on all ranks
     differing(saved, found)                       # ["rng"]: what is not as it was saved
 
-The hashes of the manifest say that the files are as they were written. These say that what was written is what the
-training has now: that nothing was left out, restored twice or changed on the way, and that the same data follow.
+The manifest's hashes prove that the files are as they were written. Signatures prove that the resumed training has the
+state that was written: that nothing was left out, restored twice or changed on the way, and that the same data follow.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def order_signature(stream: BatchStream, position: Position) -> str:
 
 
 def differing(saved: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
-    """Names of what both know and what differs, in the order of `found`."""
+    """Names of the signatures that both have and that differ, in the order of `found`."""
     return [part for part, value in found.items() if saved.get(part) not in (None, value)]
 
 

@@ -1,12 +1,12 @@
-"""Starting a run over: once for the launch that asked, and what was saved before is put aside.
+"""Start a run over, once for the launch that asked for it, and move earlier checkpoints aside.
 
     first = start_over_if_asked(run, recorder, resume=True)     # all ranks, at the start of an attempt
     forget_copies(shared_folder, before_attempt=first)          # all ranks: copies in memory from before
 
-`rankscope train` asks in `run.json`: `start_over_at` is the first attempt of the launch. Under another launcher the
-configuration of the ranks asks, and is taken at its word in their first life only. Rank 0 moves what there is into
-`checkpoints/before-attempt-3/`, then writes `started-over.json`: whichever attempt of the launch comes that far has
-started over, and those after it resume. Nothing is deleted on the disk; nothing that reads checkpoints looks there.
+`rankscope train` requests it in `run.json`: `start_over_at` is the first attempt of the launch. Under another launcher
+the ranks' configuration requests it, which counts in their first attempt only. Rank 0 moves what there is into
+`checkpoints/before-attempt-3/`, then writes `started-over.json`: the first attempt of the launch that gets this far
+starts over, and later ones resume. Nothing is deleted on the disk; nothing that reads checkpoints looks there.
 """
 
 from __future__ import annotations

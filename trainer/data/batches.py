@@ -1,4 +1,4 @@
-"""Batches as a pure function of their number: nothing to save, nothing to replay, skipping is counting.
+"""Batches as a pure function of their number: there is no state to save or replay, and skipping a batch is adding one.
 
     stream = BatchStream(corpus, seq_len=256, global_batch_size=16, seed=0, validation_ratio=0.05)   # or a Mixture
     batch = stream.batch(40, data_rank=1, data_size=4)      # rows 4..7 of global batch 40
@@ -6,9 +6,10 @@
     batch.sample_ids                                        # (4,) which sequences of the split these are
 
 The rows of data rank r are a slice of one global batch that no layout changes, so every layout trains on the same
-sequences in the same order. Sequences are cut from the split without overlap; each epoch visits all of them once in
-a new order, worked out for some batches at once: it takes a hundred small array operations whatever their number.
-A mixture numbers the sequences of its corpora one corpus after the other; `trainer.data.mixture` orders them.
+sequences in the same order. Sequences are cut from the split without overlap; each epoch visits all of them once in a
+new order. The order is computed for several batches at once, because it takes a hundred small array operations for any
+number of them. A mixture numbers the sequences of its corpora one corpus after the other; `trainer.data.mixture` orders
+them.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@
 
 A pass over the mixture has a fixed number of sequences of each corpus, in a random order that is another one each pass:
 
-1. by `epochs`, epochs x its sequences, so that a whole number of epochs is each sequence exactly so often a pass;
-2. by `weights`, its share of as many sequences as all corpora have, rounded to one sequence;
-3. else its sequences, each once.
-
-The draws from a corpus go on over passes, in their own epochs: no sequence comes a second time before all of the
-corpus came once. Nothing is kept between calls, so any position costs the same and skipping is counting.
+1. by `epochs`: epochs x its number of sequences, so a whole number of epochs gives each sequence exactly that often per
+   pass;
+2. by `weights`: its share of the total number of sequences, rounded to one sequence;
+3. else each of its sequences once. Draws from a corpus continue across passes in the corpus's own epochs: no sequence
+   is repeated before all of the corpus was drawn. Nothing is kept between calls, so any position costs the same and
+   skipping is counting.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     loader.close()
 
 The workers are torch's `DataLoader`; since a batch is a pure function of its number, they share nothing but numbers,
-and a rollback or a skip is only another number. What was prepared for nothing is thrown away.
+and a rollback or a skip is only another number. Batches prefetched in vain are dropped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Batches on their way to a GPU, by a stream that does nothing else.
+"""Copy batches to a GPU on a separate stream.
 
     to_device = ToDevice(device)
     batch = to_device(batch)            # returns at once; what is enqueued after it waits for the copy
 
-The host is a step ahead of the device: so the copy of a batch from page-locked memory is done while the device still
-computes the step before, and not between two steps. On a CPU a batch stays where it is.
+The host is one step ahead of the device, so a batch is copied from pinned memory while the device still computes the
+previous step. On a CPU a batch stays where it is.
 """
 
 from __future__ import annotations

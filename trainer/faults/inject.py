@@ -1,10 +1,10 @@
-"""Arms a rank with the faults that a run was asked for: hooks and wrappers that exist only in such a run.
+"""Arm a rank with the requested faults, by hooks and wrappers that exist only in such a run.
 
     distort_clock(faults, rank=2)                                      # before anything is recorded
     arm(faults, training, recorder, run, rank=2, world_size=4)
 
-Each fault leaves a marker on the disk and an event before it acts; the marker keeps it from firing twice in a run. A
-family of faults has its own module; each holds a table of what arms its kinds.
+Each fault leaves a marker on the disk and an event before it acts; the marker keeps it from firing twice in a run. Each
+family of faults has a module with a table of the functions that arm its kinds.
 """
 
 from __future__ import annotations

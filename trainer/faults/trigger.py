@@ -27,8 +27,8 @@ __all__ = ["FaultyLoader", "Trigger", "change_gradient", "in_training"]
 class Trigger:
     """Decides whether its fault is due on this rank, and records it before it acts.
 
-    `strikes` is False on a rank that only has a part in another rank's fault: it acts then, and leaves the record to
-    the other.
+    `strikes` is False on a rank that only takes part in another rank's fault: it acts too, but leaves the record to the
+    other.
     """
 
     def __init__(

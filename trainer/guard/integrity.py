@@ -17,9 +17,12 @@ Two comparisons are made for each state that is due:
 Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.replicas.judge` names rank and
 tensor.
 
-Not detected: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1` makes
-all of them due); a wrong result inside the optimizer's step; wrong gradients before their reduction, which reach all
-replicas (`trainer.guard.recompute_check` checks those); constants such as the rotary tables.
+Not detected:
+
+* a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1` makes all due),
+* a wrong result inside the optimizer's step,
+* wrong gradients before their reduction, which reach all replicas (`trainer.guard.recompute_check` checks those),
+* constants such as the rotary tables.
 
 On a GPU the second reading is judged one step later, so that reading its numbers does not synchronise the device.
 """

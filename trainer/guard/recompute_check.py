@@ -6,11 +6,11 @@
     decision = check.decide(step, batch_index)
     if decision.recompute: ...                 # drop the gradients and train the same batch again
 
-A flip in a gradient reaches all replicas through the reduction, so no comparison of states sees it afterwards.
-Nothing has been updated when it is seen, so nothing has to be restored: the same batch on the same state gives the
-right gradients, and the run that follows is, bit for bit, the run without the flip. If the peak comes back, the batch
-is unusual, and the step is taken. No rank communicates more than before; the probe of the collectives reads every
-buffer before it is reduced anyway. Needs `probes.collectives.wrapped` and CPU tensors; inactive elsewhere.
+A flip in a gradient reaches all replicas through the reduction, so no comparison of states sees it afterwards. It is
+detected before any update, so nothing has to be restored: recomputing the same batch on the same state gives the right
+gradients, and the run continues bitwise as without the flip. If the peak comes back, the batch is unusual, and the step
+is taken. No rank communicates more than before; the probe of the collectives reads every buffer before it is reduced
+anyway. Needs `probes.collectives.wrapped` and CPU tensors; inactive elsewhere.
 """
 
 from __future__ import annotations

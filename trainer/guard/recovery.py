@@ -115,7 +115,7 @@ class Recovery:
         return decision.recompute
 
     def taken(self, position: Position, batch_index: int) -> Position:
-        """A healthy step's update was taken, and `integrity` knows of it: vet what it vouches for, save what is due."""
+        """After a healthy step whose update `integrity` knows: vet the copies that it confirms, save what is due."""
         step = position.step + 1
         position = Position(step=step, batch_index=batch_index + 1)
         self.guard.taken(position, batch_index)
@@ -132,9 +132,8 @@ class Recovery:
         return self._skipping(restored)
 
     def end(self, position: Position) -> None:
-        """Save the last state, and leave nothing in memory unless that failed. The run needs no recovery any more.
-
-        Raises StorageError if it cannot be saved: a run that ends well has its last state on the disk.
+        """Save the last state, and free the copies in memory unless that failed. The run needs no recovery any more.
+        Raises StorageError if the state cannot be saved, because a successful run must have its last state on disk.
         """
         if not self.copies.save(position):
             raise StorageError(f"{self.copies.disk.folder}: the last state, of step {position.step}, cannot be saved")

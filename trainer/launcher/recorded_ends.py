@@ -28,9 +28,8 @@ def was_stopped(code: int | None, *, is_killed: bool) -> bool:
 
 
 def failure_of(*, local_rank: int, pid: int, code: int, error_file: Path) -> ProcessFailure:
-    """The failure of a rank as torch's agent returns it. `error_file`: what the rank left of its exception, if any.
-
-    torch raises where that file is not whole, as one is that was written to a full disk.
+    """The failure of a rank as torch's agent returns it. `error_file`: the rank's exception, if it wrote one. torch
+    raises if that file is incomplete, for example after a full disk.
     """
     try:
         message = json.loads(error_file.read_bytes())["message"]

@@ -42,7 +42,7 @@ class RemoteCheckpoints:
         self._mirror: CheckpointMirror | None = None
 
     def begin(self, console: Console) -> Outcome | None:
-        """Fetch what this machine lacks and start to send; the end of the launch where that must not go on."""
+        """Fetch missing checkpoints and start to send; returns an outcome if the launch must not continue."""
         if not self._is_used:
             return None
         from trainer.checkpoint.remote.address import RemoteError  # imports torch: only after the checks
@@ -77,7 +77,7 @@ class RemoteCheckpoints:
         return f"{folder.address}/{aside}"
 
     def end(self) -> str:
-        """Wait until the newest checkpoint is there; what is wrong in one line, or nothing."""
+        """Wait until the newest checkpoint is sent; returns the problem in one line, or an empty text."""
         return self._mirror.close() if self._mirror is not None else ""
 
 

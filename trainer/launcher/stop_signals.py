@@ -10,8 +10,8 @@
    ends the ranks.
 2. A second Ctrl-C, or the end of the budget (`trainer.stop_budget`): `actions.end_at_once`, and the process exits.
 
-Python runs a signal's handler only once the main thread returns from C, which one that waits for a store or a disk may
-not do for minutes: the thread is woken by the C handler through a pipe.
+Python runs a signal handler only when the main thread returns from C, which may take minutes while it waits for a store
+or a disk. So a separate thread is woken by the C handler through a pipe.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ class StopSignals:
 
     @contextlib.contextmanager
     def raising(self, exception: Callable[[int], BaseException] | None) -> Iterator[None]:
-        """Raise `exception(number)` in the main thread on the first signal, also on one that came before the block.
-
-        With None nothing is raised in the block, but after it.
+        """Raise `exception(number)` in the main thread on the first signal, even if it came before the block. With None
+        the exception is raised only after the block.
         """
         outer, self._exception = self._exception, exception
         try:
@@ -118,7 +117,7 @@ class StopSignals:
         self._raise_pending()
 
     def received(self, number: int, frame: FrameType | None) -> None:
-        """The signals' handler. Only the first one interrupts the main thread: the next would break off the end."""
+        """Handle a signal. Only the first one interrupts the main thread; a second would interrupt the orderly end."""
         self.number = self.number or number
         self._raise_pending()
 
@@ -128,9 +127,8 @@ class StopSignals:
             self._announced.wait(ANNOUNCE_S)
 
     def ranks_left_s(self) -> float | None:
-        """Seconds after which ranks that are told now are killed; None while no signal came.
-
-        Each counts its grace period from when it is told, which a busy machine or a slow disk delays.
+        """Seconds after which ranks that are signalled now are killed; None before any signal. Each rank's grace period
+        starts when it is signalled, which a busy machine or a slow disk may delay.
         """
         left_s = self.records_left_s()
         return None if left_s is None else min(rank_grace_s(self._grace_s()) + KILL_MARGIN_S, left_s)

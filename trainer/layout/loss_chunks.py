@@ -1,4 +1,4 @@
-"""Decide if the loss is computed in chunks, and how many tokens a chunk has (`trainer.model.chunked_loss`)."""
+"""Decide whether the loss is computed in chunks, and the number of tokens per chunk (`trainer.model.chunked_loss`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When, and over which ranks, a layout judges a step: numbers read late, gradients compared before the update.
+"""How a layout judges a step: whether its numbers are read a step late, and which ranks compare gradients.
 
 compared_over(config, plan, on_host=True)       # "dp_shard": the dimension whose ranks compare gradients; "" for none
 reason_to_read_at_once(config, plan, on_host=False)     # "" where the numbers of a step may be read late
@@ -18,7 +18,7 @@ MAX_RANKS = 1024
 def compared_over(config: Config, plan: Plan, *, on_host: bool) -> str:
     """Mesh dimension, or `world`, over which ranks compare the largest gradient before an update; "" if they don't.
 
-    Elsewhere than on the host it would be a pass more over all gradients, and a wait.
+    On a device, this would cost another pass over all gradients, and a synchronisation.
     """
     probed = config.probes.enabled and config.probes.collectives and config.probes.nonfinite_flags
     if not (probed and on_host and config.recovery.enabled and plan.world_size <= MAX_RANKS):

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what backward computes again instead of keeping.
+"""Activation checkpointing: which activations backward recomputes instead of keeping them.
 
 full         every block keeps only its input
 every_n      one block of n does

@@ -1,15 +1,15 @@
-"""Output layer and cross-entropy in one, some tokens at a time: the logits of a whole batch never exist.
+"""Fused output layer and cross-entropy, some tokens at a time, so that the logits of a whole batch never exist.
 
     loss, of_token = chunked_loss(hidden, weight, targets, chunk=8192)      # mean in nats a token, float32
     chunked_loss(hidden, weight, targets, chunk=8192, group=tp_group)       # `weight`: this rank's part of the words
 
-Of each chunk of tokens the logits are made in the type of `hidden`, and the softmax in float32; the gradients of hidden
-states and weight follow at once, while the logits are there, so that nothing is computed twice. They are gradients of
-the sum of the losses; backward multiplies them with the gradient of the mean. At a vocabulary of 50,304 and 16,384
-tokens the logits of the whole batch in float32 and their gradient would take 6.6 GB.
+For each chunk the logits are computed in the dtype of `hidden` and the softmax in float32. The gradients of hidden
+states and weight are computed at once, while the logits exist, so that nothing is computed twice. They are gradients of
+the summed loss; backward scales them by the gradient of the mean. At a vocabulary of 50,304 and 16,384 tokens the
+logits of the whole batch in float32 and their gradient would take 6.6 GB.
 
-With `group` each rank has a part of the vocabulary; ranks exchange a maximum, a sum and the target's logit a token, and
-the gradient of `hidden` is this rank's part of a sum.
+With `group` each rank has a part of the vocabulary: ranks exchange a maximum, a sum and the target's logit per token,
+and the gradient of `hidden` is a partial sum.
 """
 
 from __future__ import annotations

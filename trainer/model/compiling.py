@@ -1,12 +1,12 @@
-"""`torch.compile`, block by block: what is compiled once serves all of them, and what hooks a module stays outside.
+"""`torch.compile`, block by block: one compilation serves all blocks, and module hooks stay outside of it.
 
     compile_blocks(model, "inductor")
     with uncompiled(): model(tokens)        # every operation on its own, to watch each
 
 Inside the compiled part are a block's layers, under tensor parallel with their collectives. FSDP's gathers, activation
 checkpointing, DDP's reducer and the probes are around it, in Python, as they are without it; so names and checkpoints
-do not change either. Only selective checkpointing is compiled with the layers: it chooses from their operations, which
-could not be seen from outside, and the compiler keeps those that it names.
+do not change either. Only selective checkpointing is compiled with the layers: it selects among their operations, which
+are not visible from outside, and the compiler keeps the selected results.
 """
 
 from __future__ import annotations

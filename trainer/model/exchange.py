@@ -4,8 +4,8 @@
     rows = exchange(rows, route, group)                 # sorted by expert here -> sorted by own expert there
     rows = exchange(rows, route.back, group)
 
-How many rows go where is known only when the router has chosen, and the host must know it to cut the buffers: it waits
-for the device once a layer, as every exchange of uneven parts does. Without a group the rows stay.
+The number of rows per rank is known only after routing, and the host needs it to split the buffers. So the host waits
+for the device once per layer, as every uneven all-to-all does. Without a group the rows stay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Route:
 
     @classmethod
     def make(cls, expert: Tensor, num_experts: int, group: dist.ProcessGroup | None) -> Route:
-        """From the expert of each row, (rows,); `num_experts` itself stands for none."""
+        """Make the route from the expert of each row, (rows,); the value `num_experts` means none."""
         counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
         if group is None:
             own = counts.tolist()
@@ -70,10 +70,9 @@ def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Ten
 
 
 def scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
-    """The tensor as it is; its gradient times `scale`.
-
-    Ranks of a group each compute the mean loss of their sequences; an expert that they share adds up the gradients
-    of all and has to divide, as the reduction of other parameters does.
+    """Return the tensor unchanged, with its gradient multiplied by `scale`. The ranks of a group each compute the mean
+    loss of their sequences; a shared expert sums the gradients of all and must divide them, as the reduction of other
+    parameters does.
     """
     if scale == 1.0:
         return tensor

@@ -1,4 +1,4 @@
-"""A feed-forward layer of experts: a router sends each token to the few that suit it best.
+"""Mixture-of-experts feed-forward layer: a router sends each token to its highest-scoring experts.
 
     layer = MixtureOfExperts(config.model)          # in place of FeedForward
     layer.group = group                             # each of its ranks has some of the experts; None: all are here
@@ -6,21 +6,22 @@
     out = layer(x)                                  # (batch, seq or piece, dim), as FeedForward
     layer.take_load()                               # tokens and dropped tokens of each expert since the last time
 
-The router's probabilities are those of Shazeer et al. 2017 in float32; of more than one chosen expert they are scaled
-to add up to one. Two losses keep it in order: balance (Fedus et al. 2021), experts x share of tokens x mean
-probability, 1 where all are used equally, and the router's z-loss (Zoph et al. 2022), the squared log of its sum.
-They are not added to the reported loss but enter at the layer's output in backward, in every pipeline stage.
+The router's probabilities are those of Shazeer et al. 2017 in float32; if several experts are chosen, their
+probabilities are scaled to sum to one. There are two auxiliary losses: the balance loss (Fedus et al. 2021), experts x
+share of tokens x mean probability, which is 1 if all experts are used equally, and the router's z-loss (Zoph et al.
+2022), the squared logsumexp of its logits. They are not part of the reported loss; their gradients enter at the layer's
+output in backward, in every pipeline stage.
 
-Balance and capacity count within a sequence (as DeepSeek-V3's sequence-wise loss): what is lost, and which tokens are
-dropped, then does not depend on how ranks and microbatches share the batch, and all layouts train the same way. A token
-over an expert's capacity goes without it; those before it in the sequence come first, so nothing looks ahead.
+Balance and capacity are computed per sequence (as in DeepSeek-V3's sequence-wise loss), so losses and dropped tokens do
+not depend on how ranks and microbatches divide the batch, and all layouts train the same way. An expert drops tokens
+over its capacity; earlier tokens of the sequence have priority, so routing is causal.
 
-Where experts choose (Zhou et al. 2022, arXiv 2202.09368), each takes the tokens of a sequence that suit it best, as
-many as its capacity, with the router's probabilities as weights. There is nothing to balance. Whether a token is taken
-depends on later ones: a model that predicts the next token learns from what it will not have when it writes.
+With expert choice (Zhou et al. 2022, arXiv 2202.09368) each expert takes its highest-scoring tokens of a sequence up to
+its capacity, weighted by the router's probabilities, and needs no balancing. Whether a token is taken depends on later
+tokens, so a causal model trains with information that it lacks at generation.
 
-Where ranks have pieces of a sequence they tell each other how often each expert was chosen: that is all that either
-needs, because the balance loss is linear in the probabilities, and each rank adds the part of its tokens.
+If ranks hold pieces of a sequence they exchange how often each expert was chosen. Nothing else is needed, because the
+balance loss is linear in the probabilities and each rank adds the part of its own tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, dim, hidden))
 
     def forward(self, tokens: Tensor, counts: list[int], gradient_scale: float) -> Tensor:
-        """`tokens` (rows, dim), of one expert after the other as `counts` says; the same shape comes out."""
+        """Apply the experts to `tokens` (rows, dim), sorted by expert, `counts` rows each; returns the same shape."""
         gate, up, down = (
             scaled_gradient(weight.to_local() if isinstance(weight, DTensor) else weight, gradient_scale)
             for weight in (self.gate, self.up, self.down)
@@ -85,7 +86,7 @@ def _grouped_feed_forward(tokens: Tensor, counts: list[int], gate: Tensor, up: T
 
 
 class MixtureOfExperts(nn.Module):
-    """Router, experts and the way between them."""
+    """Router, experts, and the exchange of tokens between them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -219,7 +220,7 @@ class _WithLoss(torch.autograd.Function):
 
 
 def sequence_scores(scores: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """From the scores of this rank's piece of each sequence, (batch, length, n), to those of all, piece after piece.
+    """Gather the scores of each rank's piece of each sequence, (batch, length, n), in the order of the pieces.
 
     earlier, whole = sequence_counts(counts, group)     # of the pieces before this rank's, and of all; collective
     """
@@ -231,7 +232,7 @@ def sequence_scores(scores: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def sequence_counts(counts: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """From the counts of this rank's piece of each sequence, (batch, n), to those of the pieces before it and of all.
+    """Sums of each rank's counts of its piece of each sequence, (batch, n): over earlier pieces, and over all.
 
     The pieces lie in the order of the group's ranks. Without a group the piece is the whole. A few numbers a sequence:
     all ranks get all of them, and none has to wait for the ranks before it one after the other.

@@ -1,12 +1,12 @@
-"""Matrix products of the blocks in fp8, by torchao: weights, activations and gradients are scaled and rounded for them.
+"""Matrix products of the blocks in fp8 by torchao, which scales and rounds weights, activations and gradients.
 
     check_float8(config.train, device)               # ConfigError, one line, where it cannot be done
     num_layers = convert_to_float8(model, config.train, tp=plan.tp)
 
-A layer keeps its name and its parameter, in float32 or what FSDP casts it to; what it multiplies is rounded to fp8 each
-time, by a scale recomputed each time (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
+A layer keeps its name and its parameter, in float32 or the dtype that FSDP casts it to; operands are rounded to fp8 for
+each product with a newly computed scale (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
 fingerprints and checkpoints are as without it. Embedding, head, norms and a mixture's router and experts stay as they
-are. FSDP gathers what it gathers otherwise, or what is rounded already (`trainer.parallel.float8_gather`).
+are. FSDP gathers unrounded weights, or already rounded ones (`trainer.parallel.float8_gather`).
 
 `train.float8_emulated` rounds likewise and multiplies in float32: slower than without, on any device, to try what fp8
 does to a loss.

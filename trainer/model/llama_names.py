@@ -1,4 +1,4 @@
-"""Our parameters under the names that Hugging Face's Llama has, and a `config.json` that its loader understands.
+"""Map parameter names to Hugging Face's Llama names, and write a `config.json` that its loader understands.
 
     to_llama("blocks.3.mlp.up.weight")                       # "model.layers.3.mlp.up_proj.weight"
     from_llama("model.layers.3.mlp.up_proj.weight")          # "blocks.3.mlp.up.weight"; None for what we do not have
@@ -47,7 +47,7 @@ def to_llama(name: str) -> str:
 
 
 def from_llama(name: str) -> str | None:
-    """None for what a Llama file may hold and we do not have, such as the table of rotary frequencies."""
+    """None for tensors of a Llama file without a counterpart, such as the table of rotary frequencies."""
     if name in _WHOLE_BACK:
         return _WHOLE_BACK[name]
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)

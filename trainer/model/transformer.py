@@ -267,9 +267,9 @@ def document_numbers(tokens: Tensor, separator: int) -> Tensor:
 def document_attention(query: Tensor, key: Tensor, value: Tensor, numbers: Tensor) -> Tensor:
     """(batch, heads, seq, head_dim) of each; fewer heads of `key` and `value` are shared by several of `query`.
 
-    A block of queries at a time attends to the keys up to its last, under the mask of that block; backward makes it
-    again. So what exists at once is a block's rows, and nothing of it is kept: the price is that backward computes
-    attention once more, where there is more than one block.
+    Queries are processed in blocks: each attends, under its own mask, to the keys up to its last position, and backward
+    recomputes it. So only one block's rows exist at a time and none are kept; the price is that backward recomputes
+    attention if there is more than one block.
     """
     seq = query.shape[2]
     if seq <= DOCUMENT_ROWS:

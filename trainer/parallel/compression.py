@@ -6,11 +6,11 @@
     ...backward...
     errors = compression.squares()     # (sum of squared errors, sum of squares) of the mean gradient, or None
 
-fp16 and bf16 keep nothing from one step to the next. PowerSGD (Vogels et al. 2019) does: what it could not send in a
-step is added to the next gradient, on each rank its own, and its matrices start from those before. torch keeps both by
-bucket, and DDP cuts its buckets again after the first step of a process; so they are handed out by parameter here
-(`tensors`), go through copies, rollbacks and checkpoints like the optimizer's state, and are put together again for
-whatever buckets there are. int8 and top-k keep such errors too (`ErrorFeedback`).
+fp16 and bf16 keep no state between steps. PowerSGD (Vogels et al. 2019) does: each rank adds the error of a step to its
+next gradient, and its matrices start from the previous ones. torch keeps both per bucket, but DDP rebuilds its buckets
+after the first step of a process. So they are exposed per parameter here (`tensors`), are part of copies, rollbacks and
+checkpoints like the optimizer's state, and are reassembled for the current buckets. int8 and top-k keep such errors too
+(`ErrorFeedback`).
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class ErrorFeedback:
         self._errors: dict[str, Tensor] = {}
 
     def corrected(self, bucket: GradBucket) -> Tensor:
-        """The bucket's gradients with what they lack of before, in float32."""
+        """The bucket's gradients plus the errors of the previous step, in float32."""
         flat = bucket.buffer().float()
         lacking = [self._errors.get(self._names[p]) for p in bucket.parameters()]
         if all(error is None for error in lacking):

@@ -1,12 +1,12 @@
 """Context parallelism: each rank of a `cp` group has a piece of every sequence, and attends to the pieces of all.
 
-All that a block does but attention is done token by token, so it needs the rank's piece only: activations shrink by the
-size of the group. Attention gathers the keys and values of the whole sequence, as Llama 3 was trained (Llama Team 2024,
-section 3.3.2), and masks what is later than the rank's own queries; backward adds up the gradients of all ranks and
-scatters them. With grouped-query attention keys and values are a fraction of the activations, so little is sent.
+Everything in a block except attention works token by token, so it needs only the rank's piece, and activations shrink
+by the size of the group. Attention gathers the keys and values of the whole sequence, as Llama 3 was trained (Llama
+Team 2024, section 3.3.2), and masks positions after the rank's own queries; backward reduce-scatters the gradients.
+With grouped-query attention keys and values are a fraction of the activations, so little is sent.
 
-With `parallel.cp_exchange = "ring"` the pieces go around instead (`trainer.parallel.ring`), so that what a rank holds
-of keys and values shrinks with the number of ranks too. torch's own ring attention
+With `parallel.cp_exchange = "ring"` the pieces are passed around instead (`trainer.parallel.ring`), so that the keys
+and values on a rank also shrink with the number of ranks. torch's own ring attention
 (`torch.distributed.tensor.experimental.context_parallel`) has kernels for CUDA only (torch 2.13), and replaces
 `scaled_dot_product_attention` for all that runs; the kernels called here are the same.
 """

@@ -3,12 +3,12 @@
     gathers = Float8Gathers(model)      # sharded, with memory, before its first forward
     gathers.rescale()                   # collective: before the first forward after parameters have changed
 
-FSDP asks the local tensor of a sharded parameter whether it has two methods: one says what to gather, one makes the
-whole of what came. torchao has both on a class of parameters, which has no memory that copies and fingerprints could
-read. So parameters stay what they are, and these methods, torchao's own, are set on their local tensors.
+FSDP looks for two methods on the local tensor of a sharded parameter: one returns what to gather, the other builds the
+whole parameter from the result. torchao has both on a parameter class whose memory copies and fingerprints cannot read.
+So parameters keep their class, and torchao's methods are set on their local tensors.
 
-A matrix has one scale, from its largest number on any rank: that of the whole matrix, so rounding before the gather
-gives the bits that rounding after it would, where what is gathered otherwise is float32.
+A matrix has one scale, from its largest value on any rank. It is that of the whole matrix, so rounding before the
+gather gives the same bits as rounding after it, if the gather would otherwise be in float32.
 """
 
 from __future__ import annotations

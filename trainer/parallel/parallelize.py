@@ -51,9 +51,9 @@ class ParallelModel:
     def synchronise_gradients(self, wanted: bool) -> None:
         """Switch the gradient reduction over the data ranks for the next backward; off for all but the last microbatch.
 
-        DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method. FSDP keeps
-        unreduced gradients unsharded meanwhile: that is the price of one reduction instead of many, and
-        `reduces_every_microbatch` the choice of the other. Then only HSDP's replicas wait for the last microbatch.
+        DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method. FSDP keeps unreduced
+        gradients unsharded in between, which is the price of one reduction instead of many. `reduces_every_microbatch`
+        chooses many reductions; then only HSDP's replicas wait for the last microbatch.
         """
         if wanted == self._synchronises:
             return  # FSDP2's methods walk through every module
@@ -66,12 +66,12 @@ class ParallelModel:
             self.module.set_is_last_backward(wanted)
 
     def rescale(self) -> None:
-        """Find the scales of what FSDP gathers in fp8; before the first forward after parameters have changed."""
+        """Compute the scales of parameters gathered in fp8; call it before the first forward after a change of them."""
         if self.float8_gathers is not None:
             self.float8_gathers.rescale()
 
     def reshard(self) -> None:
-        """Free what FSDP has gathered. After a forward without a backward it would keep, and use again, old values."""
+        """Free gathered parameters. After a forward without a backward, FSDP would keep and reuse old values."""
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

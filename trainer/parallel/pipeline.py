@@ -3,9 +3,9 @@
     pipeline = Pipeline(parts, config, plan, mesh, device, loss)
     losses = pipeline.run(batch.inputs, batch.targets)      # forward and backward of all microbatches
 
-The shape of what travels between stages is known beforehand and given to torch; else it would run an extra
-forward and backward on the first batch to find out, with unwanted gradients and collectives.
-`stages` and `schedule` are torch's own objects: probes hook `forward_one_chunk` and its companions there.
+The shapes of the messages between stages are known and passed to torch. Otherwise it would determine them by an extra
+forward and backward on the first batch, with unwanted gradients and collectives. `stages` and `schedule` are torch's
+own objects: probes hook `forward_one_chunk` and its companions there.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Ring attention: keys and values go around the ranks of a sequence, and none ever holds those of the whole.
+"""Ring attention: keys and values are passed around the ranks of a sequence, and no rank ever holds all of them.
 
     mixed = ring_attention(query, key, value, group)       # (batch, heads, piece, head_dim), of this rank's piece
     places = piece_chunks(rank, size)                       # which two of 2 x size chunks of a sequence a rank has
 
 Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends that
-piece on, and joins the results by their logarithms of the softmax's sum (online softmax). Backward sends the pieces
-around once more, and with each the gradient that the ranks add to it. A rank keeps its own queries, keys, values,
-results and one logarithm a row; in passing there are two pieces more.
+piece on, and joins the results by their logarithms of the softmax's sum (online softmax). Backward passes the pieces
+around once more, each with the gradient that the ranks accumulate. A rank keeps its own queries, keys, values, results
+and one logarithm per row; two more pieces exist in transit.
 
-A causal mask would leave the first rank nearly idle and give the last all the work. So a sequence is cut into twice as
-many chunks as there are ranks, and rank r has chunk r and chunk 2 x size - 1 - r (Brandon et al. 2023, arXiv
-2311.09431). Then each step but the first is one half of the queries against all keys, or all queries against one half
-of the keys, without a mask, whatever the rank.
+With contiguous pieces a causal mask would leave the first rank nearly idle and give the last most of the work. So a
+sequence is divided into twice as many chunks as there are ranks, and rank r has chunk r and chunk 2 x size - 1 - r
+(Brandon et al. 2023, arXiv 2311.09431). On every rank each step but the first is then, without a mask, one half of the
+queries against all keys or all queries against one half of the keys.
 
 The kernel is torch's flash attention of the device, of float32 on CUDA its memory-efficient attention; both work block
 by block and never have the square.
@@ -35,7 +35,7 @@ _ALIGNED_ROWS = 32
 
 
 def piece_chunks(rank: int, size: int) -> tuple[int, int]:
-    """Chunks of a sequence, of 2 x `size` equal ones, that a rank has, in the order of their tokens."""
+    """Chunks of a rank, out of 2 x `size` equal ones per sequence, in the order of their tokens."""
     return rank, 2 * size - 1 - rank
 
 

@@ -1,21 +1,19 @@
-"""Reductions that send a gradient's numbers as int8, or the largest of them only, with error feedback.
+"""Gradient reductions in int8, or of the largest values only, with error feedback.
 
     mean, error = reduce_int8(corrected, group)        # the mean as all ranks receive it, and what this rank lost
     mean, error = reduce_largest(corrected, group, ratio=0.01)
 
-int8    Sums of int8 overflow, so ranks reduce a part each. Every rank sends each other rank its part in int8, with a
-        float32 scale for 256 numbers; that rank adds them up in float32, rounds the mean in the same way and sends it
-        to all. A quarter of the bytes of an all-reduce in float32, whatever the number of ranks. What the rank lost of
-        its own numbers is its error, plus its loss of the mean times the number of ranks, by which errors are
-        divided later.
-top-k   Every rank sends the `ratio` of its numbers that are the farthest from zero, with their places; what it did not
-        send is its error. All add up all lists in the order of the ranks. Bytes grow with the number of ranks: 8 for a
-        number and rank, so a ratio of 1 % pays below a hundred ranks.
+int8    Sums of int8 overflow, so each rank reduces one part. Every rank sends every other rank its part in int8, with a
+float32 scale per 256 numbers; the receiver sums in float32, rounds the mean in the same way and sends it to all. That
+is a quarter of the bytes of a float32 all-reduce, for any number of ranks. A rank's error is the rounding error of its
+own numbers, plus that of its part of the mean times the number of ranks (errors are divided by that number later).
+top-k   Every rank sends the fraction `ratio` of its numbers with the largest magnitude, with their positions; the rest
+is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8 bytes per number and
+rank, so a ratio of 1 % pays below a hundred ranks.
 
-Both write into what they are given and into their own temporaries, which counts: a bucket may be all of the gradient.
-
-All ranks get the same bytes and treat them in the same order: results are equal to the last bit, and the same in each
-run. NaN and Inf come through as NaN.
+Both work in place and reuse their temporaries to save memory, because a bucket may be the whole gradient. All ranks get
+the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. NaN and
+Inf arrive as NaN.
 """
 
 from __future__ import annotations

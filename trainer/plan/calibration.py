@@ -3,8 +3,8 @@
     found = calibrate(Path("runs/latest"), hardware)
     expected = calibrated(expected, found.factor)           # all of its times x factor
 
-The factor is what a step of that run took over what a plan of that run, with its own settings, expects on the hardware:
-so a short run of a small layout corrects the plan of a large one. That both waste the same share is an assumption.
+The factor is the measured step time of that run divided by the time that a plan with its settings predicts for the
+hardware. So a short run of a small layout corrects the plan of a large one, assuming that both lose the same share.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ class RecordVolume:
     store_bytes: float
 
     def per_hour(self, step_s: float, *, on_tapes: bool = True) -> float:
-        """Bytes of a rank and hour; without tapes: what stays where ingested tapes are retired."""
+        """Bytes per rank and hour; without tapes, the bytes that remain if ingested tapes are retired."""
         return (self.store_bytes + (self.tape_bytes if on_tapes else 0.0)) * HOUR_S / step_s
 
 

@@ -1,4 +1,4 @@
-"""The layouts that are worth trying on a number of devices, the simplest first, and the first that fits.
+"""Candidate layouts for a number of devices, the simplest first, and the first one that fits.
 
     found = strategies(config, hardware, num_gpus=64)
     found.simplest          # Strategy, or None: nothing fits

@@ -2,7 +2,7 @@
 
     for line in what_would_fit(config, hardware, num_gpus=8): print(line)
 
-Each line is the result of another plan, with its figures; what would not fit either is not named.
+Each line is the result of another plan, with its figures; plans that would not fit either are omitted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Start the ranks of a preflight where no launcher has: on this machine, or on this node of a run that is to start.
+"""Start the ranks of a preflight if no launcher did: on this machine, or on this node of a run about to start.
 
     code = launch_preflight(["--strict"], nproc=8)
     code = launch_preflight([], nproc=8, nnodes="4", node_rank=1, endpoint="gpu-01:29500")
 
-The launcher is torch's own, which knows one exit code for all failures: the ranks leave theirs in a file.
+torch's launcher has one exit code for all failures, so the ranks write theirs to a file.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     session = Session(join(120.0), Options(), PreflightPolicy())
     exit_code, report = session.run(judge, strict=False)       # the report on rank 0, None on the others
 
-1. Each rank reports itself; rank 0 waits until all have, or a deadline has passed, and publishes who is where.
+1. Each rank reports itself; rank 0 waits for all of them or a deadline, and publishes which rank is on which node.
 2. Devices are measured: GPUs at once, as they train; processors that share cores in turn. Slow ones again.
 3. Clocks, then links in rounds of disjoint pairs. Slow ones again, the better reading counts. Then the all-reduce.
 4. Rank 0 gathers, judges and publishes the exit code.

@@ -3,8 +3,8 @@
     speed = device_speed(torch.device("cpu"))
     speed.matmul_flops_per_s, speed.memory_bytes_per_s, speed.core_wait_ratio
 
-Of three windows the best counts: a window in which the system did something else is not a fault of the device, while
-a core that is shared or a clock that is throttled shows in all of them.
+The best of three windows counts: system activity in one window is not a fault of the device, while a shared core or a
+throttled clock shows in all of them.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     settings = parse(["nccl", "NCCL_IB_QPS_PER_CONNECTION=4"])     # each a mapping of variables
     found = compare_settings(settings, place, nccl=True, num_bytes=1 << 26)     # on all ranks; readings on rank 0
 
-A library reads its variables when it starts, and ends or stops a process whose setting cannot work. So each reading is
-made by new processes, one a rank, which meet in the store of the preflight. `python -m trainer.preflight.tuning` is one
-of them.
+A library reads its variables once, and may abort or hang a process with an impossible setting. So each reading is made
+by new processes, one per rank, which connect through the store of the preflight. `python -m trainer.preflight.tuning`
+is one such process.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@
    finite, or a loss that the spike detector might refuse (`SpikeDetector.clean_range`). AdamW's fused kernel and
    Muon's update read the flag and leave the update out, with the count of steps.
 2. The next step's forward and backward pass are enqueued. Then the host reads the numbers.
-3. Without the flag the step was taken, and what follows a step taken at once follows now: votes, copies, checkpoints.
-4. With the flag the state still is, bit for bit, that before the step. The gradients of the next step are dropped and
-   the step is computed again and judged at once, by the same code as in a run that never lags. A NaN that does not come
-   back is judged as it first came. So verdicts, rollbacks and the bits of the weights are those of such a run; a step
-   that was flagged and is healthy costs its time again.
+3. Without the flag the step was taken, and the usual work after a step follows: votes, copies, checkpoints.
+4. With the flag the state is still, bit for bit, that before the step. The gradients of the next step are dropped, and
+   the flagged step is recomputed and judged at once, by the same code as in a run without lag. A NaN that does not
+   recur is judged by its first occurrence. So verdicts, rollbacks and the bits of the weights equal those of such a
+   run; a flagged step that turns out healthy costs one recomputation.
 
 Read at once: the last step, steps after which the model is evaluated, and all of a run that
 `trainer.layout.step_verdict` names.
@@ -120,10 +120,9 @@ class LateVerdict:
         return settled
 
     def judged(self, result: StepResult) -> StepResult:
-        """The numbers to judge a step by that was read at once: `result`, unless it is a repeated step whose first
-        numbers were not finite and did not come back. Then those, since a fault of a device must count.
-
-        Completes the record of the first computation: only numbers that are judged are the step's.
+        """The numbers by which a step that was read at once is judged. They are `result`, or the first numbers of a
+        repeated step if these were not finite and did not recur, since a device fault must count. It also completes the
+        record of the first computation, because only judged numbers belong to the step.
         """
         first, self._repeated = self._repeated, None
         if first is None:
@@ -150,7 +149,7 @@ def _is_finite(result: StepResult) -> bool:
 
 
 def late_verdict(training: Training, recorder: Recorder, recovery: Recovery) -> LateVerdict | None:
-    """The late verdict of a training whose configuration wants it. Raises ConfigError where it asks for it in vain."""
+    """The late verdict if the configuration enables it. Raises ConfigError if it is enabled but impossible."""
     wanted = training.config.recovery.verdict
     if wanted == "at_once" or (wanted == "auto" and training.device.type != "cuda"):
         return None

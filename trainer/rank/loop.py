@@ -77,7 +77,7 @@ def train(session: Session) -> str:
 
 
 def steps(session: Session, position: Position) -> Iterator[tuple[Position, bool]]:
-    """Take one step at each `next`, from `position` on; gives where that led, and whether it was the last as asked."""
+    """Take one step at each `next`, from `position` on; yields the new position, and whether a stop ended the run."""
     stop = False
     while position.step < session.training.config.train.steps and not stop:
         with session.recorder.step(position.step + 1):

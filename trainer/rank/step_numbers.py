@@ -1,4 +1,4 @@
-"""The numbers of one step that a verdict needs, by the one small reduction besides the gradients'.
+"""The numbers of one step that a verdict needs, from the single small reduction besides that of the gradients.
 
 numbers = reduce_numbers(training, votes, local_loss, own_square)     # on the device
 result = numbers.read()                                               # waits for it; a StepResult

@@ -7,9 +7,9 @@ The environment says which rank it is (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR
 rank 0 makes one, or finds the one of the former attempt, and tells the others through the rendezvous store.
 RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is given.
 
-SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; the same one again ends
-the process at once, and so does the end of its time (`trainer.stop_budget`). Exit codes are those of
-`trainer.exit_codes`; 143, stopped on request, is 0 under another launcher than ours, which would start it again.
+SIGTERM and SIGINT end the run with a checkpoint, after a step that all ranks agree on. A second signal of the same
+kind, or the end of the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are those of
+`trainer.exit_codes`. Under other launchers, 143 (stopped on request) becomes 0, because they would restart the rank.
 """
 
 from __future__ import annotations
@@ -231,8 +231,8 @@ class StopRequest:
     """Installed once in a process, from its main thread.
 
     SIGTERM and SIGINT ask for the end of the step and a checkpoint; the same one again ends the process at once. Python
-    runs a signal's handler only when the main thread returns from C, which one that waits in a collective may never do:
-    the time is counted by a thread, which the C handler wakes through a pipe.
+    runs a signal handler only when the main thread returns from C, which it may never do while waiting in a collective.
+    So a separate thread, woken by the C handler through a pipe, measures the time.
     """
 
     def __init__(self, grace_s: float, on_unsaved: Callable[[int], None]) -> None:

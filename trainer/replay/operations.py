@@ -6,8 +6,8 @@
     watch.take()        # a Suspect: the first operation since the last `take` with finite input and bad output
 
 The watch is a mode of torch's dispatcher, so it sees what autograd runs too, and of a DTensor what this rank computes.
-An operation is a suspect if nothing that went in was NaN or Inf and something that came out is. It is only that: a mask
-is made of Inf on purpose, so the module in which it happened has to confirm it by an output that is not finite.
+An operation is a suspect if nothing that went in was NaN or Inf and something that came out is. It is only a suspect:
+masks contain Inf on purpose, so the module has to confirm it by an output that is not finite.
 
 It costs a pass over the output of each operation and makes a GPU wait for it: for a step that is replayed, never for
 one that trains.

@@ -9,9 +9,9 @@ are not; within it, the first operation of that kind. Backward: a module begins 
 known and ends when that of its input is; there the first operation that makes a NaN or Inf out of finite numbers
 counts.
 
-What another rank made arrives with a collective and makes no module here suspect but the one that it arrives in, which
-then has no operation to show: of several ranks' origins the ones with an operation are right (`Origin.how`).
-All hooks are gone at the end of the block, and nothing that the pass computes is changed by them.
+A NaN from another rank arrives by a collective: the module in which it arrives is a suspect without an operation. So
+among the origins of several ranks, those with an operation are right (`Origin.how`). All hooks are gone at the end of
+the block, and nothing that the pass computes is changed by them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The loss of each sequence of a batch, and what the sequences are, for a step that is replayed.
+"""The loss of each sequence in the batch of a replayed step, and a description of the sequences.
 
     with SampleLosses(training, batch) as losses:
         training.forward_backward(batch)
     losses.of_row                        # {row: nats a token}, of the rows whose logits this rank has seen
     describe(training, batch, losses.of_row, most=8)      # [{"id": 812, "loss": 5.6, "file": ..., "text": ...}, ...]
 
-A step that trains knows one loss; here a hook on the output layer computes that of each row from the logits of the
-pass, row by row, so that it needs the memory of one row. A loss in chunks gives that of each token itself. With tensor
-parallelism all ranks of a group must take part.
+Training computes one loss; here a hook on the output layer computes the loss of each row from the logits, row by row,
+so that it needs memory for one row only. A loss in chunks gives that of each token itself. With tensor parallelism all
+ranks of a group must take part.
 """
 
 from __future__ import annotations

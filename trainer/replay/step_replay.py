@@ -3,7 +3,8 @@
     result = replay_target(config, plan, target, device, report=print)   # events `replay`, as a run's triage writes
 
 1. The checkpoint is read (hashes first), or the initial state is made.
-2. If it is older than the step before, the step's batch is replayed on it: what comes back there is the batch.
+2. If it is older than the previous step, the step's batch is replayed on it: a fault that recurs there is caused by the
+   batch.
 3. The updates in between are taken again with the batches and rates that are recorded.
 4. The step is replayed with every operation watched. Its update is not taken.
 

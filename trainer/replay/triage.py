@@ -4,11 +4,11 @@
     again = triage.repeat(verdict, batch)                # before anything is restored: the same state, the same batch
     triage.from_restored(again, batch, state_step=30)    # after it: the same batch on an older state
 
-A computation that is repeated gives the same result. So a NaN that does not come back was made by no batch and no
-weights, but by a device, its memory or a race; one that comes back is data or numerics (or a device that is always
-wrong in the same place). Which of the two, the older state says: what comes back there too is the batch, what does not
-is the weights of that step. Each replay is one forward and backward pass of all ranks, with every operation watched
-(`trainer.replay.origin`); its gradients are dropped.
+A computation that is repeated gives the same result. So a NaN that does not recur was caused by a device, its memory or
+a race; one that recurs was caused by data or numerics (or a device that is always wrong at the same place). The older
+state tells these two apart: if the NaN recurs there too, the batch is the cause, else the weights of that step. Each
+replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its
+gradients are dropped.
 
 Nothing that trains is touched: no parameter, optimizer state, position or data loader, and the random generators are
 put back. Every decision here depends on numbers that all ranks share, because replays are collective.
@@ -175,7 +175,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
 
 
 def is_reproduced(verdict: Verdict, again: Replay) -> bool:
-    """NaN or Inf again; or, of a spike, a loss that is nearer to the refused one than to what was usual before."""
+    """True for NaN or Inf; after a spike, for a loss that is nearer to the refused one than to the earlier level."""
     if not (math.isfinite(again.loss) and math.isfinite(again.grad_norm)):
         return True
     if verdict.kind != "spike":

@@ -2,10 +2,10 @@
 
     optimizer = AdamW8bit(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
-Groups with `eight_bit = True` have matrices only. A moment is read as float32, changed as AdamW changes it, and written
-back as the nearest of 256 values of the dynamic quantisation of Dettmers et al. 2022 (arXiv 2110.02861), times the
-largest magnitude of its block. Their advice is kept: the embedding, of which a step touches few rows, has float32
-moments, as have norms.
+Groups with `eight_bit = True` have matrices only. A moment is read as float32, updated as by AdamW, and written back as
+the nearest of the 256 values of dynamic quantisation (Dettmers et al. 2022, arXiv 2110.02861), scaled by the largest
+magnitude of its block. As they advise, the embedding, of which a step touches few rows, has float32 moments; so have
+norms.
 
 A block is a piece of a row, never of two. So a shard of rows has the codes and the scales of its rows, and a checkpoint
 goes on in any layout that splits rows between blocks; `trainer.layout.constraints` refuses one that splits a block.

@@ -50,7 +50,7 @@ class ClipResult(NamedTuple):
 
 @dataclass(slots=True)
 class ClipNumbers:
-    """A `ClipResult` on the device: norm, sums, own numbers in one row of float64."""
+    """A `ClipResult` that is still on the device: the norm, the sums and this rank's own numbers as one float64 row."""
 
     row: Tensor
     num_sums: int
@@ -61,7 +61,7 @@ class ClipNumbers:
         self.row = torch.cat((self.row, number.to(self.row.dtype).view(1)))
 
     def send(self) -> None:
-        """Start the copy to the host, which `read` waits for then, and not for what the device does after it."""
+        """Start the copy to the host. `read` then waits only for this copy, not for later work of the device."""
         if self.row.is_cuda:
             self.row, self._arrived = read_back(self.row)
 
@@ -81,8 +81,8 @@ def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Give every gradient its parameter's placement on the tensor-parallel ranks.
 
     DTensor leaves the gradient of a norm under sequence parallel as a partial sum, and that of the vocabulary-parallel
-    embedding whole on every rank. FSDP2 settles this itself; without FSDP the optimizer would redistribute in each of
-    its operations, and a reader of the local part would see a part only.
+    embedding whole on every rank. FSDP2 handles this itself. Without FSDP the optimizer would redistribute in each of
+    its operations, and readers of the local part would see only a part.
     """
     for parameter in parameters:
         grad = parameter.grad
@@ -91,10 +91,9 @@ def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 class LocalGradients:
-    """This rank's part of every gradient, by how many ranks hold the same part: what a norm must not count twice.
-
-    Which part of a parameter a rank holds never changes, so it is worked out once. `ranks_per_stage` is the number of
-    ranks that hold a parameter at all: the world without the pipeline.
+    """This rank's part of every gradient, grouped by the number of ranks that hold the same part, so that a norm does
+    not count it twice. The part of a parameter that a rank holds never changes, so it is determined once.
+    `ranks_per_stage` is the number of ranks that hold a parameter at all: the world without the pipeline.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int) -> None:

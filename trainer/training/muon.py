@@ -2,12 +2,11 @@
 
     optimizer = MuonAdamW(groups, momentum=0.95, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
-Groups with `muon = True` have matrices only. Of each the momentum is orthogonalised by five Newton-Schulz iterations in
-bf16, as `torch.optim.Muon` does (Jordan et al. 2024), and scaled to the size that AdamW's update has (Liu et al. 2025,
-arXiv 2502.16982), so that one learning rate and one weight decay serve both.
-
-The iterations need whole matrices. Of sharded ones the momentum stays sharded; each rank gathers the update, which is
-the same on all, orthogonalises it, and keeps its own part: the same bits as an unsharded matrix gets from the gradient.
+Groups with `muon = True` have matrices only. The momentum of each matrix is orthogonalised by five Newton-Schulz
+iterations in bf16, as in `torch.optim.Muon` (Jordan et al. 2024), and scaled to the size of AdamW's update (Liu et al.
+2025, arXiv 2502.16982), so that one learning rate and one weight decay serve both. The iterations need whole matrices.
+If a matrix is sharded its momentum stays sharded; each rank gathers the whole update, orthogonalises it, and keeps its
+own part, which gives the same bits as an unsharded matrix.
 """
 
 from __future__ import annotations

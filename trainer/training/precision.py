@@ -1,7 +1,7 @@
 """Loss scaling for fp16 with gradients that are sharded.
 
 torch's `GradScaler` looks for Inf in the gradients of one process; here every rank must come to the same answer. The
-global norm already is the same on every rank and not finite if any gradient anywhere is, so it is the test.
+test is the global norm: it is the same on every rank, and not finite if any gradient on any rank is not.
 """
 
 from __future__ import annotations

@@ -167,10 +167,7 @@ class DiskCheckpoints:
         return True
 
     def settle(self) -> bool:
-        """Wait for the save that is being written and for what else is done in the background. All ranks; collective.
-
-        True if a save succeeded.
-        """
+        """Wait for the current save and other background work. All ranks; collective. True if a save succeeded."""
         ended = False
         while (save := self._save) is not None:
             start = time.monotonic_ns()

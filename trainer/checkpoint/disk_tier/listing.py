@@ -1,9 +1,9 @@
-"""Listing a folder of checkpoints: one that cannot be read now is not an empty one.
+"""List a folder of checkpoints; a folder that cannot be read is an error, not an empty list.
 
     checkpoint_steps(run.checkpoints)       # [50]
     subfolders(run.checkpoints)             # ["step-00000050", "step-00000100.condemned"]
 
-Path.glob takes a folder that may not be read for an empty one, and the run would start over from step 1.
+`Path.glob` treats an unreadable folder as an empty one, and the run would start over from step 1.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ torch's own format has no checksums, and its `.metadata` is a pickle: nothing in
 the hashes agree. They guard against damage, not against an attacker who can write both the files and the manifest:
 load checkpoints only from people you would run code from.
 
-A checkpoint is called damaged only for what was read twice with equal results: a file that cannot be read now (EIO,
-ESTALE, too many open files, no memory) says nothing about its content, and raises StorageError instead.
+A checkpoint counts as damaged only if two reads agree on that. A file that cannot be read now (EIO, ESTALE, too many
+open files, no memory) proves nothing about its content, and raises StorageError instead.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""torch's reader of checkpoints, whose `.metadata` may name the classes of a checkpoint's description only.
+"""torch's checkpoint reader, restricted so that `.metadata` can only name the classes of a checkpoint's description.
 
     reader = SafeReader(folder)
     reader.read_metadata()          # CheckpointError for a pickle that names anything else
 
-A checkpoint may have been handed over: its manifest and hashes say that it is whole, not that it is harmless. torch
-loads `.metadata` with the plain unpickler, which runs whatever the file says, and entries that are no tensors likewise.
-Tensors themselves are read with `weights_only=True`.
+A checkpoint may come from somebody else: its manifest and hashes prove that it is complete, not that it is harmless.
+torch loads `.metadata`, and entries that are not tensors, with the plain unpickler, which can run any code. Tensors
+themselves are read with `weights_only=True`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     shard = plan.write_shard(folder, host_tensors)         # no collective: may run in the background
     plan.write_metadata(folder, shards)                    # rank 0, with what every rank's `write_shard` returned
 
-torch plans again for every save: each rank sends its list of tensors to rank 0, which removes what is there twice and
-sends all ranks the rest. The lists only depend on names and shapes, which do not change in a run, so the background has
-nothing to exchange. The files are those of torch.distributed.checkpoint, whose reader loads them.
+torch plans every save anew: each rank sends its list of tensors to rank 0, which removes duplicates and sends the plan
+to all ranks. The lists only depend on names and shapes, which do not change in a run, so with a cached plan the
+background thread needs no communication. The files are those of torch.distributed.checkpoint, whose reader loads them.
 
 Nor is anything pickled for a save. A tensor's file is a header, which depends on its shape and type and is cached
 (`trainer.checkpoint.disk_tier.tensor_frames`), and the tensor's bytes. Pickling the headers of 160 small tensors for

@@ -10,8 +10,8 @@
    checkpoint of the step becomes `step-00000050.older` for as long as the new one is not verified,
 3. verify: every rank reads its file back from the disk and compares its hash with the one computed from memory.
 
-The ranks agree on going from one stage to the next through votes that ride on a reduction which each step makes
-anyway: the thread makes no collective, and touches neither the recorder nor the training's tensors.
+The ranks agree on each transition by votes in the reduction that every step makes anyway. The thread makes no
+collective, and touches neither the recorder nor the training's tensors.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ Each rank keeps its own copies, and all ranks take, promote and restore them at 
 agreed upon. A copy is vetted once `healthy_steps` steps after it were healthy; there are just enough copies that one
 is always vetted, and one more while a save reads an old one.
 
-A launcher restarts all ranks of a node when one of them dies, so a copy in a neighbouring process would die too. These
-lie in the node's shared memory instead, which belongs to no process; where it has no room for them, in private memory.
-With several nodes each has its like in another node's shared memory (`trainer.checkpoint.memory_tier.peers`).
+A launcher restarts all ranks of a node when one of them dies, so a copy in a neighbouring process would be lost too.
+Copies are therefore in the node's shared memory, which belongs to no process, or in private memory if there is no room.
+With several nodes each copy has a duplicate in another node's shared memory (`trainer.checkpoint.memory_tier.peers`).
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ class MemoryCopies:
         extra: Mapping[str, Any] | None = None,
         origin: Sequence[int] | None = None,
     ) -> int:
-        """Copy the state as it is now; returns the size in bytes. `extra` is found again after a restart, and so is
-        `origin`: which attempt computed the state, and how many rollbacks it had made (this one)."""
+        """Copy the state as it is now; returns the size in bytes. `extra` is available again after a restart, as is
+        `origin`: the attempt that computed the state, and its number of rollbacks until then.
+        """
         if len(self._copies) >= self._limit:
             self._spare.append(self._copies.pop(0))
         copy = self._free()
@@ -103,14 +104,15 @@ class MemoryCopies:
         return copy.nbytes
 
     def seal(self) -> None:
-        """Hash what was taken last, and send it to another node, in the background. Best called when the step has
-        nothing more to write: the thread that hashes wants the interpreter's lock at once."""
+        """Hash the last copy and send it to another node, in the background. Best called at the end of a step, because
+        the hashing thread needs the GIL at once.
+        """
         if self._unsealed is not None:
             (copy, slot, content), self._unsealed = self._unsealed, None
             copy.sealing = self._sealer.submit(self._seal, copy, slot, content)
 
     def lend(self, values: Values) -> HostCopy:
-        """A copy of the state as it is now, which is not written to while it has borrowers; taken if there is none."""
+        """A copy of the current state, taken if there is none; it is not overwritten while it has borrowers."""
         if self._copies and self._copies[-1].step == values.position.step:
             return self._copies[-1]
         copy = self._free()
@@ -164,7 +166,7 @@ class MemoryCopies:
         self.seal()
 
     def remove(self, *, at_end: bool = False) -> None:
-        """Give shared memory back: what lies there is of no use. `at_end`: nor is what still comes from others."""
+        """Free the shared memory with its copies. `at_end`: also refuse copies that other nodes still send."""
         if self.peers is not None:
             self.peers.remove(at_end=at_end)
         if self._folder is not None:
@@ -173,7 +175,7 @@ class MemoryCopies:
                 self._folder.parent.rmdir()  # by the last rank
 
     def mesh(self) -> dict[str, Any]:
-        """The layout that must be equal for another process to adopt a copy."""
+        """The layout; another process can only adopt a copy with the same one."""
         training = self.training
         return {
             "sizes": dict(training.plan.sizes),

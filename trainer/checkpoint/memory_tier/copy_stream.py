@@ -21,7 +21,7 @@ __all__ = ["Arrival", "CopyStream", "Copying"]
 
 
 class Arrival(Protocol):
-    """When the copies are on the host: an event of CUDA."""
+    """CUDA event that completes when the copies are on the host."""
 
     def synchronize(self) -> None: ...
 

@@ -6,12 +6,12 @@
     peers.send(slot, owner=3, to=5)          # after a restart: waits; raises OSError
     peers.news()                             # what came of it, for the training thread to record
 
-Rank i of a node sends to rank i of the next node, which writes it into slots of its shared memory, under
-the sender's number. Bytes go from one node's shared memory to the other's through a socket, a piece at a time: neither
-side holds a copy of the copy, nor the interpreter's lock. The receiver compares the hash before the note is written.
+Rank i of a node sends to rank i of the next node, which writes it into slots of its shared memory, under the sender's
+number. Bytes go from one node's shared memory to the other's through a socket, in pieces: neither side needs another
+copy or holds the GIL. The receiver compares the hash before the note is written.
 
-The socket is separate from the process groups: a peer that dies is then an error in a background thread, which no
-collective waits for. It listens only with several nodes, at the address by which this node reaches the rendezvous
+The socket is separate from the process groups, so the death of a peer is an error in a background thread, and no
+collective waits for it. It listens only with several nodes, at the address by which this node reaches the rendezvous
 store, and drops every connection that does not begin with the secret that the ranks exchanged.
 """
 
@@ -132,8 +132,9 @@ class PeerCopies:
         return self._ranks[rank].node
 
     def remove(self, *, at_end: bool) -> None:
-        """Give back the memory in which the copies of others are kept. `at_end`: keep none from now on, since the last
-        copy of a rank that ends later may be on its way."""
+        """Free the memory that holds copies of other ranks. `at_end`: also refuse later ones, since the last copy of a
+        rank that ends later may still arrive.
+        """
         if at_end:
             self._over.set()
         self._slots.clear()

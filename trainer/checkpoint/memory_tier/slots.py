@@ -9,9 +9,9 @@
     slot.receive(size, fill, note)              # a copy that another node sends
 
 A slot is three files: the tensors' bytes, a note (written last, in one rename, with the hash of the bytes and of
-itself), and a mark once it is vetted. A process that is killed leaves them as they are: the pages are the kernel's.
-A later process never writes to the files of a former process, and reads them into its own memory before it
-compares the hash: that process may not be dead but stopped, and wake up in the middle of a copy.
+itself), and a mark once it is vetted. A process that is killed leaves them as they are: the pages are the kernel's. A
+later process never writes to the files of an earlier one, and reads them into its own memory before it compares the
+hash: the earlier process may be stopped rather than dead, and resume in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Slot:
         self._layout: list[tuple[str, str, list[int], int]] = []
 
     def allocate(self, live: Mapping[str, Tensor], *, share_of: int = 1) -> dict[str, Tensor]:
-        """Tensors of these shapes and types. Raises OSError unless `share_of` times as much leaves half of it free."""
+        """Allocate tensors of these shapes and types. Raises OSError unless `share_of` times their size leaves half of
+        the shared memory free.
+        """
         self.invalidate()
         layout, size = [], 0
         for name, value in live.items():

@@ -1,17 +1,16 @@
-"""Copies in memory that outlived their processes: which state all ranks can go on from, and how each gets its part.
+"""Copies in memory that outlived their processes: choose a state for all ranks, and give each rank its part.
 
     found = newest_survivor(folder, mesh, peers, ledger, newer_than=40)     # all ranks; None if there is none
     found.copy, found.note                                                  # this rank's, its hash compared
 
-1. Every node lists what lies in its shared memory: its own ranks' copies, and those that it keeps for others.
-2. A state can be used if some node has each rank's part of it, healthy steps followed it, and it holds no batch that
-   was given up since. The newest is tried first.
-3. Whose node does not have its part (it is another node, or its memory was lost) is sent it by one that does.
-4. All hashes agree on all ranks, or the next place, and then the next state, is tried.
-
-A rank may have another number than before, and so another part: that is looked up, not assumed. One state is known by
-its step and its origin, the attempt and the number of rollbacks that this attempt had made when the copy was taken: a
-copy of a step that was rolled back must not be mixed with copies of the same step reached again.
+1. Every node lists the copies in its shared memory: those of its own ranks, and those that it keeps for others.
+2. A state is usable if every rank's part is on some node, healthy steps followed it, and it includes no batch that was
+   skipped since. The newest is tried first.
+3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
+4. If a hash differs on any rank, the next location and then the next state is tried. A rank may have another number
+   than before and thus another part, so its part is looked up, not assumed. One state is known by its step and its
+   origin, the attempt and the number of rollbacks that this attempt had made when the copy was taken: a copy of a step
+   that was rolled back must not be mixed with copies of the same step reached again.
 """
 
 from __future__ import annotations
@@ -169,8 +168,9 @@ def _arrival(left: _Left) -> str:
 
 
 def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> None:
-    """Give back what lies on each node of ranks that are not there any more, nor keep their copies there. Collective;
-    when it returns all removals are done, so new copies may be taken."""
+    """Remove memory on each node of ranks that are gone or no longer keep copies there. Collective; when it returns all
+    removals are done, so new copies may be taken.
+    """
     nodes = gather_from_all({"node": this_node(), "keeps": [rank, *(peers.hosted if peers is not None else ())]})
     here = [other for other, each in enumerate(nodes) if each["node"] == this_node()]
     if folder is not None and rank == here[0]:

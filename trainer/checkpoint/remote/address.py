@@ -72,9 +72,8 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def limit(self, seconds: float, advice: str) -> Iterator[None]:
-        """Limit the total time of what any thread requests until the block ends, in seconds.
-
-        A package that answers synchronously is asked once more at most after that; s3fs, gcsfs and adlfs are stopped.
+        """Limit the total time (seconds) of requests from any thread until the block ends. With s3fs, gcsfs and adlfs
+        running requests are cancelled; a synchronous package may make one more request after the limit.
         """
         self._limit_s, self._limit_advice, self._deadline = seconds, advice, time.monotonic() + seconds
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints at an address: files by their hashes, and a manifest each, which is written last.
+"""Checkpoints at an address: files named by their hashes, and a manifest per checkpoint, which is written last.
 
     copies = RemoteCopies(RemoteFolder("s3://bucket/runs/gpt-20261122"))
     copies.open()

@@ -1,1 +1,1 @@
-"""Drills on a training script of the user's own, which knows nothing of Rankscope."""
+"""Drills on a user's unmodified training script."""

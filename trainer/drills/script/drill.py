@@ -1,4 +1,4 @@
-"""`rankscope drill --script`: run a script of the user's own once clean and once with each fault, and score each run.
+"""`rankscope drill --script`: run a user's script once clean and once with each fault, and score each run.
 
     rows = list(script_drill(plan, ["kill", "slow_forward"], folder=Path("runs/drill-1"), keep=False))
     print_rows(rows, console)

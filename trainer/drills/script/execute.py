@@ -1,4 +1,4 @@
-"""Runs a script of the user's own once, with one fault injected or none, and ends it when enough was recorded.
+"""Run a user's script once, with one fault or none injected, and end it when enough was recorded.
 
 done = execute(Plan(words=("train.py",), num_ranks=4), [fault], folder)
 done.run, done.problem
@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A run that is over. `is_stopped`: by the drill. `num_steps`: of the slowest rank, about."""
+    """A finished run. `is_stopped`: the drill ended it. `num_steps`: approximate steps of the slowest rank."""
 
     run: RunDir
     is_stopped: bool

@@ -25,7 +25,7 @@ __all__ = ["ScriptRow", "median_step_s", "score"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRow:
-    """One run. `seen`: live, after (by the post-mortem alone) or empty. None: not asked for, or not seen."""
+    """One run. `seen`: "live", "after" (only post-mortem) or empty. None: not expected, or not seen."""
 
     fault: str
     what: str

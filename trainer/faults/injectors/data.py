@@ -1,4 +1,4 @@
-"""Faults of the data: late, ended early, spoilt, or its loading process killed.
+"""Faults of the data: late, ended early, corrupted, or a killed loader process.
 
 ARM["bad_batch"](trigger, training)
 """

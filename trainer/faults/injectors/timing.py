@@ -1,4 +1,4 @@
-"""Faults of time other than slow computing: a slow network, a pause, and rank 0's own chores.
+"""Faults of timing other than slow computing: a slow network, a pause, and extra work on rank 0.
 
 ARM["slow_link"](trigger, training)
 """

@@ -1,10 +1,10 @@
-"""Names of methods for torch's rendezvous, at no cost.
+"""Make the method names in torch's rendezvous records cheap.
 
     name_methods_cheaply()        # in a launcher, before its rendezvous
 
 torch records each step of a rendezvous, and each heartbeat, with the name of the method that does it. It finds the name
-by describing every frame of the stack twice, for which Python looks through all modules: up to a CPU-second a launch in
-a process with torch. The interpreter knows the name.
+by formatting every stack frame twice, for which Python searches all modules: up to one second of CPU per launch in a
+process with torch. The frame's code object has the name.
 """
 
 from __future__ import annotations

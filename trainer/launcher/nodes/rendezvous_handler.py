@@ -2,10 +2,10 @@
 
     handler = ResponsiveHandler(handler, "10.0.0.1:29500")     # for torch's agent, around torch's own handler
 
-torch asks the store each time it polls its ranks, in the launcher's main thread. A machine that lost its power does not
-even refuse a connection, and torch waits until TCP gives up after a quarter of an hour: in that time no rank's death is
-noticed and no signal is handled. Here another thread asks, and a call ends when the endpoint has not been reached for
-`LOST_S`.
+torch queries the store in the launcher's main thread each time it polls its ranks. A machine without power does not
+even refuse a connection, so torch waits until TCP gives up after a quarter of an hour; in that time no rank's death is
+noticed and no signal is handled. Here another thread makes the query, and a call ends when the endpoint has not been
+reached for `LOST_S`.
 """
 
 from __future__ import annotations

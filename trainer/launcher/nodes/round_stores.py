@@ -1,11 +1,11 @@
-"""Rounds of a rendezvous of several nodes: a node that joins a later one finds the ranks' store, the run, the attempt.
+"""Rendezvous rounds of several nodes: nodes that join later rounds find the ranks' store, the run and the attempt.
 
     follow_rounds(handler)      # torch's c10d handler, before its first round; in `rankscope run`
     give_each_round_a_store()   # in `rankscope train`, whose ranks need no store that outlives a round
 
-torch 2.13 keeps one store for the ranks over all rounds and publishes its address in the first of them alone: a node
-that joins a later round waits for it until its store times out, and one whose leader changed keeps the old address. So
-the first node of each round publishes its address, and the others read it.
+torch 2.13 keeps one store for the ranks over all rounds and publishes its address only in the first: a node that joins
+later waits for it until a timeout, and nodes whose leader changed keep the old address. So the first node of each round
+publishes its address, and the others read it.
 
 Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). From the second round on, launchers'
 pids and counts of restarts differ between nodes, so ranks are given a name of the launch and one of the round.
@@ -33,7 +33,7 @@ def give_each_round_a_store() -> None:
 
 
 def follow_rounds(handler: RendezvousHandler) -> None:
-    """Let each node know the store of the ranks, and give the ranks the launch and the round in variables."""
+    """Publish the ranks' store to each node, and pass the launch and the round to the ranks in variables."""
     join = handler.next_rendezvous
 
     def next_rendezvous() -> RendezvousInfo:

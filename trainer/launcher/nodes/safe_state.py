@@ -1,10 +1,10 @@
-"""Load torch's rendezvous state safely: its pickle may name the rendezvous' classes only.
+"""Load torch's rendezvous state safely: its pickle may only name classes of the rendezvous.
 
     backend = SafeStateBackend(C10dRendezvousBackend(store, "rankscope"))
 
-torch keeps the state of the rendezvous as a pickle in the store, and loads whatever it finds there. Anybody who can
-reach the store could have a launcher run a program. Here each state is read once before torch sees it, by an unpickler
-that knows the state's classes and no other; another one is refused with an error.
+torch keeps the rendezvous state as a pickle in the store, and loads whatever it finds there, so anyone who can reach
+the store could run code in a launcher. Here each state is first read by an unpickler that only knows the state's
+classes; any other content is refused with an error.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     zygote = Zygote(log)                     # the launcher, before its first thread: it imports torch now
     pid = zygote.fork(arguments=[...], environment={...}, stdout=path, stderr=path)
 
-It is a fork of the launcher, which needs torch as well: one import serves both, and none is left to do where the
-launcher is itself a fork (`trainer.launcher.processes.prefork`). A launcher that has threads already
-(after a rendezvous with other nodes) must not be forked; then the zygote is an interpreter of
-its own, and imports meanwhile.
+It is a fork of the launcher, which needs torch as well, so one import serves both, and none is needed if the launcher
+is itself a fork (`trainer.launcher.processes.prefork`). A launcher that already has threads (after a rendezvous with
+other nodes) must not be forked; then the zygote is a new interpreter, which imports torch in the meantime.
 
 A rank forked from it becomes a child of the launcher, which is made the reaper of its descendants: the launcher waits
 for it as for any child, and ranks don't notice when the zygote dies. Forking is safe because nothing has
@@ -126,7 +125,7 @@ def import_trainer() -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Numeric libraries that are imported meanwhile start no threads: a process that has some must not be forked."""
+    """Keep numeric libraries imported in the block from starting threads, which would forbid a fork."""
     before = {name: os.environ.get(name) for name in _ONE_THREAD}
     os.environ.update(_ONE_THREAD)
     yield
@@ -171,7 +170,7 @@ def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
 
 
 def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
-    """In a process just forked: a new session, the usual signals, and no file of its parent's but `keep`."""
+    """Reset a process just forked: new session, default signals, and of its parent's files only `keep`."""
     signal.set_wakeup_fd(-1)  # the parent's
     os.setsid()  # Ctrl-C is for the launcher; and a rank is stopped together with its data workers
     for number in _INHERITED_SIGNALS:

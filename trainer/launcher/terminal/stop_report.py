@@ -1,4 +1,4 @@
-"""The verdict in the second in which a run is stopped: what `watch` has reported, and has not reported as over.
+"""The verdict at the moment at which a run is stopped: findings that `watch` has reported and that are still open.
 
 for line in open_verdict(run): console.print(line)
 

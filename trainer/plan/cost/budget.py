@@ -9,7 +9,7 @@ Everything follows from the estimated time of a step: no restarts, evaluations o
 that of the devices at their power limit, an upper bound, without hosts, network and cooling.
 
 A failure costs half of the time between two checkpoints on disk, on average, and a restart. Failures while lost steps
-are taken again are left out; what goes on from a copy in memory loses less.
+are being repeated are neglected; recovery from a copy in memory loses less.
 """
 
 from __future__ import annotations

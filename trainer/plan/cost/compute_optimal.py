@@ -1,4 +1,4 @@
-"""Model and tokens that a number of operations is best spent on, and what a number of GPU-hours pays for.
+"""Compute-optimal model size and number of tokens, and the tokens that a GPU-hour budget pays for.
 
     within = within_budget(expected, gpu_hours=10_000, price_per_gpu_hour=2.5)
     within.num_tokens                                           # of the planned model
@@ -6,8 +6,8 @@
 
 Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"): training takes C = 6 N D operations for N parameters and D
 tokens, and the loss is least where both grow with the square root of C, at about 20 tokens per parameter (their
-approaches 1 and 2; 70 billion parameters on 1.4 trillion tokens). It says nothing of what a smaller model saves later,
-when it is used: for that models are trained on many more tokens.
+approaches 1 and 2; 70 billion parameters on 1.4 trillion tokens). It ignores inference cost, for which smaller models
+are trained on many more tokens.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     backward_peak([Block(kept=..., again=..., units=(unit,), ...), ...], root)          # bytes
 
-FSDP2 does this with a unit, and a block's experts, where a rank has some of them, are a unit within another:
+FSDP2 handles each unit as follows; a block's experts, if they are divided among ranks, are a unit inside the block's:
 
-1. It gathers the unit into one buffer and copies its parameters out of that; those that are split by another dimension
-   than their first, as experts are, twice. Then it begins to gather the next unit.
-2. Gradients come, whole, as the activations go.
-3. It frees the parameters and copies the gradients, put in order where they are split by another dimension, into a
-   buffer that is reduced. The gradients go at once, the buffer when that of the next unit is made.
+1. It gathers the unit into one buffer and copies the parameters out; parameters that are sharded in another dimension
+   than the first, such as experts, are copied twice. Then it begins to gather the next unit.
+2. Whole gradients appear while activations are freed.
+3. It frees the parameters and copies the gradients (reordered if they are sharded in another dimension) into a buffer
+   that is reduced. The gradients are freed at once, the buffer when the next unit's is created.
 
-A unit within a block that is computed again is gathered as in forward: its buffer stays until the next is gathered so.
+A unit inside a recomputed block is gathered as in forward: its buffer stays until the next one is gathered in this way.
 """
 
 from __future__ import annotations
@@ -50,19 +50,20 @@ class UnitBytes:
 
     @property
     def gathering(self) -> int:
-        """Bytes while they are copied out."""
+        """Bytes while the gathered parameters are copied out."""
         return self.buffer + self.gathered * (1 + self.is_split_inside)
 
     @property
     def coming(self) -> int:
-        """Bytes more when all of its gradients have come; what is stacked comes in parts and is then put together."""
+        """Additional bytes when all of its gradients exist; stacked gradients arrive in parts and are then joined."""
         stacking = self.largest if self.first < self.largest else 0
         return stacking + (self.largest if self.is_added_at_once else self.gradient)
 
     @property
     def copying(self) -> int:
-        """Bytes more when its gradients are copied, or the copy is reduced. Gradients that earlier microbatches have
-        left whole are what is copied, and are gone when that is reduced."""
+        """Additional bytes while its gradients are copied, or the copy is reduced. Whole gradients left by earlier
+        microbatches are the source of the copy, and are freed before it is reduced.
+        """
         new = 0 if self.is_added_at_once or self.before > self.own else self.gradient
         if not self.sent:
             return new

@@ -4,11 +4,11 @@
     need.parameters, need.gradients, need.optimizer, need.gathered, need.activations     # bytes
     need.peak                                                                            # bytes
 
-Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which
-is the same 16 bytes per parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
+Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which is
+the same 16 bytes per parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
 where low-precision copies of parameters and gradients are kept besides a float32 master. Muon keeps one moment of a
-matrix, AdamW8bit two of a byte per number.
-The low-precision copies that we make are counted as what they are: gathered, and freed again.
+matrix, AdamW8bit two of a byte per number. Low-precision copies of this trainer are counted as gathered parameters,
+which are freed again.
 
 The parts do not add up to the peak: when all gradients exist, the activations are gone.
 """

@@ -121,8 +121,9 @@ def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
 
 
 def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
-    """Elements whose state the fullest of `num_ranks` replicas keeps: torch deals whole parameters out, group after
-    group, the largest first, each to the rank that has least."""
+    """Largest number of elements whose state one of `num_ranks` replicas keeps: torch assigns whole parameters, group
+    by group and the largest first, each to the rank with the least.
+    """
     sizes = [0] * num_ranks
     for decays in (False, True):
         own = [weight.numel(unit.tp) for unit in units for weight in unit.weights if weight.decays == decays]
@@ -132,8 +133,9 @@ def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
 
 
 def power_sgd_numel(units: Sequence[Unit], rank: int) -> tuple[int, int]:
-    """(left, right) elements of the factors of all matrices that PowerSGD takes apart: those of which both factors
-    have fewer than half of the numbers."""
+    """(left, right) elements of the factors of all matrices that PowerSGD factorises: those whose two factors together
+    have less than half as many numbers.
+    """
     left = right = 0
     for matrix in (weight for unit in units for weight in unit.weights):
         if is_factored(matrix, rank):

@@ -3,7 +3,7 @@
     report = judge(readings)
     report = judge(readings, past=earlier_readings, suspicious={"gpu-07": "trouble in 4 of 9 runs"})
 
-Each check gives one line that all is well, or one for each node, device or link that stands out. A check whose reading
+Each check yields one line if all is well, or one line per node, device or link that stands out. A check whose reading
 is missing says so and never passes.
 """
 
@@ -203,8 +203,8 @@ def _fleet(readings: Readings, suspicious: Mapping[str, str] | None) -> Iterator
 def setting_lines(readings: Readings) -> Iterator[Line]:
     """One line a size, one for settings that could not run, one for variables that already pin a choice.
 
-    A setting is faster where each of its readings is shorter than each one without it: two readings of the same setting
-    differ, and the fastest of ten is fast by chance.
+    A setting counts as faster only if each of its readings is shorter than every reading without it, because readings
+    vary and the fastest of ten is fast by chance.
     """
     yield from _pinned(readings)
     if not readings.settings:

@@ -90,7 +90,7 @@ def _against_past(
     policy: PreflightPolicy,
     past: Sequence[Readings],
 ) -> Iterator[Line]:
-    """Devices that are slower than they were themselves, in earlier preflights of the fleet."""
+    """Devices that are slower than in earlier preflights of the fleet."""
     earlier: dict[tuple[str, int, str], list[float]] = {}
     for before in past:
         for reading in before.ranks:
