@@ -1,4 +1,4 @@
-"""The import names of our packages: `rankscope.probes` everywhere, and `probes` in processes that are ours alone.
+"""Import names of the packages: `rankscope.probes` everywhere, and `probes` in processes that run no user code.
 
     import rankscope
     rankscope.attach(model, optimizer)      # a user's process: only `rankscope.probes...` is imported, no short name
@@ -7,8 +7,8 @@
     claim_names()                           # our process: `import trainer` is our trainer
 
 The packages `probes`, `trainer` and so on are folders at the top of the project, and names like these are taken: a
-training script may have a `trainer` package or a `probes.py` next to it. What runs in a user's process therefore lives
-in `probes` and imports relatively, under the name `rankscope.probes`. A process that runs no user code calls
+training script may have a `trainer` package or a `probes.py` next to it. Code that runs in a user's process is
+therefore in `probes` and imports relatively, under the name `rankscope.probes`. A process that runs no user code calls
 `claim_names` first: it finds the short names before anything on `sys.path`, and gives `rankscope.<package>` the same
 modules, so that no module exists twice.
 """

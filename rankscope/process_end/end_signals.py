@@ -1,9 +1,9 @@
-"""SIGTERM and SIGHUP of a command: its terminal is given back, its processes end, the exit code is 128 + the signal.
+"""SIGTERM and SIGHUP of a command: restore its terminal, end its processes, exit with 128 + the signal.
 
     code = run_to_signal(app)            # in `rankscope.cli.main`
 
-They raise as Ctrl-C does, so that what a command opened is closed. A library may turn what a handler raised into an
-separate error (DuckDB does): once a signal came, no error is reported.
+They raise an exception as Ctrl-C does, so that a command's resources are closed. A library may replace that exception
+by another error (DuckDB does), so after a signal no error is reported.
 """
 
 from __future__ import annotations
