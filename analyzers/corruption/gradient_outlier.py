@@ -93,7 +93,7 @@ class GradientOutlierDetector:
         policy = self.policy
         if rises is None or len(self._rises) < SHARED.many_values:
             return None
-        spread = max(sigma(np.stack(self._rises), center=0.0), policy.min_sigma)
+        spread = max(sigma(np.stack(self._rises), center=0.0), 1e-9)  # ranks may agree to the last bit
         limit = min(max(math.log(policy.min_ratio), policy.min_sigmas * spread), math.log(policy.max_ratio))
         outliers = np.flatnonzero(rises >= limit)
         if len(outliers) != 1:

@@ -22,6 +22,3 @@ class GradientOutlierPolicy:
     max_ratio: float = 100.0
     """Rise at which a step is checked however much the ranks differ. Source: measured, 8 sigmas are a rise of 60 with
     four ranks of two sequences each, and of 10,000 with two."""
-    min_sigma: float = 1e-3
-    """Smallest robust deviation of the logarithms. Source: convention, ranks that agree to the last bit would make any
-    difference an outlier."""

@@ -42,8 +42,6 @@ class DivergencePolicy:
     """Smallest rise over the lowest block. Source: more than the order of the data does to a flat loss."""
     noise_steps: int = 256
     """Newest steps from which the noise is estimated. Source: convention."""
-    min_log_noise: float = 1e-4
-    """Smallest standard error of the logarithm. Source: convention, a quiet run must not make 0.1 % a deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = Divergence
     blocks = _blocks(scaled, policy)
     if len(blocks) <= SHARED.min_times:
         return None
-    noise = _Noise(scaled, policy, least=1e-9 if is_signed else policy.min_log_noise)
+    noise = _Noise(scaled, policy)
     rise: Rise | None = None
     for newest, lowest in enumerate(_lowest_so_far([level for _, level in blocks])):
         if newest < SHARED.min_times:
@@ -200,10 +200,10 @@ def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
 class _Noise:
     """The noise of a loss (by step) between neighbours, up to any of its blocks."""
 
-    def __init__(self, losses: Mapping[int, float], policy: DivergencePolicy, *, least: float) -> None:
+    def __init__(self, losses: Mapping[int, float], policy: DivergencePolicy) -> None:
         self._steps = sorted(losses)
         self._losses = np.array([losses[step] for step in self._steps])
-        self._policy, self._least = policy, least
+        self._policy = policy
 
     def standard_error(self, first_step: int) -> float:
         """Standard error of the difference of two block medians, for the block from `first_step` on."""
@@ -213,7 +213,7 @@ class _Noise:
             return math.inf
         spread = sigma(changes) / math.sqrt(2)
         # Neighbouring steps see similar content: they differ by less than steps far apart, hence the factor two.
-        return max(self._least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._policy.block_steps))
+        return max(1e-9, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._policy.block_steps))
 
 
 def rise_finding(attempt: int, rise: Rise) -> Finding:
