@@ -229,8 +229,9 @@ def window_start(source: Source, attempt: int, window_steps: int) -> int:
 def _since_step(
     source: Source, attempt: int, judged: tuple[int, int], policy: LivePolicy
 ) -> tuple[int, tuple[int, int]]:
-    """First step of the window, which reaches back from the newest one of the last call: however many steps lie
-    between two calls, each is judged with as many before it. And the attempt and step that are judged now."""
+    """First step of the window, which reaches back from the newest step of the last call, so that each step is judged
+    with equally many before it, however many lie between two calls. Also the attempt and step that are judged now.
+    """
     newest = _newest_step(source, attempt)
     before = judged[1] if judged[0] == attempt else newest
     return max(0, min(before, newest) - policy.window_steps), (attempt, newest)

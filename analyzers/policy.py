@@ -50,8 +50,9 @@ class SharedPolicy:
     interval_sigmas: float = 2.0
     """Deviation of a mean, in standard errors, that can still be chance. Source: convention, 95 %."""
     sure_sigmas: float = 3.0
-    """Deviation of a mean, in standard errors, that is not chance: a rank's mean excess lasts, and a rise dates an
-    onset. Half a rise is then 1.5 sigmas, and two steps that are disturbed one after the other are rare."""
+    """Deviation of a mean, in standard errors, that is not chance: for a lasting mean excess of a rank, and for a rise
+    that gives an onset. Half of such a rise is 1.5 sigmas, and two consecutive disturbed steps are rare.
+    """
     outlier_sigmas: float = 4.0
     """Distance from its peers, in standard deviations, at which a single value is an outlier. Source: where many places
     are tried, the bound for the largest of as many normal variables is taken if it is higher."""
@@ -99,7 +100,8 @@ class SharedPolicy:
     slowdown Lin et al., OSDI 2025."""
     large_share_ratio: float = 0.2
     """Share of a whole that counts as large (ratio), for example of the time for a warning. Source: convention; a cache
-    is rarely five times what it ever held."""
+    rarely exceeds five times the memory that was ever in use.
+    """
     severe_share_ratio: float = 0.3
     """Share of a whole that no healthy job reaches (ratio): bubbles beyond the schedule's, waiting for one rank,
     padding (batches of random lengths have 10 to 25 %). Source: convention."""

@@ -1,7 +1,6 @@
-"""Robust statistics: median, spread and z-score that a few outliers do not move.
+"""Robust statistics: median and spread that a few outliers do not move.
 
     spread = sigma(values)                   # 1.4826 x the median absolute deviation
-    robust_z(9.0, values)                    # how many spreads a value lies above the median
     difference_sigma(series)                  # noise of a series whose level may drift
     others_median(complete(own_ms))          # of a matrix rank x observation: what the other ranks need
 
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from probes.guard.signed_loss import MAD_TO_SIGMA
 
 __all__ = [
-    "MAD_TO_SIGMA", "complete", "difference_sigma", "median_or_nan", "others_median", "robust_z", "sigma",
+    "MAD_TO_SIGMA", "complete", "difference_sigma", "median_or_nan", "others_median", "sigma",
     "with_median_rest",
 ]  # fmt: skip
 
@@ -38,14 +37,9 @@ def sigma(values: npt.ArrayLike, *, center: float | None = None) -> float:
     return MAD_TO_SIGMA * median_or_nan(np.abs(own - (median_or_nan(own) if center is None else center)))
 
 
-def difference_sigma(values: npt.ArrayLike, *, axis: int = -1) -> float:
-    """Spread of one value, from the differences of neighbours along an axis: a drift or a step hardly changes it."""
-    return sigma(np.diff(np.asarray(values), axis=axis), center=0.0) / math.sqrt(2)
-
-
-def robust_z(value: float, values: npt.ArrayLike, *, min_sigma: float = 1e-12) -> float:
-    """Distance of a value from the median of `values`, in their spreads, which count as `min_sigma` at least."""
-    return (value - median_or_nan(values)) / max(sigma(values), min_sigma)
+def difference_sigma(values: npt.ArrayLike) -> float:
+    """Spread of one value, from the differences of neighbours on the last axis: a drift or a step hardly changes it."""
+    return sigma(np.diff(np.asarray(values)), center=0.0) / math.sqrt(2)
 
 
 def others_median(values: Matrix) -> Matrix:

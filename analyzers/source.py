@@ -123,10 +123,10 @@ def every_kth(source: Source, table: str, max_rows: int, max_steps: int) -> int:
     return int(max(1, -(-num_rows // max_rows), -(-num_steps // max_steps)))
 
 
-def every_kth_rank(source: Source, table: str, max_rows: int = 4_000_000) -> int:
+def every_kth_rank(source: Source, table: str) -> int:
     """Return k such that every k-th rank's rows are few enough, for analyses that need all steps."""
     ((num_rows,),) = source.rows(f"SELECT count(*) FROM {table}")
-    return max(1, -(-int(num_rows) // max_rows))
+    return max(1, -(-int(num_rows) // READ_CALLS))
 
 
 @overload

@@ -46,7 +46,7 @@ def _on_this_rank(value: float | Tensor) -> float | Tensor | None:
 
 
 class _Reading:
-    """Values of a step on their way from the device; `arrived` is the event after all of them."""
+    """Values of a step being copied from the device; the event `arrived` follows all of them."""
 
     __slots__ = ("arrived", "step", "values")
 

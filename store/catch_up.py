@@ -68,8 +68,9 @@ def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: fl
 
 
 def _has_left(path: Path) -> bool:
-    """Return True if the `watch` of an ended run leaves soon, with all records in the store: half of them would give
-    half a verdict."""
+    """Return True if the `watch` of an ended run will soon finish ingesting all records; a verdict on half of them
+    would be incomplete.
+    """
     deadline = time.monotonic() + FINAL_POLL_S
     while is_watched([path]):
         if time.monotonic() > deadline:

@@ -39,11 +39,6 @@ class Found:
     """Runs of a folder, newest first."""
 
     @property
-    def is_recorded(self) -> bool:
-        """Return True if Rankscope recorded it."""
-        return self.kind in ("address", "run", "runs", "shared")
-
-    @property
     def run(self) -> Path:
         """The folder of the run, of several the newest; the path itself for anything else."""
         return self.path / self.run_ids[0] if self.run_ids else self.path

@@ -44,7 +44,7 @@ class StepAccount:
     not_measured_ns: int
     """Time that no column accounts for."""
     in_flight_ns: int = 0
-    """Communication was in flight, and it is not known what the device did meanwhile: compute, or wait for its host."""
+    """Communication was in flight, and it is unknown whether the device computed or waited for its host."""
     host_late_ns: int = 0
     """A GPU waited for its host to enqueue work, and no communication was in flight."""
 

@@ -72,9 +72,9 @@ class CallClass:
         return f"{self.op} of {size} in {group_text(self.process_group)}"
 
 
-def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = (), limit: int = 1_000) -> list[CallClass]:
+def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = ()) -> list[CallClass]:
     """Classes of an attempt's collectives in `phases` (empty: all), by descending wait; no point-to-point calls."""
-    found = call_columns(source, attempt=attempt, phases=phases, limit=limit)
+    found = call_columns(source, attempt=attempt, phases=phases)
     rows = [
         (str(op or ""), str(group or ""), int(size or 0), int(members), float(calls), float(took), float(speed),
          float(wait))

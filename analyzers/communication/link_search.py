@@ -172,8 +172,9 @@ def _slower_than_before(
 
 
 def _with_onset(source: Source, attempt: int, link: SlowLink, since_step: int) -> SlowLink:
-    """Date a group's rise by single steps: from where on they take nearly as long as after it. Before it the network
-    may have been slower than usual, by less, for some windows."""
+    """Date a group's rise by single steps: the first from which on steps take nearly as long as after it. For some
+    windows before it the network may already have been a little slower.
+    """
     dimension = link.groups[0].partition(":")[0]
     by_step = group_transfers(source, attempt, 1, since_step)[dimension, link.op, link.num_bytes][link.groups[0]]
     steps = [step for step in sorted(by_step) if step >= link.first_step - SHARED.block_steps]
@@ -209,7 +210,7 @@ def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step
 
 
 def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
-    """Decide whether waiting for cores explains it: that slows transfers as well, without a bad link."""
+    """Return True if waiting for cores explains it, which slows transfers without a bad link."""
     if not link.has_peers:
         step, waited_ms = core_waits(source, attempt, link.ranks, since_step)
         before, after = waited_ms[step < link.first_step], waited_ms[step >= link.first_step]

@@ -66,14 +66,11 @@ def network_links(source: Source, attempt: int, policy: NetworkLinkPolicy | None
     ]  # fmt: skip
 
 
-def slowest_link(
-    source: Source, attempt: int, ranks: Collection[int], policy: NetworkLinkPolicy | None = None
-) -> NetworkLink | None:
+def slowest_link(source: Source, attempt: int, ranks: Collection[int]) -> NetworkLink | None:
     """The slow link between two of these ranks; None if none is slow, or if slow links join different pairs."""
-    policy = policy or NetworkLinkPolicy()
     slow = [
         link
-        for link in network_links(source, attempt, policy)
+        for link in network_links(source, attempt)
         if link.factor >= SHARED.beyond_few_factor and link.rank in ranks and link.peer in ranks
     ]
     if not slow or len({(link.rank, link.peer) for link in slow}) > 1:

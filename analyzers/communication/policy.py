@@ -35,8 +35,10 @@ class SlowLinkPolicy:
     if the slowdown is over; and if ranks wait for cores so long that this alone may slow transfers."""
     min_rise_s: float = 5.0
     """How long transfers must have been slow if there is no other group or pair to compare with (s): another job, or
-    `watch` while it judges, slows transfers through shared cores for a time, however long the steps are. On clean loops
-    of 30 ms per step it was 0.7 to 2.2 s. Between devices `agreement_ratio` of it is enough: only hosts share cores."""
+    `watch` during its analyses, slows transfers through shared cores for some time, however long the steps are. On
+    clean loops of 30 ms per step it was 0.7 to 2.2 s. Between devices `agreement_ratio` of it is enough: only hosts
+    share cores.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

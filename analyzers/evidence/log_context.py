@@ -22,7 +22,7 @@ _PEER = re.compile(
 )
 _LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0)")
 _OWN_NAME = "127.0.1."
-"""What a host's own name stands for in /etc/hosts of Debian and Ubuntu: no job on one host asks for it."""
+"""Address of a host's own name in /etc/hosts of Debian and Ubuntu; a single-host job never uses it."""
 _LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
 _BRIDGE = "172.17."
 """Docker's default bridge: each host has its own."""
@@ -41,7 +41,7 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
 
 
 def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
-    """Say of a process that ended after the training that nothing of it is lost."""
+    """Add that nothing is lost if a process ended after the training."""
     end = candidate.lines[0]
     done = [one for one in book.of("finished") if one.source == end.source and one.line < end.line
             and not one.number("later_steps")]  # fmt: skip
@@ -51,7 +51,7 @@ def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
 
 
 def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
-    """An error without a rank is that of the only rank which did not give up a call, if its GPU has that number."""
+    """Assign an error without a rank to the only rank without a timed-out call, if its GPU has that number."""
     waited = {entry.rank for entry in book.of("watchdog_timeout", "gloo_timeout") if entry.rank is not None}
     waited |= ended.victims.keys()
     match = _OF_GPU.search(f"{candidate.lines[0].text('message')} {candidate.lines[0].message} "
@@ -79,7 +79,7 @@ def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candi
 
 
 def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
-    """The last bar of other work than training that had not come to its end."""
+    """The last unfinished progress bar of work other than training."""
     lines = [entry for entry in book.of("working") if entry.number("of")]
     open_bars = [entry for entry in lines[-5:] if (entry.number("done") or 0) < (entry.number("of") or 0)]
     if not open_bars or (lines and lines[-1].number("done") == lines[-1].number("of")):

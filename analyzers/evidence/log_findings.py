@@ -38,7 +38,7 @@ from analyzers.wording import ranks_text
 __all__ = ["analyze"]
 
 _ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not be loaded")
-"""Warnings of NCCL about something that it can do without."""
+"""Warnings of NCCL about something optional."""
 _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
 """Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
 _PIPE = re.compile(r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize)\.py$")
@@ -77,7 +77,7 @@ def analyze(source: Source) -> list[Finding]:
 
 
 def _contested(candidates: Sequence[Candidate]) -> Candidate:
-    """The first candidate; without a culprit if another rank's error may have come before: no time orders the two."""
+    """The first candidate; it names no culprit if another rank's error may be earlier and no times order the two."""
     first = candidates[0]
     if first.rank_class != "own" or not first.ranks:
         return first
@@ -101,7 +101,7 @@ def _are_ordered(one: LogLine, other: LogLine) -> bool:
 
 
 def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A kernel's word and the process's own of the same are one: the exception joins what the kernel entry."""
+    """Merge a kernel line and the process's own report of the same end: the exception joins the kernel's entry."""
     kept: list[Candidate] = []
     hosts = [candidate for candidate in candidates if candidate.rank_class == "host"]
     for candidate in candidates:
@@ -193,7 +193,7 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
 
 
 def _barriers(book: LogBook) -> list[Candidate]:
-    """The last that the log holds is that ranks wait for others to join: how many are missing, and not who."""
+    """The log ends with ranks waiting for others to join: it shows how many are missing, but not which."""
     lines = [entry for entry in book.of("store_barrier") if standing(entry, book) != "survived"]
     size = book.world_size
     if not lines and size is not None:
@@ -217,7 +217,7 @@ def _barriers(book: LogBook) -> list[Candidate]:
 
 
 def _members(book: LogBook, size: int) -> list[Candidate]:
-    """Processes that say which rank they are before they join, and nothing after: some are missing, or there twice."""
+    """Processes print their rank before they join and nothing after it: some ranks are missing or duplicated."""
     lines = [entry for entry in book.of("member") if not entry.number("later_steps")]
     came = Counter(rank for entry in lines if (rank := entry.number("waiting")) is not None)
     files = Counter((entry.source, entry.number("waiting")) for entry in lines)
@@ -245,7 +245,7 @@ def _members(book: LogBook, size: int) -> list[Candidate]:
 
 
 def _nccls(book: LogBook) -> list[Candidate]:
-    """Nothing else is there than what NCCL reports: an error or a warning of a call that failed, without a cause."""
+    """The log only has NCCL's errors or warnings about a failed call, without a cause."""
     failed = [entry for entry, _ in book.of_role("nccl")]
     lines = failed or [entry for entry in book.of("nccl_warning") if _FAILED.search(entry.text("text"))
                        and not _ADVICE.search(entry.text("text"))]  # fmt: skip

@@ -30,7 +30,7 @@ _TERMINATE = "terminate called after throwing"
 """What libstdc++ prints before it aborts."""
 _UNMET = ("rendezvous", "no_interface")
 _CALLS_OUT = ("rendezvous_unreachable", "rendezvous_timeout")
-"""Lines of a process that called another. A server that finds its port taken is of a launch that was refused."""
+"""Lines of a process that connects to another one. A server whose port is taken belongs to a refused launch."""
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 

@@ -32,7 +32,7 @@ _FAILURE = re.compile(
     r"dead\b|lack|invalid|mismatch|exceed|unexpected|no heartbeat|not respond|stopping|missing",
     re.IGNORECASE,
 )
-"""Words of a failure, as people write them: such a line is quoted, and nothing is concluded from it."""
+"""Common words for a failure: a line with one is quoted, but nothing is concluded from it."""
 NEAR_END_LINES = 12
 """Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation. At
 least twice the usual distance between steps' lines."""

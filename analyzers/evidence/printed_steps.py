@@ -43,8 +43,9 @@ THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_rati
 FEW_LINES = replace(THROUGHPUT, block=3)
 """For a log with too few lines for those blocks."""
 MEANS = replace(THROUGHPUT, block=1, min_blocks=2, skip_first=1, min_rise_ratio=0.5)
-"""For lines that each print the mean over tens of steps: a line is a block, and two of them are as many steps as
-the blocks of a recorded run."""
+"""For lines that each print the mean over tens of steps: one line is a block, and two lines cover as many steps as the
+blocks of a recorded run.
+"""
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
@@ -172,9 +173,8 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
 
 
 def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True for a rise that went away again and that is tiny, or moderate and on one line, without a gradient.
-
-    Where gradient norms are known the detector asks for such a second witness itself.
+    """Return True for a temporary rise that is tiny, or moderate and on one line only, without gradient norms. If these
+    are known the detector already requires them as confirmation.
     """
     of = evidence_of(one)
     rise, sigmas = of.get("loss_rise_ratio"), of.get("loss_z") or 0.0

@@ -23,7 +23,7 @@ __all__ = ["MAX_PARAMETERS", "nonfinite", "norms"]
 
 MAX_PARAMETERS = 200
 MIN_SPAN = 20
-"""Steps from the first to the last from which their axis is one of numbers; below, it would show halves."""
+"""Minimum range of steps for a numeric axis; with fewer it would show fractions of steps."""
 _NUMBER = re.compile(r"(\d+)")
 
 

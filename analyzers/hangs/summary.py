@@ -127,7 +127,7 @@ def _cycle(view: AttemptView, found: HangCause) -> str:
 
 
 def _activity(state: RankView, frame: str) -> str:
-    """Phase of a rank; without one, the call that it is in. User code only where no call and no library is on top."""
+    """Phase of a rank, else the call that it is in, else its user code if no library is on top of the stack."""
     if state.phases:
         return state.doing
     if state.calls:

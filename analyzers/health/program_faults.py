@@ -33,11 +33,9 @@ def is_of_kernel(message: str) -> bool:
     return _OF_KERNEL.search(message) is not None and _NO_MEMORY.search(message) is None
 
 
-def failed_with(
-    event: Event, log: EventLog, ranks: Collection[int], policy: HealthPolicy | None = None
-) -> tuple[int, ...]:
+def failed_with(event: Event, log: EventLog, ranks: Collection[int]) -> tuple[int, ...]:
     """Ranks on a device that ended because of the fault that an XID event reports. `log` holds the kinds `ENDS`."""
-    within_ns = int((policy or HealthPolicy()).program_fault_s * 1e9)
+    within_ns = int(HealthPolicy().program_fault_s * 1e9)
 
     def is_near(end: Event) -> bool:
         return abs(end.wall_ns - event.wall_ns) <= within_ns

@@ -91,7 +91,7 @@ def is_of_program(code: int) -> bool:
 
 
 def _of_any_process(code: int, device: str, events: Sequence[Any], meaning: str, *, is_shared: bool) -> Finding:
-    """An XID of a program on a device that several processes use, or none of this run: nothing tells which it was."""
+    """An XID caused by a program on a device with several processes, or none of this run: its process is unknown."""
     whose = "several ranks use it, and none ended of a CUDA error" if is_shared else "no rank of this run uses it"
     return Finding.advise(
         "health",

@@ -13,7 +13,8 @@ class LogPolicy:
 
     kernel_slack_s: float = 900.0
     """Seconds before the first and after the last line of the job within which a kernel's line certainly belongs to it.
-    Source: torch's default timeout of 600 s, and what clocks differ by."""
+    Source: torch's default timeout of 600 s, plus clock differences.
+    """
     kernel_other_s: float = 93_600.0
     """Seconds beyond which a kernel's line belongs to another time: 26 hours, the largest difference between two time
     zones. Source: ISO 8601 offsets."""

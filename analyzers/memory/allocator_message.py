@@ -66,9 +66,8 @@ def memory_of_message(
 
 
 def _own(holders: list[list[int]], found: Mapping[str, Any], own_pids: Collection[int]) -> list[int] | None:
-    """The holder that is the failed process itself: a known number of it, or the device has no room for both.
-
-    It holds at least what torch has reserved in it: of several holders that do, the one with the least.
+    """The failed process among the holders: by its known pid, or because the device has no room for another one. It
+    holds at least the memory reserved by torch; if several holders do, the smallest is meant.
     """
     device, reserved = found.get("device_bytes"), found.get("reserved_bytes")
     named = [holder for holder in holders if holder[0] in own_pids]

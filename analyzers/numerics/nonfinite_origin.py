@@ -181,8 +181,8 @@ def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
     """Flags of the collectives that are not fallout of another one.
 
     Ranks begin a step at different times, so the order is that of calls within one rank (a late rank's first collective
-    may come after the others' second by the time since its start). A collective that one of its members entered after
-    another flagged one is fallout: its inputs may be made from the result of that one.
+    may come after the others' second by the time since its start). A collective is fallout if one of its members had
+    entered another flagged one before: its inputs may come from the result of that one.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout: set[tuple[str, int]] = set()

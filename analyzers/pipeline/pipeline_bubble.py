@@ -265,7 +265,7 @@ def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[i
 def _is_always_heaviest(found: Sequence[Pipeline], place: int, least: float) -> bool:
     """Decide whether the coordinate has too much work in the first third of the steps as in the last.
 
-    Else it is a rank that became slow, and moving its layers would make another stage heavy.
+    Otherwise the rank became slow, and moving its layers would only make another stage heavy.
     """
     first, last = [], []
     for pipeline in found:

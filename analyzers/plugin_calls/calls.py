@@ -43,7 +43,7 @@ def _judged(plugin: InstalledPlugin, answer: Any) -> tuple[list[Finding], list[s
 
 
 def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
-    """The finding as the plug-in's; one that judges nothing begins with its name, as those that did not run do."""
+    """Mark the finding as the plug-in's; if it judges nothing, the summary begins with the plug-in's name."""
     if finding.status != "insufficient_data":
         return of_plugin(finding, plugin.name)
     return replace(finding, summary=f"Plug-in {plugin.name}: {finding.summary}")

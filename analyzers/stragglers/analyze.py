@@ -133,8 +133,9 @@ def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool
 
 
 def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
-    """Return False if others in its groups cause far more waiting than the rank. Calls show the least that it waited,
-    so that a rank that waits in many calls, as in a group with a slow link, seems to work for the rest."""
+    """Return False if others in its groups cause far more waiting than the rank. Calls give a lower bound of waiting,
+    so a rank that waits in many calls, as in a group with a slow link, seems to work for the rest of the time.
+    """
     if not slow.has_peers:
         return True
     arrivals = load_arrivals(source, timings.attempt, slow.rank, slow.first_step, slow.last_step, within_stages=True)
@@ -143,8 +144,9 @@ def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
 
 
 def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler) -> bool:
-    """Return True if a rank may have lost its excess by waiting for a slower one: that it waited less is the least that
-    calls show, so its own slowness is not proven. A shard's partners are late with it in their other groups."""
+    """Return True if a rank's excess may come from waiting for a slower one. Calls only give a lower bound of waiting,
+    so the rank's own slowness is not proven. A shard's partners are late with it in their other groups.
+    """
     first, last = max(one.first_step, slower.first_step), min(one.last_step, slower.last_step)
     if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
         return False
@@ -349,9 +351,10 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
 
 
 def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
-    """Return True if the others may well wait for a duty of the rank: after the optimizer rank 0 logs, evaluates and
-    draws for all. Effects of its host or its device's clock are not a duty. Where a loop makes its batches itself, they
-    are in that time, too, and nothing is excused."""
+    """Return True if the others may wait for a task that only this rank has: after the optimizer rank 0 logs, evaluates
+    and plots for all. Effects of its host or its device's clock are excluded. If a loop makes its own batches, that
+    falls into the same time, and nothing is excused.
+    """
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own
 

@@ -85,8 +85,9 @@ class CorroborationPolicy:
     """When CPU time and kernel counters change the cause."""
 
     crowded_s: float = 10.0
-    """Seconds for which a rank must be slow on a crowded machine: on clean loops with ten jobs a core one of two ranks
-    had a core to itself for up to 4 s."""
+    """Seconds for which a rank must be slow on a crowded machine. In clean loops with ten jobs per core, one of two
+    ranks had a core to itself for up to 4 s.
+    """
     crowded_cpu_ratio: float = 0.15
     """Largest CPU time over the peers', less one, at which a rank on a crowded machine need not do more work. In 354
     stretches of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an

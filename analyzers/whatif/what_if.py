@@ -244,7 +244,7 @@ def without(
 
 
 def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any) -> Floats:
-    """Factor by which the rank of each piece of work lastingly takes longer, or less, than its stage.
+    """For each piece of work, the factor by which its rank is lastingly slower or faster than the stage.
 
     Means of blocks of steps are compared, and the difference is reduced by `sure_errors` standard errors of its mean.
     """

@@ -52,7 +52,8 @@ class GuardPolicy:
     """Good steps after a failing one that end its incident."""
     windows: tuple[int, ...] = (1, 1, 1, 4, 8)
     """Batches skipped at the n-th failure of an incident, the failing one last; PaLM skipped hundreds at once, but
-    nearly always the failing batch is the bad one. Its length is the number of failures that are put up with."""
+    nearly always the failing batch is the bad one. Its length is the number of tolerated failures.
+    """
     lower_from_failure: int = 4
     """First failure of an incident at which the learning rate is lowered, too."""
     rate_factor: float = 0.5

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.database import StoreError, attach_for_writing, connect_attached, connect_writer, log_of, translated
+from store.database import WAIT_S, StoreError, attach_for_writing, connect_attached, connect_writer, log_of, translated
 from store.ddl import quoted
 from store.ingest.store_file import create
 
@@ -23,7 +23,7 @@ __all__ = ["carry_over"]
 _META = "ingest_meta"
 
 
-def carry_over(former: Path, fresh: Path, *, wait_s: float = 10.0) -> dict[str, int]:
+def carry_over(former: Path, fresh: Path) -> dict[str, int]:
     """Make the store `fresh` with the rows of `former`; returns the number of finished ones by table.
 
     Raises StoreError; then there is no `fresh`.
@@ -32,10 +32,10 @@ def carry_over(former: Path, fresh: Path, *, wait_s: float = 10.0) -> dict[str, 
 
     rows: dict[str, int] = {}
     try:
-        connection = connect_writer(fresh, wait_s=wait_s, threads=1)
+        connection = connect_writer(fresh, wait_s=WAIT_S, threads=1)
         create(connection)
         connection.close()
-        connection = connect_attached({"former": former}, wait_s=wait_s)
+        connection = connect_attached({"former": former}, wait_s=WAIT_S)
         try:
             attach_for_writing(connection, "fresh", fresh)
             for table, columns in _common_columns(connection).items():

@@ -19,13 +19,13 @@ from store.ingest.rank_folders import folders_by_node
 __all__ = ["find_damage", "make_damaged_again"]
 
 
-def find_damage(path: Path, *, wait_s: float = WAIT_S) -> StoreCorruptError | None:
+def find_damage(path: Path) -> StoreCorruptError | None:
     """Read every value of a store; the first damage, None if there is none. Raises StoreError if it cannot be opened
     for another reason."""
     import duckdb
 
     try:
-        connection = connect_attached({"store": path}, wait_s=wait_s)
+        connection = connect_attached({"store": path}, wait_s=WAIT_S)
     except StoreCorruptError as error:
         return error
     try:

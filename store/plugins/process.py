@@ -229,7 +229,7 @@ def _formed(form: Callable[[Any], Any], answer: Any) -> Any:
 
 @cache
 def _installed() -> Any:  # Python 3.12 has another class for it than those before
-    """Those of all groups: to find one group reads the files of all installed packages."""
+    """Entry points of all groups: finding one group reads the files of all installed packages anyway."""
     return entry_points()
 
 

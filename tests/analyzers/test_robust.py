@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from analyzers.robust import difference_sigma, median_or_nan, robust_z, sigma
+from analyzers.robust import difference_sigma, median_or_nan, sigma
 
 
 def test_spread_of_normal_values_is_their_standard_deviation_whatever_a_few_outliers_are() -> None:
@@ -13,7 +13,6 @@ def test_spread_of_normal_values_is_their_standard_deviation_whatever_a_few_outl
     values[:200] = 1e6
     assert median_or_nan(values) == pytest.approx(5.0, abs=0.1)
     assert sigma(values) == pytest.approx(2.0, rel=0.05)
-    assert robust_z(11.0, values) == pytest.approx(3.0, rel=0.05)
 
 
 def test_neighbour_noise_ignores_drift_and_steps_of_the_level() -> None:

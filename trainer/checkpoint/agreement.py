@@ -44,7 +44,7 @@ def from_rank_0(value: Any) -> Any:
 
 
 def summed(values: Sequence[float], device: torch.device) -> list[float]:
-    """The sum over all ranks of each of some numbers."""
+    """Sum each of the numbers over all ranks."""
     if not _distributed():
         return list(values)
     row = torch.tensor(values, dtype=torch.float64, device=device)

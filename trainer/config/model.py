@@ -37,8 +37,9 @@ class ModelConfig(Section):
     experts_per_token: int = Field(default=2, ge=1)
     """Experts that the router chooses for a token."""
     expert_routing: Literal["token", "expert"] = "token"
-    """Who chooses: each token its experts, or each expert its share of a sequence's tokens, later ones included. With
-    `expert`, all experts are used equally, and a token can have more experts, fewer or none."""
+    """Who chooses: each token its experts, or each expert its tokens of a sequence (later tokens included). With
+    `expert`, all experts are used equally, and a token can have more experts, fewer or none.
+    """
     expert_dim: int = Field(default=0, ge=0)
     """Width of an expert; 0 = that of the feed-forward layer."""
     expert_products: Literal["loop", "grouped"] = "loop"
@@ -49,7 +50,7 @@ class ModelConfig(Section):
     balance_loss: float = Field(default=0.01, ge=0)
     """Weight of the loss that keeps experts evenly used."""
     router_z_loss: float = Field(default=0.001, ge=0)
-    """Weight of the loss that keeps the router's numbers small."""
+    """Weight of the router's z-loss, which keeps its logits small."""
     tie_embeddings: bool = False
     """The output layer uses the embedding's weights."""
     weights: str = ""

@@ -46,13 +46,15 @@ def package_checks() -> list[Check]:
     return [core, *torch_checks(), *(_extra(name, *extra) for name, extra in EXTRAS.items())]
 
 
-def torch_checks(command: tuple[str, ...] = (sys.executable, "-P", "-c", _TORCH)) -> list[Check]:
+def torch_checks() -> list[Check]:
     """PyTorch, the accelerator that it was built for, and the backends for communication."""
     install = "pip install 'rankscope[train]' (analyze, report and dashboard do without it)"
     if _version("torch") is None:
         return [Check(name="torch", status="note", found="not installed: no training on this machine", remedy=install)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_S, check=False)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _TORCH], capture_output=True, text=True, timeout=TORCH_S, check=False
+        )
         facts = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
         problem = (
             ""

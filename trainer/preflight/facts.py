@@ -67,9 +67,9 @@ def boot_id() -> str:
     return platform.node()
 
 
-def _ports(folder: Path = _INFINIBAND) -> Iterator[str]:
+def _ports() -> Iterator[str]:
     """`mlx5_0/1 ACTIVE 400 Gb/sec (4X NDR)` of each InfiniBand, RoCE or EFA port."""
-    for port in sorted(folder.glob("*/ports/*")):
+    for port in sorted(_INFINIBAND.glob("*/ports/*")):
         with contextlib.suppress(OSError):
             state = (port / "state").read_text().strip().partition(":")[2].strip()
             rate = (port / "rate").read_text().strip()

@@ -42,9 +42,9 @@ class RunPhase:
     """Ranks whose process has ended."""
 
 
-def settled_phase(run: RunDir, wait_s: float = SETTLE_S) -> RunPhase:
-    """The phase once it is no longer `ending`, or after `wait_s`."""
-    deadline = time.monotonic() + wait_s
+def settled_phase(run: RunDir) -> RunPhase:
+    """The phase once it is no longer `ending`, or after `SETTLE_S`."""
+    deadline = time.monotonic() + SETTLE_S
     while (phase := run_phase(run)).word == "ending" and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return phase

@@ -240,11 +240,10 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
     return [rank for rank, seen_s in ended.times_s.items() if seen_s < limit_s and rank not in innocent]
 
 
-def _is_early(rank: int, ended: Ended, policy: LogPolicy | None = None) -> bool:
+def _is_early(rank: int, ended: Ended) -> bool:
     """Return True if no other rank ended clearly earlier: a launcher kills remaining ranks after a while."""
-    policy = policy or LogPolicy()
     seen_s = ended.times_s.get(rank)
-    return seen_s is None or seen_s <= min(ended.times_s.values()) + policy.poll_s
+    return seen_s is None or seen_s <= min(ended.times_s.values()) + LogPolicy().poll_s
 
 
 def _has_hard_signal(ended: Ended) -> bool:

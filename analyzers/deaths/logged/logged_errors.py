@@ -258,7 +258,7 @@ def _one_line(text: object, cause: str) -> str:
 
 
 def _from_cause(line: str, cause: str) -> str:
-    """The end of a long line in whose first part nothing names the cause: its last clauses that do."""
+    """The last clauses of a long line that name the cause, if its beginning does not."""
     if _names(line[:160], cause):
         return line
     places = [match.end() for match in _CLAUSE.finditer(line)]

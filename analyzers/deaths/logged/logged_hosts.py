@@ -291,7 +291,7 @@ def _troubles(book: LogBook) -> Iterator[Candidate]:
 
 
 def _crashed(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for a Python process that the kernel saw crash, for where its own end is in no log."""
+    """Candidate for a Python process whose crash only the kernel recorded."""
     lines = [entry for entry in book.of("segfault") if _PYTHON.fullmatch(entry.text("name"))
              and when_of(entry, book) != "another time"]  # fmt: skip
     if lines and not any(book.of("finished", "process_finished")):  # a kernel log has other jobs' processes, too

@@ -69,7 +69,7 @@ def went_on(entry: LogLine, book: LogBook) -> bool:
 
 
 def _reason(entry: LogLine) -> str:
-    """A launcher's line, or the error at its end where the command before it fills the line."""
+    """A launcher's line; if the command in it fills the line, only the error at its end."""
     text = entry.message if len(entry.message) <= MAX_QUOTED else entry.text("error") or entry.message
     return text[:MAX_QUOTED].rstrip(". ")
 

@@ -31,15 +31,14 @@ def add_band(
     *,
     name: str,
     median: str,
-    colour: str = SEQUENCE[0],
     **line: Any,
 ) -> None:
     """`low`, `middle`, `high` over `at`, in the unit of the axis; `line` goes to `add_line` for the median."""
     keep = extremes(high, MAX_EDGE_POINTS)
     common: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
     figure.add_scatter(x=at[keep], y=low[keep], showlegend=False, **common)
-    figure.add_scatter(x=at[keep], y=high[keep], fill="tonexty", fillcolor=tint(colour, 0.2), name=name, **common)
-    add_line(figure, at, middle, name=median, colour=colour, **line)
+    figure.add_scatter(x=at[keep], y=high[keep], fill="tonexty", fillcolor=tint(SEQUENCE[0], 0.2), name=name, **common)
+    add_line(figure, at, middle, name=median, colour=SEQUENCE[0], **line)
 
 
 def add_line(

@@ -16,11 +16,11 @@ from analyzers.source import Floats, Ints
 __all__ = ["limit_start"]
 
 _FLATTENS = 3.0
-"""Largest value of the first steps over that of the later ones, from which the later ones lie flat on the axis."""
+"""Ratio of the first steps' maximum to the later steps' from which the later ones look flat."""
 _ROOM = 1.1
 
 
-def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: str, axis: str = "y") -> None:
+def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: str) -> None:
     """If the first steps far exceed the values after the warm-up, end the axis at the largest of these.
 
     `lines`: values by step, whose axis begins at zero.
@@ -35,9 +35,8 @@ def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: st
     highest, top = float(np.nanmax(first)), float(np.nanmax(later))
     if top <= 0 or highest < _FLATTENS * top:
         return
-    name = "yaxis" if axis == "y" else axis.replace("y", "yaxis")
-    figure.update_layout({name: {"range": [0, _ROOM * top]}})
+    figure.update_layout(yaxis={"range": [0, _ROOM * top]})
     figure.add_annotation(
-        x=0, xref="paper", y=1, yref=f"{axis} domain", xanchor="left", yanchor="top", showarrow=False,
+        x=0, xref="paper", y=1, yref="y domain", xanchor="left", yanchor="top", showarrow=False,
         text=f"↑ first steps up to {highest:,.0f} {unit}", font={"size": 10},
     )  # fmt: skip

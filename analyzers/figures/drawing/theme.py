@@ -65,7 +65,7 @@ PHASE = {
 """Colours of spans by kind, and of the time between phases."""
 HEAT = "Viridis"
 MIN_HEAT_RANGE = 0.05
-"""Least share of the values that a scale of colours spans: below some percent ranks and steps differ by chance."""
+"""Minimum range of a colour scale relative to the values: differences of a few percent are chance."""
 _EXCESS = {
     False: [[0, "#eef1f5"], [0.19, "#e3e8ee"], [0.21, "#fbe3b4"], [0.45, "#f5a33d"], [0.7, "#d9482b"], [1, "#7a0c2e"]],
     True: [[0, "#10151c"], [0.19, "#1b232d"], [0.21, "#4a2a12"], [0.45, "#a34a12"], [0.7, "#f0862b"], [1, "#ffe9a8"]],

@@ -35,7 +35,7 @@ MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 MAX_ROWS = 256
 MAX_NAMED = 5
 NAMED_SCORE = 6.0
-"""Score from which a rank is named in the figure. The largest of 4,096 ranks of noise is about 4."""
+"""Score from which a rank is named in the figure. With noise only, the largest score of 4,096 ranks is about 4."""
 MIN_NAMED_PERCENT = 0.5
 """Excess in percent from which a rank is named: less is certain in a long run, and costs nothing."""
 MIN_SPREAD_RANKS = 8
@@ -43,9 +43,9 @@ MIN_SPREAD_RANKS = 8
 MIN_STRETCH = 3
 """Columns that a named rank stands out in: a single long step is a bright cell, no row."""
 CLIP_SIGMAS = 4.0
-"""Noise to which a cell is cut where a stretch is looked for."""
+"""Limit of a cell's value, in units of noise, in the search for a stretch."""
 PERCENT_SIGMAS = 3.0
-"""Median of the peers, in noise, from which an excess is a share of it."""
+"""Minimum median of the peers, in units of noise, for an excess to be shown as a percentage of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class StandingOut:
     first_step: int
     last_step: int
     value: float
-    """Mean excess of the stretch, of a rise over what the rank had before."""
+    """Mean excess in the stretch; for a rise, relative to the rank's excess before it."""
     is_rise: bool
     lasts: bool
     """True if the stretch reaches the last column."""

@@ -27,7 +27,7 @@ LABELLED_ROWS = 32
 """Rows up to which each has its number and is high enough to be seen."""
 MAX_ABOVE = 6
 GROUND_SIGMAS, TOP_SIGMAS = 2.0, 6.0
-"""Excess, in noise, at which colours begin; and the least at which they end."""
+"""Excess in units of noise at which colours begin, and the smallest at which they may end."""
 GROUND = 0.2
 """Share of the colours below."""
 ROW_PX, GAP_PX = 26, 14

@@ -175,7 +175,7 @@ def _first_calls(book: LogBook) -> Iterator[Candidate]:
         )
 
 
-def _first_rank(book: LogBook, policy: LogPolicy | None = None) -> Iterator[Candidate]:
+def _first_rank(book: LogBook) -> Iterator[Candidate]:
     """Work that only the first rank does while the others wait at a barrier, such as preparing a data set."""
     seeds = list(book.of("shared_seed"))
     waits = [one for one in book.of("exception") if _RANK_0_FIRST.search(one.text("traceback")) and is_victims(one)]
@@ -184,7 +184,7 @@ def _first_rank(book: LogBook, policy: LogPolicy | None = None) -> Iterator[Cand
         return
     lines = (*waits, *seeds)
     hosts = {entry.host for entry in lines if entry.host}
-    is_of_node = bool(waits) and (len(hosts) > 1 or max(waiting, default=0) >= (policy or LogPolicy()).ranks_of_a_node)
+    is_of_node = bool(waits) and (len(hosts) > 1 or max(waiting, default=0) >= LogPolicy().ranks_of_a_node)
     first = "the first rank of a node" if is_of_node else "rank 0"
     yield from_lines(
         "not_entered",

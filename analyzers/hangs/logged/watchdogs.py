@@ -145,10 +145,9 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
 
 
 def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidate | None:
-    """Compare the calls of the ranks that wait at one number.
-
-    Where others wait at another number and no line names the group, ranks of two groups may meet at a number by chance:
-    only a majority at that number tells that they are of one.
+    """Compare the calls of ranks that wait at the same number. If other ranks wait at other numbers and no line names
+    the group, ranks of two groups may have the same number by chance: only a majority at that number counts as one
+    group.
     """
     if len(at) < len(members) and not all(wait.group for wait in at.values()):
         calls = Counter((wait.op, wait.num_elements) for wait in at.values())

@@ -189,8 +189,9 @@ class _History:
 
 
 def _comes_back(observations: Sequence[Observation], group: _Group) -> bool:
-    """Return True if the loss returns from a few low steps to where most steps before these were: a batch that is easy,
-    or known by heart, is not a level that it rose from."""
+    """Return True if the loss returns from a few low steps to where most steps before these were: a few easy or
+    memorised batches are not a level from which the loss rose.
+    """
     first = group.indices[0]
     before = [one.loss for one in observations[max(group.series, first - HISTORY) : first]]
     losses = [observations[i].loss for i in group.indices]

@@ -86,9 +86,8 @@ def _with_scope(line: str, findings: Sequence[Finding]) -> str:
 
 
 def _of_gain(what_if: WhatIf, share_of_slowdown: float | None) -> float:
-    """Share of the claimed gain that a part of the ranks brings: at most all of it.
-
-    M_W and M_S are shares of the whole slowdown, of which the gain is the lasting part.
+    """Share of the claimed gain that some ranks account for, at most 1. M_W and M_S are shares of the whole slowdown;
+    the gain is its lasting part.
     """
     removed_ms = (share_of_slowdown or 0.0) * (what_if.step_ms - what_if.ideal_step_ms)
     gain_ms = what_if.step_ms * (1 - 1 / what_if.gain)

@@ -9,9 +9,7 @@ The report has the same two numbers of all steps: the median over ranks and step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from analyzers.run.records.standstills import before_standstill, standstills
 from analyzers.run.records.token_copies import token_copies
@@ -82,7 +80,7 @@ def whole_pace(source: Source, *, sampled: Source | None = None, copies: int | N
     return {"step_ms": median_ms, "tokens_per_s": rate, "tokens": tokens}
 
 
-def wall_throughput(source: Source, where: str, given: Sequence[Any] = ()) -> tuple[float | None, float | None]:
+def wall_throughput(source: Source, where: str) -> tuple[float | None, float | None]:
     """Tokens that all ranks counted in these finished steps, and the seconds that they took.
 
     By each rank's own clock: the longest time that one rank needed in an attempt.
@@ -94,7 +92,6 @@ def wall_throughput(source: Source, where: str, given: Sequence[Any] = ()) -> tu
                 SELECT attempt, rank, sum(tokens) AS tokens,
                        (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
                 FROM steps WHERE {where} GROUP BY attempt, rank) GROUP BY attempt)
-        """,
-        list(given),
+        """
     )
     return tokens, seconds

@@ -111,7 +111,7 @@ def steps_for_crowding(noise_of_work: float, policy: StragglerPolicy) -> int:
 
 
 def _grouped(excess: Matrix, group: int) -> Floats:
-    """Medians of groups of observations that end at the newest one, from evenly spaced samples of large groups."""
+    """Medians of equal groups of observations, counted back from the newest; large groups are sampled evenly."""
     if group == 1:
         return excess.astype(np.float64)
     count = excess.shape[1] // group

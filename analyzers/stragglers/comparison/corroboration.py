@@ -58,7 +58,7 @@ class Counters:
 
     cpu_ms: float | None = None
     cpu_ratio: float | None = None
-    """CPU time of a step over that of the peers, less one."""
+    """CPU time per step / that of the peers, minus 1."""
     run_delay_ms: float | None = None
     own_run_delay_ms: float | None = None
     """The rank's whole wait for a core, not its excess."""
@@ -71,7 +71,7 @@ class Counters:
     gc_ms: float | None = None
     major_faults: float | None = None
     tokens_ratio: float | None = None
-    """Tokens of a step over those of the peers, less one."""
+    """Tokens per step / those of the peers, minus 1."""
     on_cpu: bool = False
     """True if the rank computes on the host's CPU, so that its CPU time is its work."""
     num_steps: int = 0

@@ -135,7 +135,7 @@ def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *,
 
 
 def _bounds(grid: Floats, seconds: Floats) -> Columns:
-    """Least, median and largest of each bucket in which a device has a reading."""
+    """Minimum, median and maximum of each bucket in which a device has a reading."""
     there = np.isfinite(grid).any(axis=0)
     seen = grid[:, there]
     return {

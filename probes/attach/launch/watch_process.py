@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from .own_process import own_process
@@ -57,10 +57,10 @@ def start_detached_watch(
     _start(run_dir, node_rank, [sys.executable, "-S", "-E", "-c", _DETACH, *command], environment).wait(60)
 
 
-def digest_address(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+def digest_address() -> tuple[int, str]:
     """(nodes, HOST:PORT) of torchrun's store, in which the watches of several nodes exchange digests; else (1, "")."""
-    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    nodes = environment.get("GROUP_WORLD_SIZE", "1")
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
     if not host or not port.isdecimal() or not nodes.isdecimal() or int(nodes) < 2:
         return 1, ""
     return int(nodes), f"{host}:{port}"

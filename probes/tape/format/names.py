@@ -19,6 +19,7 @@ __all__ = ["NameWriter", "read_names"]
 MAX_NAME_CHARS = 512
 MAX_NAMES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
+MAX_BYTES = 256 << 20
 OVERFLOW_ID = 1
 """Name used for all new names beyond `MAX_NAMES`: a loop that makes names must not fill the disk."""
 
@@ -64,7 +65,7 @@ class NameWriter:
         self._file.close()
 
 
-def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str], int]:
+def read_names(path: Path) -> tuple[dict[int, str], int]:
     """Read `names.jsonl`: ({number: text}, lines skipped because they were torn or not ours).
 
     Raises OSError if it is not a plain file.
@@ -76,7 +77,7 @@ def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str]
     except FileNotFoundError:
         return names, 0
     with open(fd, "rb") as file:
-        while file.tell() < limit_bytes and (line := file.readline(MAX_LINE_BYTES)):
+        while file.tell() < MAX_BYTES and (line := file.readline(MAX_LINE_BYTES)):
             if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
                 return names, skipped + 1  # our lines are shorter: ignore what follows
             if line == b"\n":

@@ -163,7 +163,7 @@ class StepLine:
     duration_ns: int | None
     data_ns: int | None = None
     is_of_step: bool = False
-    """True if the duration is named as that of a step: it is no clock, however it grows."""
+    """True if the line names it a step's duration, so that it is not elapsed time even if it grows."""
     throughput: float | None = None
     """Tokens or samples per second."""
     skipped: int | None = None

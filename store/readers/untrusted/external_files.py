@@ -54,7 +54,8 @@ MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
 """Maximum unpacked size of one file: stops compressed bombs. A trace of 8 million events has about 2 GiB."""
 MAX_MEMBERS = 100_000
-"""Maximum gzip members of one file, each of which costs microseconds: bgzip's of 64 KiB make 6 GB."""
+"""Maximum gzip members of one file, each of which costs microseconds. With bgzip's members of 64 KiB that allows 6 GB.
+"""
 MAX_EMPTY_MEMBERS = 1000
 """Maximum consecutive empty gzip members."""
 MEMBER_BYTES = 1 << 10

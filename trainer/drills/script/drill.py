@@ -31,9 +31,9 @@ _YES, _NO, _NOT_ASKED = "[green]yes[/]", "[bold red]no[/]", "[dim]-[/]"
 
 
 def script_drill(
-    plan: Plan, faults: Sequence[str], *, folder: Path, keep: bool, slow_ratio: float = 0.3, rank: int = 1
+    plan: Plan, faults: Sequence[str], *, folder: Path, keep: bool, slow_ratio: float = 0.3
 ) -> Iterator[ScriptRow]:
-    """Each run as it is scored; `rank` is struck. Runs without a problem are deleted unless `keep` is set."""
+    """Each run as it is scored; rank 1 is struck. Runs without a problem are deleted unless `keep` is set."""
     done = execute(plan, (), folder / "none")
     clean = score(None, done)
     yield clean
@@ -43,7 +43,7 @@ def script_drill(
         return
     for name in faults:
         fault = InjectedFault(
-            name=name, step=plan.step, rank=min(rank, plan.num_ranks - 1),
+            name=name, step=plan.step, rank=min(1, plan.num_ranks - 1),
             seconds=max(MIN_DELAY_S, slow_ratio * step_s), lasts=SCRIPT_FAULTS[name].lasts,
         )  # fmt: skip
         row = score(fault, execute(plan, [fault], folder / name))

@@ -7,8 +7,8 @@
 
 For many short runs, as in a drill: most of the seconds between the command and the first step are the import of torch.
 The fork is in the state of an interpreter after its imports: one thread, its own environment, folder, signals and
-output; it runs the command line from its first argument on. A process between the two waits for the command and reports
-its exit code, so that the caller need not be its parent.
+output; it runs the command line from its first argument on. An intermediate process is the command's parent: it waits
+for it and reports the exit code to the caller.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     with recorded(exits, stop):             # in `rankscope run`: torch makes its agent meanwhile
         torchrun(options)
 
-An exit code or a signal is known to the parent alone: a rank that is killed, or that exits with 0 while the
-others wait for it, cannot write it. The agent does what torch's does, and reports each end before torch stops the
-other ranks. Signals are those of `StopSignals`: torch's own handler would break off the end at the second one.
+An exit code or a signal is known to the parent alone: a rank that is killed, or that exits with 0 while the others wait
+for it, cannot write it. The agent does what torch's does, and reports each end before torch stops the other ranks.
+Signals are those of `StopSignals`: on a second signal, torch's own handler would interrupt the orderly end.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _REDUCING = {"int8": 2.75, "topk": 2.0}
 """Bytes that a reduction with error feedback needs for each byte of its bucket: the corrected gradient, and what is
 rounded (with what is sent and received in int8) or the mean."""
 _CODED_BYTES = 1 + FLOAT32_BYTES / CODES_BLOCK
-"""A number of a moment in 8 bits: its code, and its part of the scale."""
+"""Bytes per element of an 8-bit moment: its code, and its share of the block's scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
