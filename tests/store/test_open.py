@@ -15,14 +15,13 @@ def test_each_kind_of_path_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "job.log").write_text("x\n")
     found = what_is(run)
-    assert (found.kind, found.run, found.is_recorded) == ("run", run, True)
+    assert (found.kind, found.run) == ("run", run)
     found = what_is(run.parent)
     assert (found.kind, found.run, found.run_ids) == ("runs", run, (run.name,))
     for path in (tmp_path / "logs", tmp_path / "logs" / "job.log"):
         found = what_is(path)
-        assert (found.kind, found.run, found.is_recorded) == ("files", path, False)
+        assert (found.kind, found.run) == ("files", path)
     assert what_is(tmp_path / "gone").kind == "missing"
-    assert not what_is(tmp_path / "gone").is_recorded
 
 
 @pytest.mark.parametrize(
@@ -31,4 +30,4 @@ def test_each_kind_of_path_is_recognised(tmp_path: Path) -> None:
 )
 def test_an_address_is_known_before_anything_is_opened(typed: str, address: str) -> None:
     found = what_is(Path(typed))
-    assert (found.kind, found.address, found.is_recorded) == ("address", address, True)
+    assert (found.kind, found.address) == ("address", address)
