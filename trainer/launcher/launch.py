@@ -29,7 +29,7 @@ from trainer.launcher.nodes.rendezvous import NodeRendezvous
 from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.stop_signals import StopSignals
 
-__all__ = ["launch"]
+__all__ = ["launch", "threads_of_rank"]
 
 MONITOR_INTERVAL_S = 0.05
 _REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced", EXIT_EXCLUDED: "left_out"}
@@ -55,7 +55,7 @@ def launch(
 ) -> Outcome:
     """Run the ranks to their end. Must be called from the main thread: signals are handled there."""
     _quiet(run, node.rank)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(config, node.nproc)))
     rendezvous = rendezvous or NodeRendezvous(node, rejoin_s=config.recovery.rejoin_s)
     spec = WorkerSpec(
         role="trainer",
@@ -139,6 +139,17 @@ def _restarts(agent: Agent) -> int:
 
 def _stopped(number: int) -> SignalException:
     return SignalException(f"signal {number}", sigval=signal.Signals(number))
+
+
+def threads_of_rank(config: Config, num_ranks: int) -> int:
+    """Default of `OMP_NUM_THREADS`: with an optimizer on the host, half of its cores are shared among its ranks.
+
+    The other half is left to data loading and to the ranks themselves: threads that wait for a core cost more time than
+    they save.
+    """
+    if config.parallel.cpu_offload == "none":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // 2 // num_ranks)
 
 
 def _quiet(run: RunDir, node_rank: int) -> None:

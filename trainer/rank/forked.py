@@ -1,6 +1,6 @@
 """What a forked rank settles before it trains: its threads on the host, and whether it can use its GPU.
 
-    set_host_threads(device)               # as OMP_NUM_THREADS says; one on a CPU
+    set_host_threads(device)               # OMP_NUM_THREADS; one on a CPU
     use_device(device, arguments)          # torch.cuda.set_device, or restart as a new interpreter with the same pid
 
 The launcher's zygote has not initialized the driver when it is forked (`trainer.launcher.processes.zygote` checks
@@ -27,7 +27,7 @@ FORKED = "RANKSCOPE_FORKED"
 
 
 def set_host_threads(device: torch.device) -> None:
-    """One thread for operations on a CPU, whose cores ranks share; beside a GPU `OMP_NUM_THREADS`, by default one.
+    """One thread for operations on a CPU, whose cores ranks share; beside a GPU `OMP_NUM_THREADS`.
 
     OpenMP read the variable when the launcher imported torch, often before it was set. More threads than free cores
     make the optimizer of `parallel.cpu_offload` ten times slower: after each operation all wait for the last.

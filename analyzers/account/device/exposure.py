@@ -11,8 +11,8 @@
   late members.
 
 Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations and
-steps that only the interruption of a hang ended. A step that a rollback repeated counts by its last execution. Only durations are used, except to tell which execution a
-call belongs to. In long runs every k-th step is read.
+steps that only the interruption of a hang ended. A step that a rollback repeated counts by its last execution. Only
+durations are used, except to tell which execution a call belongs to. In long runs every k-th step is read.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 A loop may clip its parts one by one: the norms of separate parameters add up. Parameters that are clipped again count
 by the first norm, which is that of the gradients as they were, and gradients of a newer backward pass by a newer norm.
 A rank that holds shards knows only their norm. It is written as a series named after the ranks that hold the rest
-(`PART`), and the analysis combines the parts (`analyzers.numerics.global_norms`), so no collective is needed.
+(`PART`), and the store combines the parts (`store.derived.global_norms`), so no collective is needed.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer.config.load import load_config
+from trainer.launcher.launch import threads_of_rank
 from trainer.launcher.processes.zygote import driver_is_open
 from trainer.rank.forked import FORKED, set_host_threads, use_device
 
@@ -57,3 +59,12 @@ def test_a_ranks_threads_are_its_own_not_the_launchers(
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("offload", "num_ranks", "expected"), [("none", 1, 1), ("optimizer", 2, 4), ("all", 32, 1)])
+def test_an_optimizer_on_the_host_gets_threads_there(
+    monkeypatch: pytest.MonkeyPatch, offload: str, num_ranks: int, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16))
+    config = load_config(None, [f"parallel.cpu_offload={offload}"])
+    assert threads_of_rank(config, num_ranks) == expected
