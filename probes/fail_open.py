@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from collections import Counter
 from types import TracebackType
 
@@ -19,7 +20,13 @@ __all__ = ["error_counts", "failing_open", "probes_disabled", "record_error"]
 
 logger = logging.getLogger("rankscope.probes")
 
+_DEVICE_ERROR = re.compile(
+    r"(?:CUDA|HIP) error: (.*(?:device-side assert|illegal|misaligned|launch failure|launch timed out|\bECC\b).*)"
+)
+"""Errors after which CUDA refuses every further call of the process."""
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+DEVICE = "device"
+"""Place under which errors of the device are counted, whichever probe met them."""
 error_counts: Counter[str] = Counter()
 """Number of swallowed errors by place; the recorder writes it into the rank's last event."""
 
@@ -32,15 +39,21 @@ def probes_disabled() -> bool:
 def record_error(place: str, error: BaseException) -> None:
     """Count `error` under `place`; log it the first time, with its traceback unless a disk refused.
 
-    Raises it under RANKSCOPE_FAIL_LOUD.
+    Once a kernel of the program has failed, each call of CUDA reports that: it is told in one line for all places, as a
+    traceback of a probe would only hide the program's own. Raises `error` under RANKSCOPE_FAIL_LOUD.
     """
+    broken = _DEVICE_ERROR.match(str(error))
+    place = DEVICE if broken else place
     error_counts[place] += 1
     if os.environ.get("RANKSCOPE_FAIL_LOUD", "") not in ("", "0"):
         raise error
-    if error_counts[place] == 1:
-        is_disk = isinstance(error, OSError) and error.errno in DISK_ERRNOS  # the message says it all
-        shown = None if is_disk else error
-        logger.warning("probe %s failed and is counted from here on: %s", place, error, exc_info=shown)
+    if error_counts[place] > 1:
+        return
+    if broken:
+        logger.warning("the device of this process failed and is not measured from here on: %s", broken[1])
+        return
+    is_disk = isinstance(error, OSError) and error.errno in DISK_ERRNOS  # the message says it all
+    logger.warning("probe %s failed and is counted from here on: %s", place, error, exc_info=None if is_disk else error)
 
 
 class failing_open:

@@ -17,7 +17,7 @@ from analyzers.deaths.logged.logged_hosts import APPLICATION_XIDS, when_of
 from analyzers.deaths.logged.logged_schedulers import went_on
 from analyzers.finding import Finding
 from analyzers.health.xids import xid_table
-from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.log_events import LogBook, LogLine, quotes
 
 __all__ = ["kernel_warnings"]
 
@@ -58,7 +58,7 @@ def _finding(kind: str, cause: str, lines: Sequence[LogLine], summary: str, book
         evidence={
             "node": lines[0].host or "",
             "basis": lines[0].quoted,
-            "lines": [f"{entry.place}: {entry.message[:200]}" for entry in lines[:8]],
+            "lines": quotes(lines),
             **{name: value for name, value in evidence.items() if value is not None},
             **({"is_over": True} if all(went_on(entry, book) for entry in lines) else {}),
         },

@@ -28,7 +28,7 @@ from analyzers.hangs.logged.logged_calls import call_candidates
 from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import standing, text_of, type_of
-from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.log_events import LogBook, LogLine, quotes
 from analyzers.logs.wording import ANALYZER
 from analyzers.numerics.loss.printed_values import DO
 from analyzers.run.ends.exceptions import read_traceback
@@ -372,7 +372,7 @@ def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
     evidence = {
         **{key: value for key, value in candidate.evidence.items() if value is not None},
         "basis": candidate.why,
-        "lines": [f"{entry.place}: {entry.message[:200]}" for entry in candidate.lines[:8]],
+        "lines": quotes(candidate.lines),
         "victims": victims[:64],
     }
     if host is not None:

@@ -20,7 +20,7 @@ from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
 from store.readers.programs.sacct import wall_ns_of
 
-__all__ = ["ATTEMPT", "MAX_QUOTED", "SAME_END_LINES", "SAME_END_NS", "LogBook", "LogLine"]
+__all__ = ["ATTEMPT", "MAX_QUOTED", "SAME_END_LINES", "SAME_END_NS", "LogBook", "LogLine", "quotes"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)
@@ -34,6 +34,7 @@ _STREAM = re.compile(r"(?<![A-Za-z0-9])(?:std)?(?:out|err)(?![A-Za-z0-9])")
 """What tells a process's two streams apart in their names: `88123_0_log.out`, `slurm-88123.err`, `stderr.log`."""
 ATTEMPT = re.compile(r"(?:(.*)/)?attempt_(\d{1,6})/")
 """Files of an attempt in the folder that torchrun's `--log-dir` made for it."""
+_THREAD = re.compile(r"\bblock: \[[\d,]+\], thread: \[[\d,]+\] ")
 SAME_END_LINES = 10
 """Lines of one end stand this close: of each node and step of the job, and of srun."""
 SAME_END_NS = 600 * 10**9
@@ -87,6 +88,15 @@ class LogLine:
             if first.isdecimal():
                 found += range(int(first), min(int(last) if last.isdecimal() else int(first), int(first) + 4096) + 1)
         return tuple(found)
+
+
+def quotes(lines: Iterable[LogLine], limit: int = 8) -> list[str]:
+    """At most `limit` lines with their places. Of an assertion that each thread of a kernel prints, only the first."""
+    first: dict[str, LogLine] = {}
+    for line in lines:
+        is_of_thread = _THREAD.search(line.message) is not None
+        first.setdefault(_THREAD.sub("", line.message) if is_of_thread else line.place, line)
+    return [f"{line.place}: {line.message[:200]}" for line in list(first.values())[:limit]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,3 +301,14 @@ def test_a_line_alone_has_its_cause(tmp_path: Path, text: str, cause: str) -> No
     (tmp_path / "job.log").write_text(f"{begin if text == 'MemoryError' else ''}{text}\n")
     first = diagnose_files([tmp_path]).fired[0]
     assert (first.cause, first.ranks) == (cause, ())
+
+
+def test_an_assertion_that_each_thread_prints_is_quoted_once(tmp_path: Path) -> None:
+    at = "IndexKernel.cu:92: operator(): block: [{block},0,0], thread: [{thread},0,0] Assertion `index < n` failed."
+    threads = [at.format(block=1, thread=number) for number in range(40)]
+    error = "RuntimeError: CUDA error: device-side assert triggered"
+    (tmp_path / "job.log").write_text("\n".join([*threads, error, ""]))
+    diagnosis = diagnose_files([tmp_path / "job.log"])
+    (lines,) = (finding.evidence["lines"] for finding in diagnosis.fired)
+    assert sum("Assertion" in line for line in lines) == 1
+    assert any(error in line for line in lines)
