@@ -85,6 +85,18 @@ def test_a_host_that_sleeps_between_forward_and_backward(tmp_path: Path) -> None
     assert 41 <= (finding.first_step or 0) <= 48
 
 
+def test_a_host_that_sleeps_before_the_batch_costs_what_the_steps_grew(tmp_path: Path) -> None:
+    finding = only("stamped_slow_data", tmp_path)
+    assert (finding.kind, finding.ranks, finding.evidence["late_side"]) == ("straggler", (1,), "host")
+    assert finding.evidence["excess_ms"] == pytest.approx(44.4 - 38.2, abs=0.5)
+    assert 41 <= (finding.first_step or 0) <= 44
+
+
+def test_a_host_that_sleeps_without_cost_is_not_accused(tmp_path: Path) -> None:
+    """Its lead and communication hide the sleep: steps take as long as before."""
+    assert not diagnosis_of("stamped_hidden_between", tmp_path).fired
+
+
 def test_the_trainers_slow_rank(tmp_path: Path) -> None:
     finding = only("train_slow", tmp_path)
     assert (finding.kind, finding.ranks, finding.first_step) == ("straggler", (0,), 61)
