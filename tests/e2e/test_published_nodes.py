@@ -14,7 +14,7 @@ from probes.tape.rundir import RunDir
 from store import Store
 from store.published.address import AddressError
 from store.published.mirror import Mirror
-from tests.factories import make_run
+from tests.factories import make_run, still_training
 from tests.stand_ins import stand_ins
 from tests.waiting import wait_for
 from watch.sharing.published_run import published_run
@@ -42,6 +42,7 @@ def test_three_watches_publish_and_a_fourth_place_reads(
         tmp_path, ranks=NODES, steps=60, slow={SLOW: 2.0}, end="", identities=where,
         config={"publish": {"address": lake, "every_s": 1.0}, "recovery": {"enabled": False}},
     )  # fmt: skip
+    still_training(whole)  # else each watch ends some seconds after its start
     for node in range(NODES):
         copy = RunDir(Path(shutil.copytree(whole.path, tmp_path / f"node-{node}" / whole.run_id)))
         for rank in range(NODES):
