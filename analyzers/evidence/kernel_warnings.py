@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analyzers.deaths.logged.logged_hosts import APPLICATION_XIDS, when_of
+from analyzers.deaths.logged.logged_hosts import PROGRAM_XIDS, when_of
 from analyzers.deaths.logged.logged_schedulers import went_on
 from analyzers.finding import Finding
 from analyzers.health.xids import xid_table
@@ -67,12 +67,12 @@ def _finding(kind: str, cause: str, lines: Sequence[LogLine], summary: str, book
 
 
 def _xids(book: LogBook) -> Iterator[Finding]:
-    """XIDs that a program causes, or that only follow another one: a rank that died of it says so itself."""
+    """XIDs that a program causes: a rank that died of one says so itself."""
     table = xid_table()
     for lines in _lines(book, "xid").values():
         by_code: dict[tuple[int, str], list[LogLine]] = defaultdict(list)
         for entry in lines:
-            if (code := entry.number("xid")) in APPLICATION_XIDS:
+            if (code := entry.number("xid")) in PROGRAM_XIDS:
                 by_code[code or 0, entry.text("bus")].append(entry)
         for (code, bus), of_code in by_code.items():
             about = table["xid"][str(code)]

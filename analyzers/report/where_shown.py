@@ -43,6 +43,7 @@ _LISTS_ALL = (
 """Modules that name records without showing them (SQL examples), or that show every event kind."""
 _READERS = ("analyzers", "dashboard/views", "dashboard/data", "dashboard/drawing", "watch/exporting", "rankscope")
 _BY_SQL = {
+    "ranks": {"clock_offset_ns": "epoch minus monotonic time, to compare times with other logs"},
     "nccl_calls": {
         "nccl_seq": "number of the call in NCCL's own log", "root": "of broadcast and reduce",
         "channels_stopped": "state of a call in flight",

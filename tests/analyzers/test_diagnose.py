@@ -249,7 +249,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "gpu-throttled": {cause for cause, _ in THROTTLE_BITS.values()},
         "link-errors": {"nvlink", "pcie", "infiniband", "infiniband_down", "tcp"},
         "expert-imbalance": {"hot", "dead", "dropped"},
-        "host-pressure": {"disk", "disk_latency", "run_queue", "cpu_limit", "memory"},
+        "host-pressure": {"blocked", "cpu_limit", "disk", "disk_latency", "heat", "memory", "run_queue"},
         "desync": {"skipped", "extra"},
         "hang": hang_causes() | names("hang"),
     }

@@ -22,6 +22,7 @@ from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_FENCED, EXIT_GIVEN_UP, EXIT_PREEMPTED, EXIT_STORAGE
+from trainer.host_threads import threads_of_rank
 from trainer.launcher.agent import Agent
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.nodes.devices import Devices
@@ -29,7 +30,7 @@ from trainer.launcher.nodes.rendezvous import NodeRendezvous
 from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.stop_signals import StopSignals
 
-__all__ = ["launch", "threads_of_rank"]
+__all__ = ["launch"]
 
 MONITOR_INTERVAL_S = 0.05
 _REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced", EXIT_EXCLUDED: "left_out"}
@@ -139,17 +140,6 @@ def _restarts(agent: Agent) -> int:
 
 def _stopped(number: int) -> SignalException:
     return SignalException(f"signal {number}", sigval=signal.Signals(number))
-
-
-def threads_of_rank(config: Config, num_ranks: int) -> int:
-    """Default of `OMP_NUM_THREADS`: with an optimizer on the host, half of its cores are shared among its ranks.
-
-    The other half is left to data loading and to the ranks themselves: threads that wait for a core cost more time than
-    they save.
-    """
-    if config.parallel.cpu_offload == "none":
-        return 1
-    return max(1, len(os.sched_getaffinity(0)) // 2 // num_ranks)
 
 
 def _quiet(run: RunDir, node_rank: int) -> None:

@@ -1,6 +1,5 @@
-"""What a forked rank settles before it trains: its threads on the host, and whether it can use its GPU.
+"""Make a forked rank use its GPU.
 
-    set_host_threads(device)               # OMP_NUM_THREADS; one on a CPU
     use_device(device, arguments)          # torch.cuda.set_device, or restart as a new interpreter with the same pid
 
 The launcher's zygote has not initialized the driver when it is forked (`trainer.launcher.processes.zygote` checks
@@ -20,22 +19,10 @@ from probes.attach.launch.own_process import own_process
 if TYPE_CHECKING:
     import torch  # the launcher reads `FORKED` before it imports torch
 
-__all__ = ["FORKED", "set_host_threads", "use_device"]
+__all__ = ["FORKED", "use_device"]
 
 FORKED = "RANKSCOPE_FORKED"
 """Environment variable of a forked rank, removed before its device is used."""
-
-
-def set_host_threads(device: torch.device) -> None:
-    """One thread for operations on a CPU, whose cores ranks share; beside a GPU `OMP_NUM_THREADS`.
-
-    OpenMP read the variable when the launcher imported torch, often before it was set. More threads than free cores
-    make the optimizer of `parallel.cpu_offload` ten times slower: after each operation all wait for the last.
-    """
-    import torch
-
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    torch.set_num_threads(int(given) if device.type != "cpu" and given.isdecimal() and int(given) else 1)
 
 
 def use_device(device: torch.device, arguments: Sequence[str]) -> None:

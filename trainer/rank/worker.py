@@ -53,9 +53,10 @@ from trainer.data.token_folder import DamagedDataError
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
+from trainer.host_threads import set_host_threads
 from trainer.layout.plan import Plan, resolve
 from trainer.presets import config_path
-from trainer.rank.forked import set_host_threads, use_device
+from trainer.rank.forked import use_device
 from trainer.rank.instrument import instrument, record_compilation
 from trainer.rank.join import connect_store, join_run, make_recorder
 from trainer.rank.loop import train

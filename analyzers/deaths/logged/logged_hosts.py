@@ -14,10 +14,12 @@ from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
 
-__all__ = ["APPLICATION_XIDS", "host_candidates", "when_of"]
+__all__ = ["PROGRAM_XIDS", "host_candidates", "when_of"]
 
-APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
-"""Xids caused by the program itself (13, 31, 43, 69), or that only follow another Xid (45, 66)."""
+PROGRAM_XIDS = (13, 31, 43, 69)
+"""Xids that the program itself causes."""
+FOLLOWING_XIDS = (45, 66)
+"""Xids that only follow another one, or the end of a process."""
 _OF_END = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
@@ -44,7 +46,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
 def _devices(book: LogBook) -> Iterator[Candidate]:
     by_device: dict[tuple[str | None, str], list[LogLine]] = {}
     for entry in book.of("xid", "gpu_lost"):
-        if entry.kind == "gpu_lost" or _xid(entry) not in APPLICATION_XIDS:
+        if entry.kind == "gpu_lost" or _xid(entry) not in (*PROGRAM_XIDS, *FOLLOWING_XIDS):
             by_device.setdefault((entry.host, entry.text("bus")), []).append(entry)
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, bus), every in by_device.items():

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from trainer.config.load import load_config
-from trainer.launcher.launch import threads_of_rank
+from trainer.host_threads import set_host_threads, threads_of_rank
 from trainer.launcher.processes.zygote import driver_is_open
-from trainer.rank.forked import FORKED, set_host_threads, use_device
+from trainer.rank.forked import FORKED, use_device
 
 
 def test_an_open_device_file_makes_a_fork_unsafe(tmp_path: Path) -> None:
