@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from probes.device.memory import AllocatorRetries, memory_reader
-from probes.fail_open import error_counts
+from probes.fail_open import DEVICE, error_counts
 from probes.tape import event_kinds
 from probes.tape.format.schema import UNSET
 
@@ -35,10 +35,10 @@ def test_an_error_of_the_driver_stops_no_step(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.delenv("RANKSCOPE_FAIL_LOUD", raising=False)
     monkeypatch.setattr(torch.cuda, "memory_stats", lost)
-    before = error_counts.get("recorder.memory", 0)
+    before = error_counts.get(DEVICE, 0)
     assert memory_reader("cuda:0")() == int(UNSET["i64"])
     AllocatorRetries("cuda:0").report(lambda kind, **detail: pytest.fail(kind))
-    assert error_counts["recorder.memory"] == before + 1
+    assert error_counts[DEVICE] == before + 2
 
 
 def test_a_peak_is_written_when_it_has_grown() -> None:
