@@ -12,7 +12,7 @@ from typing import Literal
 
 from store.readers.dumps.debug_server import is_page
 from store.readers.inspector import is_inspector, is_scrape
-from store.readers.logs.plain_text import encoding_of, has_holes, without_holes
+from store.readers.logs.plain_text import encoding_of, has_holes, num_holes, without_holes
 from store.readers.memory_snapshot import is_memory_snapshot
 from store.readers.operations import PARQUET
 from store.readers.plugins.plugin_formats import HEAD_BYTES, reader_of
@@ -112,7 +112,7 @@ def _has_late_events(path: Path, start: bytes) -> bool:
 def _is_text(first: bytes) -> bool:
     if encoding_of(first) is not None:
         return True
-    if has_holes(first) and first.count(b"\n") >= MIN_LINES:
+    if has_holes(first) and first.count(b"\n") >= max(MIN_LINES, 2 * num_holes(first)):  # zeros of numbers are many
         first = without_holes(first)
     if not first or b"\x00\x00\x00\x00" in first[:512]:
         return False

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "encoding_of", "has_holes", "is_endless", "plain_bytes", "plain_chunks", "text_chunks", "windows", "without_holes",
+    "encoding_of", "has_holes", "is_endless", "num_holes", "plain_bytes", "plain_chunks", "text_chunks", "windows",
+    "without_holes",
 ]  # fmt: skip
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
@@ -88,6 +89,11 @@ def _without_encoding(chunks: Iterator[bytes]) -> Iterator[bytes]:
 def has_holes(first: bytes) -> bool:
     """Return True for zeros where a file was extended before it was written, or the disk was full."""
     return _HOLE.search(first) is not None
+
+
+def num_holes(text: bytes) -> int:
+    """Number of runs of zero bytes."""
+    return len(_ZEROS.findall(text))
 
 
 def without_holes(text: bytes) -> bytes:

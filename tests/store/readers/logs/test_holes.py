@@ -36,8 +36,12 @@ def test_a_log_with_holes_is_read_and_its_lines_keep_their_numbers(tmp_path: Pat
     assert len({step.step_line.step for step in log.steps} & set(range(1, 60))) >= 58  # one line may be torn
 
 
+NUMBERS = b'{"tokens"}' + bytes(64) + (10).to_bytes(8, "little") * 400
+
+
 @pytest.mark.parametrize(
-    "content", [ZEROS, b"\x93NUMPY\x01\0v\0{'descr': '<f4'}\n" + ZEROS, b"\x7fELF\n\n\n\n" + ZEROS * 2]
+    "content",
+    [ZEROS, b"\x93NUMPY\x01\0v\0{'descr': '<f4'}\n" + ZEROS, b"\x7fELF\n\n\n\n" + ZEROS * 2, NUMBERS],
 )
 def test_zeros_alone_and_binaries_are_no_log(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "weights.bin"
