@@ -16,10 +16,9 @@ __all__ = ["set_host_threads", "threads_of_rank"]
 
 
 def threads_of_rank(config: Config, num_ranks: int) -> int:
-    """Default of `OMP_NUM_THREADS`: with an optimizer on the host, half of its cores are shared among its ranks.
+    """Default of `OMP_NUM_THREADS`: 1, or with an optimizer on the host half of its cores divided by its ranks.
 
-    The other half is left to data loading and to the ranks themselves: threads that wait for a core cost more time than
-    they save.
+    The other half is left to data loading and to the ranks themselves.
     """
     if config.parallel.cpu_offload == "none":
         return 1
@@ -27,10 +26,10 @@ def threads_of_rank(config: Config, num_ranks: int) -> int:
 
 
 def set_host_threads(device: torch.device) -> None:
-    """One thread for operations on a CPU, whose cores ranks share; beside a GPU `OMP_NUM_THREADS`.
+    """Set the number of threads of this rank: `OMP_NUM_THREADS` on a GPU, one on a CPU, whose cores the ranks share.
 
-    OpenMP read the variable when the launcher imported torch, often before it was set. More threads than free cores
-    make the optimizer of `parallel.cpu_offload` ten times slower: after each operation all wait for the last.
+    OpenMP reads the variable when the launcher imports torch, often before it is set. With more threads than free cores
+    the optimizer of `parallel.cpu_offload` is ten times slower, because each operation waits for the last thread.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     torch.set_num_threads(int(given) if device.type != "cpu" and given.isdecimal() and int(given) else 1)

@@ -1,4 +1,4 @@
-"""What a kernel's log says of a host that no process is known to have died of: XIDs, links, heat, blocked tasks.
+"""Warnings in a host's kernel log that no death explains: XIDs, links, heat, blocked tasks.
 
     found += kernel_warnings(book, is_finished=outcome.ended == "finished")
 

@@ -87,7 +87,7 @@ class StepNorms:
         self._forget_clips()
 
     def passed(self) -> None:
-        """A backward pass is over: clipping counts anew from here."""
+        """A backward pass has ended: norms taken from now on are of its gradients."""
         self._has_passed = True
 
     def clipped(self, norm: Any, parameters: Any = None) -> None:
