@@ -26,14 +26,17 @@ def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
     """Ranks of other nodes that have no step here."""
     if not (source.has("ranks") and source.has("steps")):
         return frozenset()
-    ((world_size,),) = source.rows("SELECT max(world_size) FROM ranks WHERE attempt = ?", [attempt])
+    ((world_size, started_ns),) = source.rows(
+        "SELECT max(world_size), max(wall_ns) FROM ranks WHERE attempt = ?", [attempt]
+    )
     ((present, last_ns),) = source.rows(
         "SELECT list(DISTINCT rank), max(start_ns) FROM steps WHERE attempt = ?", [attempt]
     )
-    if len(present or ()) >= (world_size or 0):
+    here = frozenset(present or ())  # both are NULL before the attempt's first step has ended
+    if len(here) >= (world_size or 0):
         return frozenset()
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.EXCLUDED))
-    return ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns or 0) - {*present}
+    return ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns or started_ns) - here
 
 
 def ranks_elsewhere(source: Source, log: EventLog, *, attempt: int, world_size: int, last_ns: int) -> frozenset[int]:

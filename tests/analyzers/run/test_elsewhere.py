@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from analyzers.account.goodput import measure
@@ -12,6 +14,7 @@ from analyzers.report.wording.explained import next_step
 from analyzers.run.analyze import record_coverage
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.run.policy import StallPolicy
+from analyzers.run.records.elsewhere import ranks_not_here
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from tests.analyzers.judged import checked, judged_hangs, judged_losses
@@ -115,3 +118,11 @@ def test_waits_for_ranks_of_another_nodes_disk_are_not_called_transfers(nproc: i
         assert finding.status == "insufficient_data"
         assert "no records of ranks 2 and 3, so waiting for them would look like a transfer" in finding.summary
         assert "communication or waiting for others" in goodput_line(account)
+
+
+@pytest.mark.parametrize(("world", "away"), [(one_node, {2, 3}), (lambda: World(ranks=2, groups=ALL), set())])
+def test_before_the_first_step_has_ended_the_nodes_are_told_apart(world: Callable[[], World], away: set[int]) -> None:
+    store = world().store
+    store.connection.execute("DELETE FROM steps")
+    assert ranks_not_here(store, attempt=0) == away
+    assert not split_waits(store).late_ratio
