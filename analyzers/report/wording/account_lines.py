@@ -57,8 +57,8 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     without_ms = what_if.step_ms / what_if.gain
     mean = f"mean step {number(without_ms, 4)} ms instead of {number(what_if.step_ms, 4)} ms"
     if any(is_number(found.evidence.get("speedup_without_it_ratio")) for found in findings if found.status == "fired"):
-        spread = "With the extra work spread evenly (the finding removes it), training would be"
-        return f"{spread} {what_if.gain:.2f}x faster ({mean}, {over})."
+        spread = "Spreading the extra work over all ranks, instead of removing it as in the finding, would make"
+        return f"{spread} training {what_if.gain:.2f}x faster ({mean}, {over})."
     gain = f"Balanced ranks would be {what_if.gain:.2f}x faster, the same work spread evenly ({mean}, {over})."
     worst, last_stage = (_of_gain(what_if, share) for share in (what_if.worst_ranks_ratio, what_if.last_stage_ratio))
     if worst >= 0.05:

@@ -39,7 +39,7 @@ def test_shares_are_those_of_the_gain_and_never_above_all_of_it() -> None:
 
 def test_the_gain_of_a_finding_is_not_told_a_second_time() -> None:
     line = what_if_line(WHAT, [slow("compute", speedup_without_it_ratio=1.06)])
-    assert line.startswith("With the extra work spread evenly (the finding removes it)")
+    assert line.startswith("Spreading the extra work over all ranks, instead of removing it as in the finding,")
     assert "steps 6 to 40, error 1.0 %" in line
     assert "of this gain" not in line
     assert "of this gain" in what_if_line(WHAT, [slow("compute")])
