@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from analyzers.finding import Finding
@@ -110,22 +111,16 @@ class IngestLoop:
             store = Remembered(opened)  # analyses and exporters run many of the same queries
             stale = stale_ranks(store, self._node_rank)
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._pace.num_ticks)
-            advice = self._advice(store)
-            self._export(store, measure_now=bool(findings))
-            if self.exclusions is not None and not self._tapes.has_ended:
-                self.exclusions.poll(store, self._tapes.attempt, self._ingested_ns)
-            for finding in findings:
-                if finding.attempt == self._tapes.attempt:
-                    self._lines.sample(finding, self._tapes.pids)
-            if self.captures is not None and not self._tapes.has_ended:
-                # Never both at once: stacks of a rank that profiles would show the profiler's lines.
-                now_ns = self._tapes.recorded_now_ns()
-                self.captures.poll(findings, store, self._tapes.attempt, now_ns, waits=self._lines.is_sampling)
-            self._traces.poll(store, self._tapes.placed)
+            try:
+                self._judge.report_advice(self._advice(store))
+                self._export(store, measure_now=bool(findings))
+                self._follow_up(store, findings)
+                self._traces.poll(store, self._tapes.placed)
+            finally:  # the judge returns a finding once, so a failure in this block must not lose it
+                has_news = self._judge.report(findings)
         kill_stale(self._run, stale, self._events)
-        self._judge.report_advice(advice)
         self._judge.report_failures()
-        if self._judge.report(findings):
+        if has_news:
             self._ingest()
         self._exports.poll()
         if self.publishing is not None:
@@ -133,6 +128,18 @@ class IngestLoop:
         if self.retention is not None and (self.publishing is None or self.publishing.allows_folding()):
             self.retention.poll()
         self._tick_s = time.monotonic() - start
+
+    def _follow_up(self, store: Source, findings: Sequence[Finding]) -> None:
+        """Ask the launcher and the ranks for more about what was found: exclusions, stacks, profiles."""
+        if self.exclusions is not None and not self._tapes.has_ended:
+            self.exclusions.poll(store, self._tapes.attempt, self._ingested_ns)
+        for finding in findings:
+            if finding.attempt == self._tapes.attempt:
+                self._lines.sample(finding, self._tapes.pids)
+        if self.captures is not None and not self._tapes.has_ended:
+            # Never both at once: stacks of a rank that profiles would show the profiler's lines.
+            now_ns = self._tapes.recorded_now_ns()
+            self.captures.poll(findings, store, self._tapes.attempt, now_ns, waits=self._lines.is_sampling)
 
     def leave(self) -> None:
         """Record that ranks are no longer watched. The current tick may last many seconds on a crowded machine, and

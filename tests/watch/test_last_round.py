@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from analyzers.run.policy import stall_policy
-from probes.tape.events import EventWriter
+from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Ingester, Store, StoreError
 from tests.factories import make_run, still_training
@@ -28,16 +29,20 @@ from watch.plugins.loop import PluginLoop
 from watch.standstill_loop import StandstillLoop
 
 
-def close_watch(run: RunDir, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run the last round; returns how often it opened the store."""
+@contextlib.contextmanager
+def ingest_loop(run: RunDir, metrics: Metrics) -> Iterator[IngestLoop]:
     exports = Exports(metrics, None, None, None)
-    opened: list[Store] = []
     events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
     with contextlib.closing(events), Ingester(run, 0) as ingester:
         tapes = LiveTapes(run)
         tapes.poll()
-        judge = LiveJudge(run.manifest(), events, exports)
-        ingest = IngestLoop(run, ingester, tapes, judge, exports, events)
+        yield IngestLoop(run, ingester, tapes, LiveJudge(run.manifest(), events, exports), exports, events)
+
+
+def close_watch(run: RunDir, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the last round; returns how often it opened the store."""
+    opened: list[Store] = []
+    with ingest_loop(run, metrics) as ingest:
         real = ingest.open_store
 
         def open_store() -> Store:
@@ -80,6 +85,16 @@ def test_a_finding_of_the_last_round_is_in_the_store(tmp_path: Path, monkeypatch
         kinds = [kind for (kind,) in store.rows("SELECT finding_kind FROM findings")]
     assert "non_finite" in kinds
     assert num_opened > 1
+
+
+def test_a_round_whose_metrics_fail_reports_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, steps=60, nan={1: 30})
+    metrics = Metrics(run, 0, stall_policy(run.manifest()))
+    monkeypatch.setattr(metrics, "tick", lambda *_, **__: 1 / 0)
+    with ingest_loop(run, metrics) as ingest, pytest.raises(ZeroDivisionError):
+        ingest.tick()
+    events = read_events(run.node_dir(0) / "events.jsonl")[0]
+    assert "non_finite" in [event.get("finding_kind") for event in events]
 
 
 @pytest.mark.parametrize("ends", ["closed", "killed"])
