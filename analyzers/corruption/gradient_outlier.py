@@ -124,7 +124,7 @@ def corrupted_gradients(source: Source, scope: Scope) -> list[Finding]:
 
 def _finding(event: Event) -> Finding:
     rank, ratio = event.integer("outlier_rank"), event.number("ratio") or 0.0
-    device = event.text("device", "an unknown device")
+    device = event.text("device")
     return Finding(
         analyzer="gradient_outlier",
         kind="gradient_corrupted",
@@ -136,7 +136,7 @@ def _finding(event: Event) -> Finding:
         cause="gradient",
         summary=(
             f"Gradients of rank {rank} were {ratio:.3g}x too large at step {event.step}, and normal when recomputed. "
-            f"Suspect {device}."
+            f"Suspect its device{f' ({device})' if device else ''}."
         ),
         evidence={
             "peak": event.number("peak"),
