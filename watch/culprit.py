@@ -48,7 +48,8 @@ class CulpritKiller:
         stands: bool,
     ) -> None:
         """Kill the ranks that the verdicts blame, if they run here (`processes` by rank); `placed` are all ranks of
-        this node, closed ones too. `stands`: the hang is not over."""
+        this node, closed ones too. `stands`: the hang is not over. The verdicts of an open hang are passed each tick.
+        """
         blamed = {rank for verdict in verdicts for rank in verdict.ranks}
         culprits = blamed & processes.keys()
         # The number of a dead rank may be that of another process by now, and a copy of a run names the original's
@@ -67,7 +68,7 @@ class CulpritKiller:
         elif not culprits and verdicts:
             culprits = set(processes)
         if overdue := self._overdue(attempt, stands=stands):
-            culprits, reason = culprits or set(processes), reason or overdue
+            culprits, reason = culprits or set(processes), overdue or reason
         culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
         if not culprits:
             return

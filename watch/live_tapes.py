@@ -4,11 +4,12 @@
     tapes.poll()                       # once a tick: a few small reads
     tapes.attempt, tapes.pids, tapes.quiet_s
     source = tapes.source()            # the newest records, to judge a hang by
-    tapes.now_ns()                     # of that source's times
+    tapes.now_ns()                     # when they were read, by the clock of that source's times
 
 It needs no store, so neither a reader that keeps the store's file open nor a full disk can delay decisions. Needs no
 wall clock: `quiet_s` counts this process's monotonic clock, and times of the source and of `now_ns` come from the
-monotonic clock that all processes of a machine share.
+monotonic clock that all processes of a machine share. Both end when the tapes were read: on a crowded machine this
+process may be seconds late after that, and nothing that the ranks recorded meanwhile is silence.
 """
 
 from __future__ import annotations
@@ -88,12 +89,13 @@ class LiveTapes:
         self._state = ReadState()
         self._ticks = 0
         self._attempt = _Attempt()
-        self._moved_s = time.monotonic()
+        self._moved_s = self._polled_s = time.monotonic()
         self._news_s = -math.inf  # what ended before this process began is read like anything new
         self._recent: RecentRecords | None = None
         self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
         self._recent_tick = 0
         """The poll after which it was last read."""
+        self._read_ns = time.monotonic_ns()
 
     @property
     def folder(self) -> Path:
@@ -133,8 +135,8 @@ class LiveTapes:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since a rank of this node was last seen to record anything."""
-        return time.monotonic() - self._moved_s
+        """Seconds without a record of this node's ranks, at the last poll."""
+        return max(0.0, self._polled_s - self._moved_s)
 
     @property
     def news_s(self) -> float:
@@ -142,17 +144,18 @@ class LiveTapes:
         return time.monotonic() - self._news_s
 
     def now_ns(self) -> int:
-        """The present by the clock of `source`, epoch nanoseconds. It never jumps."""
-        return time.monotonic_ns() + self._anchor_ns
+        """When the records of `source` were read, by their clock, epoch nanoseconds. It never jumps."""
+        return self._read_ns + self._anchor_ns
 
     def recorded_now_ns(self) -> int:
         """The present by the clock that the ranks of the attempt wrote into their tapes, as the store has it."""
         anchor_ns = self._attempt.anchor_ns
         return time.monotonic_ns() + (self._anchor_ns if anchor_ns is None else anchor_ns)
 
-    def poll(self) -> None:
-        """Read what is new."""
+    def poll(self) -> bool:
+        """Read what is new. Returns True if a rank of this node has recorded anything since the last poll."""
         self._ticks += 1
+        moved_s, self._polled_s = self._moved_s, time.monotonic()
         self._folders.all()  # a new attempt shows here first
         if self._folders.attempt != self._attempt.number:
             self._attempt = _Attempt(number=self._folders.attempt)
@@ -176,6 +179,7 @@ class LiveTapes:
             for rank, process in sorted(self._attempt.processes.items())
             if rank not in self._attempt.closed
         }
+        return self._moved_s != moved_s
 
     def source(self, *, all_nodes: bool = False) -> Store:
         """The newest records at the last poll. `all_nodes`: of every node whose tapes lie in the run's folder."""
@@ -189,6 +193,7 @@ class LiveTapes:
             self._recent, self._recent_of = RecentRecords(self._run, folders, anchor_ns=anchor_ns), wanted
         elif self._recent_tick == self._ticks:
             return self._recent.store
+        self._read_ns = time.monotonic_ns()
         store = self._recent.read()
         self._recent_tick = self._ticks
         return store

@@ -170,14 +170,16 @@ class StandstillLoop:
         return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.now_ns())
 
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
-        """Kill this node's culprits, which new hangs or the leader's verdict name."""
-        verdicts = [Verdict.of([hang], attempt) for hang in hangs]
-        stands = self._judge.has_open_hang(attempt)
+        """Kill this node's culprits, which open hangs or the leader's verdict name; `hangs`: those of this round."""
+        verdicts = [Verdict.of([hang], attempt) for hang in self._judge.open_findings("hang", attempt)]
+        stands = bool(verdicts)
         if self._job is not None:
             self._job.publish(hangs, attempt, stands=stands)
             received = self._job.verdict(attempt)
             if received is not None and self._confirms(received):
                 verdicts, stands = [*verdicts, received], True
+        if (verdicts or stands) and self._tapes.poll():
+            return  # a rank went on while its records were judged: the next round judges again
         if not (self._tapes.has_ended or self._tapes.is_stopping):  # the launcher ends them
             # Ranks that still record are not waiting: do not kill them.
             stands &= self._is_quiet

@@ -18,7 +18,7 @@ import pytest
 
 from analyzers.finding import Finding
 from probes.tape.events import EventWriter, read_events
-from probes.tape.format.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Ingester
 from store.ingest import transaction
@@ -218,6 +218,49 @@ def test_nothing_is_judged_while_records_come(
         watched.loop.tick()
     assert watched.tapes.quiet_s <= time.monotonic() - wrote_s, "the last record was seen"
     assert (watched.tapes.attempt, dict(watched.tapes.pids)) == (1, {0: processes[0].pid})
+
+
+def test_what_ranks_record_while_the_watch_is_slow_is_no_silence(
+    hanging: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a crowded machine seconds pass between reading the tapes and judging them."""
+    hanging.loop.tick()
+    real = RecentRecords.read
+    monkeypatch.setattr(RecentRecords, "read", lambda self: (real(self), hanging.advance(30))[0])
+    hanging.advance(3)
+    begin_s = time.monotonic()
+    hanging.loop.tick()
+    assert time.monotonic() - begin_s > 20, "the round was slow"
+    assert not hanging.said("finding")
+
+
+def test_a_rank_that_goes_on_while_its_records_are_judged_is_not_killed(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = empty_run(tmp_path)
+    ranks = [RankWriter(run, rank, ranks=2, identity={"pid": processes[rank].pid}) for rank in range(2)]
+    for rank in ranks:
+        rank.event("process_group", process_group="dp", members=[0, 1])
+        rank.append("steps", OPEN, step=1, start_ns=rank.now_ns)
+    ranks[0].append("collectives", OPEN, step=1, process_group="dp", seq=0, op="all_reduce", issue_ns=ranks[0].now_ns)
+    watched = Watched(run, monkeypatch, ranks=processes)
+    watched.loop.tick()
+    report = watched.judge.report
+
+    def go_on(found: Sequence[Finding]) -> bool:
+        if found:
+            watched.advance(1001)
+            ranks[1].append("steps", OPEN, step=2, start_ns=time.monotonic_ns())
+        return report(found)
+
+    monkeypatch.setattr(watched.judge, "report", go_on)
+    watched.advance(1000)
+    watched.loop.tick()
+    assert [event["finding_ranks"] for event in watched.said("finding")] == [[1]]
+    assert not watched.said("culprit_killed")
+    watched.advance(2000)
+    watched.loop.tick()
+    assert processes[1].wait(100) == -signal.SIGKILL, "the hang goes on"
 
 
 def test_a_tick_that_fails_halfway_leaves_no_record_twice(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
