@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from probes.tape import event_kinds
 from probes.tape.redaction.secrets import Redactor
 from probes.tape.rundir import RunDir
 from store.database import connect_memory, interruptible
@@ -26,6 +27,13 @@ from store.ingest.transaction import Transfer
 from store.reader import Store
 
 __all__ = ["RecentRecords"]
+
+_LASTING = frozenset({
+    event_kinds.RUN_STARTED, event_kinds.RUN_ENDED, event_kinds.STOP_REQUESTED, event_kinds.EXCLUDED,
+    event_kinds.LAUNCHER_LOST, event_kinds.WATCH_STARTED, event_kinds.WATCH_STOPPED, event_kinds.NODE_SILENT,
+    event_kinds.NODE_HEARD,
+})  # fmt: skip
+"""Events that concern the attempts after their own, too."""
 
 
 class RecentRecords:
@@ -56,7 +64,7 @@ class RecentRecords:
                 if isinstance(new, Problem):
                     continue  # the writer of the store's file reports it
                 if isinstance(new, NewEvents):
-                    transfer.take_events(self._by_this_clock(new))
+                    transfer.take_events(self._by_this_clock(self._current(new)))
                 else:
                     transfer.take_segment(new, anchor_ns=self._anchor(new), names=self._book(new))
             changes = transfer.finish()
@@ -81,15 +89,26 @@ class RecentRecords:
             return self._anchor_ns
         return new.header.wall_minus_mono_ns
 
+    def _current(self, new: NewEvents) -> NewEvents:
+        """Without the events that concern an earlier attempt only: their number grows with the run."""
+        newest = self._folders.attempt
+
+        def is_past(event: dict[str, Any]) -> bool:
+            attempt = event.get("attempt")
+            return isinstance(attempt, int) and attempt < newest and event["kind"] not in _LASTING
+
+        return replace(new, events=[event for event in new.events if not is_past(event)])
+
     def _by_this_clock(self, new: NewEvents) -> NewEvents:
         """The events of this node and attempt with times from their monotonic clock."""
         if self._anchor_ns is None or not self._folders.is_own(new.folder):
             return new
-        return replace(new, events=[self._moved(event) for event in new.events])
+        newest = self._folders.attempt
+        return replace(new, events=[self._moved(event, newest) for event in new.events])
 
-    def _moved(self, event: dict[str, Any]) -> dict[str, Any]:
+    def _moved(self, event: dict[str, Any], newest: int) -> dict[str, Any]:
         mono_ns = event.get("mono_ns")
-        if not isinstance(mono_ns, int) or event.get("attempt") != self._folders.attempt:
+        if not isinstance(mono_ns, int) or event.get("attempt") != newest:
             return event  # of an earlier attempt: maybe of another boot, whose monotonic clock was another
         return event | {"wall_ns": mono_ns + (self._anchor_ns or 0)}
 
