@@ -1,7 +1,6 @@
 """Find where each column and event kind is shown, by parsing the source; for `docs/schema.md` and a test.
 
     shown("steps", "data_ns")                    # ["exporters", "findings", "goodput"]
-    not_shown()                                  # ["steps.column", "event_kind"]: recorded and shown nowhere
 
 A column counts as shown by a module that names both it and its table, in SQL or in code; an event kind by a module that
 names it. A name built from parts (f"{phase}_wait_ns") counts if the module also has the parts.
@@ -17,11 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS
-from probes.tape.event_kinds import EVENT_KINDS
-from probes.tape.format.schema import TABLES, Column
-from store.ddl import store_columns
 
-__all__ = ["SURFACES", "not_shown", "shown", "shown_event"]
+__all__ = ["SURFACES", "shown", "shown_event"]
 
 _ROOT = Path(__file__).parents[2]
 SURFACES = {
@@ -42,21 +38,6 @@ _LISTS_ALL = (
 )  # fmt: skip
 """Modules that name records without showing them (SQL examples), or that show every event kind."""
 _READERS = ("analyzers", "dashboard/views", "dashboard/data", "dashboard/drawing", "watch/exporting", "rankscope")
-_BY_SQL = {
-    "ranks": {"clock_offset_ns": "epoch minus monotonic time, to compare times with other logs"},
-    "nccl_calls": {
-        "nccl_seq": "number of the call in NCCL's own log", "root": "of broadcast and reduce",
-        "channels_stopped": "state of a call in flight",
-    },
-    "nccl_communicators": {"comm_rank": "key", "event_mask": "asked for by the plugin", "created_ns": "key"},
-    "nccl_groups": {"created_ns": "key"},
-    "nccl_channels": {"start_ns": "by the host's clock"},
-    "nccl_links": {"start_ns": "begin of the window", "progress_ns": "state of an operation in flight",
-                   "op_num_steps": "state of an operation in flight"},
-}  # fmt: skip
-"""Columns for users' SQL only, and their purpose: keys, and details of what is shown."""
-_EVENTS_PAGE = ("peer_copy", "verdict_refused", "records_retired", "budget_exceeded")
-"""Measured event kinds about the telemetry itself, which only the events page shows."""
 _NAMES_OF_PARTS = frozenset((*COMPUTE_PHASES, *GAPS))
 _WORD = re.compile(r"\w+")
 
@@ -137,22 +118,3 @@ def shown(table: str, column: str) -> list[str]:
 def shown_event(kind: str) -> list[str]:
     """Surfaces that show an event kind, besides the events page, which shows all."""
     return sorted({one.place for one in modules() if kind.upper() in one.words or kind in one.words})
-
-
-def not_shown() -> list[str]:
-    """Columns that no surface shows, and measured event kinds that only the events page shows."""
-    columns = [
-        f"{table.name}.{column.name}"
-        for table in TABLES.values()
-        for column in store_columns(table)
-        if not shown(table.name, column.name) and column.name not in _BY_SQL.get(table.name, {})
-    ]
-    measured = [
-        name for name, kind in EVENT_KINDS.items() if any(map(_is_measured, kind.fields)) and name not in _EVENTS_PAGE
-    ]
-    return columns + [name for name in measured if not shown_event(name)]
-
-
-def _is_measured(column: Column) -> bool:
-    """Return True for a duration, size or share, which is worth plotting, unlike counts, names and times."""
-    return column.unit in ("s", "By", "nats") or column.name.endswith(("_s", "_ms", "_bytes", "_ratio"))

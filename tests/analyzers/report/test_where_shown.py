@@ -5,20 +5,56 @@ from __future__ import annotations
 import ast
 
 from analyzers.report import where_shown
-from analyzers.report.where_shown import not_shown, place_of, shown, shown_event
-from probes.tape.format.schema import TABLES
+from analyzers.report.where_shown import place_of, shown, shown_event
+from probes.tape.event_kinds import EVENT_KINDS
+from probes.tape.format.schema import TABLES, Column
 from store.ddl import store_columns
+
+_BY_SQL = {
+    "ranks": {"clock_offset_ns": "epoch minus monotonic time, to compare times with other logs"},
+    "nccl_calls": {
+        "nccl_seq": "number of the call in NCCL's own log", "root": "of broadcast and reduce",
+        "channels_stopped": "state of a call in flight",
+    },
+    "nccl_communicators": {"comm_rank": "key", "event_mask": "asked for by the plugin", "created_ns": "key"},
+    "nccl_groups": {"created_ns": "key"},
+    "nccl_channels": {"start_ns": "by the host's clock"},
+    "nccl_links": {"start_ns": "begin of the window", "progress_ns": "state of an operation in flight",
+                   "op_num_steps": "state of an operation in flight"},
+}  # fmt: skip
+"""Columns for users' SQL only, and their purpose: keys, and details of what is shown."""
+_EVENTS_PAGE = ("peer_copy", "verdict_refused", "records_retired", "budget_exceeded")
+"""Measured event kinds about the telemetry itself, which only the events page shows."""
+
+
+def _not_shown() -> list[str]:
+    """Columns that no surface shows, and measured event kinds that only the events page shows."""
+    columns = [
+        f"{table.name}.{column.name}"
+        for table in TABLES.values()
+        for column in store_columns(table)
+        if not shown(table.name, column.name) and column.name not in _BY_SQL.get(table.name, {})
+    ]
+    measured = [
+        name for name, kind in EVENT_KINDS.items() if any(map(_is_measured, kind.fields)) and name not in _EVENTS_PAGE
+    ]
+    return columns + [name for name in measured if not shown_event(name)]
+
+
+def _is_measured(column: Column) -> bool:
+    """Return True for a duration, size or share, which is worth plotting, unlike counts, names and times."""
+    return column.unit in ("s", "By", "nats") or column.name.endswith(("_s", "_ms", "_bytes", "_ratio"))
 
 
 def test_nothing_is_recorded_and_shown_nowhere() -> None:
-    assert not_shown() == []
+    assert _not_shown() == []
 
 
 def test_exceptions_are_columns_that_there_are_and_that_nothing_shows() -> None:
-    for table, columns in where_shown._BY_SQL.items():
+    for table, columns in _BY_SQL.items():
         assert columns.keys() <= {column.name for column in store_columns(TABLES[table])}
         assert not [name for name in columns if shown(table, name)], table
-    assert not [kind for kind in where_shown._EVENTS_PAGE if shown_event(kind)]
+    assert not [kind for kind in _EVENTS_PAGE if shown_event(kind)]
 
 
 def test_evaluations_are_shown_where_a_reader_looks() -> None:
