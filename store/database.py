@@ -41,7 +41,6 @@ __all__ = [
     "attach_for_writing",
     "connect_attached",
     "connect_for_file",
-    "connect_foreign",
     "connect_memory",
     "connect_writer",
     "ingested_until_ns",
@@ -256,14 +255,6 @@ def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None
         connection.execute(f"SET temp_directory = '{folder}'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-
-
-def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
-    """Open an external DuckDB file, read-only and isolated from the host. Raises StoreError."""
-    import duckdb
-
-    refuse_odd(path)
-    return patiently(path, wait_s, lambda: duckdb.connect(str(path), read_only=True, config=_CLOSED))
 
 
 def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:

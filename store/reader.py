@@ -28,7 +28,6 @@ from store.database import (
     StoreCorruptError,
     StoreError,
     connect_attached,
-    connect_foreign,
     interruptible,
     lock_down,
     translated,
@@ -47,7 +46,7 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 
 
 class Store:
-    """SQL over a run's records. Made by `Store.open` or `Store.open_foreign`."""
+    """SQL over a run's records. Made by `Store.open`."""
 
     def __init__(
         self,
@@ -115,13 +114,6 @@ class Store:
             file = str(paths[0]) if len(paths) == 1 and paths[0].parent == run.path else ""
             return cls(connection, str(run.path), stand_ins=stand_ins, scratch=scratch.pop_all(), file=file)
 
-    @classmethod
-    def open_foreign(cls, path: Path, *, wait_s: float = WAIT_S) -> Store:
-        """Open an external DuckDB file: read-only, no other file, no network, no extension. Raises StoreError."""
-        if not path.is_file():
-            raise StoreError(f"no file at {path}")
-        return cls(connect_foreign(path, wait_s=wait_s), str(path))
-
     def query(self, sql: str, params: Params = None) -> dict[str, npt.NDArray[Any]]:
         """Return the result's columns as plain numpy arrays, never masked ones. Raises StoreError.
 
@@ -154,7 +146,7 @@ class Store:
             few.rows("SELECT count(*) FROM events, main.steps")     # every hundredth step, however it is named
 
         The result is copied once, within the memory and spill limits of the store, and freed when the store is
-        closed. All other relations are those of this session. Raises StoreError, also for a store of `open_foreign`.
+        closed. All other relations are those of this session. Raises StoreError.
         """
         import duckdb
 

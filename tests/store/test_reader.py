@@ -75,8 +75,6 @@ def test_errors_are_of_one_kind(tmp_path: Path) -> None:
     run.store().write_bytes(b"rubbish" * 1000)
     with pytest.raises(StoreCorruptError, match="rankscope rebuild"):
         Store.open(run, catch_up=False)
-    with pytest.raises(StoreError, match="no file"):
-        Store.open_foreign(tmp_path / "nowhere.duckdb")
 
 
 def test_a_dead_run_is_caught_up(tmp_path: Path) -> None:
@@ -183,10 +181,6 @@ ATTACKS = (
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_sql_reaches_the_machine(tmp_path: Path, attack: str) -> None:
-    path = tmp_path / "foreign.duckdb"
-    duckdb.connect(str(path)).close()
-    with Store.open_foreign(path) as store, pytest.raises(StoreError):
-        store.rows(attack)
     with Store.open(empty_run(tmp_path)) as store, pytest.raises(StoreError):
         store.rows(attack)
     assert not list(Path("/tmp").glob("rankscope-attack*"))
@@ -198,17 +192,6 @@ def plant(path: Path) -> None:
         connection.execute("DROP VIEW IF EXISTS steps")
         connection.execute(f"CREATE VIEW steps AS SELECT content AS attempt FROM read_text('{SECRET}')")
         connection.execute(f"CREATE MACRO median(x) AS (SELECT content FROM read_text('{SECRET}'))")
-
-
-@pytest.mark.skipif(not SECRET.exists(), reason="no file to read")
-def test_a_view_inside_a_foreign_file_reads_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "foreign.duckdb"
-    plant(path)
-    with Store.open_foreign(path) as store:
-        assert store.tables() == ("steps",)
-        for sql in ("SELECT * FROM steps", "SELECT median(1)"):
-            with pytest.raises(StoreError, match="disabled"):
-                store.rows(sql)
 
 
 @pytest.mark.skipif(not SECRET.exists(), reason="no file to read")
