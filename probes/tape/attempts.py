@@ -25,7 +25,7 @@ from .format.schema import UNSET
 from .rundir import RunDir
 
 __all__ = [
-    "all_closed", "all_ended", "claim", "claims", "is_closed", "newest", "pids_of_rank", "process_is_alive",
+    "all_ended", "claim", "claims", "is_closed", "newest", "pids_of_rank", "process_is_alive",
     "rank_is_gone", "start_ticks",
 ]  # fmt: skip
 
@@ -81,13 +81,6 @@ def claims(run: RunDir) -> dict[int, dict[str, Any]]:
 def newest(run: RunDir, default: int) -> int:
     """The newest attempt's number; a folder that cannot be read tells of none."""
     return max(_numbers(_folder(run)), default=default)
-
-
-def all_closed(run: RunDir) -> bool:
-    """Return True if every rank of the newest attempt ended by itself and closed its tapes."""
-    folders = list(run.rank_dirs())
-    last = max((attempt for attempt, _, _ in folders), default=-1)
-    return last >= 0 and all(is_closed(folder / "events.jsonl") for attempt, _, folder in folders if attempt == last)
 
 
 def all_ended(run: RunDir) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.tape.attempts import all_closed
+from probes.tape.attempts import is_closed
 from probes.tape.rundir import RunDir
 from store import Store, catch_up
 from tests.factories import make_run
@@ -59,7 +59,7 @@ def test_the_last_word_about_ranks_that_have_ended_is_waited_for(tmp_path: Path,
     run = make_run(tmp_path, ranks=2, steps=30)
     Store.open(run).close()  # a store of what was there before
     late = make_run(tmp_path, ranks=2, steps=30, run=run, attempt=1, first_step=31)
-    assert all_closed(late)
+    assert all(is_closed(late.rank_dir(1, rank) / "events.jsonl") for rank in range(2))
     with watch_that_has_not_read_yet(run) as process:
         timer = threading.Timer(0.5, lambda: process.communicate("read\n"))
         timer.start()
@@ -75,7 +75,7 @@ def test_a_run_whose_ranks_may_live_is_read_at_once(tmp_path: Path, long_wait: N
         make_run(tmp_path, ranks=2, steps=30, run=run, attempt=1, first_step=31, kill={1: 40})
     else:
         run.rank_dir(1, 0).mkdir(parents=True)
-    assert not all_closed(run)
+    assert not is_closed(run.rank_dir(1, 1 if left == "a rank that was killed" else 0) / "events.jsonl")
     with watch_that_has_not_read_yet(run):
         start = time.monotonic()
         assert rows_of_steps(run) == 60
