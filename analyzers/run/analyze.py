@@ -119,7 +119,7 @@ def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
     )
 
 
-def live_failures(source: Source, scope: Scope) -> list[Finding]:
+def live_failures(source: Source) -> list[Finding]:
     """One finding for each analysis and plug-in that failed while the run lived: `watch` did not judge it then."""
     if not source.has("events"):
         return []
@@ -142,7 +142,7 @@ _insufficient = partial(Finding.insufficient, "coverage", "records")
 
 def unjudged(source: Source, scope: Scope) -> list[Finding]:
     """Records that are missing, and analyses that failed while the run was live."""
-    return [*record_coverage(source, scope), *live_failures(source, scope)]
+    return [*record_coverage(source, scope), *live_failures(source)]
 
 
 def unsynced_records(source: Source) -> list[Finding]:

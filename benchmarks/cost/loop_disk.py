@@ -57,10 +57,6 @@ class LoopDisk:
         self._unmount()
         _run("mount", "-o", "loop", self._image, self.path)
 
-    def remount(self, option: str) -> None:
-        """Mount it `ro` or `rw` where it is in use."""
-        _run("mount", "-o", f"remount,{option}", self.path)
-
     def __enter__(self) -> LoopDisk:
         return self
 

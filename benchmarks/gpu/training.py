@@ -63,7 +63,7 @@ def _slice(place: Place) -> Result:
 
 def _drill(place: Place) -> Result:
     if place.device == "played":
-        return _played_faults(place)
+        return _played_faults()
     faults = FAULTS if place.has_gpu else FEW_FAULTS
     words = [sys.executable, "-m", "rankscope", "drill", str(ROOT / "examples" / "gpt-demo.toml"), "--format", "json"]
     words += ["--faults", ",".join(faults), "--nproc-per-node", str(place.num_ranks)]
@@ -78,7 +78,7 @@ def _drill(place: Place) -> Result:
     return passed(text, report=report) if not done.returncode else failed(text, report=report)
 
 
-def _played_faults(place: Place) -> Result:
+def _played_faults() -> Result:
     """The same question to played devices: each fault to its finding."""
     words = [sys.executable, "-m", "benchmarks.accuracy.played_nccl", "--seeds", "1", "--clean", "1", "--layout", "ddp"]
     words += [word for fault in PLAYED_FAULTS for word in ("--fault", fault)]

@@ -56,7 +56,6 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 2 ha
 """
 _ELASTIC = ("E0301 10:00:09.100000 512 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {code}) local_rank: {rank} "
             "(pid: {pid}) of binary: /opt/conda/bin/python\n")  # fmt: skip
-_SLOW = ("throughput", "unknown", "data", "compute")
 _LOADING = "Loading checkpoint shards:  {p:3d}%|####      | {n}/30 [{m:02d}:10<20:11, 41.2s/it]\n"
 
 CASES: tuple[Case, ...] = (

@@ -59,11 +59,6 @@ class RecomputeCheck:
         self._peaks: tuple[float, ...] = ()
         self._first: tuple[int, GradientOutlier, tuple[float, ...]] | None = None
 
-    @property
-    def is_active(self) -> bool:
-        """Return True if gradients are checked before the update."""
-        return self._num_peaks > 0
-
     def vote(self) -> tuple[float, ...]:
         """This rank's peak at its own place, zero elsewhere; empty where gradients are not checked."""
         if not self._num_peaks:

@@ -117,7 +117,7 @@ def resolve(config: Config, world_size: int) -> Plan:
     sizes = _mesh_sizes(config, world_size)
     _check_tensor_parallel(config, sizes["tp"])
     stages = _pipeline_stages(config, sizes["pp"])
-    local, micro = _batch_sizes(config, sizes["dp_replicate"] * sizes["dp_shard"] * sizes["ep"], sizes["pp"], stages)
+    local, micro = _batch_sizes(config, sizes["dp_replicate"] * sizes["dp_shard"] * sizes["ep"], sizes["pp"])
     plan = Plan(
         world_size=world_size,
         **sizes,
@@ -229,7 +229,7 @@ def _pipeline_stages(config: Config, pp: int) -> Stages:
     return split_layers(model.num_layers, pp, per_rank, style, list(parallel.stage_costs))
 
 
-def _batch_sizes(config: Config, data_size: int, pp: int, stages: Stages) -> tuple[int, int]:
+def _batch_sizes(config: Config, data_size: int, pp: int) -> tuple[int, int]:
     train = config.train
     if train.global_batch_size % data_size:
         raise ConfigError(

@@ -76,7 +76,6 @@ class Verdict:
 class Traffic:
     """Totals of a link since it was opened."""
 
-    sent_bytes: int = 0
     received_bytes: int = 0
     sent: int = 0
     received: int = 0
@@ -246,7 +245,6 @@ class DigestLink:
         data = self._signer.seal("digest", outgoing, to=LEADER, echo=self._leader)
         store.set(digest_key(self.node), data)
         self.traffic.sent += 1
-        self.traffic.sent_bytes += len(data)
 
     def _gather(self, store: TCPStore) -> None:
         """Read all known nodes in one request; a node that has not been seen yet costs one more."""

@@ -68,7 +68,7 @@ def run_phase(run: RunDir) -> RunPhase:
     events = [event for _, folder in run.node_dirs() for event in _events(folder / "events.jsonl")]
     if len(ended) == len(files):
         launched = [path.parent for path in files.values()] + [folder for _, folder in run.node_dirs()]
-        word: Literal["ended", "ending"] = "ended" if _launcher_is_done(run, launched, events, attempt) else "ending"
+        word: Literal["ended", "ending"] = "ended" if _launcher_is_done(run, launched, events) else "ending"
         return RunPhase(word=word, attempt=attempt, ended=ended)
     # A rank may have finished long before the others: they keep training, and nothing more of its end is recorded.
     newest_s = max(_ended_at_s(rank, files[rank], rank in closed, events, attempt) for rank in ended)
@@ -101,7 +101,7 @@ def _ended_at_s(rank: int, path: Path, is_closed_rank: bool, events: Sequence[di
     return min(times, default=time.time())
 
 
-def _launcher_is_done(run: RunDir, folders: Sequence[Path], events: Sequence[dict[str, Any]], attempt: int) -> bool:
+def _launcher_is_done(run: RunDir, folders: Sequence[Path], events: Sequence[dict[str, Any]]) -> bool:
     """Return True if the launcher has recorded the end of the run since it started, or is gone."""
     own = [event for folder in folders for event in _events(folder / "events.jsonl")]
     started = [event for event in own if event["kind"] == event_kinds.RUN_STARTED]

@@ -88,7 +88,7 @@ class NodeMetrics:
             *self._slow,
             *rank_samples(source, log),
             *finding_samples(source, attempts(source), now_ns),
-            *recovery_samples(source, log),
+            *recovery_samples(log),
             *self._checkpoints(source),
             *health_samples(source),
         ]

@@ -264,7 +264,7 @@ def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:
     ]
 
 
-def recovery_samples(source: Source, log: EventLog) -> Iterator[Sample]:
+def recovery_samples(log: EventLog) -> Iterator[Sample]:
     """Rollbacks, skipped batches and deaths of ranks."""
     rollbacks = log.of(event_kinds.ROLLBACK)
     yield Sample("rankscope_rollbacks_total", len(rollbacks))

@@ -104,7 +104,7 @@ class StepSpans:
         since, until = min(row[1] for row in steps), max(row[2] for row in steps)
         spans += self._rank_spans(source, attempt, ranks, numbers, since)
         if self._group == "all":
-            spans += self._inner_spans(source, attempt, ranks, numbers, since, until)
+            spans += self._inner_spans(source, attempt, ranks, since, until)
         self._done[attempt], self._sent[attempt] = max(row[1] for row in steps), ranks
         return spans
 
@@ -159,7 +159,7 @@ class StepSpans:
                     at_ns += place_ns
 
     def _inner_spans(
-        self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int, until_ns: int
+        self, source: Rows, attempt: int, ranks: Sequence[int], since_ns: int, until_ns: int
     ) -> Iterator[SpanRow]:
         marks = ", ".join("?" * len(ranks))
         limits = [attempt, *ranks, since_ns, until_ns, MAX_ROWS]
