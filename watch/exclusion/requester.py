@@ -25,14 +25,15 @@ from analyzers.stragglers.analyze import stragglers
 from analyzers.wording import ranks_text
 from probes.settings.described import ModelFacts
 from probes.settings.section import read
-from probes.settings.sections import DeviceResponse
+from probes.settings.sections import DeviceResponse, RecoverySettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
 from watch.digests.link import LEADER
-from watch.exclusion.policy import ExclusionPolicy, exclusion_policy, reason_to_keep
+from watch.exclusion.policy import reason_to_keep
 from watch.exclusion.request import ExclusionRequest, write_request
 from watch.live import LiveJudge
+from watch.profiling.next_steps import nodes_of
 
 __all__ = ["ExclusionRequester"]
 
@@ -45,12 +46,12 @@ class ExclusionRequester:
         run: RunDir,
         judge: LiveJudge,
         events: EventWriter,
-        policy: ExclusionPolicy,
+        settings: RecoverySettings,
         *,
         node_rank: int = LEADER,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._judge, self._events, self._policy = run, judge, events, policy
+        self._run, self._judge, self._events, self._settings = run, judge, events, settings
         self._node_rank, self._clock_s = node_rank, clock_s
         self._has_experts = (read(ModelFacts, run.manifest()).num_experts or 0) > 0
         self._slow_since_s: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -60,20 +61,20 @@ class ExclusionRequester:
     @classmethod
     def of(cls, run: RunDir, judge: LiveJudge, events: EventWriter, *, node_rank: int) -> ExclusionRequester | None:
         """Make one with the run's settings; None if they ask for no action."""
-        policy = exclusion_policy(run.manifest())
-        if policy.on_straggler == "report" and policy.on_xid == "report":
+        settings = read(RecoverySettings, run.manifest())
+        if not settings.enabled or (settings.on_straggler == "report" and settings.on_xid == "report"):
             return None
-        return cls(run, judge, events, policy, node_rank=node_rank)
+        return cls(run, judge, events, settings, node_rank=node_rank)
 
     def poll(self, source: Source, attempt: int, now_ns: int) -> None:
         """Request what is due, unless it is another watch's to ask."""
         if self._node_rank != LEADER and self._run.node_dir(LEADER).is_dir():
             return
-        if self._policy.on_xid != "report":
+        if self._settings.on_xid != "report":
             for finding in self._judge.open_findings("xid", attempt):
                 if asks_for_another_device(finding) and finding.ranks:
-                    self._request(source, finding, self._policy.on_xid, attempt)
-        if self._policy.on_straggler != "report":
+                    self._request(source, finding, self._settings.on_xid, attempt)
+        if self._settings.on_straggler != "report":
             self._poll_stragglers(source, attempt, now_ns)
 
     def _poll_stragglers(self, source: Source, attempt: int, now_ns: int) -> None:
@@ -83,7 +84,8 @@ class ExclusionRequester:
         due = {
             ranks
             for (_, ranks), since_s in self._slow_since_s.items()
-            if now_s - since_s >= self._policy.straggler_after_s and (attempt, ranks, "straggler") not in self._answered
+            if now_s - since_s >= self._settings.straggler_after_s
+            and (attempt, ranks, "straggler") not in self._answered
         }
         if not due or self._is_cooling():
             return
@@ -99,9 +101,9 @@ class ExclusionRequester:
                 self._decide(source, finding, attempt)
 
     def _decide(self, source: Source, finding: Finding, attempt: int) -> None:
-        reason = reason_to_keep(finding, self._policy, has_experts=self._has_experts)
+        reason = reason_to_keep(finding, self._settings, has_experts=self._has_experts)
         if not reason:
-            self._request(source, finding, self._policy.on_straggler, attempt)
+            self._request(source, finding, self._settings.on_straggler, attempt)
             return
         key = (attempt, finding.ranks, reason.split(" (")[0][:40])
         if key not in self._answered:  # judged again at each tick: a growing cost may act later
@@ -121,7 +123,7 @@ class ExclusionRequester:
         self._answered.add((attempt, finding.ranks, cause))
         speedup = float(evidence_of(finding).get("speedup_without_it_ratio") or 0.0) if cause == "straggler" else 0.0
         nodes: dict[int, list[int]] = defaultdict(list)
-        for rank, node_rank in _nodes(source, attempt).items():
+        for rank, node_rank in nodes_of(source, attempt).items():
             if rank in finding.ranks:
                 nodes[node_rank].append(rank)
         for node_rank, ranks in sorted(nodes.items()):
@@ -132,7 +134,7 @@ class ExclusionRequester:
                 reason=finding.summary,
                 keeps_size=mode == "replace",
                 min_size_ratio=1 / speedup if speedup else 0.0,
-                dry_run=self._policy.dry_run,
+                dry_run=self._settings.exclusion_dry_run,
             )
             # First the record: the launcher acts within some hundredths of a second.
             self._events.write(
@@ -149,7 +151,7 @@ class ExclusionRequester:
         self._acted_s = self._clock_s()
 
     def _is_cooling(self) -> bool:
-        return self._acted_s is not None and self._clock_s() - self._acted_s < self._policy.cooldown_s
+        return self._acted_s is not None and self._clock_s() - self._acted_s < self._settings.exclusion_cooldown_s
 
     def _last_request_s(self) -> float | None:
         """Time of the last request by an earlier watch of this node, on this process's clock."""
@@ -161,11 +163,3 @@ class ExclusionRequester:
             if event["kind"] == event_kinds.EXCLUSION_REQUESTED
         ]
         return self._clock_s() - max(0.0, (time.time_ns() - max(found)) / 1e9) if found else None
-
-
-def _nodes(source: Source, attempt: int) -> dict[int, int]:
-    """{rank: node} of an attempt."""
-    rows = source.rows(
-        "SELECT rank, arg_max(node_rank, wall_ns) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank", [attempt]
-    )
-    return {int(rank): int(node) for rank, node in rows if node is not None}

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from analyzers.finding import Finding
 from analyzers.source import Source
@@ -26,11 +24,10 @@ from probes.tape.rundir import RunDir
 from watch.digests.link import LEADER
 from watch.profiling.next_steps import ask, next_step, nodes_of, peer_of
 
-__all__ = ["CapturePolicy", "CaptureRequester", "capture_policy"]
+__all__ = ["CaptureRequester"]
 
 logger = logging.getLogger("rankscope.watch")
 
-_DEFAULT = ProfilerSettings()
 KINDS = ("straggler", "throughput", "data_bound", "loss_spike", "exploding_gradients", "divergence")
 """Kinds of findings that the operators of the next steps may explain."""
 
@@ -42,7 +39,7 @@ class CaptureRequester:
         self,
         run: RunDir,
         events: EventWriter,
-        policy: CapturePolicy,
+        policy: ProfilerSettings,
         *,
         node_rank: int = LEADER,
         clock_s: Callable[[], float] = time.monotonic,
@@ -56,8 +53,9 @@ class CaptureRequester:
     @classmethod
     def of(cls, run: RunDir, events: EventWriter, *, node_rank: int) -> CaptureRequester | None:
         """Make one with the run's settings; None if they ask for no capture."""
-        policy = capture_policy(run.manifest())
-        return cls(run, events, policy, node_rank=node_rank) if policy.on_anomaly and policy.max_captures else None
+        policy = read(ProfilerSettings, run.manifest())
+        asks = policy.on_anomaly and policy.on_request and policy.max_captures
+        return cls(run, events, policy, node_rank=node_rank) if asks else None
 
     def poll(
         self, findings: Sequence[Finding], source: Source, attempt: int, now_ns: int, *, waits: bool = False
@@ -91,7 +89,7 @@ class CaptureRequester:
             attempt=attempt,
             ranks=(suspect,) if peer is None else (suspect, peer),
             first_step=next_step(source, attempt, now_ns),
-            num_steps=self._policy.num_steps,
+            num_steps=self._policy.anomaly_steps,
             reason=finding.summary,
         )
         unasked = ask(self._run, request, nodes)
@@ -122,25 +120,3 @@ class CaptureRequester:
             if event["kind"] == event_kinds.PROFILE_REQUESTED
         ]
         return len(found), self._clock_s() - max(0.0, (time.time_ns() - max(found)) / 1e9) if found else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturePolicy:
-    """Settings `profiler.*` of the run; defaults if it has none, like an attached run."""
-
-    on_anomaly: bool = _DEFAULT.on_anomaly
-    num_steps: int = _DEFAULT.anomaly_steps
-    cooldown_s: float = _DEFAULT.cooldown_s
-    """Between two requests (seconds). Source: convention; a capture makes its steps slower."""
-    max_captures: int = _DEFAULT.max_captures
-
-
-def capture_policy(manifest: Mapping[str, Any]) -> CapturePolicy:
-    """The settings that a run was configured with."""
-    given = read(ProfilerSettings, manifest)
-    return CapturePolicy(
-        on_anomaly=given.on_anomaly and given.on_request,
-        num_steps=given.anomaly_steps,
-        cooldown_s=given.cooldown_s,
-        max_captures=given.max_captures,
-    )

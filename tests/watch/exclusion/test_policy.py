@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from analyzers.finding import Finding
-from watch.exclusion.policy import ExclusionPolicy, exclusion_policy, reason_to_keep
+from probes.settings.sections import RecoverySettings
+from watch.exclusion.policy import reason_to_keep
 
-POLICY = ExclusionPolicy(on_straggler="exclude")
+SETTINGS = RecoverySettings(on_straggler="exclude")
 
 
 def straggler(cause: str = "compute", **evidence: Any) -> Finding:
@@ -22,7 +23,7 @@ def straggler(cause: str = "compute", **evidence: Any) -> Finding:
 
 @pytest.mark.parametrize("cause", ["compute", "gpu_clock"])
 def test_a_slow_device_may_be_left_out(cause: str) -> None:
-    assert reason_to_keep(straggler(cause), POLICY) == ""
+    assert reason_to_keep(straggler(cause), SETTINGS) == ""
 
 
 @pytest.mark.parametrize(
@@ -43,19 +44,9 @@ def test_a_slow_device_may_be_left_out(cause: str) -> None:
     ],
 )
 def test_what_another_device_would_not_change_stays(finding: Finding, reason: str) -> None:
-    assert reason in reason_to_keep(finding, POLICY)
+    assert reason in reason_to_keep(finding, SETTINGS)
 
 
 def test_compute_of_ranks_with_different_experts_follows_the_tokens() -> None:
-    assert "experts" in reason_to_keep(straggler(), POLICY, has_experts=True)
-    assert reason_to_keep(straggler("gpu_clock"), POLICY, has_experts=True) == ""
-
-
-def test_settings_of_a_run_and_of_one_without_any() -> None:
-    recovery = {"enabled": True, "on_straggler": "replace", "straggler_after_s": 5.0, "exclusion_dry_run": True}
-    policy = exclusion_policy({"config": {"recovery": recovery}})
-    assert (policy.on_straggler, policy.straggler_after_s, policy.dry_run) == ("replace", 5.0, True)
-    for manifest in ({}, {"config": {"recovery": {**recovery, "enabled": False}}}, {"config": {"recovery": 3}}):
-        assert exclusion_policy(manifest).on_straggler == "report"
-    damaged = {"config": {"recovery": {"enabled": True, "on_straggler": "delete", "straggler_after_s": "no"}}}
-    assert exclusion_policy(damaged) == ExclusionPolicy()
+    assert "experts" in reason_to_keep(straggler(), SETTINGS, has_experts=True)
+    assert reason_to_keep(straggler("gpu_clock"), SETTINGS, has_experts=True) == ""

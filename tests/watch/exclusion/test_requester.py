@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from probes.settings.section import read_config
+from probes.settings.sections import RecoverySettings
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
 from tests.factories import make_run
-from watch.exclusion.policy import exclusion_policy
 from watch.exclusion.request import ExclusionRequest, RequestFile, write_request
 from watch.exclusion.requester import ExclusionRequester
 from watch.exporting.exports import Exports
@@ -39,9 +40,9 @@ class Asked:
         self.run, self.now_s = run, 0.0
         self.events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.judge = LiveJudge(run.manifest(), self.events, Exports(None, None, None, None))
-        policy = exclusion_policy({"config": {"recovery": recovery}})
+        settings = read_config(RecoverySettings, {"recovery": recovery})
         self.requester = ExclusionRequester(
-            run, self.judge, self.events, policy, node_rank=node_rank, clock_s=lambda: self.now_s
+            run, self.judge, self.events, settings, node_rank=node_rank, clock_s=lambda: self.now_s
         )
         self.store = Store.open(run)
         for _ in range(5):  # stragglers are searched for every fifth time
@@ -144,3 +145,15 @@ def test_damaged_requests_and_those_of_another_attempt_are_not_followed(tmp_path
     assert RequestFile(run, 0).poll(1) is None, "a launcher does not follow what was asked of the one before"
     assert write_request(run, 0, request)
     assert launcher.poll(1) == request
+
+
+def test_a_run_that_only_reports_has_no_requester(tmp_path: Path) -> None:
+    events = EventWriter(tmp_path / "events.jsonl", attempt=0, rank=NODE_RANK)
+    settings = ({}, {**RECOVERY, "enabled": False}, {"on_straggler": "delete"}, {"on_straggler": "report"}, RECOVERY)
+    runs = [
+        RunDir.create(tmp_path, name=f"r{number}", manifest={"config": {"recovery": recovery}})
+        for number, recovery in enumerate(settings)
+    ]
+    judges = [LiveJudge(run.manifest(), events, Exports(None, None, None, None)) for run in runs]
+    found = [ExclusionRequester.of(run, judge, events, node_rank=0) for run, judge in zip(runs, judges, strict=True)]
+    assert [requester is not None for requester in found] == [False, False, False, False, True]

@@ -12,6 +12,7 @@ import pytest
 
 from analyzers.finding import Finding
 from probes.profiling.request import RequestFile
+from probes.settings.sections import ProfilerSettings
 from probes.tape.events import EventWriter, read_events
 from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import NODE_RANK, RunDir
@@ -19,11 +20,11 @@ from store import Store
 from tests.factories import RankWriter, empty_run, make_run
 from tests.waiting import wait_for
 from watch.profiling.next_steps import next_step, peer_of
-from watch.profiling.requester import CapturePolicy, CaptureRequester, capture_policy
+from watch.profiling.requester import CaptureRequester
 from watch.profiling.trace_reader import TraceReader
 
 PLACES = {rank: {"node_rank": rank // 2, "pp": rank % 2} for rank in range(4)}
-ON = CapturePolicy(on_anomaly=True, num_steps=4, cooldown_s=100.0, max_captures=2)
+ON = ProfilerSettings(on_anomaly=True, anomaly_steps=4, cooldown_s=100.0, max_captures=2)
 
 
 def straggler(rank: int = 3, **changed: Any) -> Finding:
@@ -42,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 class Asked:
     """A requester over a run, with a clock that a test sets."""
 
-    def __init__(self, run: RunDir, folder: Path, policy: CapturePolicy = ON, *, node_rank: int = 0) -> None:
+    def __init__(self, run: RunDir, folder: Path, policy: ProfilerSettings = ON, *, node_rank: int = 0) -> None:
         self.now_s = 0.0
         self.events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.requester = CaptureRequester(run, self.events, policy, node_rank=node_rank, clock_s=lambda: self.now_s)
@@ -156,13 +157,14 @@ def test_after_a_rollback_the_first_step_lies_ahead_of_where_the_run_is(tmp_path
         assert next_step(store, 0, begun_ns) == 64
 
 
-def test_settings_of_a_run() -> None:
-    given = {"on_anomaly": True, "anomaly_steps": 3, "cooldown_s": 5.0, "max_captures": 1}
-    assert capture_policy({"config": {"profiler": given}}) == CapturePolicy(
-        on_anomaly=True, num_steps=3, cooldown_s=5.0, max_captures=1
-    )
-    assert not capture_policy({}).on_anomaly
-    assert not capture_policy({"config": {"profiler": given | {"on_request": False}}}).on_anomaly
+def test_a_run_asks_only_where_its_settings_say_so(tmp_path: Path) -> None:
+    given = {"on_anomaly": True, "max_captures": 1}
+    events = EventWriter(tmp_path / "events.jsonl", attempt=0, rank=NODE_RANK)
+    for number, (settings, asks) in enumerate(
+        [(given, True), ({}, False), (given | {"on_request": False}, False), (given | {"max_captures": 0}, False)]
+    ):
+        run = RunDir.create(tmp_path, name=f"r{number}", manifest={"config": {"profiler": settings}})
+        assert (CaptureRequester.of(run, events, node_rank=0) is not None) == asks
 
 
 def test_each_trace_is_read_once_and_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
