@@ -90,12 +90,6 @@ class Finding:
         """The finding's name within its run, the same live and post-mortem: `straggler-0-r3`."""
         return "-".join(part for part in map(_id_part, self.identity) if part)
 
-    @property
-    def id_before_schema_2(self) -> str:
-        """The id used in events and links of runs recorded by an older version."""
-        parts = (self.kind, *(_id_part(getattr(self, name)) for name in UNKNOWN_IDENTITY))
-        return "-".join(part for part in parts if part)
-
     def __str__(self) -> str:
         return f"{self.id} ({self.severity}, {self.status}): {self.summary}"
 
@@ -182,7 +176,7 @@ class Finding:
             return None
         given = event.get("id")
         candidates = (found, replace(found, attempt=None))
-        known = next((one for one in candidates if given in (one.id, one.id_before_schema_2)), None)
+        known = next((one for one in candidates if given == one.id), None)
         return found if known is None and found.kind not in KINDS else known
 
     @classmethod

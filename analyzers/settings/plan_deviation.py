@@ -59,9 +59,7 @@ def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDev
         return []
     rank = plan["rank"]
     found = []
-    memory = plan.get(
-        "allocated_bytes"
-    )  # older plans have the driver's context in it, which is not in what is measured
+    memory = plan.get("allocated_bytes")
     least = SHARED.smallest_memory_bytes
     if plan.get("device") == "cuda" and isinstance(memory, int) and memory >= least:
         # Planned is the peak within a step. `steps.memory_bytes`, read between steps, lacks all activations.

@@ -43,5 +43,5 @@ def current_findings(
 
 
 def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:
-    """The finding of that id, also as an older version wrote it; None if the run has none."""
-    return next((finding for finding in findings if finding_id in (finding.id, finding.id_before_schema_2)), None)
+    """The finding of that id; None if the run has none."""
+    return next((finding for finding in findings if finding.id == finding_id), None)

@@ -49,7 +49,6 @@ BLANK = "is blank: its records were lost, or it was reserved and never written"
 MAX_INDEX_BYTES = 256 << 20
 MAX_OPEN = 4096
 _CHUNK_BYTES = 1 << 20
-_NO_CRC = 0  # of a retired segment, in an index of an earlier version
 _NAME = re.compile(r"([a-z_]+)\.(\d{5,9})\.tape")
 
 
@@ -264,7 +263,7 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
             problem = problem or f"line {number} is damaged"
             last = _digest(line.decode("utf-8", "replace"))
             continue
-        if entry.is_retired and entry.crc not in (_NO_CRC, _retired_crc(entry.path, entry.extent)):
+        if entry.is_retired and entry.crc != _retired_crc(entry.path, entry.extent):
             problem = problem or f"line {number} was altered: its checksum is another"
         if found.get("prev") != last:
             problem = problem or f"line {number} does not follow the one before: lines were altered or taken out"

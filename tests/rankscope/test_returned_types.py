@@ -97,7 +97,7 @@ def test_a_value_of_the_evidence_has_the_stated_type() -> None:
 
 TABLE = re.findall(r"^\| `(\w+)` (?:\([^|]*\) )?\| (.*) \|$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
 DOCUMENTED = {name: set(re.findall(r"`(\w+)(?![\w.])", text)) for name, text in TABLE if hasattr(api, name)}
-UNNAMED = {"identity", "id_before_schema_2"}
+UNNAMED = {"identity"}
 """Of findings: for stores and former reports."""
 
 
