@@ -29,9 +29,9 @@ from analyzers.wording import counted, number
 from probes.settings.described import CheckpointFacts
 from probes.settings.section import read
 
-__all__ = ["ANALYSES", "SAVED", "saved_checkpoints"]
+__all__ = ["ANALYSES", "good_saves", "saved_checkpoints"]
 
-SAVED = ("complete", "verified", "good")
+_SAVED = ("complete", "verified", "good")
 
 
 def saved_checkpoints(source: Source, scope: Scope) -> list[Finding]:
@@ -81,7 +81,7 @@ def _failed(source: Source, tier: str) -> Finding | None:
         return None
     ((later,),) = source.rows(
         f"""
-        SELECT count(*) FROM checkpoints WHERE tier = ? AND state IN {SAVED} AND wall_ns > (
+        SELECT count(*) FROM checkpoints WHERE tier = ? AND state IN {_SAVED} AND wall_ns > (
             SELECT max(wall_ns) FROM checkpoints WHERE tier = ? AND state = 'failed')
         """,
         [tier, tier],
@@ -107,17 +107,20 @@ def _failed(source: Source, tier: str) -> Finding | None:
     )
 
 
+def good_saves(source: Source) -> list[int]:
+    """Steps that were saved to disk and neither failed nor were condemned, ascending."""
+    rows = source.rows(
+        f"SELECT DISTINCT step FROM checkpoints WHERE tier = 'disk' AND state IN {_SAVED} AND step IS NOT NULL "
+        "AND (attempt, step) NOT IN (SELECT (attempt, step) FROM checkpoints WHERE tier = 'disk' AND "
+        "state IN ('condemned', 'failed') AND step IS NOT NULL) ORDER BY step"
+    )
+    return [int(step) for (step,) in rows]
+
+
 def _age(
     source: Source, newest_step: int, interval: float | None, policy: SaveAgePolicy = SaveAgePolicy()
 ) -> Finding | None:
-    steps = [
-        step
-        for (step,) in source.rows(
-            f"SELECT DISTINCT step FROM checkpoints WHERE tier = 'disk' AND state IN {SAVED} AND step IS NOT NULL "
-            "AND (attempt, step) NOT IN (SELECT (attempt, step) FROM checkpoints WHERE tier = 'disk' AND "
-            "state IN ('condemned', 'failed') AND step IS NOT NULL) ORDER BY step"
-        )
-    ]
+    steps = good_saves(source)
     gaps = sorted(b - a for a, b in pairwise(steps))
     usual = int(interval) if interval and interval >= 1 else gaps[len(gaps) // 2] if gaps else 0
     if not usual:

@@ -9,7 +9,7 @@ import numpy as np
 from plotly.graph_objects import Figure
 
 from analyzers.account.goodput import measure
-from analyzers.checkpoints.analyze import SAVED
+from analyzers.checkpoints.analyze import good_saves
 from analyzers.figures.drawing import focus
 from analyzers.figures.drawing.band import add_line
 from analyzers.figures.drawing.focus import mark_limit
@@ -49,14 +49,7 @@ def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Steps that a failure would have cost at each step, and the saves themselves."""
     if missing_tables(source, "checkpoints", "steps"):
         return
-    good = sorted(
-        int(step)
-        for (step,) in source.rows(
-            f"SELECT DISTINCT step FROM checkpoints WHERE tier = 'disk' AND state IN {SAVED} AND step IS NOT NULL AND "
-            "(attempt, step) NOT IN (SELECT (attempt, step) FROM checkpoints WHERE tier = 'disk' AND "
-            "state IN ('condemned', 'failed') AND step IS NOT NULL)"
-        )
-    )
+    good = good_saves(source)
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE duration_ns IS NOT NULL")
     if first is not None and last > first:
         # The age is piecewise linear: its corners are just before and at each save.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from analyzers.account.device.exposure import measure
 from analyzers.communication.bandwidth import call_classes, call_columns
 from analyzers.figures.drawing import bars
@@ -26,12 +24,8 @@ def exposure(source: Source, finding: Finding) -> Iterator[Drawing]:
     needed = {"collectives": ("wait_ns", "issue_ns", "end_ns"), "steps": ("duration_ns",)}
     if attempt is None or lacking(source, **needed):
         return
-    measured = measure(source, attempt)
-    steps, place = np.unique(measured.step, return_inverse=True)
+    steps, parts = measure(source, attempt).by_step()
     if len(steps) > 1:
-        num = np.bincount(place)
-        late = np.maximum(0.0, measured.exposed_ms - measured.transfer_ms)
-        parts = [np.bincount(place, weights=w) / num for w in (measured.transfer_ms, late, measured.overlapped_ms)]
         yield Drawing(title="Communication of a step, exposed and hidden", figure=exposed.draw(steps, *parts))
     calls = call_columns(source)
     if len(calls["op"]):

@@ -39,13 +39,9 @@ def startup(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def compression(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The relative error of compressed gradients over the steps."""
-    if lacking(source, steps=("compression_error",)):
-        return
-    table = source.query(
-        "SELECT step, max(compression_error) AS error FROM steps WHERE compression_error IS NOT NULL "
-        "GROUP BY attempt, step ORDER BY attempt, step"
-    )
-    yield Drawing(title="Error of compressed gradients", figure=numbers.compression(table))
+    table = numbers.compression_error(source)
+    if len(table["step"]):
+        yield Drawing(title="Error of compressed gradients", figure=numbers.compression(table))
 
 
 def configuration(source: Source, finding: Finding) -> Iterator[Drawing]:

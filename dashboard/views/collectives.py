@@ -35,14 +35,8 @@ def load_exposure(source: Source) -> dict[str, Any]:
     attempt = queries.newest_attempt(source)
     if attempt is None or lacking(source, collectives=("wait_ns", "issue_ns", "end_ns"), steps=("duration_ns",)):
         return {}
-    measured = measure(source, attempt)
-    steps, place = np.unique(measured.step, return_inverse=True)
-    if not len(steps):
-        return {}
-    num = np.bincount(place)
-    late = np.maximum(0.0, measured.exposed_ms - measured.transfer_ms)
-    parts = (measured.transfer_ms, late, np.maximum(0.0, measured.busy_ms - measured.exposed_ms))
-    return {"step": steps, "parts": [np.bincount(place, weights=part) / num for part in parts]}
+    steps, parts = measure(source, attempt).by_step()
+    return {"step": steps, "parts": parts} if len(steps) else {}
 
 
 def load_exposed_calls(source: Source) -> Any:

@@ -28,7 +28,7 @@ def load_numerics(source: Source) -> dict[str, Any]:
     ]
     return {
         "curve": course.loss_curve(source), "marks": course.marks(source), "rate": queries.rate(source),
-        "gradients": gradient_table(source), "scale": scale, "compression": queries.compression_error(source),
+        "gradients": gradient_table(source), "scale": scale, "compression": numbers.compression_error(source),
         "experts": queries.expert_load(source), "logged": queries.logged_scalars(source),
     }  # fmt: skip
 

@@ -70,6 +70,14 @@ class Exposure:
         hidden: Floats = np.maximum(self.busy_ms - self.exposed_ms, 0.0)
         return hidden
 
+    def by_step(self) -> tuple[Ints, list[Floats]]:
+        """Steps, and the means over their ranks: transfer, waiting for late members, overlapped."""
+        steps, place = np.unique(self.step, return_inverse=True)
+        num = np.bincount(place)
+        late = np.maximum(0.0, self.exposed_ms - self.transfer_ms)
+        parts = (self.transfer_ms, late, self.overlapped_ms)
+        return steps, [np.bincount(place, weights=part) / num for part in parts]
+
 
 def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
     """Exposure of the finished steps of an attempt, from `since_step` on."""

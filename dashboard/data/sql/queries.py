@@ -18,7 +18,7 @@ from analyzers.figures.drawing.sampling import sampled
 from analyzers.figures.ranks.rank_step import MEASURES
 from analyzers.run.records.newest_steps import newest_pace
 from analyzers.run.records.token_copies import token_copies
-from analyzers.source import Source, lacking
+from analyzers.source import Source
 
 __all__ = [
     "MAX_BUCKETS", "Columns", "checkpoints", "extent", "last_finished_steps", "last_steps", "memory_by_rank",
@@ -179,16 +179,6 @@ def rate(source: Source) -> Columns:
     return source.query(
         "SELECT step, lr FROM steps WHERE lr IS NOT NULL AND rank = (SELECT min(rank) FROM steps WHERE lr IS NOT NULL) "
         "ORDER BY attempt, start_ns"
-    )
-
-
-def compression_error(source: Source) -> Columns:
-    """Columns step, error: relative error of the reduced gradient, for steps in which compression was measured."""
-    if lacking(source, steps=("compression_error",)):
-        return none("step", "error")
-    return source.query(
-        "SELECT step, max(compression_error) AS error FROM steps WHERE compression_error IS NOT NULL "
-        "GROUP BY attempt, step ORDER BY attempt, step"
     )
 
 

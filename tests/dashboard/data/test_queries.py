@@ -241,7 +241,7 @@ def test_memory_is_told_over_the_steps_and_by_rank() -> None:
 
 def test_the_rate_is_that_of_a_rank_that_has_one_and_the_error_the_largest() -> None:
     assert queries.rate(timed())["lr"].tolist() == pytest.approx([0.5 / step for step in range(1, 11)])
-    assert queries.compression_error(timed())["error"].tolist() == pytest.approx([0.02] * 10)
+    assert numbers.compression_error(timed())["error"].tolist() == pytest.approx([0.02] * 10)
 
 
 def test_the_load_of_experts_is_counted_against_an_even_share() -> None:

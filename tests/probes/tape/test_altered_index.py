@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from pathlib import Path
 
@@ -86,14 +84,3 @@ def test_an_altered_last_line_of_a_retired_segment_is_named(run: RunDir, before:
     assert list(check_index(run.path, path)) == [(path.relative_to(run.path).as_posix(), problem)]
     TapeSync(run).retire({segment: 37})
     assert [found for _, found in check_index(run.path, path)] == [problem], "what follows does not cover it up"
-
-
-def test_a_retired_segment_of_an_earlier_version_has_no_checksum(run: RunDir) -> None:
-    path, segment = run.node_dir(0) / "segments.jsonl", "tapes/attempt-0/rank-00000/spans.00000.tape"
-    last = path.read_text().splitlines()[-1]
-    prev = hashlib.blake2b(last.encode(), digest_size=8).hexdigest()
-    with path.open("a") as file:
-        fields = {"path": segment, "extent": 37, "crc": 0, "open": [], "prev": prev, "retired": True}
-        file.write(json.dumps(fields, separators=(",", ":")) + "\n")
-    assert list(check_index(run.path, path)) == []
-    assert retired_segments(path)[segment] == 37
