@@ -7,13 +7,14 @@ The kernel enforces the limits: RLIMIT_AS for memory, and SIGALRM, which ends th
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
-import struct
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from store.limited.frames import read_frame, write_frame
 
 __all__ = ["limit_memory", "serve", "status_bytes", "time_limit"]
 
@@ -24,19 +25,15 @@ MAX_KEPT_BYTES = 300 << 20
 def serve(answer: Callable[[bytes], bytes], warm_up: Callable[[], None] = lambda: None) -> None:
     """Answer the questions of standard input on standard output."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not mix with the answers
     warm_up()
-
-    def write(blob: bytes) -> None:
-        answers.write(struct.pack(">Q", len(blob)) + blob)
-        answers.flush()
-
-    write(b"ready")
-    while len(size := sys.stdin.buffer.read(8)) == 8:
-        write(answer(sys.stdin.buffer.read(struct.unpack(">Q", size)[0])))
-        if status_bytes("VmRSS") > MAX_KEPT_BYTES:
-            return
+    write_frame(answers, b"ready", math.inf)
+    with suppress(EOFError):
+        while True:
+            write_frame(answers, answer(read_frame(0, math.inf, max_bytes=1 << 40)), math.inf)
+            if status_bytes("VmRSS") > MAX_KEPT_BYTES:
+                return
 
 
 @contextmanager

@@ -4,19 +4,16 @@
     answer = process.ask(question, limit_s=20)      # bytes each; EOFError or TimeoutError: it is of no more use
     process.kill()
 
-Questions and answers are eight bytes of length and a text. The process sets its limits itself (`limits`).
+Questions and answers are frames (`frames`). The process sets its limits itself (`limits`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import struct
 import subprocess
 import time
 
 from probes.attach.launch.own_process import own_process
+from store.limited.frames import read_frame, write_frame
 
 __all__ = ["LimitedProcess"]
 
@@ -45,9 +42,9 @@ class LimitedProcess:
             self._read(time.monotonic() + START_S)
             self._is_ready = True
         assert self.process.stdin is not None
-        self.process.stdin.write(struct.pack(">Q", len(question)) + question)
-        self.process.stdin.flush()
-        return self._read(time.monotonic() + limit_s + MARGIN_S)
+        deadline_s = time.monotonic() + limit_s + MARGIN_S
+        write_frame(self.process.stdin.fileno(), question, deadline_s)
+        return self._read(deadline_s)
 
     def kill(self) -> None:
         """End it, whatever it does."""
@@ -55,22 +52,11 @@ class LimitedProcess:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # a question that was never read
-                    stream.close()
+                stream.close()
 
     def _read(self, deadline_s: float) -> bytes:
-        (size,) = struct.unpack(">Q", self._exactly(8, deadline_s))
-        if size > self._max_answer_bytes:
-            raise EOFError
-        return self._exactly(size, deadline_s)
-
-    def _exactly(self, num_bytes: int, deadline_s: float) -> bytes:
         assert self.process.stdout is not None
-        found, fd = bytearray(), self.process.stdout.fileno()
-        while len(found) < num_bytes:
-            if not select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-                raise TimeoutError
-            if not (part := os.read(fd, min(1 << 20, num_bytes - len(found)))):
-                raise EOFError
-            found += part
-        return bytes(found)
+        try:
+            return read_frame(self.process.stdout.fileno(), deadline_s, max_bytes=self._max_answer_bytes)
+        except ValueError:  # a longer answer than it may give
+            raise EOFError from None

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from store.database import StoreError
-from store.plugins.frames import read_frame, write_frame
+from store.limited.frames import read_frame, write_frame
 
 __all__ = ["MEMORY_BYTES", "Channel", "one_line", "serve"]
 

@@ -29,7 +29,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from probes.attach.launch.own_process import own_process
-from store.plugins.frames import read_frame, write_frame
+from store.limited.frames import read_frame, write_frame
 
 __all__ = ["LIMIT_VARIABLE", "MAX_REASON_CHARS", "PluginError", "PluginProcess", "limit_s", "plugins"]
 

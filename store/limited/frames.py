@@ -1,4 +1,4 @@
-"""Messages between a process and the plug-in that it calls: eight bytes of length, then the bytes.
+"""Messages between a process and one that answers it: eight bytes of length, then the bytes.
 
     write_frame(fd, json.dumps(message).encode(), deadline_s)
     blob = read_frame(fd, deadline_s, max_bytes=1 << 20)
@@ -22,7 +22,7 @@ _MAX_WRITE = 1 << 16
 
 
 def write_frame(fd: int, blob: bytes, deadline_s: float) -> None:
-    """Write one message to a non-blocking pipe."""
+    """Write one message to a pipe; only a non-blocking one keeps to the deadline."""
     rest = memoryview(_LENGTH.pack(len(blob)) + blob)
     while rest:
         if not select.select([], [fd], [], _left_s(deadline_s))[1]:
