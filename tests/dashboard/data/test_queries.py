@@ -91,7 +91,7 @@ def test_a_store_without_tables_gives_empty_answers() -> None:
     assert reported_findings(store) == []
     assert len(gradient_table(store).columns["step"]) == 0
     for ask in (queries.speed, queries.places, queries.rate, queries.memory_curve, queries.memory_by_rank,
-                queries.compression_error, queries.expert_load):  # fmt: skip
+                numbers.compression_error, queries.expert_load):  # fmt: skip
         assert all(len(column) == 0 for column in ask(store).values())
 
 
