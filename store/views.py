@@ -17,7 +17,7 @@ from store.derived.global_norms import make_global_norms
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["make_views"]
+__all__ = ["columns_of", "make_views"]
 
 _FEW_ROWS = 10_000
 """Rows of all tables up to which they are copied: it takes no longer than to make the views, and a verdict of some two
@@ -42,7 +42,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
     queries, made = dict[str, str](), dict[str, str]()
     try:
         sizes = _sizes_of(connection)
-        there = None if _all_of_this_version(connection, len(paths), sizes.keys()) else _columns_of(connection)
+        there = None if _all_of_this_version(connection, len(paths), sizes.keys()) else columns_of(connection)
         copies = sum(sizes.values()) <= _FEW_ROWS
         for table_ in TABLES.values():
             typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
@@ -131,7 +131,7 @@ def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables:
         return False
 
 
-def _columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
+def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
     """The columns of every table, by file and name."""
     rows = connection.execute(
         "SELECT c.database_name, c.table_name, c.column_name FROM duckdb_columns() c "

@@ -11,12 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.database import WAIT_S, StoreError, attach_for_writing, connect_attached, connect_writer, log_of, translated
+from store.database import WAIT_S, StoreError, connect_attached, connect_writer, log_of, refuse_odd, translated
 from store.ddl import quoted
 from store.ingest.store_file import create
+from store.views import columns_of
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+    pass
 
 __all__ = ["carry_over"]
 
@@ -37,9 +38,15 @@ def carry_over(former: Path, fresh: Path) -> dict[str, int]:
         connection.close()
         connection = connect_attached({"former": former}, wait_s=WAIT_S)
         try:
-            attach_for_writing(connection, "fresh", fresh)
-            for table, columns in _common_columns(connection).items():
-                names = ", ".join(quoted(column) for column in columns)
+            refuse_odd(fresh)
+            literal = str(fresh).replace("'", "''")
+            connection.execute(f"ATTACH '{literal}' AS fresh")
+            there = columns_of(connection)
+            for table in sorted(name for database, name in there if database == "former" and name != _META):
+                columns = there["former", table] & there.get(("fresh", table), set())
+                names = ", ".join(quoted(column) for column in sorted(columns))
+                if not names:
+                    continue
                 target, source = f"fresh.main.{quoted(table)}", f"former.main.{quoted(table)}"
                 ((number,),) = connection.execute(
                     f"INSERT INTO {target} ({names}) SELECT {names} FROM {source}"
@@ -55,17 +62,3 @@ def carry_over(former: Path, fresh: Path) -> dict[str, int]:
             raise
         raise translated(error, former) from error
     return rows
-
-
-def _common_columns(connection: DuckDBPyConnection) -> dict[str, list[str]]:
-    """Columns by table, of the tables that both stores have."""
-    rows = connection.execute(
-        "SELECT c.table_name, c.column_name FROM duckdb_columns() c "
-        "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) WHERE c.schema_name = 'main' "
-        f"AND c.database_name IN ('former', 'fresh') AND c.table_name <> '{_META}' "
-        "GROUP BY ALL HAVING count(*) = 2 ORDER BY ALL"
-    ).fetchall()
-    found: dict[str, list[str]] = {}
-    for table, column in rows:
-        found.setdefault(str(table), []).append(str(column))
-    return found

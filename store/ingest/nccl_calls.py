@@ -23,6 +23,7 @@ import numpy as np
 
 from store.ingest.columns import Batch, insert
 from store.ingest.nccl_groups import Communicator, Group, groups_of_communicators
+from store.ingest.read_positions import texts
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -174,8 +175,8 @@ def _describe_groups(connection: DuckDBPyConnection) -> None:
         "rank": np.array([of.rank for of, *_ in found], dtype=np.int32),
         "communicator": np.array([of.communicator for of, *_ in found], dtype=np.int32),
         "created_ns": np.array([of.created_ns or 0 for of, *_ in found], dtype=np.int64),
-        "process_group": _texts(label for _, label, _, _ in found),
-        "members": _texts(str(list(members)) for _, _, members, _ in found),
+        "process_group": texts(label for _, label, _, _ in found),
+        "members": texts(str(list(members)) for _, _, members, _ in found),
         "num_ranks": np.array([of.num_ranks or -1 for of, *_ in found], dtype=np.int32),
         "world_size": np.array([sizes.get(of.attempt) or -2 for of, *_ in found], dtype=np.int32),
         "is_alive": np.array([of.is_alive for of, *_ in found], dtype=bool),
@@ -209,23 +210,16 @@ def _query(calls: str, condition: str, *, is_open: bool = False) -> str:
 
 
 def _register_words(connection: DuckDBPyConnection) -> None:
-    connection.register("nccl_ops", {"function": _texts(_OPS), "op": _texts(_OPS.values())})
+    connection.register("nccl_ops", {"function": texts(_OPS), "op": texts(_OPS.values())})
     connection.register(
         "nccl_dtypes",
         {
-            "dtype": _texts(_DTYPES),
-            "name": _texts(name for name, _ in _DTYPES.values()),
+            "dtype": texts(_DTYPES),
+            "name": texts(name for name, _ in _DTYPES.values()),
             "size": np.array([size for _, size in _DTYPES.values()], dtype=np.int64),
         },
     )
 
 
 def _register_paths(connection: DuckDBPyConnection, paths: Iterable[str]) -> None:
-    connection.register("nccl_paths", {"path": _texts(paths)})
-
-
-def _texts(values: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
-    listed = list(values)
-    array = np.empty(len(listed), dtype=object)
-    array[:] = listed
-    return array
+    connection.register("nccl_paths", {"path": texts(paths)})

@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save"]
+__all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save", "texts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +109,14 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
         connection,
         "ingest_positions",
         {
-            "path": _texts(p.path for p in segments),
-            "source_table": _texts(p.table for p in segments),
+            "path": texts(p.path for p in segments),
+            "source_table": texts(p.table for p in segments),
             "attempt": np.array([p.attempt for p in segments], dtype=np.int32),
             "rank": np.array([p.rank for p in segments], dtype=np.int32),
             "segment": np.array([p.number for p in segments], dtype=np.int32),
             "next_place": np.array([p.next_place for p in segments], dtype=np.int64),
-            "pending": _texts(str(list(p.pending)) for p in segments),
-            "open_digest": _texts(p.open_digest for p in segments),
+            "pending": texts(str(list(p.pending)) for p in segments),
+            "open_digest": texts(p.open_digest for p in segments),
             "dropped": np.array([p.dropped for p in segments], dtype=np.int64),
             "done": np.array([p.done for p in segments], dtype=np.bool_),
         },
@@ -126,7 +126,7 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
         connection,
         "ingest_bytes",
         {
-            "path": _texts(p.path for p in events),
+            "path": texts(p.path for p in events),
             "next_byte": np.array([p.next_byte for p in events], dtype=np.int64),
             "skipped_lines": np.array([p.skipped_lines for p in events], dtype=np.int64),
         },
@@ -134,11 +134,9 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
     _replace(
         connection,
         "ingest_anchors",
-        {"path": _texts(changes.anchors), "anchor": np.array(list(changes.anchors.values()), dtype=np.int64)},
+        {"path": texts(changes.anchors), "anchor": np.array(list(changes.anchors.values()), dtype=np.int64)},
     )
-    _replace(
-        connection, "ingest_problems", {"path": _texts(changes.problems), "text": _texts(changes.problems.values())}
-    )
+    _replace(connection, "ingest_problems", {"path": texts(changes.problems), "text": texts(changes.problems.values())})
     if changes.problems:
         connection.execute("DELETE FROM ingest_problems WHERE problem = ''")
     connection.execute("UPDATE ingest_meta SET generation = $1", [changes.generation])
@@ -156,7 +154,8 @@ def _replace(connection: DuckDBPyConnection, table: str, columns: dict[str, Any]
         connection.unregister("changed")
 
 
-def _texts(values: Iterable[str]) -> Any:
+def texts(values: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
+    """A column of texts; numpy would make one of fixed width from the values alone."""
     listed = list(values)
     array = np.empty(len(listed), dtype=object)
     array[:] = listed
