@@ -18,12 +18,12 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 
 from analyzers.report.wording.links import DEFAULT_PORT
 from dashboard import token_file as token_files
 from probes.attach.launch.own_process import own_process
 from probes.tape.no_run import no_folder
+from store.database import Closing
 from store.open import what_is
 
 __all__ = ["LOOPBACK", "DashboardError", "DashboardServer", "usable_port"]
@@ -42,7 +42,7 @@ class _EndedError(DashboardError):
     """The server ended before it was ready."""
 
 
-class DashboardServer:
+class DashboardServer(Closing):
     """The server process. Raises DashboardError."""
 
     def __init__(self, runs: Path, *, port: int, address: str = LOOPBACK, token_file: Path | None = None) -> None:
@@ -82,14 +82,6 @@ class DashboardServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-
-    def __enter__(self) -> DashboardServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self, command: list[str], environment: dict[str, str], url: str) -> None:
         """Start the server at an address, and wait until it answers."""

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from probes.tape.files.safe_open import file_problem
 
@@ -32,13 +31,13 @@ __all__ = [
     "NO_EXTENSIONS",
     "STORAGE_VERSION",
     "WAIT_S",
+    "Closing",
     "StoreBusyError",
     "StoreCorruptError",
     "StoreError",
     "StoreLockedError",
     "StoreOutdatedError",
     "WriterLock",
-    "attach_for_writing",
     "connect_attached",
     "connect_for_file",
     "connect_memory",
@@ -113,7 +112,21 @@ _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint ite
 STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
 
-class WriterLock:
+class Closing:
+    """Closed at the end of its `with` block."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class WriterLock(Closing):
     """The right to write a store, held until `close` or the end of the process.
 
     One that only catches up (role `reader`) is waited for, `wait_s` at most. Raises StoreLockedError.
@@ -147,14 +160,6 @@ class WriterLock:
             os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> WriterLock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _locked(fd: int) -> bool:
@@ -236,13 +241,6 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
         connection.close()
         raise
     return connection
-
-
-def attach_for_writing(connection: DuckDBPyConnection, name: str, path: Path) -> None:
-    """Attach another store for writing."""
-    refuse_odd(path)
-    literal = str(path).replace("'", "''")
-    connection.execute(f"ATTACH '{literal}' AS {name}")
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:

@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -25,6 +24,7 @@ from probes.tape.rundir import RunDir
 from store.catch_up import stores_up_to_date
 from store.database import (
     WAIT_S,
+    Closing,
     StoreCorruptError,
     StoreError,
     connect_attached,
@@ -45,7 +45,7 @@ __all__ = ["WAIT_S", "Store"]
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
-class Store:
+class Store(Closing):
     """SQL over a run's records. Made by `Store.open`."""
 
     def __init__(
@@ -204,14 +204,6 @@ class Store:
         self._connection.close()
         if self._scratch is not None:
             self._scratch.close()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _execute(self, sql: str, params: Params, fetch: str) -> Any:
         import duckdb

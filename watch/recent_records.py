@@ -11,13 +11,12 @@ during the run does not move them. Records of other nodes keep their own anchors
 from __future__ import annotations
 
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from probes.tape import event_kinds
 from probes.tape.redaction.secrets import Redactor
 from probes.tape.rundir import RunDir
-from store.database import connect_memory, interruptible
+from store.database import Closing, connect_memory, interruptible
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.newest_folders import NewestFolders
 from store.ingest.read_positions import ReadState
@@ -36,7 +35,7 @@ _LASTING = frozenset({
 """Events that concern the attempts after their own, too."""
 
 
-class RecentRecords:
+class RecentRecords(Closing):
     """A store in memory. `anchor_ns`: wall minus monotonic clock of this node's records; None: as they were written."""
 
     def __init__(self, run: RunDir, folders: NewestFolders, *, anchor_ns: int | None) -> None:
@@ -75,14 +74,6 @@ class RecentRecords:
     def close(self) -> None:
         """Free the memory."""
         self._connection.close()
-
-    def __enter__(self) -> RecentRecords:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _anchor(self, new: NewRecords) -> int:
         if self._anchor_ns is not None and self._folders.is_own(new.folder):

@@ -24,13 +24,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 from probes.tape.files.held_folder import HeldFolder
 from probes.tape.redaction.secrets import Redactor
 from probes.tape.rundir import RunDir
 from probes.tape.segment_index import INDEX_NAME, retired_segments
 from store.database import (
+    Closing,
     StoreBusyError,
     StoreCorruptError,
     StoreError,
@@ -89,7 +89,7 @@ class TickResult:
         return sum(self.rows.values())
 
 
-class Ingester:
+class Ingester(Closing):
     """The writer of one node's store. Raises StoreLockedError if the store already has one."""
 
     def __init__(
@@ -133,14 +133,6 @@ class Ingester:
         """Tell readers that the store holds all records up to this time (epoch nanoseconds)."""
         if self._lock:
             self._lock.mark_ingested(wall_ns)
-
-    def __enter__(self) -> Ingester:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def tick(self, *, thorough: bool = False) -> TickResult:
         """Bring the store up to date. `thorough`: search tapes to their ends, for runs whose writers are gone.

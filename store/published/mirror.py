@@ -17,11 +17,10 @@ import posixpath
 import re
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from probes.tape.rundir import RunDir
-from store.database import MIRROR, WriterLock, connect_writer, translated
+from store.database import MIRROR, Closing, WriterLock, connect_writer, translated
 from store.ddl import quoted
 from store.ingest.store_file import create
 from store.published.address import AddressError, one_line, open_address
@@ -43,7 +42,7 @@ TRIES = 3
 _NODE = re.compile(r"node-(\d{5})\.json\Z")
 
 
-class Mirror:
+class Mirror(Closing):
     """The copy lies in a folder of the run's name in `scratch`. Raises AddressError, one line."""
 
     def __init__(self, address: str, scratch: Path) -> None:
@@ -119,14 +118,6 @@ class Mirror:
         for lock in self._locks.values():
             lock.close()
         self._locks.clear()
-
-    def __enter__(self) -> Mirror:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _mark(self) -> None:
         """Readers take a store whose lock is held by a mirror as one that is watched."""

@@ -14,14 +14,13 @@ import json
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from probes.tape.format.schema import TABLES, Column
-from store.database import connect_memory, interruptible
+from store.database import Closing, connect_memory, interruptible
 from store.ddl import SQL_TYPES, quoted, store_columns
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def _forget(connection: DuckDBPyConnection, name: str) -> None:
     connection.close()
 
 
-class MemoryStore:
+class MemoryStore(Closing):
     """Implements `analyzers.source.Source`. A table that was never filled is empty, and `has` returns False for it."""
 
     def __init__(self) -> None:
@@ -118,14 +117,6 @@ class MemoryStore:
     def close(self) -> None:
         """Free the memory."""
         self._free()
-
-    def __enter__(self) -> MemoryStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _picked(column: Column) -> str:
