@@ -274,7 +274,7 @@ def test_logged_numbers_are_means_over_ranks_of_the_newest_attempt() -> None:
 def test_findings_come_newest_word_first_and_damaged_ones_are_left_out() -> None:
     store = MemoryStore()
     said = {
-        "id": "hang-0-4-r1", "analyzer": "hang", "finding_kind": "hang", "severity": "critical", "status": "fired",
+        "id": "hang-0", "analyzer": "hang", "finding_kind": "hang", "severity": "critical", "status": "fired",
         "finding_ranks": [1], "first_step": 4, "last_step": 4, "cause": "", "summary": "one", "evidence": {"a_ms": 1},
         "advice": "hang", "cost_s": 2.5,
     }  # fmt: skip
