@@ -11,7 +11,7 @@ sentence("forward is slow")  # "Forward is slow."
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "sentence",
     "signed",
     "size_text",
+    "spans_of",
 ]
 
 MAX_RANKS = 8
@@ -124,18 +125,24 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {number_ranges(ranks)}"
 
 
+def spans_of(numbers: Iterable[int]) -> list[list[int]]:
+    """[first, last] of each stretch of consecutive numbers."""
+    spans: list[list[int]] = []
+    for one in numbers:
+        if spans and one == spans[-1][1] + 1:
+            spans[-1][1] = one
+        else:
+            spans.append([one, one])
+    return spans
+
+
 def number_ranges(numbers: Sequence[int]) -> str:
     """`3`, `3 and 5`, `0-6, 9 and 12`, `3, 5, 7 and 9 more`."""
-    runs: list[list[int]] = []
-    for one in numbers:
-        if runs and one == runs[-1][-1] + 1:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
     parts: dict[str, int] = {}
-    for run in runs:
-        is_range = len(run) >= MIN_RANGE  # as in the names of process groups
-        parts |= {f"{run[0]}-{run[-1]}": len(run)} if is_range else dict.fromkeys(map(str, run), 1)
+    for first, last in spans_of(numbers):
+        size = last - first + 1
+        is_range = size >= MIN_RANGE  # as in the names of process groups
+        parts |= {f"{first}-{last}": size} if is_range else dict.fromkeys(map(str, range(first, last + 1)), 1)
     shown = list(parts)[:MAX_RANKS]
     if len(parts) > MAX_RANKS:
         return f"{', '.join(shown)} and {sum(list(parts.values())[MAX_RANKS:])} more"

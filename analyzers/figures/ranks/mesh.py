@@ -17,6 +17,7 @@ from plotly.graph_objects import Figure
 
 from analyzers.figures.drawing.theme import HEAT, heat_range, label, new_figure
 from analyzers.source import Floats, ints
+from analyzers.wording import spans_of
 from probes.collectives.groups.group_label import compact_ranks
 
 __all__ = ["DIMENSIONS", "draw", "filled_ratio", "listed"]
@@ -98,12 +99,7 @@ def listed(ranks: Sequence[int], max_runs: int) -> str:
     regular = compact_ranks(ranks)
     if "@" not in regular and "," not in regular:
         return regular
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:max_runs])
-    left = sum(map(len, runs[max_runs:]))
+    spans = spans_of(ranks)
+    shown = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in spans[:max_runs])
+    left = sum(last - first + 1 for first, last in spans[max_runs:])
     return f"{shown} and {left} more" if left else shown

@@ -20,7 +20,7 @@ from analyzers.kinds import KINDS
 from analyzers.report.rank_rows import RankRow, RankRows
 from analyzers.report.terminal.fitted_table import FittedTable
 from analyzers.report.terminal.safe_console import with_bound_units
-from analyzers.wording import size_text
+from analyzers.wording import size_text, spans_of
 from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
@@ -192,12 +192,7 @@ def _common_activity(rows: Sequence[RankRow]) -> str:
 
 def _ranges(ranks: Sequence[int]) -> str:
     """`ranks 0-2, 4-511`; ellipsis after a few pieces."""
-    pieces: list[list[int]] = []
-    for rank in ranks:
-        if pieces and pieces[-1][1] == rank - 1:
-            pieces[-1][1] = rank
-        else:
-            pieces.append([rank, rank])
+    pieces = spans_of(ranks)
     shown = [f"{first}-{last}" if first < last else str(first) for first, last in pieces[:MAX_RANGES]]
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(shown)}{', ...' if len(pieces) > MAX_RANGES else ''}"
 

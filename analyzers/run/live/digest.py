@@ -21,6 +21,7 @@ from typing import Any
 from analyzers.run.calls.recorded_calls import Call
 from analyzers.run.calls.snapshot import AttemptView, RankView
 from analyzers.run.records.event_log import Event, EventLog
+from analyzers.wording import spans_of
 
 __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", "joined", "joined_log", "of_ranks"]
 
@@ -196,7 +197,7 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         "p2p": [[*key, seq] for key, seq in view.last_p2p.items()] if calls else [],
         "queued": [[group, rank, seq] for (group, rank), seq in view.queued.items()],
         "queued_p2p": [[*key, seq] for key, seq in view.queued_p2p.items()] if calls else [],
-        "members": {group: _spans(found) for group, found in view.members.items()},
+        "members": {group: spans_of(sorted(found)) for group, found in view.members.items()},
         "events": events if texts else [],
     }  # fmt: skip
 
@@ -272,17 +273,6 @@ def _int_or_none(value: Any) -> int | None:
 def _short(detail: Mapping[str, Any]) -> dict[str, Any]:
     """Shorten long texts of an event: a whole traceback stays on the node that wrote it."""
     return {key: value[:300] if isinstance(value, str) else value for key, value in detail.items()}
-
-
-def _spans(ranks: Sequence[int]) -> list[list[int]]:
-    """Encode ranks as [first, last] pairs of consecutive numbers: a group of thousands is one pair."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return spans
 
 
 def _members(spans: Sequence[Sequence[int]]) -> tuple[int, ...]:
