@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..step_scalars import read_back
+
 __all__ = ["FingerprintReader", "Reading"]
 
 PERIOD = 1024
@@ -40,7 +42,9 @@ class Reading:
 
     def __init__(self, names: list[str], parts: list[tuple[list[int], Tensor]]) -> None:
         self._names = names
-        self._parts = [(indices, *_sent_home(values)) for indices, values in parts]
+        self._parts = [
+            (indices, *(read_back(values) if values.is_cuda else (values, None))) for indices, values in parts
+        ]
 
     def values(self) -> dict[str, int]:
         """Signed 64-bit values by name, in the order of the tensors. Waits for the device if they are not there yet."""
@@ -170,13 +174,3 @@ def _weights(device: torch.device) -> Tensor:
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     odd = (state ^ (state >> np.uint64(31))) | np.uint64(1)
     return torch.from_numpy(odd.view(np.int64)).to(device)
-
-
-def _sent_home(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    if not values.is_cuda:
-        return values, None
-    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    pinned.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-    return pinned, arrived
