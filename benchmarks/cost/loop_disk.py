@@ -21,7 +21,6 @@ import struct
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 
 __all__ = ["LoopDisk", "has_loop_disks", "own_mounts"]
 
@@ -60,9 +59,7 @@ class LoopDisk:
     def __enter__(self) -> LoopDisk:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._unmount()
         self._image.unlink()
 
