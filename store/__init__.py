@@ -1,4 +1,4 @@
-"""The store: one DuckDB file per node, written from the tapes by one process and read by anybody.
+"""The store: one DuckDB file per node, written from the tapes by one process and read by any number of readers.
 
 with Ingester(run) as ingester:           # the writer: `watch`
     ingester.tick()
@@ -6,8 +6,7 @@ with Store.open(run) as store:            # readers: analyze, dashboard
     store.query("SELECT step, max(duration_ns) AS slowest_ns FROM steps GROUP BY step ORDER BY step")
 rebuild(run)                              # the store is only a copy of the tapes
 
-A name is imported when it is first asked for: the process of a plug-in needs only a part, which costs a quarter of the
-whole import.
+Names are imported on first use: a plug-in's process needs only some of them, for a quarter of the full import time.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ __all__ = ["stores_up_to_date"]
 
 FINAL_POLL_S = 5.0
 COPY_BYTES = 512 << 20
-"""Maximum size of a store that a reader copies while a `watch` writes it."""
+"""Maximum size of a store that a reader copies while `watch` is writing it."""
 
 
 def stores_up_to_date(
@@ -37,7 +37,7 @@ def stores_up_to_date(
 ) -> list[Path]:
     """Bring every node's store up to date; returns the files to read.
 
-    `reads_on`: for a run with a running `watch`, records not yet in the store are ingested into a copy.
+    `reads_on`: while `watch` is running, ingest records that are not in the store yet into a temporary copy of it.
     """
     restore_unwritten(run.event_files())
     paths: dict[Path, Path] = {path: path for path in run.stores()}
@@ -52,11 +52,11 @@ def stores_up_to_date(
             if not path.exists() and not _appears(path, wait_s):
                 raise
             paths[path] = path
-            if all_ended(run) and not _has_left(path):  # the watch is slow, stopped, or waits for a next attempt
+            if all_ended(run) and not _has_left(path):  # `watch` is slow, was stopped, or waits for the next attempt
                 paths[path] = _scratch_copy(run, node, folders, scratch, fresh=True)
         except StoreCorruptError:
             raise
-        except StoreError:  # the folder cannot be written, or readers keep the file open
+        except StoreError:  # the folder is read-only, or other readers keep the file open
             paths[path] = _scratch_copy(run, node, folders, scratch)
     return [paths[path] for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
 
@@ -68,8 +68,8 @@ def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: fl
 
 
 def _has_left(path: Path) -> bool:
-    """Return True if the `watch` of an ended run will soon finish ingesting all records; a verdict on half of them
-    would be incomplete.
+    """Return True if the run has ended and its `watch` will soon have ingested the remaining records: wait for it,
+    because a verdict on part of the records would be incomplete.
     """
     deadline = time.monotonic() + FINAL_POLL_S
     while is_watched([path]):
@@ -82,13 +82,15 @@ def _has_left(path: Path) -> bool:
 def _read_on(
     run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, wait_s: float
 ) -> Path | None:
-    """Copy a store that is being written and add the newest records; None if it is too large or unreadable."""
+    """Copy a store that `watch` is writing, and ingest the newest records into the copy. Returns None if the store is
+    too large or unreadable.
+    """
     path = run.store(node)
     with contextlib.suppress(StoreError):
         if not path.exists():
             return _scratch_copy(run, node, folders, scratch, fresh=True)
         if path.stat().st_size <= COPY_BYTES:
-            # No writer opens the file while it is open here, so file and write-ahead log are consistent.
+            # No writer can open the file while it is open here, so the file and its write-ahead log are consistent.
             held = connect_attached({"held": path}, wait_s=wait_s)
             return _scratch_copy(run, node, folders, scratch, held=held)
     return None
@@ -103,10 +105,10 @@ def _scratch_copy(
     fresh: bool = False,
     held: DuckDBPyConnection | None = None,
 ) -> Path:
-    """Make a temporary store with all records of the tapes.
+    """Create a temporary store with all records of the tapes.
 
-    `fresh`: make it from the tapes only, since the store is being written. `held`: connection that keeps writers out;
-    it is closed once the store is copied.
+    `fresh`: build it from the tapes alone, because the store is being written. `held`: a connection that keeps writers
+    out; it is closed once the store is copied.
     """
     folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
     original, copy = run.store(node), folder / run.store(node).name

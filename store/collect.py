@@ -4,8 +4,8 @@
     collected.ranks, collected.nodes, collected.num_bytes
 
 Each node's folder holds the tapes of its ranks and its watch, so no file is merged: tapes, events, stacks and logs are
-copied. A store is copied if no watch has it open; what it lacks is read from the tapes. Links and anything else that is
-not a regular file are skipped. It can be repeated, and copies what grew.
+copied. A store is copied if no `watch` has it open; the reader ingests what it lacks from the tapes. Only regular files
+are copied, no links. A repeated call copies only what has changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Collected:
 
 
 def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, force: bool = False) -> Collected:
-    """Copy the nodes' folders into one. Raises RunError if they belong to different runs (unless `force`), or clash."""
+    """Copy the nodes' folders into one. Raises RunError if they belong to different runs (unless `force`), or if two of
+    them hold the same node or rank.
+    """
     runs = [RunDir.open(source) for source in sources]
     _same_run(runs, force=force)
     _may_write(into)
@@ -56,7 +58,7 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
             for name in _files(run, folders, left_out):
                 num_bytes += _copy(run.path / name, into / name)
                 num_files += 1
-        # Of the first node's folder: it has the launcher's process and the mesh. Another's where that has none.
+        # The first node's manifest has the launcher's process and the mesh; use another node's only if it has none.
         best = max(runs, key=lambda run: (run.node_dir(0).is_dir(), bool(run.manifest())))
         if manifest := best.manifest():
             RunDir(into).write_manifest(manifest)
@@ -77,18 +79,20 @@ def _same_run(runs: Sequence[RunDir], *, force: bool) -> None:
     ids = {str(run.manifest().get("run_id", run.run_id)): run.path for run in runs}
     if len(ids) > 1 and not force:
         (first, place), (second, other) = list(ids.items())[:2]
-        raise RunError(f"{place} is run {first} and {other} is run {second}: if they are of one job, add --force")
+        raise RunError(f"{place} is run {first} and {other} is run {second}: if they belong to one job, add --force")
 
 
 def _may_write(into: Path) -> None:
     if folder_problem(into):
         raise RunError(f"{into} {folder_problem(into)}")
     if into.is_dir() and any(into.iterdir()) and not (into / MARK).exists():
-        raise RunError(f"{into} is there already and was not made by collect: name a new folder")
+        raise RunError(f"{into} exists and was not created by collect: name a new folder")
 
 
 def _no_clash(runs: Sequence[RunDir]) -> None:
-    """Refuse a rank of one attempt, or a node, that is in two folders: not one job, or one folder given twice."""
+    """Raise RunError if two folders hold the same node, or the same rank of one attempt: they are of different jobs, or
+    one folder was given twice.
+    """
     owners: dict[str, Path] = {}
     for run in runs:
         places = [folder for _, _, folder in run.rank_dirs()] + [folder for _, folder in run.node_dirs()]
@@ -96,7 +100,9 @@ def _no_clash(runs: Sequence[RunDir]) -> None:
             name = folder.relative_to(run.path).as_posix()
             other = owners.setdefault(name, run.path)
             if other != run.path and not _is_same(other / name, folder):
-                raise RunError(f"both {other} and {run.path} have {name}, and they differ: not one job's folders")
+                raise RunError(
+                    f"both {other} and {run.path} have {name} with different content: they are not of one job"
+                )
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -108,7 +114,7 @@ def _is_same(one: Path, other: Path) -> bool:
 def plain_files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
     """Names of the regular files in these folders of a run, relative to it; anything else goes to `left_out`."""
     for name in folders:
-        if problem := folder_problem(run.path / name):  # os.walk would follow it: it spares only links further down
+        if problem := folder_problem(run.path / name):  # os.walk follows the starting folder even if it is a link
             left_out.append(f"{run.path / name} {problem}")
             continue
         for place, inside, files in os.walk(run.path / name):
@@ -126,24 +132,26 @@ def plain_files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Ite
 
 
 def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
-    """Names of the plain files of a run that are copied as they are."""
+    """Names of the run's regular files, which are copied unchanged."""
     yield from plain_files(run, folders, left_out)
     for path in (run.path / "run.json", *run.stores()):
         if problem := file_problem(path):
             left_out.append(f"{path} {problem}")
-        elif path.suffix == ".duckdb" and not _is_open(path):  # run.json is rewritten
+        elif path.suffix == ".duckdb" and not _is_open(path):  # run.json is written anew by `collect`
             yield path.name
 
 
 def _is_open(store: Path) -> bool:
-    """Return True if a process writes the file now, or was killed while it did (a journal next to it)."""
+    """Return True if a process is writing the store, or was killed while writing (its write-ahead log is left)."""
     from store import is_watched
 
     return is_watched([store]) or store.with_name(store.name + ".wal").exists()
 
 
 def _copy(source: Path, target: Path) -> int:
-    """Copy unless it is there with this size and time; the reader never sees half of a file."""
+    """Copy a file unless the target has its size and modification time. The copy is renamed into place, so no reader
+    sees half of it.
+    """
     found = source.stat()
     with contextlib.suppress(OSError):
         there = target.stat()
@@ -158,7 +166,7 @@ def _copy(source: Path, target: Path) -> int:
 
 
 def _copy_data(source: Path, target: Path) -> None:
-    """Copy the parts of a plain file that hold data: holes stay holes, however large the file claims to be."""
+    """Copy a file's data and keep its holes, so that a sparse file takes no more space than its data."""
     target.unlink(missing_ok=True)
     with open(open_plain(source), "rb") as reading:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -169,10 +177,10 @@ def _copy_data(source: Path, target: Path) -> None:
             while at < end:
                 try:
                     at = os.lseek(reading.fileno(), at, os.SEEK_DATA)
-                except OSError:  # ENXIO: nothing but a hole follows
+                except OSError:  # ENXIO: only a hole follows
                     break
                 stop = min(end, os.lseek(reading.fileno(), at, os.SEEK_HOLE))
                 while at < stop and (data := os.pread(reading.fileno(), min(stop - at, 1 << 20), at)):
                     at += os.pwrite(writing.fileno(), data, at)
                 if at < stop:
-                    break  # it was cut short meanwhile
+                    break  # the source was truncated meanwhile

@@ -3,9 +3,9 @@
     with WriterLock(path, role="watch"):
         connection = connect_writer(path, wait_s=1.0)
 
-Two locks: DuckDB's own lock on the file is held only while a process has it open (a tick, a query), so it is waited
-for; the writer lock (`<store>.lock`, an flock that dies with its process) says whose job the writing is, for as long
-as `watch` lives. DuckDB is imported here and nowhere else, at the first use: `import store` costs little.
+There are two locks. DuckDB's lock on the file is held only while a process has it open (a tick, a query), so others
+wait for it. The writer lock (`<store>.lock`, an flock that ends with its process) reserves writing for one process, for
+as long as `watch` lives. Only this module imports DuckDB, on first use, so that `import store` is quick.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ __all__ = [
 
 
 class StoreError(ValueError):
-    """The store cannot be used; the text is one line that says why and what to do.
+    """The store cannot be used; the message is one line with the reason and what to do.
 
     StoreError
     ├── StoreLockedError    another process is the store's writer
-    ├── StoreBusyError      the file stayed open elsewhere for longer than we wait
+    ├── StoreBusyError      another process kept the file open for longer than the time limit
     └── StoreCorruptError   the file is not a readable DuckDB database
     """
 
 
 class StoreLockedError(StoreError):
-    """Another process is the writer; `role` and `pid` say which."""
+    """Another process is the store's writer; `role` and `pid` identify it."""
 
     def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
         self.role = str(holder.get("role", "unknown"))
         self.pid = holder.get("pid")
-        super().__init__(f"{path} already has a writer: {self.role}, process {self.pid}; stop it, or only read")
+        super().__init__(f"{path} already has a writer: {self.role}, process {self.pid}; stop it, or read only")
 
 
 class StoreBusyError(StoreError):
-    """The file stayed open elsewhere for longer than we wait."""
+    """Another process kept the file open for longer than the time limit."""
 
 
 class StoreCorruptError(StoreError):
@@ -81,18 +81,20 @@ class StoreCorruptError(StoreError):
 
 
 class StoreOutdatedError(StoreCorruptError):
-    """The file is whole, with the tables of another version of rankscope."""
+    """The file is intact, but has the tables of another version of Rankscope."""
 
 
 POLL_S = 0.005
 MAX_POLL_S = 0.05
-"""Pause between two tries to open a file in use; it grows up to this, since a try takes 4 ms of CPU time."""
+"""Maximum pause between attempts to open a file in use. Pauses grow up to this, since an attempt takes 4 ms of CPU
+time.
+"""
 WAIT_S = 10.0
-"""Seconds that a reader or writer of a store waits for another that holds it."""
+"""Seconds that a reader or writer waits for a store that another process has open."""
 READER = "reader"
-"""Role of one that brings a store up to date to read it, and is gone in a moment."""
+"""Role of a reader that brings the store up to date before it reads; it holds the lock only briefly."""
 MIRROR = "mirror"
-"""Role of one that copies a published run, whose records may still arrive."""
+"""Role of a process that mirrors a published run, whose records may still arrive."""
 NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -103,11 +105,12 @@ _MIN_BYTES = 3 * 4096  # a DuckDB file begins with three headers
 _NO_ROOM = ("No space left", "Disk quota exceeded", "File too large")
 _DAMAGED = (
     "Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata",
-    "This WAL ", "WAL does not match",  # killed between a checkpoint and the removal of the log that it made useless
+    # the writer was killed between a checkpoint and the removal of the write-ahead log that it had applied
+    "This WAL ", "WAL does not match",
 )  # fmt: skip
 _INTERRUPTED = "Query interrupted"
 _IN_PYTHON = "KeyboardInterrupt"
-"""Last line of DuckDB's error where the signal came while it read columns in Python."""
+"""Last line of DuckDB's error if the signal arrived while it was reading columns in Python."""
 _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
 STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
@@ -127,14 +130,14 @@ class Closing:
 
 
 class WriterLock(Closing):
-    """The right to write a store, held until `close` or the end of the process.
+    """Exclusive right to write a store, held until `close` or the end of the process.
 
-    One that only catches up (role `reader`) is waited for, `wait_s` at most. Raises StoreLockedError.
+    If the holder only catches up (role `reader`), wait for it, at most `wait_s` seconds. Raises StoreLockedError.
     """
 
     def __init__(self, store: Path, *, role: str, wait_s: float = 30.0) -> None:
         path = _lock_of(store)
-        if problem := file_problem(path):  # of a link, the file behind it would be written to
+        if problem := file_problem(path):  # a link would make us write to the file that it points to
             raise StoreError(f"cannot write {path}: it {problem}; remove it")
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -151,11 +154,13 @@ class WriterLock(Closing):
         os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "role": role}).encode(), 0)
 
     def mark_ingested(self, wall_ns: int) -> None:
-        """Note that the store has all that was recorded until then (epoch nanoseconds): the file's time of change."""
+        """Note that the store holds all records up to `wall_ns` (epoch nanoseconds), as the lock file's modification
+        time.
+        """
         os.utime(self._fd, ns=(wall_ns, wall_ns))
 
     def close(self) -> None:
-        """Give the right back."""
+        """Release the lock."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             os.close(self._fd)
@@ -171,22 +176,23 @@ def _locked(fd: int) -> bool:
 
 
 def is_watched(stores: Iterable[Path]) -> bool:
-    """Return True if a live `watch` writes one of these stores, or a mirror of what one publishes: records may still
-    arrive after the run's end."""
+    """Return True if a live `watch`, or a mirror of a published run, writes one of these stores: records may still
+    arrive after the run's end.
+    """
     return any(True for _ in _watched(stores))
 
 
 def ingested_until_ns(stores: Iterable[Path]) -> int:
-    """Epoch nanoseconds until when all these stores have what was recorded: the present where no `watch` writes.
+    """Epoch nanoseconds up to which all these stores hold the recorded data; now if no `watch` writes them.
 
-    `watch` may ingest only every few seconds, and that delay is not silence of the ranks.
+    `watch` may ingest only every few seconds; this delay must not be taken for silent ranks.
     """
     marks = [path.stat().st_mtime_ns for path in _watched(stores)]
     return min([time.time_ns(), *marks])
 
 
 def _watched(stores: Iterable[Path]) -> Iterator[Path]:
-    """The lock files of stores that a live `watch` or mirror writes."""
+    """Lock files of the stores that a live `watch` or mirror writes."""
     for store in stores:
         lock = _lock_of(store)
         if not lock.exists():
@@ -197,7 +203,7 @@ def _watched(stores: Iterable[Path]) -> Iterator[Path]:
             if error.role in ("watch", MIRROR):
                 yield lock
         except StoreError:
-            continue  # a folder that cannot be written is an archived run
+            continue  # a read-only folder is an archived run
 
 
 def _lock_of(store: Path) -> Path:
@@ -213,21 +219,23 @@ def _holder(fd: int) -> dict[str, Any]:
 
 
 def connect_writer(path: Path, *, wait_s: float, threads: int) -> DuckDBPyConnection:
-    """Open a store for writing, or make it. What is in the file can neither read nor write another file."""
+    """Open a store for writing; create it if it does not exist. SQL stored in the file cannot access other files."""
     import duckdb
 
     config = NO_EXTENSIONS | {
         "enable_external_access": "false",
         "storage_compatibility_version": STORAGE_VERSION,
         "threads": threads,
-        "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
+        "pandas_analyze_sample": 0,  # object columns are text: do not infer their type from the first rows
     }
     refuse_odd(path)
     return patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
 
 
 def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int | None = None) -> DuckDBPyConnection:
-    """An in-memory connection with the stores attached read-only under their names; `lock_down` it before use."""
+    """Open an in-memory database with the stores attached read-only, under their keys in `paths`. Call `lock_down` on
+    it before use.
+    """
     import duckdb
 
     limits = {} if threads is None else {"threads": threads}
@@ -244,8 +252,8 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:
-    """From here on SQL can access only the attached files, no network and no extension, and cannot change that. Queries
-    that exceed `memory_bytes` spill into the folder `spill_to`; without it they fail.
+    """Restrict SQL, irrevocably, to the attached files: no network, no extension. Queries
+    that exceed `memory_bytes` spill to the folder `spill_to`, or fail if it is not given.
     """
     if memory_bytes is not None:
         connection.execute(f"SET memory_limit = '{int(memory_bytes)} B'")
@@ -256,7 +264,7 @@ def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None
 
 
 def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
-    """A database without a file, for rows that were read from files; its SQL can access nothing else."""
+    """Open an in-memory database for rows read from other formats; its SQL cannot access files."""
     import duckdb
 
     limits = {} if threads is None else {"threads": threads}
@@ -264,7 +272,7 @@ def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
 
 
 def connect_for_file(path: Path) -> DuckDBPyConnection:
-    """A database in memory that can read one file and access nothing else."""
+    """Open an in-memory database whose SQL can read this one file and nothing else."""
     import duckdb
 
     connection = duckdb.connect(":memory:", config={**NO_EXTENSIONS, "memory_limit": "2GB"})
@@ -276,19 +284,21 @@ def connect_for_file(path: Path) -> DuckDBPyConnection:
 
 
 def refuse_odd(path: Path) -> None:
-    """A store and its write-ahead log are plain files: DuckDB would follow a link and wait for a FIFO."""
+    """Raise StoreError unless the store and its write-ahead log are regular files: DuckDB would follow a link, and
+    block on a FIFO.
+    """
     for file in (path, log_of(path)):
         if problem := file_problem(file):
             raise StoreCorruptError(f"{file} {problem}")
 
 
 def log_of(path: Path) -> Path:
-    """The write-ahead log that DuckDB keeps next to a store."""
+    """Path of the write-ahead log that DuckDB keeps next to a store."""
     return path.with_name(path.name + ".wal")
 
 
 def patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
-    """Call `connect` until the file is free, at most `wait_s` seconds."""
+    """Call `connect` until the file is free. Raises StoreBusyError after `wait_s` seconds."""
     import duckdb
 
     deadline, pause_s = time.monotonic() + wait_s, POLL_S
@@ -304,7 +314,7 @@ def patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnectio
 
 
 def translated(error: Exception, path: Path | str) -> StoreError:
-    """Translate a DuckDB error."""
+    """Return the StoreError for an error of DuckDB."""
     import duckdb
 
     text = str(error)
@@ -320,9 +330,9 @@ def translated(error: Exception, path: Path | str) -> StoreError:
 
 
 def drop_useless_log(path: Path, error: StoreError) -> bool:
-    """Remove the write-ahead log of a store if `error` says that a checkpoint has already written all of it to the
-    file. A writer killed between a checkpoint and the removal of its log leaves such a pair, which DuckDB refuses to
-    open. Only for the holder of the writer's lock.
+    """Remove a store's write-ahead log if `error` says that a checkpoint has already applied it. DuckDB refuses to open
+    such a pair, which a writer leaves if it is killed between a checkpoint and the removal of the log. Only the holder
+    of the writer lock may call this.
     """
     found = _USELESS_LOG.search(str(error.__cause__))
     if found is None or int(found[1]) != int(found[2]) + 1:
@@ -332,8 +342,8 @@ def drop_useless_log(path: Path, error: StoreError) -> bool:
 
 
 def quarantine(path: Path) -> Path | None:
-    """Move an unusable store and its write-ahead log aside; returns the new path. A file too short to have held
-    anything is removed: its creation was interrupted, perhaps by a full disk, and that may happen again.
+    """Move an unusable store and its write-ahead log aside; returns the new path. A file too short to hold rows is
+    deleted instead: its creation was interrupted, perhaps by a full disk, which may happen repeatedly.
     """
     log = log_of(path)
     is_empty = path.is_symlink() or (not path.is_dir() and path.lstat().st_size < _MIN_BYTES)
@@ -355,8 +365,8 @@ def quarantine(path: Path) -> Path | None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt if a signal (Ctrl-C, or SIGTERM with a handler) ended a query of the block. DuckDB
-    replaces the handler's exception by an error of its own, which code that tolerates failing analyses would swallow.
+    """Raise KeyboardInterrupt if a signal (Ctrl-C, or SIGTERM with a handler) ended a query in the block. DuckDB
+    replaces the handler's exception with another error, which code that tolerates failing analyses would swallow.
     """
     try:
         yield

@@ -3,8 +3,9 @@
     for statement in create_statements():
         connection.execute(statement)
 
-A table whose records can be open becomes two tables and a view: `<table>_done` only ever grows, `<table>_open` holds
-what has begun and not ended (replaced at each tick), `<table>` shows both. Only the ingester reads the two.
+A table whose records can be open becomes two tables and a view: `<table>_done` only grows, `<table>_open` holds records
+that have begun and not ended (replaced at each tick), and the view `<table>` shows both. Only the ingester uses the
+first two.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _BOOKKEEPING = (
 
 
 def store_columns(table: Table) -> tuple[Column, ...]:
-    """The columns of a table in the store, in order: attempt and rank first, then what its source adds."""
+    """Columns of a table in the store, in order: attempt and rank first, then those of its source."""
     if table.source == "event":
         return (_ATTEMPT, _RANK, _WALL, _STEP, *table.columns)
     return (_ATTEMPT, _RANK, *table.columns)
@@ -62,9 +63,9 @@ def quoted(name: str) -> str:
 
 
 def create_statements() -> list[str]:
-    """Everything that an empty store needs."""
+    """SQL statements that create all tables and views of an empty store."""
     statements = list(_BOOKKEEPING)
-    for _, table in sorted(TABLES.items()):  # the order of the dict says nothing of the tables
+    for _, table in sorted(TABLES.items()):  # sorted, so that the order of the dict does not change the fingerprint
         columns = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table))
         statements.append(f"CREATE TABLE {grown_table(table)} ({columns})")
         if table.can_be_open:
@@ -79,5 +80,5 @@ def create_statements() -> list[str]:
 
 @functools.cache
 def fingerprint() -> str:
-    """Changes with every change of a table; a store with another one is rebuilt from the tapes."""
+    """Hash of all table definitions. A store with another fingerprint is rebuilt from the tapes."""
     return hashlib.sha256(f"{SCHEMA_VERSION}\n{chr(10).join(create_statements())}".encode()).hexdigest()[:16]

@@ -5,7 +5,7 @@
         np.median(columns["duration_ns"])
 
 Every table of the schema exists, empty if it was not recorded. Close the store soon: while it is open, `watch` cannot
-write. Nothing is lost; it writes later.
+write. Nothing is lost: it catches up later.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class Store(Closing):
 
         `catch_up`: first ingest records that are on the tapes but not in the store (into a temporary copy if the run's
         folder is read-only). If a `watch` is running, this is left to it, but not longer than `catch_up.FINAL_POLL_S`
-        after all ranks have ended. `reads_on`: ingest beside a running `watch` too, into a temporary copy. `node`:
-        without `catch_up`, open the store of this node alone, so that no other node's writer waits. `memory_bytes`:
-        DuckDB's memory limit; with `spills` larger queries continue in a temporary folder. `threads`: DuckDB's threads,
-        all cores by default.
+        after all ranks have ended. `reads_on`: while `watch` is running, ingest its newest records into a temporary
+        copy. `node`: without `catch_up`, open the store of this node alone, so that no other node's writer waits.
+        `memory_bytes`: DuckDB's memory limit; with `spills` larger queries continue in a temporary folder. `threads`:
+        DuckDB's threads, all cores by default.
         """
         with contextlib.ExitStack() as scratch:
             paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on) if catch_up else run.stores()
@@ -170,7 +170,7 @@ class Store(Closing):
         return session
 
     def interrupt(self) -> None:
-        """Interrupt the query of another thread, where it raises StoreError."""
+        """Interrupt a query that runs in another thread; it raises StoreError there."""
         self._connection.interrupt()
 
     def typed(self, sql: str, params: Params = None, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
@@ -179,7 +179,7 @@ class Store(Closing):
 
     @property
     def damage(self) -> StoreCorruptError | None:
-        """The first damaged file that a query found; None so far."""
+        """The first damaged file that a query found, or None."""
         found = (store.damage for store in self._sessions)
         return self._damage or next((damage for damage in found if damage), None)
 

@@ -45,19 +45,18 @@ class RebuildResult:
     rows: dict[str, int]
     """Finished rows by table, over all nodes."""
     problems: tuple[str, ...]
-    """Files that could not be read completely; table `ingest_problems` has the reasons."""
+    """Number of files that could not be read completely; their reasons are in table `ingest_problems`."""
     kept: tuple[Path, ...] = ()
-    """Former stores that were set aside, because they have rows that damaged tapes lost, or cannot be read."""
+    """Former stores that were set aside because they cannot be read, or have rows that damaged tapes have lost."""
 
 
 def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, force: bool = False) -> RebuildResult:
-    """Rebuild every node's store; `progress(bytes done, bytes of all tapes)` is called now and then.
+    """Rebuild every node's store; `progress(bytes done, bytes of all tapes)` is called at intervals.
 
     If tapes are retired, the old store's rows are copied first. The old store stays in use until the new one is
-    complete. If it has rows that the tapes no longer have, it is kept unchanged; with `force` it is set aside. It is
-    also set aside if its rows differ from those that damaged tapes give now. Raises StoreLockedError while a watch
-    writes, StoreBusyError while another process has the store open, StoreError if the folder cannot be written or rows
-    would be lost.
+    complete. If it has rows that the tapes no longer have, it is kept unchanged, or set aside with `force`. It is also
+    set aside if damaged tapes now give other rows. Raises StoreLockedError while a watch writes, StoreBusyError while
+    another process has the store open, StoreError if the folder cannot be written or rows would be lost.
     """
     rows: Counter[str] = Counter()
     kept: list[Path] = []
@@ -99,7 +98,9 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
 
 
 def _check_use(store: Path) -> None:
-    """Raise StoreError for a store in use, before tapes are read; free one whose writer died in a checkpoint."""
+    """Raise StoreError if the store is in use, before any tape is read. Recovers a store whose writer died during a
+    checkpoint.
+    """
     try:
         connect_attached({"former": store}, wait_s=WAIT_S).close()
     except StoreCorruptError as error:
@@ -113,7 +114,7 @@ def _carried_over(store: Path, fresh: Path) -> dict[str, int]:
     try:
         return carry_over(store, fresh)
     except StoreCorruptError:
-        return {}  # rows that it cannot provide are reported as a problem of the tapes
+        return {}  # rows that it cannot provide are reported as problems of the tapes
     except StoreError as error:
         raise _left_alone(error) from error
 
@@ -140,23 +141,27 @@ def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) ->
     if lost and not force:
         text = ", ".join(f"{table} {rows:,} -> {now:,}" for table, (rows, now) in sorted(lost.items()))
         raise StoreError(
-            f"{store} has rows that the tapes no longer have ({text}); it was left as it is. "
-            "See `rankscope analyze` for the damaged files; --force replaces the store and keeps the former one"
+            f"{store} has rows that the tapes no longer have ({text}); it was left unchanged. "
+            "`rankscope analyze` lists the damaged files; --force replaces the store and keeps the former one"
         )
     return quarantine(store) if lost or differs else None
 
 
 def _left_alone(error: StoreError) -> StoreError:
-    """Error for an undamaged store: what would be lost is unknown, so it stays, forced or not."""
+    """Error for a store that cannot be read although it is undamaged: what would be lost is unknown, so it is kept even
+    with `force`.
+    """
     if isinstance(error, StoreBusyError):
-        return StoreBusyError(f"{error}; it was left as it is. Close what has it open, then rebuild again")
-    return StoreError(f"{error}; it was left as it is. To rebuild without its rows, move it away")
+        return StoreBusyError(
+            f"{error}; it was left unchanged. Close the programs that have it open, then rebuild again"
+        )
+    return StoreError(f"{error}; it was left unchanged. To rebuild without its rows, move it away")
 
 
 def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
-    """{table: (rows before, rows now)} over the parts that have fewer rows now.
+    """Return {table: (rows before, rows now)}, summed over the parts that have fewer rows now.
 
-    Parts are ranks of an attempt, segments, or (for events) times, so that new rows do not hide a loss.
+    Parts are ranks of an attempt, segments, or time ranges of events, so that new rows cannot hide lost ones.
     """
     for database in ("former", "fresh"):
         connection.execute(
@@ -168,13 +173,14 @@ def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
         "FROM former_parts f LEFT JOIN fresh_parts n USING (name, kind, part)) "
         "WHERE now < was GROUP BY name, kind ORDER BY sum(was - now), kind DESC"
     ).fetchall()
-    return {name: (int(was), int(now)) for name, was, now in rows}  # of two kinds of parts, the one that lost more
+    # a table is divided in two ways, sorted by loss: the larger one is last and kept
+    return {name: (int(was), int(now)) for name, was, now in rows}
 
 
 def _parts(connection: DuckDBPyConnection, database: str) -> Iterator[str]:
-    """SQL queries for the number of rows by table and part, including open ones."""
+    """SQL queries for the number of rows by table and part, open rows included."""
     tables = _tables(connection, database)
-    yield "SELECT '' AS name, '' AS kind, '' AS part, 0 AS num WHERE false"  # a writer died before it created a table
+    yield "SELECT '' AS name, '' AS kind, '' AS part, 0 AS num WHERE false"  # the writer died before it created tables
     if "pending" in tables.get("ingest_positions", ()):
         yield f"SELECT source_table, 'segment', path, next_place - len(pending) FROM {database}.main.ingest_positions"
     for table, columns in tables.items():
@@ -192,7 +198,7 @@ def _parts(connection: DuckDBPyConnection, database: str) -> Iterator[str]:
 
 
 def _digests(connection: DuckDBPyConnection, database: str) -> dict[str, Any]:
-    """A digest of the rows of each table, whatever their order."""
+    """Order-independent digest of the rows of each table."""
     return {
         table: connection.execute(f"SELECT count(*), sum(hash(t)) FROM {database}.main.{quoted(table)} t").fetchall()
         for table in _tables(connection, database)

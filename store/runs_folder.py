@@ -1,11 +1,11 @@
-"""A folder of runs; runs are opened by id only.
+"""A folder of runs, which are opened by id.
 
     folder = RunsFolder(Path("runs"))
     folder.run_ids()                      # newest first
     folder.open("demo-20260101-120000")   # RunError for anything that is not one of them
 
-An id comes from the address in the browser, so it is compared with the existing names and never used to build a path;
-a link that leads out of the folder is not one of its runs.
+Ids come from the browser's address bar, so an id is compared with the existing names and never used to build a path.
+Links that lead out of the folder are not its runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probes.tape.rundir import RunDir, RunError
 __all__ = ["MAX_RUNS", "RunsFolder"]
 
 MAX_RUNS = 2_000
-"""Runs that are listed, the newest ones."""
+"""Maximum number of runs that are listed; the newest are kept."""
 
 
 class RunsFolder:
@@ -29,13 +29,13 @@ class RunsFolder:
         self.path = path.resolve()
 
     def run_ids(self) -> list[str]:
-        """Names of the runs, the one that started last first, as their manifests say."""
+        """Names of the runs, newest first by the start time in their manifests."""
         found: list[tuple[float, str]] = []
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     if entry.is_symlink() or not entry.is_dir() or entry.name.startswith("."):
-                        continue  # `latest` links to a run of the list
+                        continue  # `latest` is a link to one of the runs
                     path = self.path / entry.name
                     if RunDir.is_run(path):
                         found.append((_began(path), entry.name))
@@ -48,7 +48,7 @@ class RunsFolder:
         return next(iter(self.run_ids()), None)
 
     def resolved(self, run_id: str) -> str | None:
-        """The id itself if there is such a run; for `latest` the run it links to; None for everything else."""
+        """Return the id itself if there is such a run, for `latest` the id that it links to, and None otherwise."""
         names = self.run_ids()
         if run_id in names:
             return run_id
@@ -58,7 +58,7 @@ class RunsFolder:
         return None
 
     def open(self, run_id: str) -> RunDir:
-        """Open a run. Raises RunError: there is none, or it is from a newer rankscope."""
+        """Open a run. Raises RunError if it does not exist, or was written by a newer Rankscope."""
         name = self.resolved(run_id)
         if name is None:
             raise RunError(f"no run {run_id[:120]!r} in {self.path}: choose one from the list")
@@ -67,13 +67,15 @@ class RunsFolder:
 
 @lru_cache(maxsize=2 * MAX_RUNS)
 def _created_s(path: Path, stamp: tuple[int, int]) -> float | None:
-    """Start of a run as its manifest has it, epoch seconds; read again only when the file has changed."""
+    """Start time of a run in its manifest, epoch seconds; read again only if the file has changed."""
     created_ns = RunDir(path).manifest().get("created_wall_ns")
     return created_ns / 1e9 if isinstance(created_ns, int) and created_ns > 0 else None
 
 
 def _began(path: Path) -> float:
-    """Start of a run. The time of a file is that of its last change, or of a copy: used where no manifest says it."""
+    """Start time of a run: its manifest's if that states one, else the folder's modification time, which a copy
+    changes.
+    """
     for name in ("run.json", "tapes", "."):
         try:
             found = (path / name).stat()

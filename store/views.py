@@ -1,4 +1,4 @@
-"""Views over the stores of all nodes: each table of the schema once, whatever version wrote a file.
+"""Views over the stores of all nodes: each table of the schema once, whichever version of Rankscope wrote a file.
 
 stand_ins = make_views(connection, paths)     # the files are attached as n0, n1, ...
 """
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["columns_of", "make_views"]
 
 _FEW_ROWS = 10_000
-"""Rows of all tables up to which they are copied: it takes no longer than to make the views, and a verdict of some two
-hundred queries takes two thirds of the time."""
+"""Up to this many rows in all, tables are copied into memory: that takes no longer than creating the views, and a
+verdict (some 200 queries) then takes two thirds of the time.
+"""
 _WITH_GLOBAL_NORMS = """
 SELECT s.* REPLACE (
     CASE WHEN g.replaces THEN g.grad_norm ELSE coalesce(s.grad_norm, g.grad_norm) END AS grad_norm)
@@ -30,9 +31,9 @@ FROM ({steps}) s LEFT JOIN global_norms g ON g.attempt = s.attempt AND g.step = 
 
 
 def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
-    """Create one view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in.
+    """Create one view per table over all nodes. Where a store of another version lacks a column, it is NULL.
 
-    Only tables of the files are read, never their views: an external view may read or compute anything.
+    Only the files' tables are read, never their views: a view in an untrusted file may compute anything.
 
     Returns the tables that no file has, whose views are empty.
     """
@@ -79,7 +80,9 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
 
 
 def _show(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool) -> str:
-    """Make a table of the query's rows or a view, and return which. Damaged rows are a view: each query says so."""
+    """Create a table of the query's rows, or a view, and return which. Damaged rows stay a view, so that each query
+    reports them.
+    """
     import duckdb
 
     if copies:
@@ -96,7 +99,7 @@ def _show(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool
 
 
 def _sizes_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], int]:
-    """The rows of every table, by file and name."""
+    """Number of rows of each table, by file and table name."""
     rows = connection.execute(
         "SELECT database_name, table_name, estimated_size FROM duckdb_tables() WHERE schema_name = 'main'"
     ).fetchall()
@@ -104,7 +107,7 @@ def _sizes_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], int]:
 
 
 def _has_global_norms(connection: DuckDBPyConnection) -> bool:
-    """Make the table of global norms; False where there are none, or columns are of other types than ours."""
+    """Create the table of global norms. Returns False if there are none, or if columns have unexpected types."""
     import duckdb
 
     try:
@@ -116,14 +119,14 @@ def _has_global_norms(connection: DuckDBPyConnection) -> bool:
 
 
 def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables: Collection[tuple[str, str]]) -> bool:
-    """Return True if every file has the tables of this version: no slow look-up of columns is needed then."""
+    """Return True if every file has the tables of this version, so that the slow look-up of columns can be skipped."""
     import duckdb
 
     needed = {"ingest_meta", "ingest_problems"}
     for table in TABLES.values():
         needed |= {grown_table(table), f"{table.name}_open"} if table.can_be_open else {table.name}
     if not all((f"n{i}", name) in tables for i in range(num_files) for name in needed):
-        return False  # of an older version, or one of them is a view
+        return False  # a file of an older version, or one of the names is a view
     try:
         selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
         return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
@@ -132,7 +135,7 @@ def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables:
 
 
 def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
-    """The columns of every table, by file and name."""
+    """Columns of each table, by file and table name."""
     rows = connection.execute(
         "SELECT c.database_name, c.table_name, c.column_name FROM duckdb_columns() c "
         "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) WHERE c.schema_name = 'main'"
@@ -144,7 +147,7 @@ def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]
 
 
 def _parts_of(table: Table, there: dict[tuple[str, str], set[str]] | None, number: int) -> list[str]:
-    """The tables of a file that hold the rows of `table`: finished and open ones apart, or all in one."""
+    """Names of the file's tables that hold the rows of `table`: finished and open rows are separate tables, or one."""
     apart = [grown_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
     if there is None or all((f"n{number}", part) in there for part in apart):
         return apart

@@ -1,12 +1,12 @@
-"""The file of a store as its writer opens it: again for each tick, and closed between them to let readers in.
+"""A store's file as its writer uses it: opened at each tick, and closed in between so that readers can open it.
 
     file = WriterFile(path, threads=1)
     with file.opened(wait_s=1.0) as connection:       # makes the file if there is none
         connection.execute(...)
     file.close()
 
-Most of what opening a small database costs is DuckDB itself, which registers its functions: 20 of 24 ms. So the process
-keeps one without a file, and attaches the store to it and detaches it again, with the checkpoint of a close.
+Of the 24 ms for opening a small database, DuckDB takes 20 to register its functions. So the process keeps an in-memory
+database, attaches the store to it, and detaches it again, which checkpoints like a close.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class WriterFile:
 
     @contextmanager
     def opened(self, *, wait_s: float) -> Iterator[DuckDBPyConnection]:
-        """Open the file for the block; an error in it leaves nothing that was not committed. Raises StoreError."""
+        """Open the file for the duration of the block. If the block raises, uncommitted changes are lost. Raises
+        StoreError.
+        """
         import duckdb
 
         refuse_odd(self._path)
@@ -45,11 +47,11 @@ class WriterFile:
             raise
         try:
             connection.execute("USE memory; DETACH store")
-        except duckdb.Error:  # what was committed is in the log, and the next opening takes it into the file
+        except duckdb.Error:  # committed changes are in the write-ahead log, which the next opening applies
             self.close()
 
     def close(self) -> None:
-        """Free what is kept between two uses."""
+        """Close the in-memory database."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -60,7 +62,7 @@ class WriterFile:
         is_first = self._connection is None
         if self._connection is None:
             config = NO_EXTENSIONS | {
-                "storage_compatibility_version": STORAGE_VERSION,  # of a new file
+                "storage_compatibility_version": STORAGE_VERSION,  # a new file
                 "threads": self._threads,
                 "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
             }
@@ -68,6 +70,6 @@ class WriterFile:
         connection, literal = self._connection, str(self._path).replace("'", "''")
         attach = f"ATTACH '{literal}' AS store"
         patiently(self._path, wait_s, lambda: connection.execute(attach))
-        if is_first:  # DuckDB goes on to allow the files of what is attached
+        if is_first:  # DuckDB still allows access to attached databases
             connection.execute(f"SET temp_directory = '{literal}.tmp'; SET enable_external_access = false")
         return connection.execute("USE store")

@@ -1,16 +1,16 @@
-"""The global gradient norm of steps in which each rank knows only a part of it.
+"""Compute the global gradient norm of steps in which each rank recorded only the norm of its shard.
 
     if make_global_norms(connection):        # after the views of the tables
         ...                                  # table global_norms: attempt, step, grad_norm
 
-1. An attached rank with sharded gradients writes the norm of its part, under the name of the ranks that share them
+1. An attached rank with sharded gradients records the norm of its shard as a scalar named after its sharding group
    (`probes.attach.loop.step_norms`). Squares add up over those ranks. Groups with equal sums are replicas of each other
    and count once; the others hold different parameters (stages, tensor-parallel slices) and add up.
-2. A manually sharded model is recognised by its ranks: they exchange tensors in forward or backward, but have different
-   norms for the same step. Different norms are then different parts. Parameters that such ranks share would be counted
-   several times. They are removed in steps in which gradients of single parameters were recorded (at the interval);
-   steps in between have no global norm.
-3. A norm that the loop logged itself stays as it is.
+2. A manually sharded model is recognised by ranks that exchange tensors in forward or backward but have different norms
+   in the same step. Ranks with different norms then hold different shards. Parameters that such ranks share would be
+   counted several times. This is corrected in steps with recorded per-parameter gradients (one per interval); the steps
+   in between have no global norm.
+3. A norm that the loop logged itself is kept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["PARTS_SQL", "make_global_norms"]
 
 PREFIX = "grad_norm_part "
 LOGGED = "measured_grad_norm"
-"""Series of the measured norm where the loop logs one."""
+"""Scalar with the measured norm if the loop also logs one."""
 _SAMPLE_STEPS = 32
-"""First steps that are looked at for a model that is sharded by hand. Source: a few are enough, and quick to read."""
-_SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal but for rounding
+"""First steps that are examined for a manually sharded model. Source: a few suffice, and are quick to read."""
+_SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal up to rounding
 
 PARTS_SQL = f"""
 SELECT attempt, step, sqrt(sum(total)) AS grad_norm FROM (
@@ -40,7 +40,7 @@ SELECT attempt, step, sqrt(sum(total)) AS grad_norm FROM (
     ) WHERE num_ranks >= coalesce(TRY_CAST(regexp_extract(name, '^{PREFIX}(\\d+) of ', 1) AS BIGINT), 1)
 ) GROUP BY attempt, step
 """
-"""Columns attempt, step, grad_norm: of each step in which every rank of a group has written its part."""
+"""Columns attempt, step, grad_norm for each step in which every rank of a group has recorded its part."""
 
 _BY_HAND_SQL = f"""
 WITH sampled AS (
@@ -60,7 +60,7 @@ SELECT attempt, step, sum(total) AS total FROM (
     WHERE attempt IN (SELECT unnest(?::BIGINT[])) AND isfinite(grad_norm))
 GROUP BY attempt, step
 """
-# Of the gradients of single parameters: the sum over ranks with different norms, and over different parameters alone.
+# From per-parameter gradients: the sum over ranks with different norms, and the sum that counts each parameter once.
 _COMMON_SQL = f"""
 WITH own AS (
     SELECT attempt, step, rank, parameter, norm * norm AS total FROM gradients
@@ -79,7 +79,9 @@ WHERE ranks.total > 0
 
 
 def make_global_norms(connection: DuckDBPyConnection) -> bool:
-    """Make the table `global_norms` from the views of a run; if every rank has whole norms, return False without it."""
+    """Create the table `global_norms` from the views of a run. Returns False, without a table, if every rank has global
+    norms.
+    """
     has_parts = connection.execute(f"SELECT 1 FROM scalars WHERE starts_with(name, '{PREFIX}') LIMIT 1").fetchone()
     by_hand = {attempt for (attempt,) in connection.execute(_BY_HAND_SQL).fetchall()}
     if by_hand:

@@ -1,4 +1,4 @@
-"""Copy rows of a former store into a new one if their tapes are retired.
+"""Copy the rows of retired tapes from a former store into a new one.
 
     carry_over(Path("telemetry.duckdb.quarantine"), Path("telemetry.duckdb"))
 
@@ -25,9 +25,9 @@ _META = "ingest_meta"
 
 
 def carry_over(former: Path, fresh: Path) -> dict[str, int]:
-    """Make the store `fresh` with the rows of `former`; returns the number of finished ones by table.
+    """Create the store `fresh` with the rows of `former`. Returns the number of finished rows by table.
 
-    Raises StoreError; then there is no `fresh`.
+    Raises StoreError, and then leaves no file at `fresh`.
     """
     import duckdb
 

@@ -1,10 +1,10 @@
-"""Records and events as columns that DuckDB takes in whole: NULL for what was not recorded, text for names.
+"""Convert records and events to columns for DuckDB: NULL for what was not recorded, text for names.
 
     batch = tape_batch(TABLES["spans"], [Part(rank=3, attempt=0, anchor_ns=..., names=book, records=...)], dictionary)
     insert(connection, batch, "spans_done")
 
-In a large batch names stay numbers until the database joins them with their texts: a string column of numpy objects is
-built and scanned at half the speed. In a small one planning the joins would cost more.
+In a large batch, names stay numeric codes until the database joins them with their texts, which is twice as fast as
+building and scanning a string column of numpy objects. In a small batch, planning the joins would cost more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_I64 = 2**61
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Records of one segment, with what is needed to read them."""
+    """Records of one segment, with the rank, attempt, clock anchor and names needed to convert them."""
 
     rank: int
     attempt: int
@@ -50,7 +50,7 @@ class Part:
 class Batch:
     """Columns of equal length; `codes` are columns that hold codes of `texts` (0: NULL).
 
-    `nans` marks the NaN of float columns: DuckDB takes a NaN of numpy for a NULL.
+    `nans` marks NaN values of float columns, because DuckDB reads a numpy NaN as NULL.
     """
 
     columns: Mapping[str, npt.NDArray[Any]]
@@ -62,7 +62,7 @@ class Batch:
 
 
 def tape_batch(table: Table, parts: Sequence[Part], dictionary: Dictionary, *, with_segment: bool = False) -> Batch:
-    """The records of several segments as the columns of `table` in the store."""
+    """Convert the records of several segments to columns of `table`."""
     lengths = [len(part.records) for part in parts]
     columns: dict[str, npt.NDArray[Any]] = {
         "attempt": np.repeat(np.array([part.attempt for part in parts], dtype=np.int32), lengths),
@@ -93,9 +93,9 @@ def _joined(values: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _values(part: Part, column: Column) -> npt.NDArray[Any]:
-    """One column of one part: a plain array, or a masked one where something is not recorded."""
+    """One column of one part: a plain array, or a masked one if values are missing."""
     fields = part.records.dtype.names or ()
-    if column.name not in fields:  # a tape of an older schema
+    if column.name not in fields:  # the tape has an older schema
         if column.type == "name":
             return np.zeros(len(part.records), dtype=np.int64)
         empty = np.zeros(len(part.records), dtype=_NUMPY[column.type])
@@ -104,10 +104,11 @@ def _values(part: Part, column: Column) -> npt.NDArray[Any]:
     if column.type == "name":
         return part.names.codes(raw)
     if column.type == "f64":
-        unset = raw.view(np.uint64) == UNSET_F64_BITS  # by bits: a loss that is NaN stays NaN
+        unset = raw.view(np.uint64) == UNSET_F64_BITS  # compare bits, so that a loss that is NaN stays NaN
     else:
         unset = raw == UNSET[column.type]
-        # What no clock and no counter shows: sums of it would overflow. A checksum, without a unit, has all 64 bits.
+        # Values that no clock or counter can have are not recorded: sums would overflow. Checksums, which have no unit,
+        # may use all 64 bits.
         if column.type == "i64" and column.unit:
             unset |= (raw > _MAX_I64) | (raw < -_MAX_I64)
     values = raw
@@ -162,7 +163,7 @@ def insert(connection: DuckDBPyConnection, batch: Batch, target: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event; attempt and rank are those of its file if it does not state them."""
+    """An event. Attempt and rank are those of its file if it does not state them."""
 
     content: Mapping[str, Any]
     attempt: int
@@ -170,7 +171,9 @@ class Event:
 
 
 def event_batch(table: Table, events: Sequence[Event]) -> Batch:
-    """Events as the columns of `table`. A value of the wrong type becomes NULL, because user code writes events too."""
+    """Convert events to columns of `table`. A value of the wrong type becomes NULL, because user code writes events,
+    too.
+    """
     columns: dict[str, npt.NDArray[Any]] = {}
     types = {}
     for column in store_columns(table):
@@ -203,7 +206,7 @@ def _integer(value: Any, limit: int = _I64_MAX) -> int | None:
 
 
 def _float(value: Any) -> float | None:
-    if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf"):  # how an event holds what JSON has not
+    if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf"):  # floats that JSON lacks
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -218,7 +221,7 @@ def _text(value: Any) -> str | None:
 
 
 def _integers(value: Any) -> str | None:
-    """A list as text, which the database turns into its own list."""
+    """Format a list as text that the database casts to its list type."""
     if not isinstance(value, list):
         return None
     found = [number for number in map(_integer, value) if number is not None]
@@ -237,7 +240,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 
 
 def clean_json(value: Any) -> str:
-    """Any JSON value as text that DuckDB's JSON accepts: no NaN, no number beyond 64 bits, no lone surrogate."""
+    """Serialise any JSON value as text that DuckDB accepts: without NaN, numbers beyond 64 bits and lone surrogates."""
     try:
         return json.dumps(_clean(value), separators=(",", ":"), ensure_ascii=False)
     except RecursionError:

@@ -3,7 +3,7 @@
     with Store.open(run) as store: ...
     if store.damage and make_damaged_again(run): ...        # open it again
 
-DuckDB checks a block when it reads it, so damage in the middle of a store shows only in the query that needs it.
+DuckDB verifies a block when it reads it, so damage within a store surfaces only in a query that reads that block.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ __all__ = ["find_damage", "make_damaged_again"]
 
 
 def find_damage(path: Path) -> StoreCorruptError | None:
-    """Read every value of a store; the first damage, None if there is none. Raises StoreError if it cannot be opened
-    for another reason."""
+    """Read every value of a store and return the first error of damage, or None. Raises StoreError if the store cannot
+    be opened for another reason.
+    """
     import duckdb
 
     try:
@@ -41,8 +42,9 @@ def find_damage(path: Path) -> StoreCorruptError | None:
 
 
 def make_damaged_again(run: RunDir) -> bool:
-    """Set the damaged stores of a run aside and make them again; False where none was, or a `watch` writes it, or the
-    folder cannot be written."""
+    """Set a run's damaged stores aside and rebuild them. Returns False if none is damaged, `watch` is writing, or the
+    folder is read-only.
+    """
     is_new = False
     for node, folders in folders_by_node(run).items():
         try:

@@ -7,12 +7,12 @@
 One tick:
 
 1. Poll the files (`tail`). If nothing is new, the database is not opened.
-2. Open the database. If it is not the one of the last tick, load its read positions and poll again.
+2. Open the database. If it was changed by another process since the last tick, load its read positions and poll again.
 3. In one transaction append finished records, replace open ones, append events, and write the read positions.
-4. Close it to let readers in. Only then do the new positions take effect.
+4. Close it, so that readers can open it. Only then do the new positions take effect.
 
-A kill at any time leaves both the rows and their positions, or neither. If the store is deleted while an ingester runs,
-the next tick rebuilds it from the tapes.
+A kill at any time leaves either both the rows and their positions, or neither. If the store is deleted while an
+ingester runs, the next tick rebuilds it from the tapes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ __all__ = ["Ingester", "TickResult"]
 logger = logging.getLogger("rankscope.store")
 MAX_REASON_CHARS = 300
 MAX_WAIT_S = 8.0
-"""Several readers may keep the file in use nearly all the time: after each tick that could not open it, the next one
-waits twice as long, up to this limit."""
-TICK_BYTES = 256 << 20  # of tapes per transaction: bounds memory, and the work repeated after a kill
+"""Readers may keep the file open nearly all the time. After each tick that could not open it, the next one waits twice
+as long, up to this limit (seconds).
+"""
+TICK_BYTES = 256 << 20  # tape bytes per transaction: bounds memory, and the work lost by a kill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +72,13 @@ class TickResult:
     lag: bool = False
     """True if more records are waiting: tick again at once."""
     busy: bool = False
-    """True if a reader held the store open for too long. Nothing was lost; the next tick continues."""
+    """True if a reader kept the store open for too long. Nothing is lost: the next tick continues."""
     skipped_lines: int = 0
-    """Total of unreadable event lines so far."""
+    """Number of unreadable event lines so far."""
     truncated: tuple[str, ...] = ()
-    """Tapes shorter than their headers say."""
+    """Number of tapes that are shorter than their headers state."""
     damaged: tuple[str, ...] = ()
-    """Files that could not be read completely."""
+    """Number of files that could not be read completely."""
     quarantined: Path | None = None
     """New path of a store that was unusable."""
     bytes_read: int = 0
@@ -114,12 +115,12 @@ class Ingester(Closing):
         self.folders = NodeFolders(run, node_rank, given=folders)
         self._tail = Tail(run, self.folders, syncs_events=role == "watch" and store_path is None)
         self._state = ReadState()
-        self._identity: tuple[int, ...] | None = None  # of the file after our last write
+        self._identity: tuple[int, ...] | None = None  # identity of the file after our last write
         self._ticks = -1
-        self._num_busy = 0  # consecutive ticks that found the file in use
+        self._num_busy = 0  # number of consecutive ticks that found the file in use
         self._dictionary = Dictionary()
         self._name_books: dict[str, NameBook] = {}
-        self._pending_problem = ""  # why the store was rebuilt, to be recorded in the new one
+        self._pending_problem = ""  # why the store is rebuilt; recorded in the new one
 
     def close(self) -> None:
         """Release the writer lock."""
@@ -135,7 +136,7 @@ class Ingester(Closing):
             self._lock.mark_ingested(wall_ns)
 
     def tick(self, *, thorough: bool = False) -> TickResult:
-        """Bring the store up to date. `thorough`: search tapes to their ends, for runs whose writers are gone.
+        """Bring the store up to date. `thorough`: search tapes to their ends, for runs whose writers have exited.
 
         Raises StoreError if the store cannot be written (full disk, no permission); the next tick retries.
         """
@@ -167,7 +168,8 @@ class Ingester(Closing):
         quarantined = quarantine(self.path)
         logger.warning("%s (set aside: %s)", error, quarantined)
         lost = self._carry_over(quarantined)
-        if lost or not isinstance(error, StoreOutdatedError):  # rebuilding an outdated store without loss is no problem
+        # rebuilding an outdated store loses nothing, so it is not reported as a problem
+        if lost or not isinstance(error, StoreOutdatedError):
             reason = str(error).removeprefix(f"{self.path} ").partition("; `rankscope")[0]
             reason = reason.replace(f"{self.path.parent}{os.sep}", "")[:MAX_REASON_CHARS]
             where = f"set aside as {quarantined.name}, " if quarantined and self._lock else ""
@@ -175,7 +177,7 @@ class Ingester(Closing):
         return quarantined
 
     def catch_up(self) -> dict[str, int]:
-        """Tick thoroughly until nothing is left; return the number of appended rows by table. Raises StoreBusyError."""
+        """Tick until no records are left; return the number of appended rows by table. Raises StoreBusyError."""
         rows: Counter[str] = Counter()
         while True:
             result = self.tick(thorough=True)
@@ -186,7 +188,9 @@ class Ingester(Closing):
                 return dict(rows)
 
     def retire(self, before_ns: int) -> dict[str, int]:
-        """Replace older calls by totals; return the segments that may be deleted: {path: places}. Raises StoreError."""
+        """Replace calls before `before_ns` with totals. Returns the segments that may be deleted, {path: number of
+        records}. Raises StoreError.
+        """
         import duckdb
 
         try:
@@ -200,7 +204,9 @@ class Ingester(Closing):
         return dict(retirable(self.run, self.folders, self._state, before_ns))
 
     def _carry_over(self, former: Path | None) -> str:
-        """Copy the rows of retired tapes, which only the former store has; return a clause on what was lost."""
+        """Copy the rows of retired tapes, which only the former store has. Returns a clause for the log if any were
+        lost.
+        """
         if not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
             return ""
         try:
@@ -213,7 +219,7 @@ class Ingester(Closing):
 
     @property
     def _patience_s(self) -> float:
-        """Seconds that the next tick waits for the file."""
+        """Seconds that the next tick may wait for the file."""
         return min(self._wait_s * 2.0 ** min(self._num_busy, 16), max(self._wait_s, MAX_WAIT_S))
 
     def _is_idle(self, thorough: bool) -> bool:
@@ -276,9 +282,10 @@ class Ingester(Closing):
                 break
 
     def _anchor(self, new: NewRecords, transfer: Transfer) -> int:
-        """Return epoch minus monotonic time (ns): one value for all segments of a rank.
+        """Offset from monotonic to epoch time (ns): one value for all segments of a rank.
 
-        A node's segments each have their own, because several processes write them, perhaps with a reboot in between.
+        Each segment of a node process has its own, because several processes write them, perhaps with a reboot in
+        between.
         """
         name = new.folder.name
         if new.folder.is_node:

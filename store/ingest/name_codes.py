@@ -1,7 +1,7 @@
-"""Names of all ranks as codes of one dictionary, so that records of many ranks go into the store together.
+"""Map the names of all ranks to codes of one dictionary, so that records of many ranks are inserted together.
 
-A rank numbers its names by itself (`names.jsonl`); the same operation has another number on another rank. A `NameBook`
-turns one rank's numbers into codes of the ingester's `Dictionary`; code 0 is "no name".
+Each rank numbers its names independently (`names.jsonl`), so an operation has different numbers on different ranks. A
+`NameBook` converts one rank's numbers to codes of the ingester's `Dictionary`; code 0 is "no name".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Dictionary:
         self._texts: list[str | None] = [None]
 
     def code(self, text: str) -> int:
-        """The code of a text, a new one if it is new."""
+        """Return the code of a text; assign one if the text is new."""
         text = text.encode("utf-8", "replace").decode()
         code = self._codes.setdefault(text, len(self._texts))
         if code == len(self._texts):
@@ -37,13 +37,13 @@ class Dictionary:
         return code
 
     def decoded(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A column of codes as a column of texts, None where there is no name."""
+        """Convert a column of codes to texts; None for code 0."""
         texts = np.empty(len(codes), dtype=object)
         texts[:] = [self._texts[code] for code in codes.tolist()]
         return texts
 
     def texts_of(self, columns: Sequence[npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """The part of the dictionary that these columns use: {"code": codes, "text": their texts}."""
+        """The entries of the dictionary that these columns use: {"code": codes, "text": texts}."""
         used = np.zeros(len(self._texts), dtype=bool)
         for codes in columns:
             used[codes] = True
@@ -55,7 +55,7 @@ class Dictionary:
 
 
 class NameBook:
-    """One rank's names; read again when a record refers to a number that is not known yet."""
+    """One rank's names. The file is read again when a record refers to an unknown number."""
 
     def __init__(self, path: Path, dictionary: Dictionary) -> None:
         self.skipped = 0
@@ -68,13 +68,15 @@ class NameBook:
 
     @property
     def problem(self) -> str:
-        """Problem of the file's content; empty if there is none, or if the file is refused (`RunDir.problems`)."""
+        """What is wrong with the file's content. Empty if nothing is, or if the file was refused (`RunDir.problems`
+        reports that).
+        """
         if not self._unexplained or self._is_refused:
             return ""
         return f"lacks names that records refer to ({len(self._unexplained)}): they read `?<number>`"
 
     def codes(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Codes of a column of name numbers. A number that `names.jsonl` does not explain reads `?<number>`."""
+        """Convert a column of name numbers to codes. A number that is missing in `names.jsonl` reads `?<number>`."""
         found = self._find(numbers)
         if (found < 0).any():
             self._read()

@@ -4,14 +4,15 @@
     derived.take(batch)                    # complete calls, as they go into nccl_calls
     derived.finish(changed, still_open)    # after all rows of the tick are in the store
 
-A call is a row while it is in flight, and permanently once its kernel has ended. Calls whose end was never recorded
-(copy engines, NCCL before 2.26, communicators that ended first) stay in `nccl_calls` alone: without an end they would
-read as in flight. So do calls of groups that the wrapper in Python records as well.
+A call is a temporary row while it is in flight, and a permanent one once its kernel has ended. Calls whose end is never
+recorded (copy engines, NCCL before 2.26, communicators destroyed before) are kept in `nccl_calls` only: as rows without
+an end they would look in flight. Calls of groups that the Python wrapper records are also kept there only.
 
-A communicator gets the label of its process group (`groups_of_communicators`), which table `nccl_groups` keeps; step
-and phase are those in which the host enqueued the call. `issue_ns` of a call that has ended is when its kernel started
-on the device, and `end_ns` follows by the device's timer: the host runs ahead of the device, and a call that waits
-behind other kernels waits for no rank. A call in flight was issued when the host enqueued it.
+A communicator gets the label of its process group (`groups_of_communicators`), stored in table `nccl_groups`. Step and
+phase are those in which the host enqueued the call. For a call that has ended, `issue_ns` is the start of its kernel on
+the device, and `end_ns` adds the duration by the device's timer: the host runs ahead of the device, and a call queued
+behind other kernels is not waiting for a rank. For a call in flight, `issue_ns` is the time at which the host enqueued
+it.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ _DTYPES = {
     "ncclFloat8e5m2": ("float8_e5m2", 1),
 }
 _PER_RANK = ("ReduceScatter", "AlltoAll", "Scatter")
-"""Operations whose count is that of one rank's part, while their input has one for each rank."""
+"""Operations whose count is per rank, while their input holds that many elements for each rank."""
 
-# Steps and spans that a call of the tick can lie in: from the last that began before the first call.
+# Steps and spans that can contain a call of this tick: from the last one that began before the first call.
 _NEAR = """
 SELECT t.attempt, t.rank, t.start_ns, {columns} FROM {table} t
 JOIN (SELECT attempt, rank, min(enqueue_ns) AS first_ns, max(enqueue_ns) AS last_ns FROM {calls} GROUP BY ALL) c
@@ -91,14 +92,13 @@ WHERE {condition}
 """
 
 _STARTED = "coalesce(c.kernel_start_ns, c.enqueue_ns)"
-# On the GPU's own timer where there is one: the host sees starts and stops late, and not equally late.
+# Prefer the GPU's timer: the host observes starts and ends with different delays.
 _ENDED = (
     f"CASE WHEN c.gpu_end_ns >= c.gpu_start_ns THEN {_STARTED} + c.gpu_end_ns - c.gpu_start_ns ELSE c.kernel_end_ns END"
 )
 
-# The device runs the calls of a communicator in order, those of one group call together; messages with several peers
-# may run side by side. So a call is over, though its end was not seen, when a like one that was enqueued after its
-# launch is.
+# The device runs a communicator's calls in order, except for those of one group call and messages with different peers.
+# So a call whose end was not observed is over if a call of the same kind that was enqueued after its launch has ended.
 _LATER = """
 SELECT 1 FROM nccl_calls_done d WHERE d.attempt = c.attempt AND d.rank = c.rank AND d.communicator = c.communicator
   AND d.call > c.call AND d.enqueue_ns >= c.launched_ns AND d.kernel_end_ns IS NOT NULL
@@ -121,7 +121,7 @@ class NcclCalls:
         insert(self._connection, batch, "nccl_new")
 
     def finish(self, once_open: Sequence[str], still_open: Sequence[str]) -> int:
-        """Append the rows of complete calls, replace those of calls in flight; returns the number appended.
+        """Append the rows of complete calls and replace those of calls in flight. Returns the number of appended rows.
 
         `once_open`: segments whose stored open calls are out of date; `still_open`: segments that have open calls now.
         """
@@ -154,7 +154,7 @@ class NcclCalls:
 
 
 def _describe_groups(connection: DuckDBPyConnection) -> None:
-    """Rewrite table `nccl_groups`, and the temporary one of those communicators whose calls become rows."""
+    """Rewrite table `nccl_groups`, and the temporary table of the communicators whose calls become rows."""
     rows = connection.execute(
         "SELECT attempt, rank, communicator, comm_hash, comm_name, num_ranks, comm_rank, created_ns, "
         "finalized_ns IS NULL FROM nccl_communicators ORDER BY attempt, rank, communicator"

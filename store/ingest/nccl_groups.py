@@ -3,15 +3,15 @@
     for communicator, label, members, is_ours in groups_of_communicators(communicators, groups):
         ...
 
-Torch names communicators only in some versions, and makes them at the first call of a group or when the group is made.
-So, for each communicator:
+Torch names communicators only in some versions, and creates them with the group or at its first call. So, for each
+communicator:
 
-1. Candidates are the groups of its rank that have the communicator's size and the rank at the same index; if other
-   ranks report the same hash, they must be at their index in the candidate, too.
+1. Candidates are the groups of its rank that have the communicator's size and the rank at the same index; other ranks
+   that report the same hash must also be at their index in the candidate.
 2. A candidate with the communicator's name is the match.
-3. Else candidates and communicators with equal members are paired in the order in which they were made.
-4. Without a candidate (a program without torch, a communicator of a library) the label is made of its name, size and
-   hash, which are the same on all its ranks and nodes and at any time.
+3. Otherwise, candidates and communicators with equal members are paired in order of creation.
+4. Without a candidate (a program without torch, a communicator of a library) the label is composed of its name, size
+   and hash, which are equal on all its ranks and do not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Communicator", "Group", "groups_of_communicators"]
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A row of nccl_communicators."""
+    """A row of table `nccl_communicators`."""
 
     attempt: int
     rank: int
@@ -40,7 +40,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A row of process_groups."""
+    """A row of table `process_groups`."""
 
     attempt: int
     rank: int
@@ -49,19 +49,20 @@ class Group:
     group_name: str | None
     members: tuple[int, ...]
     is_below: bool
-    """True if its calls are recorded by the plugin alone."""
+    """True if only NCCL's profiler plugin records its calls."""
 
     def holds(self, places: dict[int, int]) -> bool:
-        """Return true if the ranks are at these places."""
+        """Return True if the group has these ranks at these indices."""
         return all(place < len(self.members) and self.members[place] == rank for place, rank in places.items())
 
 
 def groups_of_communicators(
     communicators: Sequence[Communicator], groups: Sequence[Group]
 ) -> Iterator[tuple[Communicator, str, tuple[int, ...], bool]]:
-    """(communicator, label of its group, members or none, whether its calls are recorded by the plugin alone).
+    """Return (communicator, label of its group, members or None, True if only the plugin records its calls) for each
+    communicator.
 
-    Both lists are in the order in which things were made.
+    Both lists are in order of creation.
     """
     places: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     for one in communicators:

@@ -1,10 +1,10 @@
-"""Folders and segments to which the newest attempt of a run is being written, for checking its progress.
+"""Folders and segments that the newest attempt of a run is writing, for checking its progress.
 
     folders = NewestFolders(run, node_rank=0)
-    folders.all()                      # of the newest attempt, and the node's own
+    folders.all()                      # those of the newest attempt, and that of the node process
     folders.segments(folder)           # the last few of each table that shows progress
 
-Their number does not grow with the run, so they can be read again from their begin at any time.
+Their number does not grow with the run, so they can be read from their start at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NewestFolders(NodeFolders):
 
     all_nodes: bool = False
     with_health: bool = False
-    """Also the tapes of the node process itself, which show devices and hosts and no progress."""
+    """True to include the tapes of the node process, which show devices and hosts but no progress."""
 
     @property
     def attempt(self) -> int:

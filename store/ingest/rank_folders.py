@@ -4,7 +4,7 @@
     for folder in folders.all():
         folders.segments(folder)            # [("steps", 0, "attempt-0/rank-00003/steps.00000.tape"), ...]
 
-Folders are listed again only when they changed.
+Folders are listed again only when they have changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 
 __all__ = ["Folder", "NodeFolders", "folders_by_node", "node_of"]
 
-FRESH_S = 2.0  # a folder changed so recently may change again within the same time stamp
+FRESH_S = 2.0  # a folder that changed this recently may change again without a new timestamp
 _SEGMENT_NAME = re.compile(r"([a-z_]+)\.(\d{5,9})\.tape")
 
 
@@ -48,7 +48,7 @@ class NodeFolders:
     run: RunDir
     node_rank: int
     given: Sequence[Folder] | None = None
-    """The node's folders where the caller has scanned them; they are then fixed."""
+    """The node's folders if the caller has already scanned them; they are then not scanned again."""
     _owned: dict[str, bool] = field(default_factory=dict)
     _listings: dict[str, tuple[int, list[tuple[str, int, str]]]] = field(default_factory=dict)
     _folders: list[Folder] = field(default_factory=list)
@@ -78,7 +78,7 @@ class NodeFolders:
             match = _SEGMENT_NAME.fullmatch(path.name)
             if match and match[1] in TABLES:  # opening it reports what is not a regular file
                 found.append((match[1], int(match[2]), f"{folder.name}/{path.name}"))
-        # Steps first: a step that is read as ended has all its other records in what is read next.
+        # Steps first: when a step is read as ended, its other records have been written and are read next.
         found.sort(key=lambda file: (file[0] != "steps", file))
         self._listings[folder.name] = (-1 if _is_fresh(changed) else changed, found)
         return found
@@ -93,7 +93,7 @@ class NodeFolders:
         return known
 
     def _tree_signature(self) -> tuple[int, ...]:
-        """Changes whenever a folder of a rank or a node may have come or gone."""
+        """Value that changes whenever a folder of a rank or node may have been added or removed."""
         try:
             attempts = [entry for entry in self.run.tapes.iterdir() if entry.name.startswith("attempt-")]
             return (self.run.tapes.stat().st_mtime_ns, *(entry.stat().st_mtime_ns for entry in attempts))
@@ -102,9 +102,9 @@ class NodeFolders:
 
 
 def folders_by_node(run: RunDir) -> dict[int, list[Folder]]:
-    """The folders of every node that wrote to this run's folder, ranks first; node 0 is always among them.
+    """Folders of every node that wrote to this run, ranks first. Node 0 is always present.
 
-    Reading all nodes at once needs one scan: each `NodeFolders` for itself would scan the folders of all the others.
+    A single scan for all nodes: separate `NodeFolders` would each scan the folders of all nodes.
     """
     found: dict[int, list[Folder]] = {0: []}
     for folder in _all_folders(run):
@@ -115,10 +115,11 @@ def folders_by_node(run: RunDir) -> dict[int, list[Folder]]:
 
 
 def node_of(folder: Folder) -> int | None:
-    """The node that a folder belongs to, by its rank's first event; 0 if that is damaged, None if there is none yet.
+    """Node that a folder belongs to, from its rank's first event; 0 if the event is damaged, None if it is not written
+    yet.
 
     Several nodes may share the run's folder; each ingests its own ranks. A rank writes its identity before its first
-    record, so a folder with tapes and without that event is a damaged one.
+    record, so a folder with tapes but without that event is damaged.
     """
     if folder.is_node:
         return int(folder.path.name.rpartition("-")[2])

@@ -1,4 +1,4 @@
-"""Read positions of the files, saved in the transaction that holds their rows: each row is stored exactly once.
+"""Read positions of the files, saved in the same transaction as their rows, so that each row is stored exactly once.
 
 state = load(connection)
 save(connection, state, changed_segments, ...)
@@ -22,9 +22,9 @@ __all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save", "tex
 class SegmentPosition:
     """Read position in one tape segment.
 
-    Places below `next_place` are in the store, except the `pending` ones, which were open or claimed and not written
-    when they were seen. `open_digest` shows whether open records in the store still match the tape. `done`: the segment
-    is complete.
+    Records below `next_place` are in the store, except the `pending` ones, which were still open, or claimed and not
+    written, when last read. `open_digest` shows whether open records in the store still match the tape. `done`: the
+    segment is complete.
     """
 
     path: str
@@ -50,7 +50,7 @@ class EventPosition:
 
 @dataclass(slots=True)
 class ReadState:
-    """Everything that an ingester knows of what is in the store. Paths are relative to the run's folder."""
+    """Read positions and known problems of all files in the store. Paths are relative to the run's folder."""
 
     segments: dict[str, SegmentPosition] = field(default_factory=dict)
     events: dict[str, EventPosition] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class ReadState:
     generation: int = -1
 
     def updated(self, changes: ReadState) -> ReadState:
-        """This state with the changes of a transaction that was committed; an empty problem is one that is gone."""
+        """Return this state with the changes of a committed transaction. An empty problem text removes the problem."""
         problems = self.problems | changes.problems
         return ReadState(
             segments=self.segments | changes.segments,
@@ -73,7 +73,7 @@ class ReadState:
 
 
 def load(connection: DuckDBPyConnection, schema: str = "main") -> ReadState:
-    """The read state of a store; `schema` is where its tables are."""
+    """Load the read state of a store, whose tables are in `schema`."""
 
     def rows(text: str) -> list[tuple[Any, ...]]:
         return connection.execute(text.format(schema)).fetchall()
@@ -103,7 +103,7 @@ def load(connection: DuckDBPyConnection, schema: str = "main") -> ReadState:
 
 
 def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
-    """Write what changed; the caller has the transaction."""
+    """Write the changes within the caller's transaction."""
     segments = list(changes.segments.values())
     _replace(
         connection,
@@ -143,7 +143,7 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
 
 
 def _replace(connection: DuckDBPyConnection, table: str, columns: dict[str, Any]) -> None:
-    """Replace the rows of these paths."""
+    """Replace the rows with these paths."""
     if not len(columns["path"]):
         return
     connection.register("changed", columns)

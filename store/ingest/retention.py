@@ -4,10 +4,10 @@
     retired = ingester.retire(cutoff_ns)         # segments that may be removed now: {path: places}
 
 1. Calls of steps that ended before the cutoff become one row a step, group and operation in `collective_totals`. Every
-   `KEPT_STEPS`-th step keeps its calls, so that what analyses learn from calls covers the whole run.
-2. A segment may be removed once all of it is in the store and the next one that is there was begun before the cutoff.
-   Records that its writer left open are in the store as open. A damaged segment is kept. The store keeps the calls of
-   the newest steps and all open records unchanged.
+   `KEPT_STEPS`-th step keeps its calls, so that analyses of calls cover the whole run.
+2. A segment may be removed once all of it is in the store and the next segment was begun before the cutoff. Records
+   that its writer left open are open in the store. A damaged segment is kept. The store keeps the calls of the newest
+   steps and all open records unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _FOLDED = """
 
 
 def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
-    """Replace the calls of older steps by totals, in one transaction; returns the number of calls."""
+    """Replace the calls of steps that ended before `before_ns` with totals, in one transaction. Returns the number of
+    replaced calls.
+    """
     values = [before_ns, KEPT_STEPS]
     connection.execute("BEGIN")
     connection.execute(
@@ -54,16 +56,16 @@ def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
     connection.execute("DROP TABLE folded")
     connection.execute("COMMIT")
     if number:
-        connection.execute("CHECKPOINT")  # frees the blocks of the rows that are gone
+        connection.execute("CHECKPOINT")  # free the blocks of the deleted rows
     return int(number)
 
 
 def retirable(run: RunDir, folders: NodeFolders, state: ReadState, before_ns: int) -> Iterator[tuple[str, int]]:
-    """(path, places) of the segments that are wholly in the store and ended before a time (epoch)."""
+    """(path, number of records) of segments that are completely in the store and ended before `before_ns` (epoch)."""
     for folder in folders.all():
         for (table, _, path), (table_behind, _, behind) in pairwise(folders.segments(folder)):
             position = state.segments.get(path)
-            # What is still open two segments ago stays open, in the store too; but a damaged tape is evidence.
+            # A record still open two segments later stays open, also in the store. A damaged tape is kept as evidence.
             if table_behind != table or position is None or not position.done or path in state.problems:
                 continue
             try:

@@ -1,4 +1,4 @@
-"""The file of a store as its writer finds it: its identity, read state and version.
+"""Identity, read state and version of an existing store file, for its writer.
 
 known = known_store(connection, path)     # (store_id, generation), or None for an empty file
 if known is None:
@@ -24,11 +24,11 @@ __all__ = ["create", "identity_of", "known_store", "load_read_only", "remember"]
 
 MAX_REMEMBERED = 64
 _remembered: OrderedDict[tuple[object, ...], ReadState] = OrderedDict()
-"""Read states of unchanged files: to load one takes a quarter of the time in which a small run's store is opened."""
+"""Read states of unchanged files: loading one takes a quarter of the time for opening a small run's store."""
 
 
 def identity_of(path: Path) -> tuple[int, ...] | None:
-    """Identity of the file: it changes when another process wrote or replaced it; None if there is none."""
+    """Identity of the file, which changes when another process writes or replaces it; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -37,7 +37,7 @@ def identity_of(path: Path) -> tuple[int, ...] | None:
 
 
 def load_read_only(path: Path, wait_s: float) -> ReadState | None:
-    """The read state of a store of this schema; None: it has to be opened for writing, or created."""
+    """Load the read state of a store with the current schema; None if it must be opened for writing, or created."""
     import duckdb
 
     file = _file_of(path)
@@ -63,7 +63,7 @@ def load_read_only(path: Path, wait_s: float) -> ReadState | None:
 
 
 def remember(path: Path, state: ReadState) -> None:
-    """Keep the read state of a store that was just written, for the next reader in this process."""
+    """Cache the read state of a store that was just written, for the next reader in this process."""
     _keep(_file_of(path), state)
 
 
@@ -104,7 +104,7 @@ def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] |
 
 def create(connection: DuckDBPyConnection) -> tuple[str, int]:
     """Create the tables of a new store; returns its (store_id, generation)."""
-    connection.execute("; ".join(create_statements()))  # one by one they take twice as long
+    connection.execute("; ".join(create_statements()))  # separate statements would take twice as long
     store_id = uuid.uuid4().hex
     connection.execute("INSERT INTO ingest_meta VALUES ($1, $2, $3, 0)", [SCHEMA_VERSION, fingerprint(), store_id])
     return store_id, 0

@@ -4,8 +4,8 @@
     for change in tail.changes(state, tick=1, thorough=False):
         change.complete, change.open_records, change.position      # or events, or a problem
 
-The modification time of a memory-mapped file does not change with its records, so a live segment is polled by one small
-read of its next place and its pending ones.
+Writing to a memory-mapped file does not change its modification time, so a live segment is polled by a small read of
+its next and its pending records.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from store.ingest.read_positions import EventPosition, ReadState, SegmentPositio
 
 __all__ = ["NO_INDEX", "NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
 
-WINDOW_BYTES = 1 << 16  # a stretch of a tape without a record in it: nothing comes after, the writer is not there yet
+WINDOW_BYTES = 1 << 16  # a run of this many empty places is the end of the written part of a tape
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
 CHECKSUM = "#checksum"
-"""Behind the path of a problem that the node's index of checksums shows."""
+"""Suffix of the path of a problem found by the node's checksum index."""
 NO_INDEX = "is gone: the records could not be checked for loss or alteration"
-OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that was followed by another are polled once in so many ticks
+OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that has been restarted are polled once in this many ticks
 LAST_WORD_TICKS = 2  # but in so many more at once: a restart may be quicker than a tick
 
 
@@ -52,7 +52,7 @@ class NewRecords:
     open_records: npt.NDArray[Any]
     problem: str
     keeps_open: bool = False
-    """The tape lost its end, so what the store knows of open records counts."""
+    """True if the tape has lost its end, so that the open records in the store are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +63,22 @@ class NewEvents:
     position: EventPosition
     events: list[dict[str, Any]]
     problem: str
-    is_partial: bool  # there is more to read at once
+    is_partial: bool  # more can be read immediately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A file that cannot be read; an empty text means that it can be read again."""
+    """A file that cannot be read. An empty text clears an earlier problem."""
 
     path: str
     problem: str
     checked: EventPosition | None = None
-    """Range covered by the last failed check of the node's index."""
+    """Range covered by the last failed check against the node's checksum index."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """State of a segment between two polls, besides its position."""
+    """State of a segment between polls, in addition to its position."""
 
     header: Header | None = None
     failed_tick: int = -1
@@ -92,18 +92,19 @@ class Tail:
     run: RunDir
     folders: NodeFolders
     syncs_events: bool = False
-    """Put events on the disk before they are reported: a store that is ahead of its files would take what is appended
-    after a power cut for what it has read already."""
+    """Fsync event files before their events are reported: if a power cut loses lines that are already in the store,
+    lines appended later would count as already read.
+    """
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _lines: dict[str, tuple[int, set[int]]] = field(default_factory=dict)
     """For each file of events: bytes read so far, and the hashes of its lines."""
-    _newest: tuple[int, int] = (0, 0)  # attempt, and the tick in which it was first there
+    _newest: tuple[int, int] = (0, 0)  # attempt, and the tick at which it first appeared
 
     def changes(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | Problem]:
-        """Everything that differs from `state`.
+        """Yield everything that differs from `state`.
 
-        `thorough` also reads places that a live writer cannot have reached, for runs whose writers are gone. `tick`
-        counts up; within one number the same files are polled.
+        `thorough`: also read places that a live writer cannot have reached, for runs whose writers have exited. `tick`
+        counts up; calls with the same number poll the same files.
         """
         if thorough and self.folders.node_rank == 0:
             yield from self._odd_files(state)
@@ -123,7 +124,7 @@ class Tail:
                 yield events
 
     def _odd_files(self, state: ReadState) -> Iterator[Problem]:
-        """Report files that are refused, and those that were and can be opened now."""
+        """Report files that are refused, and clear problems of files that can be opened again."""
         odd = self.run.problems()
         for path, problem in odd.items():
             if state.problems.get(path) != problem:
@@ -133,9 +134,9 @@ class Tail:
                 yield Problem(path=path, problem="")
 
     def _integrity(self, folders: list[Folder], state: ReadState) -> Iterator[Problem]:
-        """Segments and events that are not as the node's index of checksums says, and gaps between segments.
+        """Report segments and events that differ from the node's checksum index, and gaps between segments.
 
-        Read whole only if a file or the index was written since the last check.
+        Files are read in full only if they or the index were written since the last check.
         """
         index = self.run.node_dir(self.folders.node_rank) / INDEX_NAME
         signature = index_signature(self.run.path, index)
@@ -154,7 +155,7 @@ class Tail:
             names = [path.rpartition("/")[2] for _, _, path in self.folders.segments(folder)]
             for table, number in missing_numbers(names):
                 path = f"{folder.name}/{segment_name(table, number)}"
-                if path not in retired:  # an older one stays while it is damaged
+                if path not in retired:  # an older problem remains while the file is damaged
                     found[f"{path}{CHECKSUM}"] = "is missing: later segments are there"
         for path, problem in found.items():
             if state.problems.get(path) != problem:
@@ -234,7 +235,7 @@ class Tail:
     def _failed(
         self, path: str, state: ReadState, error: TapeError | OSError, *, tick: int, thorough: bool
     ) -> Iterator[Problem]:
-        """Report a file that cannot be read, unless its writer may just be creating it."""
+        """Report a file that cannot be read, unless its writer may still be creating it."""
         seen = self._seen.setdefault(path, _Seen())
         seen.header = None
         if seen.failed_tick < 0:
@@ -243,7 +244,7 @@ class Tail:
             return
         text = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).partition(": ")[2]
         if isinstance(error, TapeError) and _is_blank(self.run.path / path):
-            text = BLANK if thorough else ""  # a moment later it may be a tape
+            text = BLANK if thorough else ""  # it may become a tape in a moment
         if state.problems.get(path, "") != text:
             yield Problem(path=path, problem=text)
 
@@ -273,7 +274,7 @@ class Tail:
         return NewEvents(folder=folder, position=position, events=events, problem=problem, is_partial=partial)
 
     def _known_lines(self, path: Path, before: EventPosition) -> set[int]:
-        """Hashes of the lines up to a read position; another process may have read them."""
+        """Hashes of the lines up to a read position, which another process may have read."""
         byte, known = self._lines.get(before.path, (-1, set()))
         if byte != before.next_byte:
             known, byte = set(), 0
@@ -286,7 +287,7 @@ class Tail:
 
 
 def _was_watched(folder: Path) -> bool:
-    """Return True if a `watch` recorded its node and ended cleanly: it leaves an index of checksums."""
+    """Return True if a `watch` recorded the node and ended cleanly, so that a checksum index exists."""
     try:
         return any(folder.glob("health.*.tape")) and any(
             event["kind"] == event_kinds.WATCH_STOPPED for event in read_events(folder / "events.jsonl")[0]
@@ -296,7 +297,7 @@ def _was_watched(folder: Path) -> bool:
 
 
 def anchor_of(run: RunDir, files: list[tuple[str, int, str]]) -> int | None:
-    """Wall minus monotonic clock when a rank's first segment was created; None if none can be read."""
+    """Wall-clock minus monotonic time (ns) when a rank's first segment was created; None if no segment is readable."""
     headers = []
     for _, _, path in files:
         try:
@@ -312,21 +313,21 @@ def _check_place(header: Header, folder: Folder, position: SegmentPosition) -> N
     place = (position.table, position.number, folder.rank)
     if claims != place or (header.attempt != folder.attempt and not folder.is_node):
         raise TapeError(
-            f"{position.path}: its header says table {claims[0]}, segment {claims[1]}, rank {claims[2]}, "
-            f"attempt {header.attempt}, its name does not"
+            f"{position.path}: its header states table {claims[0]}, segment {claims[1]}, rank {claims[2]}, "
+            f"attempt {header.attempt}; its name differs"
         )
 
 
 def _problem(segment: Segment, *, num_blank: int, seen: _Seen) -> str:
     problems = []
     if segment.truncated:
-        problems.append("the file is shorter than its header says; what is there was read")
+        problems.append("the file is shorter than its header states; the existing part was read")
     elif seen.lost_end:
         problems.append("its last records were lost; the store has them")
     if segment.damaged:
         problems.append(f"{segment.damaged} records have a damaged state")
     elif num_blank:
-        problems.append(f"{num_blank} records before its last one were lost: their places are blank")
+        problems.append(f"{num_blank} records before the last one were lost: their places are blank")
     return "; ".join(problems)
 
 
@@ -336,7 +337,7 @@ def _skipped_text(count: int) -> str:
 
 
 def _digest(records: npt.NDArray[Any]) -> str:
-    """Digest of open records, to notice changes; field by field, since the padding of raw bytes is undefined."""
+    """Digest of open records, to detect changes. Computed field by field, since padding bytes are undefined."""
     if not len(records):
         return ""
     return hashlib.blake2b(
@@ -345,7 +346,7 @@ def _digest(records: npt.NDArray[Any]) -> str:
 
 
 def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Problem]:
-    """Return the number of records dropped by the writer: of the whole tape, in the header of its newest segment."""
+    """Number of records that the writer dropped in the whole tape, from the header of its newest segment."""
     if header.dropped:
         path = f"{folder.name}/{header.table.name}.tape"
         text = f"{header.dropped} records were dropped by the writer, no space for a new segment"
@@ -354,7 +355,7 @@ def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Probl
 
 
 def _is_blank(path: Path) -> bool:
-    """Return True if a file holds nothing but zeros: reserved, never written."""
+    """Return True if a file holds only zeros: reserved, never written."""
     try:
         with open(open_plain(path), "rb") as file:
             if os.fstat(file.fileno()).st_size > MAX_SEGMENT_BYTES + HEADER_BYTES:

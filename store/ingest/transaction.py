@@ -37,7 +37,7 @@ _EVENT_TABLES = {table.event_kind: table for table in TABLES.values() if table.s
 class Transfer:
     """Rows of one transaction; `changes` are the read positions to save with them.
 
-    Events are redacted here, so that neither the store nor anything derived from it holds a secret.
+    Events are redacted here, so that no secret reaches the store or anything derived from it.
     """
 
     def __init__(

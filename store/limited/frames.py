@@ -1,10 +1,10 @@
-"""Messages between a process and one that answers it: eight bytes of length, then the bytes.
+"""Message framing between a process and one that answers it: a length of eight bytes, then the content.
 
     write_frame(fd, json.dumps(message).encode(), deadline_s)
     blob = read_frame(fd, deadline_s, max_bytes=1 << 20)
 
-Deadlines are on `time.monotonic()`, `math.inf` for none. Raises TimeoutError past it, and EOFError where the other end
-is closed.
+Deadlines are in terms of `time.monotonic()`; `math.inf` for none. Raises TimeoutError at the deadline, and EOFError if
+the other end is closed.
 """
 
 from __future__ import annotations

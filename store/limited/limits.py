@@ -1,8 +1,8 @@
-"""Limits of a process that answers questions, and its side of the exchange with `process.LimitedProcess`.
+"""Resource limits of a request-serving process, and its side of the protocol with `process.LimitedProcess`.
 
-    serve(answer)            # answer(question: bytes) -> bytes, until there are no more questions
+    serve(answer)            # answer(request: bytes) -> bytes, until the input ends
 
-The kernel enforces the limits: RLIMIT_AS for memory, and SIGALRM, which ends the process, for time.
+The kernel enforces the limits: RLIMIT_AS for memory, and SIGALRM, which kills the process, for time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from store.limited.frames import read_frame, write_frame
 __all__ = ["limit_memory", "serve", "status_bytes", "time_limit"]
 
 MAX_KEPT_BYTES = 300 << 20
-"""Memory that a process may keep between two questions; one that keeps more ends."""
+"""Memory that the process may keep between requests; if it keeps more, it exits."""
 
 
 def serve(answer: Callable[[bytes], bytes], warm_up: Callable[[], None] = lambda: None) -> None:
-    """Answer the questions of standard input on standard output."""
+    """Read requests from standard input and write responses to standard output."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not mix with the answers
+    os.dup2(2, 1)  # what a library prints must not mix with the responses
     warm_up()
     write_frame(answers, b"ready", math.inf)
     with suppress(EOFError):
@@ -38,7 +38,7 @@ def serve(answer: Callable[[bytes], bytes], warm_up: Callable[[], None] = lambda
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
-    """End this process where the block takes longer."""
+    """Kill this process if the block takes longer than `limit_s` seconds."""
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         yield
@@ -47,7 +47,7 @@ def time_limit(limit_s: float) -> Iterator[None]:
 
 
 def limit_memory(memory_bytes: int | None) -> None:
-    """Limit this process's memory to this much beyond what is mapped now; None: no limit."""
+    """Limit this process to `memory_bytes` more than it has mapped now; None: no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard if memory_bytes is None else status_bytes("VmSize") + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

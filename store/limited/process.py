@@ -1,10 +1,10 @@
-"""A process that answers questions under limits, as its parent sees it.
+"""The parent's side of a process that serves requests under resource limits.
 
     process = LimitedProcess("store.sql.child")
-    answer = process.ask(question, limit_s=20)      # bytes each; EOFError or TimeoutError: it is of no more use
+    answer = process.ask(question, limit_s=20)      # bytes; after EOFError or TimeoutError, kill it
     process.kill()
 
-Questions and answers are frames (`frames`). The process sets its limits itself (`limits`).
+Requests and responses are frames (`frames`). The process sets its own limits (`limits`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["LimitedProcess"]
 
 START_S = 60.0
 MARGIN_S = 2.0
-"""After the limit: for the answer to arrive."""
+"""Seconds after the time limit within which the response may still arrive."""
 
 
 class LimitedProcess:
-    """One process; answers one question at a time."""
+    """One process; it serves one request at a time."""
 
     def __init__(self, module: str, *, max_answer_bytes: int) -> None:
         command, environment = own_process(module)
-        # Each arena of malloc reserves address space, which the limit would count.
+        # Each malloc arena reserves address space, which counts towards the limit.
         environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
@@ -37,7 +37,9 @@ class LimitedProcess:
         self._is_ready = False
 
     def ask(self, question: bytes, limit_s: float) -> bytes:
-        """The answer. The process is of no use after an EOFError, an OSError or a TimeoutError."""
+        """Send a request and return the response. After an EOFError, OSError or TimeoutError, the process can only be
+        killed.
+        """
         if not self._is_ready:
             self._read(time.monotonic() + START_S)
             self._is_ready = True
@@ -47,7 +49,7 @@ class LimitedProcess:
         return self._read(deadline_s)
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):

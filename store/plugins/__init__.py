@@ -1,4 +1,4 @@
-"""Code that other installed packages bring, each entry point run in a child process with limits of time and memory.
+"""Plug-ins from other installed packages; each entry point runs in a child process with limits on time and memory.
 
     for plugin in plugins("rankscope.readers", "store.readers.plugins.plugin_child"):
         try:
@@ -6,7 +6,7 @@
         except PluginError as error:            # one line: it raised, hung, exited, or took too much memory
             print(plugin.name, error)
 
-A plug-in can hang, exit, crash or fill its memory: the process that calls it goes on, and gets a reason to show.
+A plug-in can hang, exit, crash or fill its memory: the calling process continues, and gets the reason as a PluginError.
 """
 
 from __future__ import annotations

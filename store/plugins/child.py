@@ -3,8 +3,8 @@
     def handlers(module): return {"recognise": module.recognise, ...}
     serve(handlers)                 # argv: the module that calls this, group and name of the entry point
 
-Questions arrive as pickles from the parent, answers leave as JSON: the parent unpickles nothing that a plug-in made.
-The kernel bounds its memory (RLIMIT_DATA) and, should the parent be gone, the time of each call (SIGALRM). What the
+Requests arrive as pickles from the parent, responses leave as JSON, so that the parent never unpickles a plug-in's
+data. The kernel limits memory (RLIMIT_DATA) and, if the parent has exited, the time of each call (SIGALRM). What the
 plug-in prints is dropped.
 """
 
@@ -33,31 +33,31 @@ __all__ = ["MEMORY_BYTES", "Channel", "one_line", "serve"]
 MEMORY_BYTES = 1 << 30
 """Maximum bytes that a plug-in may allocate beyond Rankscope's modules."""
 LATE_S = 5.0
-"""The parent ends a call at its limit; without a parent the kernel does so much later."""
+"""The parent ends a call at its limit. If the parent has exited, the kernel ends it this many seconds later."""
 ROWS_A_PART = 5_000
 MAX_PROBLEM_CHARS = 300
 Handlers = Mapping[str, Callable[..., Any]]
 
 
 class Channel:
-    """The two pipes to the parent, and the records that the parent can be asked for."""
+    """The two pipes to the parent, and access to the records that the parent serves."""
 
     def __init__(self, questions: int, answers: int) -> None:
         self._questions, self._answers = questions, answers
         self.question = 0
-        """Number of the question that is answered: a plug-in that forks answers twice."""
+        """Number of the request being answered, to detect a second response from a plug-in that forks."""
 
     def next(self) -> tuple[str, tuple[Any, ...], float]:
-        """The next question. Raises EOFError when the parent is gone."""
+        """Return the next request. Raises EOFError when the parent has exited."""
         what, arguments, limit_s, self.question = self._read()
         return what, arguments, limit_s
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """One message to the parent. Raises what JSON raises."""
+        """Send one message to the parent. Raises the errors of `json.dumps`."""
         write_frame(self._answers, json.dumps({**message, "to": self.question}).encode(), math.inf)
 
     def send_rows(self, rows: Iterable[Any]) -> None:
-        """Rows in messages of a few thousand."""
+        """Send rows, a few thousand per message."""
         kept = iter(rows)
         while part := list(islice(kept, ROWS_A_PART)):
             self.send({"part": part})
@@ -91,7 +91,7 @@ def serve(handlers_of: Callable[[ModuleType, Channel], Handlers]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = Channel(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # a plug-in that prints or reads must not mix with the messages
+    for fd in (0, 1, 2):  # what a plug-in prints or reads must not mix with the messages
         os.dup2(null, fd)
     _limit_memory()
     channel.send({"ready": name})
@@ -111,7 +111,7 @@ def serve(handlers_of: Callable[[ModuleType, Channel], Handlers]) -> None:
                 found = handlers[what](*arguments)
                 result = {"result": None, "in_parts": True} if found is channel else {"result": found}
                 answer = json.dumps({**result, "to": channel.question})
-        except BaseException as error:  # also SystemExit and MemoryError: it costs this call alone
+        except BaseException as error:  # also SystemExit and MemoryError: only this call fails
             answer = json.dumps({"error": one_line(error), "to": channel.question})
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(channel._answers, answer.encode(), time.monotonic() + limit_s + LATE_S)
@@ -121,7 +121,7 @@ def one_line(error: BaseException) -> str:
     """Type, message and place of an error: `ZeroDivisionError: division by zero (slow_save.py:31)`."""
     try:
         text = " ".join(str(error).split())
-    except BaseException:  # a text of others may raise, too
+    except BaseException:  # str() of a foreign exception may raise, too
         text = ""
     frames = traceback.extract_tb(error.__traceback__)
     where = next((f for f in reversed(frames) if f.filename[0] != "<" and not _is_ours(f.filename)), None)
@@ -154,7 +154,7 @@ def _limit_memory() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """An argument of a query: numbers of numpy as Python's."""
+    """Convert an argument of a query: numpy numbers to Python numbers."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.item() if hasattr(value, "item") and not isinstance(value, (str, bytes)) else value

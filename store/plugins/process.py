@@ -1,14 +1,14 @@
-"""Call a plug-in in a child process of its entry point.
+"""Call a plug-in in a child process, one process per entry point.
 
     (plugin,) = plugins("rankscope.analyzers", "analyzers.plugin_calls.child")
     plugin.call("run", 0, scope, source=store)      # its queries are answered here, from `source`
 
-1. The first call starts the process, which imports the plug-in. The import and each call have `limit_s()` seconds.
-2. While a call is under way, the plug-in's queries arrive here, are run on `source`, and are answered within the call's
-   time, with a bounded number of rows.
-3. If a call takes longer, its process and all processes that it started are killed. An error, also SystemExit, is
-   reported.
-4. After its process was ended the plug-in is not called again for `RETRY_S`: each call fails with the same reason.
+1. The first call starts the process, which imports the plug-in. The import and each call may take `limit_s()` seconds.
+2. During a call, the plug-in's queries arrive here, run on `source` and are answered within the call's time, with a
+   limited number of rows.
+3. If a call takes longer, its process and all processes that it started are killed. An exception, including SystemExit,
+   is reported.
+4. After its process was killed, the plug-in is not called for `RETRY_S` seconds: each call fails with the same reason.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ LIMIT_VARIABLE = "RANKSCOPE_PLUGIN_LIMIT_S"
 """Environment variable: seconds that one call of a plug-in may take."""
 DEFAULT_LIMIT_S = 10.0
 START_S = 60.0
-"""For the interpreter and Rankscope's own modules, on a crowded machine."""
+"""Seconds for starting the interpreter and importing Rankscope's modules on a busy machine."""
 RETRY_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
-NO_ANSWER = "it sent no answer that can be used"
+NO_ANSWER = "its answer is not valid"
 IN_PLUGIN = "RANKSCOPE_IN_PLUGIN"
-"""Set in a plug-in's process, which calls no plug-ins itself."""
+"""Environment variable set in a plug-in's process, which must not call plug-ins itself."""
 
 
 MAX_ROWS = {"rows": 1_000_000, "query": 5_000_000}
-"""Rows of one answer; tuples take ten times the memory of columns."""
+"""Maximum rows of one answer, by method; tuples take ten times the memory of columns."""
 MAX_PARTS_ROWS = 5_000_000
-"""Rows that a plug-in sends in parts."""
+"""Maximum rows that a plug-in may send in parts."""
 MAX_REASON_CHARS = 500
 _BOUNDED = ("select", "with", "from")
 
 
 class PluginError(Exception):
-    """One line: why a plug-in did not answer."""
+    """A plug-in did not answer; the message is one line with the reason."""
 
 
 def limit_s() -> float:
-    """Seconds that one call may take: the setting, or its default where that is not a number of seconds."""
+    """Seconds that one call may take: the environment variable, or the default if it is not a valid number."""
     with contextlib.suppress(ValueError):
         given = float(os.environ.get(LIMIT_VARIABLE, ""))
         if 0.1 <= given <= 3600:
@@ -67,7 +67,7 @@ def limit_s() -> float:
 
 
 class PluginProcess:
-    """One entry point and its process. Threads may share it: one call at a time."""
+    """One entry point and its process. Threads may share it; calls run one at a time."""
 
     def __init__(self, entry: EntryPoint, module: str) -> None:
         self.name = entry.name
@@ -87,14 +87,14 @@ class PluginProcess:
         limit: float | None = None,
         form: Callable[[Any], Any] = lambda found: found,
     ) -> Any:
-        """The result of one call, as JSON holds it; rows that it sent in parts come as one list.
+        """Return the result of one call as JSON values; rows sent in parts are joined into one list.
 
-        `source` answers its queries, `limit` replaces the setting, `form` makes of the answer what the caller needs: it
-        raises for one that was not checked in the process. Raises PluginError.
+        `source` answers the plug-in's queries. `limit` replaces `limit_s()`. `form` validates and converts the result,
+        since the child's own checks cannot be trusted. Raises PluginError.
         """
         with self._lock:
             if self._is_interrupted:
-                raise PluginError("it was not asked, since its caller did not wait any longer")
+                raise PluginError("it was not called, because its caller stopped waiting")
             if self._problem and time.monotonic() - self._problem_s < RETRY_S:
                 raise PluginError(self._problem)
             seconds = limit or limit_s()
@@ -113,16 +113,16 @@ class PluginProcess:
                 self._end()
                 raise
             self._end()
-            if self._is_interrupted:  # no fault of the plug-in's
-                raise PluginError("it was ended, since its caller did not wait any longer")
+            if self._is_interrupted:  # not the plug-in's fault
+                raise PluginError("it was ended, because its caller stopped waiting")
             self._problem, self._problem_s = reason, time.monotonic()
             raise PluginError(reason)
 
     def interrupt(self, *, refuse: bool) -> None:
-        """End the call that is under way, from another thread, and refuse further ones, until that is taken back."""
+        """End the running call from another thread, and refuse further calls, until called with `refuse=False`."""
         self._is_interrupted = refuse
         process = self._process
-        if refuse and process is not None and self._lock.locked():  # one that only waits has done nothing
+        if refuse and process is not None and self._lock.locked():  # a process that only waits for a call is kept
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -131,7 +131,7 @@ class PluginProcess:
         self._end()
 
     def _start(self) -> None:
-        if self._owner_pid != os.getpid():  # a fork must not talk to its parent's process
+        if self._owner_pid != os.getpid():  # a forked child must not use its parent's process
             self._process, self._owner_pid = None, os.getpid()
         if self._process is not None:
             return
@@ -198,7 +198,7 @@ class PluginProcess:
         if process is None or self._owner_pid != os.getpid():
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            os.killpg(process.pid, signal.SIGKILL)  # including its child processes
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -207,7 +207,9 @@ class PluginProcess:
 
 
 def _message(blob: bytes) -> dict[str, Any]:
-    """A message of `store.plugins.child`. Raises ValueError for another one: a plug-in may change modules there."""
+    """Parse a message of `store.plugins.child`. Raises ValueError for any other form: a plug-in may have altered the
+    modules in its process.
+    """
     try:
         found = json.loads(blob)
     except (ValueError, RecursionError):
@@ -223,19 +225,21 @@ def _message(blob: bytes) -> dict[str, Any]:
 def _formed(form: Callable[[Any], Any], answer: Any) -> Any:
     try:
         return form(answer)
-    except Exception:  # whatever is wrong with it
+    except Exception:  # for any malformed message
         raise ValueError(NO_ANSWER) from None
 
 
 @cache
-def _installed() -> Any:  # Python 3.12 has another class for it than those before
-    """Entry points of all groups: finding one group reads the files of all installed packages anyway."""
+def _installed() -> Any:  # Python 3.12 has a different class for entry points than earlier versions
+    """Entry points of all groups, cached: finding one group reads the metadata of all installed packages anyway."""
     return entry_points()
 
 
 @cache
 def plugins(group: str, module: str) -> tuple[PluginProcess, ...]:
-    """All of a group, by name; `module` serves their calls (`store.plugins.child`). None in a plug-in's process."""
+    """All plug-ins of a group, by name. `module` serves their calls (with `store.plugins.child`). Empty in a plug-in's
+    process.
+    """
     if IN_PLUGIN in os.environ:
         return ()
     by_name: Mapping[str, EntryPoint] = {entry.name: entry for entry in _installed().select(group=group)}
@@ -246,13 +250,15 @@ def plugins(group: str, module: str) -> tuple[PluginProcess, ...]:
 
 
 class QueryLimitError(Exception):
-    """A query was interrupted because its plug-in's time is over."""
+    """A query was interrupted because the plug-in's time limit was reached."""
 
 
 def answered(source: Any, what: str, arguments: Sequence[Any], deadline_s: float) -> tuple[str, Any]:
-    """("result", the answer) or ("error", one line). Raises QueryLimitError past the deadline (`time.monotonic()`)."""
+    """Run a plug-in's query: ("result", rows) or ("error", one line). Raises QueryLimitError at the deadline
+    (`time.monotonic()`).
+    """
     if source is None or what not in ("rows", "query", "has"):
-        return "error", "no records can be asked for here"
+        return "error", "this call has no access to records"
     is_late = threading.Event()
 
     def interrupt() -> None:
@@ -283,7 +289,7 @@ def answered(source: Any, what: str, arguments: Sequence[Any], deadline_s: float
 
 
 def _bounded(sql: str, max_rows: int) -> str:
-    """The statement, with at most one row more than allowed."""
+    """Limit a statement to one row more than allowed, to detect longer results."""
     statement = sql.strip().rstrip(";")
     if not statement.lower().startswith(_BOUNDED):
         return sql

@@ -1,6 +1,6 @@
 """The process that runs a user's SQL statement: `store.sql.process` starts it and talks to it.
 
-A question is a JSON object, an answer a pickle of plain values. Each question has its own limits (`store.limited`).
+A request is a JSON object, a response a pickle of plain values. Each request has its own limits (`store.limited`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from store.views import make_views
 __all__ = ["serve"]
 
 LATE_S = 1.0
-"""DuckDB is asked to stop at the limit; a process that has not stopped so much later is ended."""
+"""Seconds after the time limit, at which DuckDB is interrupted, until the process is killed if it has not stopped."""
 THREADS = 4
 DUCKDB_SHARE = 0.75
 """Share of the memory limit given to DuckDB. Some operators allocate beyond it, up to RLIMIT_AS."""
@@ -28,14 +28,14 @@ MAX_ANSWER_BYTES = 64 << 20
 
 
 def serve() -> None:
-    """Answer until there are no more questions."""
+    """Answer requests until the input ends."""
     limits.serve(lambda question: _answer(json.loads(question)), _warm_up)
 
 
 def _warm_up() -> None:
     import duckdb
 
-    with duckdb.connect(":memory:", config={"threads": THREADS}) as warm:  # what the first connection loads
+    with duckdb.connect(":memory:", config={"threads": THREADS}) as warm:  # load what the first connection needs
         warm.execute("SELECT 1")
 
 
@@ -70,7 +70,7 @@ def _run(question: dict[str, Any]) -> dict[str, Any]:
         limits.limit_memory(memory_bytes)
         try:
             found = sql_console.run(opened, question["sql"], max_rows=question["max_rows"], limit_s=question["limit_s"])
-        except duckdb.Error as error:  # DuckDB wraps a failed allocation in several of its errors
+        except duckdb.Error as error:  # DuckDB reports a failed allocation as one of several errors
             raise StoreError(str(error)[:2000]) from None
     return {"names": found.names, "rows": found.rows, "is_cut": found.is_cut, "took_s": found.took_s}
 

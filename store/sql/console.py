@@ -1,11 +1,10 @@
-"""Run SQL typed by a user: one reading statement, its first rows, and a time limit.
+"""Run SQL typed by a user: one read-only statement, with limits on rows and time.
 
     answer = run(connection, "SELECT rank, median(duration_ns) FROM steps GROUP BY rank", max_rows=1000, limit_s=10)
     answer.names, answer.rows, answer.is_cut
 
-What the statement may reach was settled when the connection was locked down (`database.lock_down`): no file, no
-network, no extension, no setting. This module adds the remaining limits: read-only statements, and bounded use of the
-machine.
+`database.lock_down` has already denied the connection files, network, extensions and settings. This module adds the
+remaining limits: read-only statements, a row limit and a time limit.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ _NO_ZONES = (
     "make_timestamp(wall_ns // 1000), which is UTC"
 )
 _READING = "SELECT"
-"""Kind of the statements that only read; DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT to DuckDB."""
+"""Types of read-only statements. To DuckDB, DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT statements."""
 _SYSTEM_TABLE = re.compile(r"Did you mean \"?(pg_|duckdb_|sqlite_|information_schema)")
 _EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b)?(?P<options>\s*\([^()]*\))?(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleAnswer:
-    """`is_cut`: there are more rows than these. `took_s`: seconds."""
+    """Result of a statement. `is_cut`: the statement has more rows. `took_s`: duration in seconds."""
 
     names: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     is_cut: bool
     took_s: float
     types: tuple[str, ...] = ()
-    """DuckDB's name of each column's type."""
+    """DuckDB type of each column."""
 
 
 def run(
@@ -54,7 +53,7 @@ def run(
     max_rows: int,
     limit_s: float,
 ) -> ConsoleAnswer:
-    """Answer one reading statement. Raises StoreError with DuckDB's message or this module's."""
+    """Run one read-only statement. Raises StoreError with a message of DuckDB or of this module."""
     import duckdb
 
     began = time.monotonic()
@@ -63,14 +62,14 @@ def run(
     except duckdb.Error as error:
         raise StoreError(_one_line(error)) from None
     if not statements:
-        raise StoreError("there is no statement in it")
+        raise StoreError("there is no statement")
     if len(statements) > 1:
         raise StoreError(f"one statement at a time; there are {len(statements)}")
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         kind = _explained(connection, statements[0].query)
     if kind != _READING:
-        raise StoreError(f"{kind} is not allowed: this console only reads")
+        raise StoreError(f"{kind} is not allowed: this console is read-only")
     timer = threading.Timer(limit_s, connection.interrupt)
     timer.start()
     try:
@@ -81,7 +80,7 @@ def run(
     except duckdb.InterruptException:
         raise StoreError(f"it took longer than {limit_s:g} s and was cancelled: query fewer steps or ranks") from None
     except duckdb.Error as error:
-        if "'pytz'" in str(error):  # a package that only this type needs
+        if "'pytz'" in str(error):  # pytz, which DuckDB needs for this type only
             raise StoreError(_NO_ZONES) from None
         raise StoreError(_one_line(error)) from None
     finally:
@@ -91,7 +90,7 @@ def run(
 
 
 def _one_line(error: Exception) -> str:
-    """DuckDB's words without the picture of the statement: what, the names that are near, and the line."""
+    """DuckDB's error in one line: message, similar names and line number, without the excerpt of the statement."""
     text, _, place = str(error).partition("\n\nLINE ")
     line = f" (line {number})" if (number := place.partition(":")[0]).isdecimal() and number != "1" else ""
     parts = [part.strip() for part in text.splitlines() if part.strip()]
@@ -100,7 +99,9 @@ def _one_line(error: Exception) -> str:
 
 
 def _explained(connection: DuckDBPyConnection, sql: str) -> str:
-    """Kind of the statement behind EXPLAIN. EXPLAIN ANALYZE carries it out, and COPY may write to attached files."""
+    """Type of the statement after EXPLAIN. It has to be checked: EXPLAIN ANALYZE executes it, and COPY may write to
+    attached files.
+    """
     import duckdb
 
     parts = _EXPLAIN.fullmatch(sql)

@@ -33,7 +33,7 @@ __all__ = ["ask", "warm_up"]
 MAX_AT_ONCE = 3
 """Limit on concurrent statements; further ones are refused."""
 WAIT_S = 5.0
-"""How long a statement waits for a writer that has a file open."""
+"""Seconds that a statement waits for a writer that has the store open."""
 CATCH_UP_WAIT_S = 10.0
 MEMORY_BYTES = 1 << 30
 MAX_ANSWER_BYTES = 65 << 20
@@ -50,7 +50,7 @@ class _Child(LimitedProcess):
         super().__init__("store.sql.child", max_answer_bytes=MAX_ANSWER_BYTES)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer, or a StoreError."""
+        """Send a statement and return its result. Raises StoreError."""
         return _loads(self.ask(json.dumps(question).encode(), question["limit_s"] + WAIT_S))
 
 
@@ -71,7 +71,7 @@ class _Pool:
                 self._idle = _Child()
 
     def take(self) -> _Child:
-        """A process that the caller must give back or end. Raises StoreError."""
+        """Return a process, which the caller must pass to `give_back` or `end`. Raises StoreError if all are busy."""
         with self._lock:
             self._forget_after_fork()
             if len(self._working) >= MAX_AT_ONCE:
@@ -83,7 +83,7 @@ class _Pool:
             return child
 
     def give_back(self, child: _Child) -> None:
-        """Keep a process that has answered, or end it if another one is idle."""
+        """Keep an idle process for the next statement, or end it if another one is already kept."""
         with self._lock:
             if self._idle is None:
                 self._idle = child
@@ -92,7 +92,7 @@ class _Pool:
         self.end(child)
 
     def end(self, child: _Child) -> None:
-        """End a process that was taken."""
+        """End a process returned by `take`."""
         child.kill()
         with self._lock:
             self._working.discard(child)
@@ -118,7 +118,7 @@ warm_up = _pool.warm_up
 def ask(
     run: RunDir, sql: str, *, max_rows: int, limit_s: float, memory_bytes: int = MEMORY_BYTES, catch_up: bool = True
 ) -> ConsoleAnswer:
-    """The answer to one read-only statement on a run's records. Raises StoreError.
+    """Run one read-only statement on a run's records and return its result. Raises StoreError.
 
     `memory_bytes`: limit on memory beyond that of an idle connection. `catch_up`: as in `Store.open`; runs in this
     process, outside the limits.
@@ -161,7 +161,7 @@ def _too_large(memory_bytes: int) -> str:
 
 
 class _PlainValues(pickle.Unpickler):
-    """Unpickles SQL values only: a child may be compromised by the statement it ran."""
+    """Unpickler for SQL values only: the statement may have compromised the child."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _VALUES:

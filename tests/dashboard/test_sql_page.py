@@ -1,4 +1,4 @@
-"""The console only reads: whatever else is typed is refused, and no file but the store can be reached."""
+"""The console is read-only: any other statement is refused, and no file but the store can be reached."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_page_answers_and_shows_the_refusal(runs: Path) -> None:
     app.text_area(key="sql-text").set_value("COPY steps TO '/tmp/x.csv'")
     app.button(key="sql-ask").click().run()
     assert not app.exception
-    assert "COPY is not allowed: this console only reads" in shown(app)
+    assert "COPY is not allowed: this console is read-only" in shown(app)
     app.selectbox(key="sql-example").select("Loss by step").run()
     app.button(key="sql-ask").click().run()
     assert len(app.dataframe[0].value) == 24

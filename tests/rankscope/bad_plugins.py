@@ -75,11 +75,11 @@ BAD = {
     ),
     "patched": Bad(
         body="import json\njson.dumps = lambda *a, **k: 'null'\n" + _run("return []"),
-        reason="it sent no answer that can be used",
+        reason="its answer is not valid",
     ),
     "answer": Bad(
         body='import json\njson.dumps = lambda *a, **k: \'{"result": {"kinds": [3]}}\'\n' + _run("return []"),
-        reason="it sent no answer that can be used",
+        reason="its answer is not valid",
     ),
     "number": Bad(
         body=_run("return [found(evidence={'x': float('nan')}), found(evidence={1: 2})]"),

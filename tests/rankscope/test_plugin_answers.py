@@ -68,7 +68,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def test_rows_are_checked_where_they_arrive(site: Site, tmp_path: Path, row: object) -> None:
     site("readers", "changed", READER.replace("ROW", repr(row)))
     (tmp_path / "file.bad").write_text("#bad\n")
-    with pytest.raises(SourceError, match="plug-in changed: it sent no answer that can be used, and it was ended"):
+    with pytest.raises(SourceError, match="plug-in changed: its answer is not valid, and it was ended"):
         read_by_plugin(tmp_path / "file.bad", "file.bad")
 
 

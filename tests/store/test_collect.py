@@ -70,7 +70,7 @@ def test_what_is_not_one_run_is_refused(nodes: list[Path], tmp_path: Path) -> No
         collect([nodes[0], other], tmp_path / "into")
     with pytest.raises(RunError, match="they differ"):
         collect([nodes[0], other], tmp_path / "into", force=True)
-    with pytest.raises(RunError, match="not made by collect"):
+    with pytest.raises(RunError, match="not created by collect"):
         collect(nodes, tmp_path / "node-0")
     assert not (tmp_path / "into").exists()
 

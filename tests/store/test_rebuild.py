@@ -121,7 +121,7 @@ def test_a_store_that_is_open_elsewhere_is_left_alone(
     assert done.exit_code == 2
     (line,) = done.output.strip().splitlines()
     assert "telemetry.duckdb is in use" in line
-    assert line.endswith("it was left as it is. Close what has it open, then rebuild again")
+    assert line.endswith("it was left unchanged. Close the programs that have it open, then rebuild again")
     assert rebuild(run).kept == ()
     assert rows(run.store()) == [(STEPS, 0)]
 
@@ -133,7 +133,7 @@ def test_a_store_that_is_whole_and_cannot_be_opened_is_left_alone(run: RunDir) -
         connection.execute(f"ATTACH '{run.store()}' AS store (ENCRYPTION_KEY 'key')")
         connection.execute("CREATE TABLE store.steps AS SELECT 1 AS step")
     before = files(run)
-    with pytest.raises(StoreError, match=r"it was left as it is\. To rebuild without its rows, move it away$"):
+    with pytest.raises(StoreError, match=r"it was left unchanged\. To rebuild without its rows, move it away$"):
         rebuild(run, force=True)
     assert files(run) == before
 
@@ -149,7 +149,7 @@ def test_new_records_do_not_make_up_for_lost_ones(writer: RankWriter, run: RunDi
     add_steps(writer, STEPS, 100)
     for path in segments(run)[:2]:
         blank(path)
-    with pytest.raises(StoreError, match=r"no longer have \(steps \d\d -> 0\); it was left as it is"):
+    with pytest.raises(StoreError, match=r"no longer have \(steps \d\d -> 0\); it was left unchanged"):
         rebuild(run)
     assert rows(run.store()) == [(STEPS, 0)]
     result = rebuild(run, force=True)

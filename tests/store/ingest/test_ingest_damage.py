@@ -34,7 +34,7 @@ def test_a_truncated_tape_gives_what_is_there(tmp_path: Path) -> None:
         assert 400 < result.rows["spans"] < 420
         assert result.rows["steps"] == 200
         assert ingester.tick().num_rows == 0
-    assert "shorter than its header says" in problems(run)["spans.00000.tape"]
+    assert "shorter than its header states" in problems(run)["spans.00000.tape"]
 
 
 def test_lost_names_are_reported(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_tape_under_another_name_is_not_believed(tmp_path: Path) -> None:
     (run.rank_dir(0, 1) / "steps.00000.tape").write_bytes(source.read_bytes())
     with Store.open(run) as store:
         assert store.rows("SELECT rank, count(*) FROM steps GROUP BY rank") == [(0, 10)]
-    assert "its header says table steps, segment 0, rank 0" in problems(run)["steps.00000.tape"]
+    assert "its header states table steps, segment 0, rank 0" in problems(run)["steps.00000.tape"]
 
 
 def test_flipped_bytes_anywhere_never_stop_the_others(tmp_path: Path) -> None:
