@@ -73,8 +73,8 @@ def _created_s(path: Path, stamp: tuple[int, int]) -> float | None:
 
 
 def _began(path: Path) -> float:
-    """Start time of a run: its manifest's if that states one, else the folder's modification time, which a copy
-    changes.
+    """Start time of a run as its manifest states it, else the modification time of the manifest or folder, which
+    changes with each write or copy.
     """
     for name in ("run.json", "tapes", "."):
         try:

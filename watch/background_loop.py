@@ -1,6 +1,6 @@
-"""Threads of `watch` that query DuckDB, and how to exit while one still does.
+"""Threads of `watch` that query DuckDB, and a safe exit while one is still running.
 
-with background_loop(self._run_until, name="ingest"):      # called with the event that ends it
+with background_loop(self._run_until, name="ingest"):      # the function gets the event that stops it
     ...
 end_process(code)
 """
@@ -18,20 +18,20 @@ from weakref import WeakSet
 __all__ = ["background_loop", "end_process", "new_thread"]
 
 STOP_S = 20.0
-"""Seconds that the end of the block waits for the current round."""
+"""Seconds that leaving the block waits for the current round."""
 _made: WeakSet[threading.Thread] = WeakSet()
 
 
 def new_thread(target: Callable[[], None], *, name: str) -> threading.Thread:
-    """Make a daemon thread that `end_process` knows."""
+    """Create a daemon thread that `end_process` knows about."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     _made.add(thread)
     return thread
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit, without the interpreter's clean-up where a thread still runs: up to Python 3.13 the clean-up ends such a
-    thread when it returns from C, and DuckDB's C++ then aborts the process.
+    """Exit the process. While such a thread runs, skip the interpreter's clean-up: up to Python 3.13 it terminates the
+    thread on return from C, and DuckDB's C++ code then aborts the process.
     """
     if any(thread.is_alive() for thread in _made):
         for stream in (sys.stdout, sys.stderr):
@@ -43,13 +43,13 @@ def end_process(code: int) -> NoReturn:
 
 @contextmanager
 def background_loop(run_until: Callable[[threading.Event], None], *, name: str) -> Iterator[None]:
-    """Run it in a daemon thread; at the end of the block set its event and wait."""
+    """Run a function in a daemon thread; at the end of the block, set its event and wait for it."""
     stop = threading.Event()
     thread = new_thread(lambda: run_until(stop), name=name)
-    try:  # a signal may come while it starts, too
+    try:  # within the try: a signal may arrive while the thread starts
         thread.start()
         yield
     finally:
         stop.set()
-        with suppress(RuntimeError):  # it has not started
+        with suppress(RuntimeError):  # the thread was not started
             thread.join(STOP_S)

@@ -4,8 +4,8 @@
     culprits.act(verdicts, attempt, processes, placed, stands=True)     # once a tick
 
 A watch kills only ranks of its node. A culprit on another node is left to that node's watch, and if the culprits have
-already exited, the waiting ranks may notice that by themselves. If the hang still lasts after `OTHERS_S`, this watch
-kills its own ranks, which also restarts the job.
+already exited, the waiting ranks may notice that by themselves. If the hang lasts longer than `OTHERS_S`, this watch
+kills the ranks of its node, which also restarts the job.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from watch.stacks.signal_dump import take_stacks
 __all__ = ["CulpritKiller", "kill_stale"]
 
 OTHERS_S = 15.0
-"""Seconds for which other nodes handle a hang whose culprit does not run here."""
+"""Seconds that other nodes have to handle a hang whose culprit does not run on this node."""
 
 
 class CulpritKiller:
-    """Acts once on each culprit of an attempt. `may_kill` is False where recovery is turned off: stacks only."""
+    """Acts once per culprit and attempt. `may_kill` is False if recovery is turned off: then only stacks are taken."""
 
     def __init__(self, run: RunDir, events: EventWriter, *, may_kill: bool) -> None:
         self._run, self._events, self._may_kill = run, events, may_kill
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank)
-        self._left_to_others: tuple[int, float, str] | None = None  # attempt, since when (monotonic), reason to kill
+        self._left_to_others: tuple[int, float, str] | None = None  # attempt, start (monotonic) and reason to kill
 
     def act(
         self,
@@ -52,15 +52,15 @@ class CulpritKiller:
         """
         blamed = {rank for verdict in verdicts for rank in verdict.ranks}
         culprits = blamed & processes.keys()
-        # The number of a dead rank may be that of another process by now, and a copy of a run names the original's
-        # ranks: a signal would end them.
+        # Check each process before signalling it: the pid of a dead rank may have been reused, and in a copied run the
+        # pids are those of the original's ranks.
         pids = (
             {rank: process.pid for rank, process in processes.items() if process.is_alive} if verdicts or stands else {}
         )
         pids = {rank: pid for rank, pid in pids.items() if is_process_of(self._run.path, pid)}
         reason = verdicts[0].summary if verdicts else ""
         if not culprits and blamed:
-            later = "A rank hangs on another node, whose watch has not acted." if blamed - placed else reason
+            later = "A rank hangs on another node, and the watch there has not acted." if blamed - placed else reason
             self._left_to_others = self._left_to_others or (attempt, time.monotonic(), later)
             if (attempt, NODE_RANK) not in self._handled:
                 self._handled.add((attempt, NODE_RANK))
@@ -79,8 +79,9 @@ class CulpritKiller:
                 self._events.write(event_kinds.CULPRIT_KILLED, killed_rank=rank, pid=pids[rank], reason=reason)
 
     def _take_stacks(self, attempt: int, pids: Mapping[int, int], culprits: Mapping[int, int] | None = None) -> None:
-        """Have all ranks here write their stacks, and check whether one of the {rank: pid} to blame holds the GIL."""
-        is_end = self._may_kill and culprits is not None  # ranks that may go on must not be put at risk
+        """Have all ranks of this node write their stacks, and check whether a culprit ({rank: pid}) holds the GIL."""
+        # dumping all threads may crash a process: do not risk ranks that may continue
+        is_end = self._may_kill and culprits is not None
         taken = take_stacks(self._run, attempt, pids, all_threads=is_end)
         if dumped := take_dumps(self._run, attempt, pids):
             self._events.write(event_kinds.RECORDER_DUMPS, path="dumps", ranks=dumped)
@@ -89,7 +90,7 @@ class CulpritKiller:
         self._events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=gil_holders(running))
 
     def _overdue(self, attempt: int, *, stands: bool) -> str:
-        """Reason to act on a hang of this attempt that was left to others and stands for too long, else ""."""
+        """Reason to act on a hang that was left to other nodes and has lasted too long, else ""."""
         if self._left_to_others is None:
             return ""
         of_attempt, since_s, reason = self._left_to_others
@@ -100,7 +101,7 @@ class CulpritKiller:
 
 
 def kill_stale(run: RunDir, stale: Iterable[tuple[int, int, int, int]], events: EventWriter) -> None:
-    """Kill processes of older attempts: they are fenced already, but keep memory and a device."""
+    """Kill processes of older attempts. They are already fenced, but occupy memory and a device."""
     for attempt, rank, pid, start_ticks in stale:
         is_here = start_ticks and is_alive(pid, start_ticks) and is_process_of(run.path, pid)
         if is_here and kill(pid, signal.SIGKILL):

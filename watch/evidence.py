@@ -1,16 +1,17 @@
-"""Collect on one node what an incident needs, into one archive that `rankscope analyze` reads.
+"""Collect one node's evidence of an incident into an archive that `rankscope analyze` reads.
 
     collected = collect(Path("evidence.tar.gz"), logs=[Path("job.log")])
     collected.items          # {"dmesg.txt": "", "nvidia-smi.txt": "nvidia-smi is not installed", ...}
 
 Sources: stacks (py-spy), the flight recorder through torch's pipe, NCCL's RAS, the kernel log, nvidia-smi, tails of
-logs. Missing sources are listed with the reason; nothing waits longer than `LIMIT_S`. The job is not changed: a dump
-through the pipe is what the watchdog would write, too.
+logs. Missing sources are listed with the reason, and none is waited for longer than `LIMIT_S`. The job is not
+disturbed: a dump through the pipe is the one that the watchdog would write.
 
-The contents are at most `MAX_BYTES` in all, of which dumps get `DUMPS_SHARE`: what does not fit is listed as missing.
+The contents are limited to `MAX_BYTES` in all, and dumps to `DUMPS_SHARE` of that. What does not fit is listed as
+missing.
 
-Texts are redacted by pattern (`probes.tape.redaction.secrets`), and the archive is its owner's alone to read. What
-another user's process says of its files is not trusted: no link is followed, and only a pipe is written into.
+Texts are redacted by pattern (`probes.tape.redaction.secrets`), and only the owner can read the archive. Paths from
+other users' processes are not trusted: links are not followed, and only pipes are written to.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ LIMIT_S = 20.0
 TAIL_BYTES = 32 << 20
 """Bytes kept from the end of each log."""
 DUMP_BYTES = 256 << 20
-"""A larger dump is left out: a part of one cannot be read."""
+"""Maximum bytes of a dump. A larger one is left out, since part of a dump is unreadable."""
 MAX_BYTES = 1 << 30
 DUMPS_SHARE = 0.75
-"""Share of `MAX_BYTES` for dumps; the rest is for outputs and logs, which come after."""
+"""Share of `MAX_BYTES` for dumps; the rest is for outputs and logs, which are added later."""
 COMMANDS = {
     "dmesg.txt": (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--since", "-2 days")),
     "nvidia-smi.txt": (("nvidia-smi", "-q"),),
@@ -55,7 +56,7 @@ COMMANDS = {
     "shared-memory.txt": (("df", "-h", "/dev/shm"),),
     "slurm.txt": (("scontrol", "show", "job", os.environ.get("SLURM_JOB_ID", "")),),
 }
-"""By file: its commands; the first one that is installed is run."""
+"""{file: commands}; the first installed command is run."""
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULT_DUMP = "/tmp/nccl_trace_rank_"
@@ -72,14 +73,14 @@ class Collected:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Files that could not be collected, and why."""
+        """{file that could not be collected: reason}."""
         return {name: why for name, why in self.items.items() if why}
 
 
 def collect(
     archive: Path, *, logs: Sequence[Path] = (), pids: Sequence[int] = (), max_bytes: int = MAX_BYTES
 ) -> Collected:
-    """Write the archive; its members lie below the host's name. Raises OSError if it cannot be written."""
+    """Write the archive, with members below a folder named after the host. Raises OSError if it cannot be written."""
     host = socket.gethostname() or "host"
     collected = Collected(archive)
     chosen = list(pids) or ranks_here()
@@ -107,7 +108,7 @@ class _Adding:
     host: str
 
     def add(self, name: str, blob: bytes, why: str, *, max_bytes: int, is_text: bool = True) -> None:
-        """Add a member, or note why it is missing; `max_bytes`: of all contents with this one."""
+        """Add a member, or note why it is missing. `max_bytes`: limit on all contents including this member."""
         if is_text and not why:
             blob = Redactor()(blob.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
         if not why and self.collected.num_bytes + len(blob) > max_bytes:
@@ -122,7 +123,7 @@ class _Adding:
 
 
 def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
-    """Return the output of the first command that is installed."""
+    """Return the output of the first installed command."""
     for command in commands:
         if shutil.which(command[0]) is None:
             continue
@@ -150,7 +151,7 @@ def _stacks(pids: Sequence[int]) -> tuple[bytes, str]:
 
 
 def _dumps(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:
-    """Flight-recorder dumps of the ranks here, through the pipe that torch opened for each."""
+    """Flight-recorder dumps of the ranks on this node, requested through the pipe that torch opens for each rank."""
     asked: dict[str, Path] = {}
     before: dict[Path, tuple[int, int]] = {}
     for pid in pids:

@@ -1,7 +1,7 @@
 """Ingest the tapes of one node into its store, run the analyzers that need it, and export; in a separate thread.
 
     loop = IngestLoop(run, ingester, tapes, judge, exports, events)
-    with loop.running():                # a tick each second, or a few (`watch.records.tick_pace`)
+    with loop.running():                # a tick every second or few seconds (`watch.records.tick_pace`)
         ...
     loop.close()
 
@@ -9,7 +9,7 @@
 2. Run the live analyzers that need more than the newest records, and write new findings and advice as events.
 3. Measure and export; end processes of older attempts.
 
-A reader that keeps the store's file open, or a full disk, delays only this thread: hangs are detected in another one
+A reader that keeps the store's file open, or a full disk, delays only this thread. Hangs are detected in another thread
 (`watch.standstill_loop`).
 """
 
@@ -52,11 +52,13 @@ __all__ = ["IngestLoop"]
 
 logger = logging.getLogger("rankscope.watch")
 EAGER_S = 10.0
-"""Seconds after a rank's end during which there is a tick each second."""
+"""Seconds after a rank's end with a tick every second."""
 EAGER_START_S = 4.0
-"""Seconds of such ticks after a start or a new attempt, to show first records; later, cores are left to the ranks."""
+"""Seconds after the start of a run or attempt with a tick every second, to show the first records; later the cores are
+left to the ranks.
+"""
 QUIET_S = 2.0
-"""Seconds without a record after which there is a tick each second again: idle ranks need no cores."""
+"""Seconds without a record after which there is a tick every second again, since idle ranks need no cores."""
 
 
 class IngestLoop:
@@ -96,11 +98,12 @@ class IngestLoop:
         self._eager_of, self._eager_since_s = -1, 0.0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
-        """Time up to which the store has all records. A reader may delay the next ingest, and no rank counts as silent
-        because of that."""
+        """Time up to which the store has all records. A reader may delay the next ingest, which must not make ranks
+        count as silent.
+        """
 
     def running(self) -> AbstractContextManager[None]:
-        """Tick in a thread while the block runs; at its end, wait for the current tick."""
+        """Tick in a thread while the block runs; at the end of the block, wait for the current tick."""
         return background_loop(self._run_until, name="ingest")
 
     def tick(self) -> None:
@@ -108,7 +111,7 @@ class IngestLoop:
         start = time.monotonic()
         self._ingest()
         with self.open_store() as opened:
-            store = Remembered(opened)  # analyses and exporters run many of the same queries
+            store = Remembered(opened)  # analyses and exporters share many queries
             stale = stale_ranks(store, self._node_rank)
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._pace.num_ticks)
             try:
@@ -142,15 +145,17 @@ class IngestLoop:
             self.captures.poll(findings, store, self._tapes.attempt, now_ns, waits=self._lines.is_sampling)
 
     def leave(self) -> None:
-        """Record that ranks are no longer watched. The current tick may last many seconds on a crowded machine, and
-        ranks of an interrupted job end meanwhile, which must not count as their silence."""
+        """Record that ranks are no longer watched. The current tick may last many seconds on a busy machine, and ranks
+        of an interrupted job end in that time, which must not count as silence.
+        """
         if not self._has_left:
             self._has_left = True
             self._events.write(event_kinds.WATCH_STOPPED, pid=os.getpid())
 
     def close(self) -> None:
-        """Ingest the last records and close. Raises StoreError if a reader held the store for too long, or the thread
-        is still in a round."""
+        """Ingest the last records and close. Raises StoreError if a reader kept the store open for too long, or the
+        thread is still in a round.
+        """
         self.leave()
         if not self._round.acquire(blocking=False):
             raise StoreError("the last round has not ended")
@@ -195,16 +200,16 @@ class IngestLoop:
             try:
                 with self._round, self._pace.round():
                     self.tick()
-            except StoreError as error:  # a reader holds the file, or the disk is full: tapes keep everything
+            except StoreError as error:  # a reader has the file open, or the disk is full: the tapes keep everything
                 self.failed_ticks += 1
                 logger.warning("%s", error)
-            except BaseException:  # a tick that fails, by SystemExit too, must not end the thread; the log has each one
+            except BaseException:  # a failed tick (even SystemExit) must not end the thread; each failure is logged
                 self.failed_ticks += 1
                 logger.exception("Tick failed, trying again.")
             self._pace.rest(stop, is_eager=self._is_eager)
 
     def _is_eager(self) -> bool:
-        """Return True while a user waits for news (a start, an end, silence), to tick each second."""
+        """Return True if there should be a tick every second: at a start or an end, or during silence."""
         tapes, now_s = self._tapes, time.monotonic()
         if tapes.attempt != self._eager_of:
             self._eager_of, self._eager_since_s = tapes.attempt, now_s
@@ -222,14 +227,15 @@ class IngestLoop:
             self._ingester.mark_ingested(now_ns)
 
     def _advice(self, store: Source, *, is_last: bool = False) -> list[Finding]:
-        """Advice after the first steps, once per job, from the leading watch."""
+        """Report advice after the first steps, once per job, from the leading watch."""
         if self._job is not None and self._job.is_led:
             return []
         return self._judge.advice(store, self._run.manifest, self._ingested_ns, is_last=is_last)
 
     def open_store(self) -> Store:
-        """Open the stores of all visible nodes; only this node's while another watch leads, unless the other nodes
-        continue in an attempt without this one."""
+        """Open the stores of all visible nodes. While another watch leads, open only this node's store, unless the
+        other nodes continue in an attempt without this node.
+        """
         is_led = self._job is not None and self._job.is_led
         own_only = is_led and newest_attempt(self._run, default=0) <= self._tapes.attempt
         return Store.open(self._run, catch_up=False, node=self._node_rank if own_only else None, threads=1)

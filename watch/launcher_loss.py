@@ -1,11 +1,11 @@
-"""Handle a launcher that died without reporting it: record that, end its ranks, and close the run.
+"""Handle a launcher that died without reporting it: record its death, end its ranks, and close the run.
 
     loss = LauncherLoss(tapes, events, node_rank=0, launcher_pid=4711, grace_s=20.0)
     loss.poll()                  # once a tick
 
 The kernel sends each rank SIGTERM when its launcher dies (`probes.attach.launch.parent_death`). A rank that does not
-comply, because it is stopped or blocked in C, is killed `MARGIN_S` after the grace period of a preemption. When none is
-left, the end of the run is recorded as the launcher would have done.
+exit, because it is stopped or blocked in C, is killed `MARGIN_S` after the grace period of a preemption. When no rank
+is left, the end of the run is recorded as the launcher would have done.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MARGIN_S = 3.0
 
 
 class LauncherLoss:
-    """Watches the launcher of one node and ends its ranks when it is gone.
+    """Watches the launcher of one node and ends its ranks when it has died.
 
-    `launcher_pid` 0: the launcher is not ours, and nothing is done to its ranks.
+    `launcher_pid` 0: the launcher is not Rankscope's, and its ranks are left alone.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LauncherLoss:
         self._lost_at_s: float | None = None
 
     def poll(self) -> None:
-        """Act on a launcher that is gone."""
+        """Act if the launcher has died."""
         if not self._pid or self._tapes.has_ended:
             return
         if self._tapes.launcher_pid not in (0, self._pid):  # the run was resumed under this watch

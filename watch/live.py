@@ -1,4 +1,4 @@
-"""Live findings of one node: run the live analyzers, write new findings as events, pass them to the exporters.
+"""Run the live analyzers on one node, write new findings as events, and pass them to the exporters.
 
 judge = LiveJudge(run.manifest(), events, exports)
 judge.report(judge.findings(store, now_ns))
@@ -36,7 +36,8 @@ logger = logging.getLogger("rankscope.watch")
 
 
 class LiveJudge:
-    """Reports each finding once. Findings reported by a previous, killed watch are read from its events, not repeated.
+    """Reports each finding once. Findings that a previous, killed watch reported are read from its events and not
+    repeated.
 
     Three threads use it: one for hangs and deaths, one for findings of plug-ins, one for all others.
     """
@@ -54,7 +55,7 @@ class LiveJudge:
 
     @property
     def is_stopping(self) -> bool:
-        """True once the run is being stopped: the end of its ranks does not close findings."""
+        """True once the run is being stopped, so that the end of its ranks does not close findings."""
         return self._state.is_stopping
 
     @is_stopping.setter
@@ -63,11 +64,11 @@ class LiveJudge:
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """{analyzer: how often it failed}."""
+        """Return {analyzer: number of failures}."""
         return {**self._state.errors, **self._advice.errors}
 
     def has_open_hang(self, attempt: int) -> bool:
-        """Return True while a reported hang of an attempt is not over."""
+        """Return True while a reported hang of the attempt is not over."""
         with self._state.lock:
             reported = list(self._state.reported.values())
         return any(f.kind == "hang" and f.status == "fired" and f.attempt == attempt for f in reported)
@@ -79,12 +80,12 @@ class LiveJudge:
         return [f for f in reported if f.kind == kind and f.status == "fired" and f.attempt == attempt]
 
     def add_nodes(self, digests: Sequence[Digest], clock_offsets_ns: Mapping[int, int]) -> None:
-        """Set the digests of the other nodes' ranks for the next `findings`; empty unless this node leads."""
+        """Set the digests of other nodes' ranks for the next `findings`; empty unless this node leads."""
         self._state.sees_part = True
         self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns
 
     def findings(self, source: Source, now_ns: int) -> list[Finding]:
-        """Findings that are new or have changed at `now_ns` (epoch nanoseconds), without those of plug-ins."""
+        """New and changed findings at `now_ns` (epoch nanoseconds), except those of plug-ins."""
         return [*self.standstill_findings(source, now_ns), *self.record_findings(source, now_ns)]
 
     def standstill_findings(self, source: Source, now_ns: int) -> list[Finding]:
@@ -96,13 +97,13 @@ class LiveJudge:
         return record_findings(source, self._state, now_ns, num_ticks=num_ticks)
 
     def plugin_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-        """New and changed findings of plug-ins; may block for the plug-ins' time limit."""
+        """New and changed findings of plug-ins. May block up to the plug-ins' time limit."""
         return plugin_findings(source, self._state, now_ns, num_ticks=num_ticks)
 
     def advice(
         self, source: Source, manifest: Callable[[], Mapping[str, Any]], now_ns: int, *, is_last: bool = False
     ) -> list[Finding]:
-        """New advice on how the run was set up; `is_last`: the run ends."""
+        """New advice on the run's configuration. `is_last`: the run is ending."""
         return live_advice(source, self._advice, manifest, now_ns, is_last=is_last)
 
     def report_advice(self, advice: Sequence[Finding]) -> bool:

@@ -1,4 +1,4 @@
-"""One node's part of the newest attempt, from its tapes and events: running ranks, and time since the last record.
+"""State of the newest attempt on one node, from its tapes and events: running ranks, and time since the last record.
 
     tapes = LiveTapes(run, node_rank=0)
     tapes.poll()                       # once a tick: a few small reads
@@ -33,26 +33,26 @@ from watch.recent_records import RecentRecords
 __all__ = ["LiveTapes", "RankProcess"]
 
 MAX_ROWS = 400_000
-"""Maximum rows of a cached source; a larger one is rebuilt from the newest segments."""
+"""Maximum rows of a cached source. A larger one is rebuilt from the newest segments."""
 _LAUNCHER_KINDS = (event_kinds.RUN_STARTED, event_kinds.STOP_REQUESTED, event_kinds.RUN_ENDED)
 NEWS_KINDS = frozenset({
     event_kinds.RANK_STATE, event_kinds.RANK_EXIT, event_kinds.RANK_CLOSED, event_kinds.EXCEPTION,
     event_kinds.RUN_ENDED, event_kinds.RANK_STOPPED, event_kinds.CULPRIT_KILLED,
 })  # fmt: skip
-"""Events after which a standstill or a loss may have to be reported, however recent the newest record."""
+"""Events after which a standstill or a loss may have to be reported, even if the newest record is recent."""
 _EXITS = (event_kinds.RANK_EXIT, event_kinds.RUN_ENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProcess:
-    """The process of one rank; `start_ticks` 0: not recorded."""
+    """The process of one rank. `start_ticks` 0: not recorded."""
 
     pid: int
     start_ticks: int = 0
 
     @property
     def is_alive(self) -> bool:
-        """True if this very process runs."""
+        """True if the process is running and its pid was not reused."""
         return is_alive(self.pid, self.start_ticks)
 
 
@@ -64,24 +64,24 @@ class _Attempt:
     processes: dict[int, RankProcess] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     num_ranks: int = 0
-    """Of all nodes, as a rank reported it; 0: not yet."""
+    """World size over all nodes, as reported by a rank; 0 before the first report."""
     has_failed: bool = False
-    """True if one of them ended in another way than by closing."""
+    """True if a rank ended without closing."""
     anchor_ns: int | None = None
 
 
 class LiveTapes:
-    """Polled by one thread; returned mappings are never modified."""
+    """Polled by one thread. Returned mappings are never modified."""
 
     def __init__(self, run: RunDir, node_rank: int = 0) -> None:
         self.has_ended = False
-        """True if the launcher reported the end of the run on this node, and has not started it again since."""
+        """True if the launcher has reported the end of the run on this node, and not started it again."""
         self.is_stopping = False
-        """True if a signal has asked the launcher for the end of the run."""
+        """True if a signal has asked the launcher to end the run."""
         self.pids: Mapping[int, int] = {}
         """{rank: pid} of this node's ranks that have not closed."""
         self.launcher_pid = 0
-        """Pid of our newest launcher on this node; 0: none is recorded."""
+        """Pid of the newest Rankscope launcher on this node; 0: none is recorded."""
         self._run, self.node_rank = run, node_rank
         self._anchor_ns = time.time_ns() - time.monotonic_ns()
         self._folders = NewestFolders(run, node_rank)
@@ -119,7 +119,7 @@ class LiveTapes:
 
     @property
     def is_over(self) -> bool:
-        """The launcher reported the end of the run, or every rank of the attempt on this node has closed."""
+        """True if the launcher reported the end of the run, or every rank of the attempt on this node has closed."""
         return self.has_ended or bool(self.placed and not self.pids)
 
     @property
@@ -130,7 +130,7 @@ class LiveTapes:
 
     @property
     def is_running(self) -> bool:
-        """True while a process of a rank that has not closed is alive here."""
+        """True while the process of a rank that has not closed is alive on this node."""
         return any(self._attempt.processes[rank].is_alive for rank in self.pids)
 
     @property
@@ -140,7 +140,7 @@ class LiveTapes:
 
     @property
     def news_s(self) -> float:
-        """Seconds since an end of a rank or a change of its process was last read; infinite where there was none."""
+        """Seconds since the end of a rank, or a change of its process, was last read; infinite if there was none."""
         return time.monotonic() - self._news_s
 
     def now_ns(self) -> int:
@@ -148,7 +148,7 @@ class LiveTapes:
         return self._read_ns + self._anchor_ns
 
     def recorded_now_ns(self) -> int:
-        """The present by the clock that the ranks of the attempt wrote into their tapes, as the store has it."""
+        """The present in terms of the clock on the attempt's tapes, and so in the store (epoch nanoseconds)."""
         anchor_ns = self._attempt.anchor_ns
         return time.monotonic_ns() + (self._anchor_ns if anchor_ns is None else anchor_ns)
 
@@ -182,8 +182,8 @@ class LiveTapes:
         return self._moved_s != moved_s
 
     def source(self, *, all_nodes: bool = False) -> Store:
-        """The newest records at the last poll. `all_nodes`: of every node whose tapes lie in the run's folder."""
-        # Where no process is left, the records may be of another boot, whose monotonic clock was another.
+        """The newest records as of the last poll. `all_nodes`: of every node with tapes in the run's folder."""
+        # If no process is left, the records may be from an earlier boot, with another monotonic clock.
         anchor_ns = self._anchor_ns if any(p.is_alive for p in self._attempt.processes.values()) else None
         wanted = (self.attempt, anchor_ns, all_nodes)
         if self._recent is not None and (self._recent_of != wanted or self._recent.num_rows > MAX_ROWS):
@@ -212,7 +212,7 @@ class LiveTapes:
             self._attempt.has_failed |= not is_good
         if is_node:
             if event.get("node_rank", 0) == self.node_rank and kind in _LAUNCHER_KINDS:
-                # In the order in which they were written.
+                # In order of writing.
                 self.has_ended = kind == event_kinds.RUN_ENDED
                 self.is_stopping = kind == event_kinds.STOP_REQUESTED or (self.is_stopping and self.has_ended)
                 pid = event.get("launcher_pid")

@@ -1,11 +1,11 @@
-"""`watch`: the process next to the ranks of a node. It alone writes the node's store.
+"""`watch`: the process next to the ranks of a node, and the only writer of the node's store.
 
     python -m watch.node_process runs/latest --node-rank 0     (started by the launcher, or by local rank 0)
 
-Each loop ticks once a second. The main thread detects hangs from tapes alone (`watch.standstill_loop`), a second thread
-writes the store and runs all other analyzers (`watch.ingest_loop`), a third runs plug-ins (`watch.plugins.loop`). The
-process ends when the run has ended, or when all processes of the run are gone. It takes part in no collective and holds
-no lock that a rank could wait for, so it can be killed at any moment and started again.
+The main thread detects hangs from the tapes alone (`watch.standstill_loop`), a second thread writes the store and runs
+all other analyzers (`watch.ingest_loop`), and a third runs plug-ins (`watch.plugins.loop`); each ticks about once a
+second. The process exits when the run has ended, or when all processes of the run have. It takes part in no collective
+and holds no lock that a rank could wait for, so it can be killed and restarted at any time.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ __all__ = ["Heartbeat", "main"]
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
 LOCK_WAIT_S = 10.0
-"""Maximum wait for a reader that has the store open for writing, as `catch_up` has for a moment."""
+"""Maximum seconds to wait for a reader that briefly has the store open for writing, to catch up."""
 CLOSE_TRIES = 3
 SIGNALLED = 128
-"""Offset of exit codes after a signal: 128 + signal number."""
+"""Exit code after a signal is this plus the signal's number."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXAMPLES = """
 examples:
@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_watch(arguments: Sequence[str] | None = None) -> int:
-    """Watch a run to its end. Returns 0, 128 + the ending signal, or 2 if there is no run or another watch has it."""
+    """Watch a run to its end. Returns 0, 128 + the signal that ended it, or 2 if there is no run or another watch
+    runs.
+    """
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
@@ -122,7 +124,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
     node_rank, folder = options.node_rank, run.node_dir(options.node_rank)
     with contextlib.ExitStack() as serving:
         with _sole_writer(run, node_rank) as ingester:
-            end = _EndRequest()  # before anything is opened that a signal would leave open
+            end = _EndRequest()  # installed before anything is opened that a signal could leave open
             folder.mkdir(parents=True, exist_ok=True)
             events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
             serving.callback(events.close)
@@ -144,7 +146,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 judge = LiveJudge(run.manifest(), events, exporting, stacks_dir=run.stacks)
                 pid = options.launcher_pid
                 loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
-                if not loop.is_past():  # readings of now would stand among those of then
+                if not loop.is_past():  # the run has ended: present readings do not belong to it
                     sampling_health.enter_context(node_health(run, node_rank, events))
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
@@ -161,15 +163,15 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 plugins.finish()
                 syncing.finish()
                 if not loop.is_needed():
-                    remove_shared(run.path, node_rank)  # for ranks that could not do it themselves
-        exporting.finish()  # the store is released first, so no reader waits for a tracker or a last scrape
+                    remove_shared(run.path, node_rank)  # for ranks that could not do so themselves
+        exporting.finish()  # the store is closed first, so that no reader waits for a tracker or a last scrape
         if ingest.publishing is not None:
             ingest.publishing.finish()
     return SIGNALLED + signal_number if signal_number else 0
 
 
 def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
-    """Hold the lock for writing the node's store. Raises StoreLockedError."""
+    """Hold the node's writer lock. Raises StoreLockedError."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -181,22 +183,23 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
 
 
 class _EndRequest:
-    """Stores the signal that asks the watch to end, since DuckDB would wrap an exception raised by a signal handler.
+    """Stores the signal that asks the watch to end, because DuckDB would wrap an exception raised by a signal handler.
 
-    Before and after the loops nothing is broken off: what is being opened or closed then takes a moment.
+    Outside the loops nothing is interrupted, since opening and closing take only a moment.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.interrupts = False
-        """Whether a signal also raises KeyboardInterrupt: while the loops run, since a tick may take seconds."""
+        """True while a signal also raises KeyboardInterrupt: during the loops, since a tick may take seconds."""
         for signal_number in END_SIGNALS:
-            if signal.getsignal(signal_number) != signal.SIG_IGN or signal_number != signal.SIGHUP:  # `nohup`
+            # ignored under `nohup`
+            if signal.getsignal(signal_number) != signal.SIG_IGN or signal_number != signal.SIGHUP:
                 signal.signal(signal_number, self._make)
 
     def _make(self, signal_number: int, frame: object) -> None:
         self.number = signal_number
-        _leave_signals()  # the next one must not break off the wait for the current rounds
+        _leave_signals()  # a second signal must not interrupt the wait for the current rounds
         leave_lost_terminal()
         if self.interrupts:
             raise KeyboardInterrupt
@@ -218,14 +221,14 @@ def _run_until_needed(
 
 
 def _leave_signals() -> None:
-    """Let a second Ctrl-C end the process at once (readers catch up the last records), and other signals do nothing."""
+    """Let a second Ctrl-C end the process immediately (readers ingest the last records), and ignore other signals."""
     for signal_number in END_SIGNALS:
         signal.signal(signal_number, signal.SIG_DFL if signal_number == signal.SIGINT else signal.SIG_IGN)
 
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
     """Ingest the last records."""
-    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # each of these refuses a folder that was replaced
+    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # each of these fails if the folder was replaced
         heartbeat.beat()
         with contextlib.suppress(StoreError):
             ingest.close()
@@ -239,26 +242,26 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> No
         start = time.monotonic()
         try:
             loop.tick()
-        except Exception:  # a tick that fails must not end the watch; the log has each one
+        except Exception:  # a failed tick must not end the watch; each failure is logged
             if end.number:
                 return
             logger.exception("Tick failed, trying again.")
-        else:  # without a beat the launcher replaces this watch, but only after more than a few failures
+        else:  # without a heartbeat the launcher replaces this watch; allow a few failures first
             heartbeat.beat()
         time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
 
 
 class Heartbeat:
-    """Sign of life to the launcher: one byte per second through a pipe, which no disk can delay."""
+    """Heartbeat to the launcher: one byte per second through a pipe, which no disk can delay."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         if fd >= 0:
             os.set_blocking(fd, False)
-            os.set_inheritable(fd, False)  # not inherited by trackers and commands that watch starts
+            os.set_inheritable(fd, False)  # not inherited by trackers and commands started by watch
 
     def beat(self) -> None:
-        """Write a byte; a full pipe or a lost launcher is ignored."""
+        """Write a byte. A full pipe or a dead launcher is ignored."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fd, b".")
@@ -266,9 +269,9 @@ class Heartbeat:
 
 @contextmanager
 def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[None]:
-    """Sample until the block ends; a source that fails is reported as an event, and the run goes on.
+    """Sample health until the block ends. A source that fails is reported as an event, and the run continues.
 
-    Without either, only the host is read. `probes.health = false` in the configuration turns it off.
+    Without NVML or DCGM, only the host is read. `probes.health = false` in the configuration turns sampling off.
     """
     probes = read(ProbesSettings, run.manifest())
     sources: list[Source] = [Host(run.path)]
@@ -282,7 +285,7 @@ def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[No
         if probes.health:
             try:
                 stack.enter_context(sampling(run.node_dir(node_rank), sources, events, xids=xids))
-            except OSError as error:  # a full disk: the run goes on without readings
+            except OSError as error:  # for example a full disk: the run continues without readings
                 events.write(event_kinds.HEALTH_FAILED, source="tape", reason=str(error))
         yield
 

@@ -1,4 +1,4 @@
-"""Process states of a node's ranks: running, stopped, dead. Reads /proc; needs no torch.
+"""Process states of a node's ranks (running, stopped, dead), from /proc and without torch.
 
 tracker = ProcessTracker()
 tracker.poll({3: 4711})        # [ProcessState(rank=3, pid=4711, state="stopped", os_state="T")] on a change
@@ -28,7 +28,7 @@ State = Literal["running", "stopped", "dead"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """State of one rank's process: `os_state` is the letter of /proc/<pid>/stat, empty if there is no such process."""
+    """State of one rank's process. `os_state`: the letter in /proc/<pid>/stat, empty if there is no such process."""
 
     rank: int
     pid: int
@@ -37,7 +37,7 @@ class ProcessState:
 
 
 class ProcessTracker:
-    """Reports changes of state. A pid that was given to another process counts as dead (its start time differs)."""
+    """Reports changes of state. A process whose pid was reused counts as dead (the start time differs)."""
 
     def __init__(self) -> None:
         self._start_ticks: dict[int, str] = {}
@@ -54,7 +54,7 @@ class ProcessTracker:
             before = self._last.get(rank)
             self._last[rank] = (pid, state)
             if before == (pid, state) or (state == "running" and (before is None or before[0] != pid)):
-                continue  # a new process writes an event itself when it starts
+                continue  # a new process writes an event when it starts
             changes.append(ProcessState(rank=rank, pid=pid, state=state, os_state=letter))
         return changes
 
@@ -70,18 +70,18 @@ def os_state(pid: int) -> tuple[str, str]:
 
 
 def start_ticks(pid: int) -> int:
-    """Start time of a process; 0 for one that is gone. A pid that was given to another has another."""
+    """Start time of a process, by which a reused pid is recognised; 0 if there is no such process."""
     return int(os_state(pid)[1] or 0)
 
 
 def is_alive(pid: int, start_ticks: int = 0) -> bool:
-    """True if a process runs under this pid (a zombie does not) and started at `start_ticks` (0: at any time)."""
+    """Return True if the pid is a running process (not a zombie) that started at `start_ticks` (0: at any time)."""
     letter, start = os_state(pid)
     return letter not in ("", "Z", "X") and start_ticks in (0, int(start))
 
 
 def kill(pid: int, number: int) -> bool:
-    """Send a signal; False if the process is gone or not ours."""
+    """Send a signal. Returns False if the process has exited or belongs to another user."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -90,9 +90,9 @@ def kill(pid: int, number: int) -> bool:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes other than this one that have a file below `folder` open: launcher, zygote, watch and ranks of a run.
+    """Other processes that have a file below `folder` open: launcher, zygote, watch and ranks of a run.
 
-    Command lines and environments do not identify them: a forked process shows those of its parent.
+    Command lines and environments would not identify them: a forked process shows those of its parent.
     """
     below = f"{folder.resolve()}{os.sep}"
     found = []
@@ -105,7 +105,7 @@ def processes_of(folder: Path) -> list[int]:
 def is_process_of(folder: Path, pid: int) -> bool:
     """Return True if a process has a file below `folder` open or mapped.
 
-    The pids that a run's records name may be of another run: those of a copy are the original's.
+    Pids in a run's records may belong to another run: in a copied folder they are the original's.
     """
     below = f"{folder.resolve()}{os.sep}"
     try:
@@ -117,7 +117,7 @@ def is_process_of(folder: Path, pid: int) -> bool:
 def _holds_open(descriptors: Path, below: str) -> bool:
     try:
         names = os.listdir(descriptors)
-    except OSError:  # gone, or of another user
+    except OSError:  # exited, or of another user
         return False
     for name in names:
         try:

@@ -1,11 +1,11 @@
-"""The newest records of a run's newest attempt in memory, from which hangs are judged independently of the store.
+"""The newest records of a run's newest attempt, held in memory to judge hangs independently of the store.
 
     with RecentRecords(run, NewestFolders(run, 0, with_health=True), anchor_ns=wall_minus_mono_ns) as recent:
-        source = recent.read()          # a Store with what is on the tapes now; later calls add what is new
+        source = recent.read()          # a Store with the current content of the tapes; later calls add new records
         recent.num_rows
 
-Times come only from the monotonic clock: records and events of this node share one anchor, so setting the wall clock
-during the run does not move them. Records of other nodes keep their own anchors.
+All times derive from the monotonic clock: records and events of this node share one anchor, so setting the wall clock
+during the run does not shift them. Records of other nodes keep their anchors.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class RecentRecords(Closing):
         self._books: dict[str, NameBook] = {}
 
     def read(self) -> Store:
-        """Read new records, and return the store; do not close it. After an error create a new object, since another
-        call could read some rows twice.
+        """Read new records, and return the store, which the caller must not close. After an error, create a new object:
+        another call could read some rows twice.
         """
         self._ticks += 1
         redact = Redactor.of(self._run.private_manifest())
@@ -61,7 +61,7 @@ class RecentRecords(Closing):
         with interruptible():
             for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
                 if isinstance(new, Problem):
-                    continue  # the writer of the store's file reports it
+                    continue  # the writer of the store file reports it
                 if isinstance(new, NewEvents):
                     transfer.take_events(self._by_this_clock(self._current(new)))
                 else:
@@ -91,7 +91,7 @@ class RecentRecords(Closing):
         return replace(new, events=[event for event in new.events if not is_past(event)])
 
     def _by_this_clock(self, new: NewEvents) -> NewEvents:
-        """The events of this node and attempt with times from their monotonic clock."""
+        """Events, with the times of this node's attempt derived from their monotonic clock."""
         if self._anchor_ns is None or not self._folders.is_own(new.folder):
             return new
         newest = self._folders.attempt

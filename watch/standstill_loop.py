@@ -1,12 +1,12 @@
 """Detect hangs once a second and act on them, from tapes and a monotonic clock alone.
 
-1. Poll tapes and events of this node (`watch.live_tapes`), the launcher and the ranks' processes in /proc.
-2. With several nodes, send a digest of this node's ranks, or judge those of all nodes (`watch.digests.exchange`).
-3. If nothing is recorded, or a rank has ended, run the analyzers of hangs and deaths over the newest records.
+1. Poll this node's tapes and events (`watch.live_tapes`), the launcher, and the ranks' processes in /proc.
+2. With several nodes, send a digest of this node's ranks, or judge the digests of all nodes (`watch.digests.exchange`).
+3. If nothing is recorded, or a rank has ended, run the analyzers of hangs and deaths on the newest records.
 4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
 
-No store is opened and no wall clock is read here: neither a reader that holds the store open nor a change of the clock
-can hide a hang or kill a healthy rank. The store is written in another thread (`watch.ingest_loop`).
+No store is opened and no wall clock is read here, so neither a reader that keeps the store open nor a change of the
+clock can hide a hang or kill a healthy rank. The store is written in another thread (`watch.ingest_loop`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["StandstillLoop"]
 
 logger = logging.getLogger("rankscope.watch")
 ORPHAN_GRACE_S = 10.0
-"""Seconds to wait for a run without live processes or `run_ended`: between attempts all ranks are gone."""
+"""Seconds to wait for a run without live processes and without `run_ended`: between attempts no rank runs."""
 QUIET_S = 2.0
 """Seconds without records after which hangs are judged; at most half of the shortest hang threshold."""
 NEWS_S = 20.0
-"""Seconds after a rank's end in which records are judged: the launcher reports only seconds later how it died."""
+"""Seconds after a rank's end during which records are judged: the launcher reports only later how it died."""
 
 
 class StandstillLoop:
-    """One node's judge of hangs; `tick` does one round. `job` is given where the job has several nodes."""
+    """Detects hangs on one node; `tick` does one round. `job`: given if the job has several nodes."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class StandstillLoop:
         self._refused: Verdict | None = None
 
     def tick(self) -> None:
-        """Do one round. After an error the newest records are read again: memory may hold only a part of them."""
+        """Do one round. After an error the newest records are read again, because memory may hold only part of them."""
         try:
             self._round()
         except Exception:
@@ -96,7 +96,7 @@ class StandstillLoop:
                 state=change.state,
                 os_state=change.os_state,
             )
-            tapes.poll()  # so that this node's new event is judged too
+            tapes.poll()  # so that this node's new event is judged, too
         self._judge.is_stopping = tapes.is_stopping
         self._startup.poll(tapes.pids, quiet_s=tapes.quiet_s, has_stepped=self._has_stepped)
         if self._job is not None:
@@ -105,14 +105,14 @@ class StandstillLoop:
         findings = self._findings()
         self._judge.report(findings)
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
-        # A finding may be about the end of an earlier attempt: no rank of this one may be killed for it.
+        # A finding may be about the end of an earlier attempt, for which no rank of this attempt may be killed.
         self._act([finding for finding in fired if finding.attempt == attempt], attempt)
 
     def _has_stepped(self) -> bool:
         """Return True if a rank of this node has finished a step of the attempt."""
         source = self._tapes.source(
             all_nodes=self._judges_all
-        )  # the same view as in `_findings`: another one would be read separately
+        )  # the same source as in `_findings`: another one would be read separately
         sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
         placed = [*self._tapes.placed]
         return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0
@@ -136,10 +136,10 @@ class StandstillLoop:
         return time.monotonic() - self._gone_since_s < ORPHAN_GRACE_S
 
     def is_past(self) -> bool:
-        """Return True if the run had ended, or its processes were gone, before this watch was started by hand."""
+        """Return True if the run had ended, or its processes had exited, before this watch was started by hand."""
         try:
             self._tapes.poll()
-        except Exception:  # as in a tick, which tries again
+        except Exception:  # as in a tick, which retries
             self._tapes.forget()
             return False
         if self._is_launched or self._tapes.is_running:
@@ -152,11 +152,12 @@ class StandstillLoop:
     @property
     def _judges_all(self) -> bool:
         """True if the tapes of all nodes in this folder are judged here: this watch has no leader, or the other nodes
-        started an attempt without this node."""
+        have started an attempt without this node.
+        """
         if self._job is None:
             return True
         if self._job.leads:
-            return False  # their digests are newer than their files
+            return False  # the digests are newer than the files
         return not self._job.is_led or newest_attempt(self._run, default=0) > self._tapes.attempt
 
     def _findings(self) -> list[Finding]:
@@ -193,7 +194,7 @@ class StandstillLoop:
     def _confirms(self, verdict: Verdict) -> bool:
         """Return True unless the ranks of this node are recording, which contradicts a hang.
 
-        The verdict came over the network and asks for a kill, so it is checked.
+        The verdict came over the network and asks for a kill, so it is verified.
         """
         if self._is_quiet:
             return True

@@ -1,10 +1,10 @@
-"""Addresses of published runs: folders and buckets through pyarrow, with limits on time.
+"""Addresses of published runs: folders and buckets, opened through pyarrow with time limits.
 
     files, root = open_address("s3://lake/rankscope?endpoint_override=http://minio:9000")
     files.get_file_info(f"{root}/run.json")
 
-`s3://` takes `endpoint_override` and `region`; without them AWS_ENDPOINT_URL and AWS_DEFAULT_REGION count. Credentials
-come from the places that AWS's own tools use, never from the address, which is kept in run.json.
+`s3://` takes `endpoint_override` and `region`, by default AWS_ENDPOINT_URL and AWS_DEFAULT_REGION. Credentials are
+found as by AWS's tools, never taken from the address, because that is stored in run.json.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ENDPOINT = re.compile(r"\b(https?):/(?=[^/])")
 
 
 class AddressError(ValueError):
-    """An address that cannot be opened; one line."""
+    """An address cannot be opened; the message is one line."""
 
 
 def address_of(path: Path) -> str | None:
-    """The address that a command line gave as a path, in which `//` has become `/`; None for a path."""
+    """Restore an address that was parsed as a path, so that `//` became `/`; None if it is a path."""
     match = _PATH.fullmatch(str(path))
     if match is None:
         return None
@@ -41,7 +41,7 @@ def address_of(path: Path) -> str | None:
 
 
 def check_address(text: str) -> None:
-    """Raise AddressError for an invalid address, or one that contains credentials; nothing is opened."""
+    """Raise AddressError for an invalid address, or one that contains credentials. Opens nothing."""
     try:
         parts = urlsplit(text)
         host = parts.hostname or ""
@@ -63,7 +63,7 @@ def check_address(text: str) -> None:
 
 
 def open_address(text: str) -> tuple[Any, str]:
-    """(pyarrow file system, path in it). Raises AddressError."""
+    """Return (pyarrow file system, path in it). Raises AddressError."""
     check_address(text)
     try:
         from pyarrow import fs
@@ -80,7 +80,7 @@ def open_address(text: str) -> tuple[Any, str]:
             connect_timeout=CONNECT_S,
             request_timeout=REQUEST_S,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
-            allow_delayed_open=True,  # a small object is one request, not three
+            allow_delayed_open=True,  # a small object takes one request instead of three
             **options,
         )
     except (OSError, ValueError) as error:
@@ -89,7 +89,7 @@ def open_address(text: str) -> tuple[Any, str]:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error, without the keys of this process's environment."""
+    """First line of an error, without the AWS keys from the environment."""
     text = str(error).partition("\n")[0][:300]
     for name in _SECRETS:
         if value := os.environ.get(name):

@@ -1,10 +1,9 @@
-"""The moment as of which a run's folder is judged.
+"""The time up to which a run's records are complete, as of which it is judged.
 
-    now_ns = recorded_until_ns(run)      # the present, but of a copy of a published run
-    now_ns = stored_until_ns(run)        # and for one who reads the stores alone, not the tapes: until when they go
+    now_ns = recorded_until_ns(run)      # now, unless it is a copy of a published run
+    now_ns = stored_until_ns(run)        # for readers of the stores alone: up to when they are complete
 
-A copy lags some seconds behind its run, and a store behind its tapes; the newest records must not look like a
-standstill.
+A copy lags some seconds behind its run, and a store behind its tapes. This lag must not look like a standstill.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_BYTES = 1 << 16
 
 
 def write_recorded_until(run: RunDir, wall_ns: int) -> None:
-    """Write down until when the copy has the records of all nodes."""
+    """Record the time up to which the copy has the records of all nodes."""
     path = run.path / NAME
     fresh = path.with_name(f".{NAME}")
     fresh.write_text(json.dumps({"recorded_until_ns": wall_ns}), encoding="utf-8")
@@ -31,12 +30,12 @@ def write_recorded_until(run: RunDir, wall_ns: int) -> None:
 
 
 def is_copy(run: RunDir) -> bool:
-    """Return True if the folder is a copy of a published run: it never had a `watch` or tapes."""
+    """Return True if the folder is a copy of a published run, which never had a `watch` or tapes."""
     return (run.path / NAME).exists()
 
 
 def recorded_until_ns(run: RunDir) -> int:
-    """Epoch nanoseconds: until when all records are there. The present where the folder is not a copy."""
+    """Time up to which all records are present (epoch nanoseconds); now if the folder is not a copy."""
     try:
         found = json.loads(read_plain(run.path / NAME, MAX_BYTES))["recorded_until_ns"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -45,5 +44,5 @@ def recorded_until_ns(run: RunDir) -> int:
 
 
 def stored_until_ns(run: RunDir) -> int:
-    """Epoch nanoseconds: until when the run's stores hold all records. The present if no process adds any."""
+    """Time up to which the run's stores hold all records (epoch nanoseconds); now if no process adds any."""
     return recorded_until_ns(run) if is_copy(run) else ingested_until_ns(run.stores())

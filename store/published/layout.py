@@ -1,13 +1,13 @@
 """Paths of the objects of a published run.
 
     <address>/<run id>/run.json
-    <address>/<run id>/node-00000.json                                   what of the node is complete
+    <address>/<run id>/node-00000.json                                   which rounds are complete
     <address>/<run id>/node-00000/<generation>/round-000017.json         rows of each table in this round
     <address>/<run id>/node-00000/<generation>/<table>/part-000017.parquet
-    <address>/<run id>/node-00000/<generation>/<table>/now-1.parquet     replaced in turn where it changed
+    <address>/<run id>/node-00000/<generation>/<table>/now-1.parquet     replaced when it changes
 
-Tables that only grow are published in parts. Tables that are replaced in the store are replaced here too. A restarted
-`watch` begins a new generation, because it cannot know which rows its predecessor had published.
+Tables that only grow are published in parts; tables whose rows change are published whole. A restarted `watch` begins a
+new generation, because it cannot know which rows its predecessor had published.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ GROWING = {table.name: grown_table(table) for table in TABLES.values() if table.
 """{table of the schema: table of the store whose rows are published in parts}."""
 REPLACED = (*(f"{table.name}_open" for table in TABLES.values() if table.can_be_open), "ingest_problems", "nccl_groups")
 SEQUENCE = b"rankscope.sequence"
-"""Key of the number of the round in the metadata of a Parquet file."""
+"""Metadata key of a Parquet file that holds the number of its round."""
 NOW_SLOTS = 4
-"""Objects of a replaced table: a reader that is slower than so many rounds reads the state again."""
+"""Number of objects that a replaced table cycles through: a reader that falls this many rounds behind has to read the
+state again.
+"""
 FORMAT = 1
 _GENERATION = re.compile(r"[0-9a-f]{1,32}\Z")
 
@@ -45,16 +47,16 @@ class NodeState:
     """Time up to which the published rows are complete (epoch nanoseconds)."""
     is_last: bool
     fingerprint: str
-    """Fingerprint of the tables' columns; a reader with others cannot take the rows over."""
+    """Fingerprint of the tables' columns; a reader with other columns cannot use the rows."""
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
-        """The content to write."""
+        """Serialise for the object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Any) -> NodeState:
-        """Raises ValueError for anything but what `to_json` gives."""
+        """Parse what `to_json` wrote. Raises ValueError for anything else."""
         try:
             if content["format"] != FORMAT or not _GENERATION.match(content["generation"]):
                 raise ValueError("of another format")
@@ -69,24 +71,24 @@ class NodeState:
                 fingerprint=content["fingerprint"],
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"no state of a published node ({type(error).__name__})") from None
+            raise ValueError(f"not the state of a published node ({type(error).__name__})") from None
 
 
 def node_file(run: str, node_rank: int) -> str:
-    """The object that says what of a node is complete."""
+    """Path of the object that states which rounds of a node are complete."""
     return f"{run}/node-{node_rank:05d}.json"
 
 
 def round_file(run: str, node_rank: int, generation: str, sequence: int) -> str:
-    """The object that lists the rows of a round."""
+    """Path of the object with the number of rows of each table in a round."""
     return f"{run}/node-{node_rank:05d}/{generation}/round-{sequence:06d}.json"
 
 
 def part_path(run: str, node_rank: int, generation: str, table: str, sequence: int) -> str:
-    """One part of a table that grows."""
+    """Path of one part of a growing table."""
     return f"{run}/node-{node_rank:05d}/{generation}/{table}/part-{sequence:06d}.parquet"
 
 
 def now_path(run: str, node_rank: int, generation: str, table: str, sequence: int) -> str:
-    """The object of a table that is replaced, as a round wrote it."""
+    """Path of the object that a round writes for a replaced table."""
     return f"{run}/node-{node_rank:05d}/{generation}/{table}/now-{sequence % NOW_SLOTS}.parquet"

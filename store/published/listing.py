@@ -1,6 +1,6 @@
-"""Runs that are published under one address.
+"""List the runs published at an address.
 
-runs_at("s3://lake/rankscope")             # ["demo-20261122-101500", ...], the newest first; empty for a run itself
+runs_at("s3://lake/rankscope")             # ["demo-20261122-101500", ...], newest first; empty if the address is a run
 run_address("s3://lake/rankscope?region=eu-west-1", "demo-20261122-101500")
 """
 
@@ -17,11 +17,11 @@ __all__ = ["RUN_NAME", "newest_run", "run_address", "runs_at"]
 
 REQUESTS = 16
 RUN_NAME = re.compile(r"(?!\.)[\w.+ -]{1,200}\Z")
-"""Valid names of a run's folder; the content of an address is untrusted."""
+"""Valid names of run folders; the content at an address is untrusted."""
 
 
 def runs_at(address: str) -> list[str]:
-    """Names of the runs directly at an address, the newest first. Raises AddressError."""
+    """Names of the runs directly at an address, newest first. Raises AddressError."""
     files, root = open_address(address)
     from pyarrow import fs
 
@@ -45,12 +45,14 @@ def runs_at(address: str) -> list[str]:
 
 
 def run_address(address: str, name: str) -> str:
-    """The address of a run of `runs_at`."""
+    """Address of a run that `runs_at` listed."""
     place, mark, options = address.partition("?")
     return f"{place.rstrip('/')}/{name}{mark}{options}"
 
 
 def newest_run(address: str) -> tuple[str, list[str]]:
-    """The address of the newest run, with the names of all; that of a run as it is, with none. Raises AddressError."""
+    """Return (address of the newest run, names of all runs), or (`address`, no names) if it is a run itself. Raises
+    AddressError.
+    """
     names = runs_at(address)
     return (run_address(address, names[0]) if names else address), names

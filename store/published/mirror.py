@@ -1,12 +1,12 @@
-"""A local copy of a published run, as a folder that every reader opens.
+"""A local copy of a published run, in a folder that every reader can open.
 
     with Mirror("s3://lake/rankscope/gpt-demo", folder) as mirror:
-        mirror.refresh()                 # at first all, then what is new
+        mirror.refresh()                 # first everything, then what is new
         Store.open(mirror.run)
 
-Parts of a node go into a store of that node. While nodes publish, the copy counts as watched, and readers judge it as
-of `recorded_until_ns`: that records arrive some seconds late is not a standstill. Content of the address may come from
-strangers: names are checked, sizes are bounded, values go through Parquet into the columns of our schema.
+The rows of each node go into a store of that node. While nodes publish, the copy counts as watched, and readers judge
+it as of `recorded_until_ns`, so that late records do not look like a standstill. The content is untrusted: names are
+checked, sizes are bounded, and values pass through Parquet into columns of the schema.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from store.published.listing import RUN_NAME
 __all__ = ["SILENT_S", "Mirror"]
 
 SILENT_S = 300.0
-"""Time without any publication after which a run is read as one that ended. Source: convention, thirty publications."""
+"""Seconds without any publication after which a run counts as ended. Source: convention, thirty publications."""
 REFRESH_S = 2.0
 LATE_S = 60.0
-"""A node is reported if its last publication is older than another's by this."""
+"""Seconds by which a node's last publication must be older than another's for the node to be reported as late."""
 MAX_NAMED = 8
 MAX_JSON_BYTES = 64 << 20
 MAX_PART_BYTES = 1 << 30
@@ -59,8 +59,9 @@ class Mirror(Closing):
 
     @property
     def recorded_until_ns(self) -> int:
-        """Time up to which the records of all nodes are present: the minimum over the nodes. Nodes that have left with
-        all records published are ignored, as are nodes that have not published for `SILENT_S` while others did.
+        """Time up to which the records of all nodes are present (epoch nanoseconds): the minimum over the nodes.
+        Ignores nodes that left after publishing everything, and nodes that have been silent for `SILENT_S` while others
+        published.
         """
         newest_ns = max(state.published_wall_ns for state in self.states.values())
         times = [state.published_wall_ns for state in self.states.values() if not state.is_last]
@@ -68,14 +69,14 @@ class Mirror(Closing):
 
     @property
     def is_live(self) -> bool:
-        """True if a node has not ended and the newest publication of any node is recent."""
+        """True if some node has not ended and the newest publication of any node is recent."""
         newest_ns = max((state.published_wall_ns for state in self.states.values()), default=0)
         is_over = all(state.is_last for state in self.states.values())
         return not is_over and time.time_ns() - newest_ns < SILENT_S * 1e9
 
     @property
     def note(self) -> str:
-        """One sentence on how new the records are; empty for a run that has ended and is whole."""
+        """One sentence on how recent the records are; empty for a run that has ended and is complete."""
         if all(state.is_last for state in self.states.values()):
             return ""
         now_ns = time.time_ns()
@@ -94,7 +95,7 @@ class Mirror(Closing):
         return f"{note}; not published lately by {named}{more}, by the others {others:.0f} s ago"
 
     def refresh(self) -> int:
-        """Take over what is new; the number of objects read. Raises AddressError, StoreError."""
+        """Copy what is new; return the number of objects read. Raises AddressError, StoreError."""
         try:
             nodes = self._nodes()
             self._refresh_manifest()
@@ -109,18 +110,18 @@ class Mirror(Closing):
         return num_read
 
     def refresh_if_old(self) -> None:
-        """Refresh if the last time was more than `REFRESH_S` ago. Raises AddressError, StoreError."""
+        """Refresh if the last refresh was more than `REFRESH_S` ago. Raises AddressError, StoreError."""
         if time.monotonic() - self._refreshed_s > REFRESH_S:
             self.refresh()
 
     def close(self) -> None:
-        """Give up the locks that mark the copy as live."""
+        """Release the locks that mark the copy as live."""
         for lock in self._locks.values():
             lock.close()
         self._locks.clear()
 
     def _mark(self) -> None:
-        """Readers take a store whose lock is held by a mirror as one that is watched."""
+        """Take the locks: readers regard a store that a mirror has locked as watched."""
         if not self.is_live:
             self.close()
             return
@@ -139,7 +140,7 @@ class Mirror(Closing):
         return nodes
 
     def _refresh_manifest(self) -> None:
-        """Copy run.json where it changed, with its time: the newest of several runs is the one that began last."""
+        """Copy run.json if it has changed, with its modification time, by which the newest of several runs is found."""
         path, there = self.run.path / "run.json", f"{self._root}/run.json"
         content = self._read(there)
         if not path.exists() or path.read_bytes() != content:
@@ -152,7 +153,7 @@ class Mirror(Closing):
             state = NodeState.from_json(json.loads(self._read(node_file(self._root, node))))
             try:
                 return self._follow(node, state)
-            except (FileNotFoundError, _ReplacedError):  # by the node, while it was read
+            except (FileNotFoundError, _ReplacedError):  # replaced by the node while it was read
                 if last:
                     raise
         return 0
@@ -163,7 +164,7 @@ class Mirror(Closing):
             return 0
         if known is not None and known.generation == state.generation:
             num_read = self._take(path, node, state, known)
-        else:  # readers see the former copy until this one is whole
+        else:  # readers see the former copy until this one is complete
             fresh = path.with_name(f".fresh-{path.name}")
             fresh.unlink(missing_ok=True)
             num_read = self._take(fresh, node, state, None)
@@ -185,7 +186,7 @@ class Mirror(Closing):
                 for table in (name for name in GROWING.values() if name in listed):
                     rows = self._rows(part_path(*place, table, sequence), sequence)
                     if rows.num_rows != listed[table]:
-                        raise ValueError(f"part {sequence} of {table} of node {node} does not have all its rows")
+                        raise ValueError(f"part {sequence} of {table} of node {node} lacks rows")
                     num_read += _insert(connection, table, rows)
             for table, sequence in state.replaced.items():
                 if known is None or known.replaced.get(table) != sequence:
@@ -196,13 +197,13 @@ class Mirror(Closing):
         except duckdb.Error as error:
             raise translated(error, path) from error
         except (KeyError, TypeError) as error:
-            raise ValueError(f"a list of rows of node {node} cannot be read ({type(error).__name__})") from None
+            raise ValueError(f"a row count of node {node} cannot be read ({type(error).__name__})") from None
         finally:
             connection.close()
         return num_read
 
     def _rows(self, path: str, sequence: int) -> Any:
-        """A Parquet object as a table. Raises FileNotFoundError, _ReplacedError where another round wrote it."""
+        """Read a Parquet object. Raises FileNotFoundError, and _ReplacedError if another round wrote it."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -223,7 +224,7 @@ class Mirror(Closing):
 
 
 class _ReplacedError(ValueError):
-    """An object is of another round than the state says."""
+    """An object is of another round than the node's state."""
 
 
 def _insert(connection: Any, table: str, rows: Any) -> int:

@@ -2,10 +2,10 @@
 
     publisher = Publisher("s3://lake/rankscope", run, node_rank=0)
     publisher.note(result.rows, until_ns=began)  # after each tick, in the thread that ingests
-    rows = publisher.read()                      # at times, in the same thread: reads the store
-    publisher.write(rows)                        # in another thread: may take as long as the network does
+    rows = publisher.read()                      # at intervals, in the same thread: reads the store
+    publisher.write(rows)                        # in another thread: may wait for the network
 
-A failed round is written again before the next one is read, so waiting rows stay in the store, not in memory.
+A failed round is retried before the next one is read, so waiting rows stay in the store instead of memory.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from store.published.layout import (
 __all__ = ["Publisher", "Round"]
 
 ROUND_ROWS = 100_000
-"""Maximum rows of a table in a round: some 15 MB of collectives."""
+"""Maximum rows per table and round: about 15 MB of collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Rows to publish, read from the store: pyarrow tables by table of the store."""
+    """Rows to publish: pyarrow tables by the name of the store's table."""
 
     generation: str
     sequence: int
     read_wall_ns: int
-    """Time up to which it has all records of the node's tapes."""
+    """Time up to which the round completes the node's records (epoch nanoseconds)."""
     new: Mapping[str, Any]
     replaced: Mapping[str, Any]
     is_last: bool
     is_partial: bool
-    """True if the store has more rows to publish."""
+    """True if more rows are waiting in the store."""
 
 
 class Publisher:
-    """Rows of one node. Raises AddressError for an address that cannot be one."""
+    """Publisher of one node's rows. Raises AddressError for an invalid address."""
 
     def __init__(self, address: str, run: RunDir, *, node_rank: int) -> None:
         self.address = address
@@ -66,25 +66,26 @@ class Publisher:
         self._store_id: object = None
         self._generation, self._sequence = "", 0
         self._waiting: Counter[str] = Counter()
-        self._places: dict[str, int] = {}  # rowid from which on a table is read, while some of its rows wait
+        self._places: dict[str, int] = {}  # first rowid to publish, for tables with waiting rows
         self._noted_until_ns = self._read_until_ns = 0
-        # Of `write` alone:
+        # Used by `write` only:
         self._written_generation = ""
         self._replaced: dict[str, Any] = {}
         self._replaced_in: dict[str, int] = {}
 
     @property
     def is_drained(self) -> bool:
-        """True if all rows that the store had at the last tick have been read: older ones may be folded."""
+        """True if all rows up to the last tick have been read, so that older calls may be replaced with totals."""
         return self._store_id is not None and not any(self._waiting.values())
 
     def restart(self) -> None:
-        """Publish everything that the store has again, as a new generation, from the next round on."""
+        """Publish everything in the store again, as a new generation, starting with the next round."""
         self._store_id = None
 
     def note(self, rows: Mapping[str, int], *, until_ns: int | None = None) -> None:
-        """Count rows that a tick has appended to the store, which has all that was recorded until `until_ns` (epoch
-        nanoseconds; None: not all of it)."""
+        """Count rows that a tick has appended. The store is then complete up to `until_ns` (epoch nanoseconds; None:
+        more records are waiting).
+        """
         self._noted_until_ns = until_ns or self._noted_until_ns
         self._waiting.update({name: count for name, count in rows.items() if name in GROWING})
 
@@ -129,7 +130,7 @@ class Publisher:
         )
 
     def _begin(self, connection: Any) -> None:
-        """Begin a generation if the store is another one than in the round before: count all that it has."""
+        """Begin a new generation if the store was replaced since the last round, and count all its rows."""
         ((store_id,),) = connection.execute("SELECT max(store_id) FROM store.main.ingest_meta").fetchall()
         if store_id == self._store_id:
             return
@@ -141,7 +142,7 @@ class Publisher:
         self._generation, self._sequence, self._store_id = uuid.uuid4().hex, 0, store_id
 
     def write(self, rows: Round) -> None:
-        """Write a round; objects are written before the ones that refer to them. Raises OSError."""
+        """Write a round. Objects are written before those that refer to them. Raises OSError."""
         run, place = posixpath.join(self._root, self._run.run_id), (self._node_rank, rows.generation)
         if self._written_generation != rows.generation:
             self._put_bytes(f"{run}/run.json", json.dumps(self._run.manifest(), default=str).encode())
@@ -176,7 +177,7 @@ class Publisher:
         self._put_bytes(path, sink.getvalue())
 
     def _put_bytes(self, path: str, content: Any) -> None:
-        """Write an object whole: buckets do so by themselves, a folder by a rename."""
+        """Write an object atomically: buckets do so anyway, folders need a rename."""
         is_local = self._files.type_name == "local"
         fresh = f"{path}.part" if is_local else path
         if is_local:
@@ -188,9 +189,9 @@ class Publisher:
 
 
 def _place_of_newest(connection: Any, stored: str, count: int) -> int:
-    """The rowid from which on there are `count` rows. Raises StoreError if there are fewer.
+    """First rowid of the newest `count` rows. Raises StoreError if there are fewer.
 
-    Retention folds older calls, which leaves holes in the rowids; none while rows wait (`Publisher.is_drained`).
+    Retention deletes older calls, which leaves gaps in the rowids, but not among waiting rows (`Publisher.is_drained`).
     """
     table = f"store.main.{quoted(stored)}"
     ((total, newest),) = connection.execute(f"SELECT count(*), max(rowid) FROM {table}").fetchall()
@@ -208,6 +209,6 @@ def _place_of_newest(connection: Any, stored: str, count: int) -> int:
 
 
 def _rows(connection: Any, stored: str, place: int) -> Any:
-    """The rows of the next `ROUND_ROWS` places, in the order in which they were appended."""
+    """Rows of the next `ROUND_ROWS` rowids, in order of appending."""
     select = f"SELECT * FROM store.main.{quoted(stored)} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
     return connection.sql(select, params=[place, place + ROUND_ROWS]).to_arrow_table()

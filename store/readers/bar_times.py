@@ -1,11 +1,11 @@
-"""Recover single step times from a progress bar's rate, in which tqdm's smoothing hides one slow step in twenty.
+"""Recover the times of single steps from a progress bar's rate: tqdm smooths the rate, which hides a slow step.
 
-    own_times([line.step_line.bar for line in lines])        # {number of the state among them: nanoseconds per step}
+    own_times([line.step_line.bar for line in lines])        # {index of the state: nanoseconds per step}
 
 1. At each update tqdm computes exponential averages (0.7 old, 0.3 new) of steps and of seconds, and shows their ratio.
-   This is inverted from one rate to the next.
-2. The times must add up to the elapsed seconds that the bar also shows. If they do not, because the bar smooths in
-   another way or the log lacks states, the printed rate is used.
+   This is inverted from each rate to the next.
+2. The times must add up to the elapsed seconds that the bar also shows. If they do not, because the bar smooths
+   differently or the log lacks states, the printed rate is used.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from store.readers.logs.step_lines import Bar
 __all__ = ["own_times"]
 
 NEW_RATIO = 0.3
-"""tqdm's `smoothing`, unless a program sets another."""
+"""tqdm's default `smoothing`."""
 MIN_STATES = 10
 APART_RATIO = 0.03
-"""Largest difference between the sum of the times and the elapsed time: rates are printed with three digits."""
+"""Maximum relative difference between the sum of the times and the elapsed time: rates are printed with three
+digits.
+"""
 APART_S = 2.0
-"""The same for a short bar, whose elapsed time is in whole seconds."""
+"""Maximum difference in seconds, for short bars, whose elapsed time is printed in whole seconds."""
 
 
 def own_times(bars: Sequence[Bar]) -> dict[int, int]:
-    """Time per step for each state of one bar, in log order; states for which it is unknown are left out."""
+    """Nanoseconds per step for each state of one bar, in log order; states for which it is unknown are left out."""
     found: dict[int, int] = {}
     for places in _runs(bars):
         found |= _of_run(bars, places)
@@ -34,7 +36,7 @@ def own_times(bars: Sequence[Bar]) -> dict[int, int]:
 
 
 def _runs(bars: Sequence[Bar]) -> Iterator[list[int]]:
-    """Places of the states from one start of the bar to the next, each step once."""
+    """Indices of the states from one start of the bar to the next, each step once."""
     places: list[int] = []
     for place, bar in enumerate(bars):
         if places and bar.step < bars[places[-1]].step:
@@ -54,7 +56,7 @@ def _of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
     is_begin = (first.elapsed_s or 0) * 1e9 < 2 * first.step * (first.duration_ns or 0) + 1e9
     before = first.step - 1 if timed[0] == places[0] else bars[places[places.index(timed[0]) - 1]].step
     steps = ns = sum_ns = 0.0
-    if not is_begin or before > 0:  # the log begins later than the bar: its first rate is taken as settled
+    if not is_begin or before > 0:  # the log begins later than the bar: take its first rate as settled
         before, steps, ns = first.step, 1.0, float(first.duration_ns or 0)
         timed = timed[1:]
     begin_s = (first.elapsed_s or 0) if before == first.step else 0.0

@@ -1,7 +1,7 @@
-"""The format of a file, by its content.
+"""Recognise a file's format by its content.
 
 format_of(Path("nccl_trace_rank_3"))       # "flight_recorder"
-format_of(Path("whatever"))                # None: of no format that is read
+format_of(Path("whatever"))                # None: no supported format
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _TRACE_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"'
 _EVENT = re.compile(rb'^\[\s*\{.{0,4096}?[{,]\s*"ph"\s*:\s*"[A-Za-z]"', re.DOTALL)
 _DUMP_KEYS = (b"pg_config", b"comm_lib_version", b"nccl_version", b"entries", b"pg_status", b"record_id")
 MIN_TEXT = 0.85
-"""Share of bytes that are printable in a text."""
+"""Minimum share of printable bytes in a text."""
 MIN_LINES = 3
-"""Lines from which a file with runs of zeros may be a text."""
+"""Minimum lines of a text that contains runs of zero bytes."""
 
 
 def format_of(path: Path) -> Format | None:
-    """The format of a file; None if it is not one that is read. Raises SourceError where it cannot be opened."""
+    """Return the format of a file; None if it is not supported. Raises SourceError if the file cannot be opened."""
     first = head(path, HEAD_BYTES, is_after_zeros=True)
     found = _own_format(path, first)
     return "plugin" if found in (None, "log") and reader_of(first) is not None else found
@@ -78,7 +78,7 @@ def _own_format(path: Path, first: bytes) -> Format | None:
     if first[:1] == b"\x80":
         return "flight_recorder" if any(key in first for key in _DUMP_KEYS) else None
     if first.startswith(SQLITE):
-        return "kineto"  # of Nsight Systems, or named as what it is not when it is read
+        return "kineto"  # of Nsight Systems; if it is another database, its reader says so
     if is_page(first):
         return "page"
     start = first.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -103,7 +103,7 @@ def _own_format(path: Path, first: bytes) -> Format | None:
 
 
 def _has_late_events(path: Path, start: bytes) -> bool:
-    """Return True if a JSON object without a line end in its head has trace events further on."""
+    """Return True if a one-line JSON object has trace events beyond the file's head."""
     if b"}\n{" in start or not re.match(rb'\{\s*"', start):
         return False
     return b'"traceEvents"' in head(path, METADATA_BYTES) if len(start) >= HEAD_BYTES - 8 else False
@@ -112,7 +112,8 @@ def _has_late_events(path: Path, start: bytes) -> bool:
 def _is_text(first: bytes) -> bool:
     if encoding_of(first) is not None:
         return True
-    if has_holes(first) and first.count(b"\n") >= max(MIN_LINES, 2 * num_holes(first)):  # zeros of numbers are many
+    # binary numbers contain many zero bytes
+    if has_holes(first) and first.count(b"\n") >= max(MIN_LINES, 2 * num_holes(first)):
         first = without_holes(first)
     if not first or b"\x00\x00\x00\x00" in first[:512]:
         return False
@@ -122,6 +123,6 @@ def _is_text(first: bytes) -> bool:
     try:
         first.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(first) - 4:  # not the cut at the end
+        if error.start < len(first) - 4:  # ignore a character that is cut at the end
             return sum(byte < 128 for byte in first) >= MIN_TEXT * len(first)
     return True

@@ -1,13 +1,14 @@
-"""NCCL's inspector (`ext-profiler/inspector`): completed collectives of one process, one JSON object per line.
+"""Read logs of NCCL's inspector (`ext-profiler/inspector`): completed collectives of one process, one JSON object per
+line.
 
     read = read_inspector(Path("nccl-inspector-771/gpu-01-pid-71.log"))
-    read.calls["0x7f8c", 3].seq, read.calls["0x7f8c", 3].exec_us      # by communicator and rank in it
+    read.calls["0x7f8c", 3].seq, read.calls["0x7f8c", 3].exec_us      # by communicator and rank within it
 
     job = read_inspector_job(survey(folder))     # all processes of a job
-    job.largest, job.num_ranks, job.columns()    # by the ranks of the largest communicator; columns of `collectives`
+    job.largest, job.num_ranks, job.columns()    # ranks as in the largest communicator; columns of `collectives`
 
-The inspector logs only completed collectives, so never the call in which a rank hangs. It records durations: each row
-starts at 0, and the ranks' clocks are not compared.
+The inspector logs only completed collectives, so never the call in which a rank hangs. It records durations without
+start times, so each row starts at 0 and clocks of ranks are not compared.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["InspectedCalls", "InspectedJob", "InspectorLog", "is_inspector", "re
 MAX_CALLS = 5_000_000
 MAX_LINE_BYTES = 1 << 20
 _PARTS = (b"coll_perf", b"p2p_perf", b"dump_stats")
-"""Keys of a line's content: a collective, a send or receive, or statistics of the log (format 4.2)."""
+"""Keys of a line's payload: a collective, a send or receive, or statistics of the log (format 4.2)."""
 _METRIC = b"nccl_collective_exec_time_microseconds"
 _LABEL = re.compile(rb'(\w{1,40})="((?:[^"\\]|\\.){0,300})"')
 
@@ -42,7 +43,7 @@ class InspectedCalls:
 
     num_ranks: int
     process: tuple[str, int]
-    """Host and pid, to find the rank in other communicators."""
+    """Host and pid, by which the rank is found in other communicators."""
     _seq: list[int] = field(default_factory=list)
     _exec_us: list[float] = field(default_factory=list)
     ops: dict[str, int] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class InspectedCalls:
         return np.array(self._exec_us, dtype=np.float64)
 
     def by_number(self) -> tuple[Ints, Floats]:
-        """Ascending sequence numbers with their times; of a repeated number the last one."""
+        """Ascending sequence numbers and their times; the last time of a repeated number."""
         seq, newest = np.unique(self.seq[::-1], return_index=True)
         return seq, self.exec_us[::-1][newest]
 
@@ -81,13 +82,13 @@ class InspectorLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedJob:
-    """The calls of a job by communicator and rank in it. The job's ranks are those of the largest communicator."""
+    """The calls of a job by communicator and rank within it. Ranks of the job are those of the largest communicator."""
 
     groups: dict[str, dict[int, InspectedCalls]]
 
     @property
     def largest(self) -> dict[int, InspectedCalls]:
-        """The communicator with the most ranks, then the most files; empty without files."""
+        """The communicator with the most ranks (of equal ones, with the most files); empty without files."""
 
         def size(members: dict[int, InspectedCalls]) -> tuple[int, int]:
             return max(calls.num_ranks for calls in members.values()), len(members)
@@ -96,7 +97,7 @@ class InspectedJob:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks of the job, of which some may have no file."""
+        """Number of ranks of the job, including ranks without a file."""
         return max((calls.num_ranks for calls in self.largest.values()), default=len(self.largest))
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -118,18 +119,20 @@ class InspectedJob:
 
 
 def is_inspector(first: bytes) -> bool:
-    """Return True if a file starts with a line of the inspector."""
+    """Return True for a file that starts with a line of the inspector."""
     is_log = b'"inspector_output_format_version"' in first and any(b'"' + part + b'"' in first for part in _PARTS)
     return is_log or is_scrape(first)
 
 
 def is_scrape(first: bytes) -> bool:
-    """Return True for the inspector's Prometheus mode (NCCL 2.30): the newest collective of each communicator."""
+    """Return True for output of the inspector's Prometheus mode (NCCL 2.30), with the newest collective of each
+    communicator.
+    """
     return _METRIC + b"{" in first
 
 
 def read_inspector_job(found: Survey) -> InspectedJob:
-    """Read the files of a job; unreadable ones are added to `found.problems`."""
+    """Read the files of a job. Unreadable files are added to `found.problems`."""
     groups: dict[str, dict[int, InspectedCalls]] = {}
     for path in found.paths:
         try:
@@ -184,7 +187,7 @@ def _take_sample(line: bytes, log: InspectorLog) -> None:
         log.problem = "holds means of many calls, without ranks and sequence numbers; late ranks need the JSON logs"
         return
     words = line.rpartition(b"}")[2].split()
-    device = labels.get("gpu_device_id", "").removeprefix("GPU")  # a file per GPU names no process
+    device = labels.get("gpu_device_id", "").removeprefix("GPU")  # files per GPU name no process
     texts = labels | {"pid": labels.get("pid", device), "n_ranks": labels.get("nranks", labels.get("n_ranks", ""))}
     numbers = {name: int(texts[name]) for name in ("rank", "n_ranks", "pid", "coll_sn")
                if texts.get(name, "").isdecimal()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Read snapshots of torch's CUDA memory: Rankscope's own files and those of `torch.cuda.memory._dump_snapshot`.
+"""Read snapshots of torch's CUDA memory, written by Rankscope or by `torch.cuda.memory._dump_snapshot`.
 
     is_memory_snapshot(head(path))
     found = read_memory_snapshot(Path("memory/attempt-0/rank-00003-memory.json.gz"))
@@ -24,26 +24,26 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError, 
 __all__ = ["ReadSnapshot", "is_memory_snapshot", "read_memory_snapshot", "read_memory_snapshots"]
 
 _START = 64
-"""Leading bytes that hold a pickle's first key."""
+"""Number of leading bytes that contain a pickle's first key."""
 _KEYS = (b"\x08segments", b"\x08\x00\x00\x00segments")
 _OURS = f'{{"format": "{FORMAT}"'.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSnapshot:
-    """State in a snapshot, and what the file lacks (empty if nothing)."""
+    """Memory state in a snapshot, and what the file lacks (empty if nothing)."""
 
     state: MemoryState
     problem: str = ""
 
 
 def is_memory_snapshot(first: bytes) -> bool:
-    """Return True if `first`, the start of a file, is that of a snapshot of either kind."""
+    """Return True if a file that starts with `first` is a snapshot of either kind."""
     return first.startswith(_OURS) or (first[:1] == b"\x80" and any(key in first[:_START] for key in _KEYS))
 
 
 def read_memory_snapshots(found: Survey) -> list[dict[str, Any]]:
-    """Read the state in each file, with its `path` and `rank`; what cannot be read is listed in `found.problems`."""
+    """Read the state in each file, with its `path` and `rank`. Unreadable files are listed in `found.problems`."""
     rows = []
     for path in found.paths:
         try:
@@ -74,17 +74,17 @@ def read_memory_snapshot(path: Path) -> ReadSnapshot:
 
 def _json(blob: bytes) -> Any:
     if len(blob) > DOCUMENT_BYTES:
-        raise SourceError(f"holds more than {DOCUMENT_BYTES:,} bytes: no Rankscope snapshot has so many")
+        raise SourceError(f"holds more than {DOCUMENT_BYTES:,} bytes: no Rankscope snapshot is that large")
     try:
         return json.loads(blob)
     except ValueError:
-        raise SourceError("is damaged: no JSON") from None
+        raise SourceError("is damaged: not JSON") from None
 
 
 def _lacking(left_out: Any) -> str:
-    """Describe the blocks for which the writer had no space."""
+    """Describe what the writer left out for lack of space."""
     counts = left_out if isinstance(left_out, Mapping) else {}
     texts = {"blocks": "small blocks", "stacks": "stacks of small blocks"}
     cut = {text: counts.get(key) for key, text in texts.items()}
     parts = [f"{count:,} {text}" for text, count in cut.items() if isinstance(count, int) and count > 0]
-    return f"was cut when it was written: without {' and '.join(parts)}" if parts else ""
+    return f"was shortened when it was written: it lacks {' and '.join(parts)}" if parts else ""

@@ -1,4 +1,4 @@
-"""A store in memory: readers of other programs' files fill its tables, and analyzers query it like any store.
+"""A store in memory: readers of foreign files fill its tables, and analyzers query it like any store.
 
 with MemoryStore() as store:
     store.add("log_events", [{"rank": 3, "kind": "exception", ...}])
@@ -41,10 +41,12 @@ _NUMBERS = itertools.count()
 
 @functools.cache
 def _instance(pid: int) -> DuckDBPyConnection:
-    """DuckDB, started once per process, with empty tables to copy: starting takes as long as judging a small log."""
+    """In-memory DuckDB with empty tables to copy, started once per process: a start takes as long as judging a small
+    log.
+    """
     connection = connect_memory()
     connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")
-    atexit.register(_instance.cache_clear)  # DuckDB's module reports objects that outlive it
+    atexit.register(_instance.cache_clear)  # DuckDB's module complains about objects that outlive it
     return connection
 
 
@@ -66,7 +68,7 @@ class MemoryStore(Closing):
         self._free.atexit = False
 
     def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows; missing columns are NULL, a missing `attempt` is 0."""
+        """Append rows. Missing columns are NULL, a missing `attempt` is 0."""
         columns = store_columns(TABLES[table])
         self._filled.add(table)
         for first in range(0, len(rows), BATCH_ROWS):
@@ -83,7 +85,7 @@ class MemoryStore(Closing):
                 self._connection.unregister("batch_rows")
 
     def add_columns(self, table: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append rows given as one array per column; other columns are NULL, a missing `attempt` is 0."""
+        """Append rows given as one array per column. Missing columns are NULL, a missing `attempt` is 0."""
         self._filled.add(table)
         num_rows = len(next(iter(columns.values())))
         self._connection.register("batch_rows", {"attempt": np.zeros(num_rows, dtype=np.int32), **columns})
@@ -111,7 +113,7 @@ class MemoryStore(Closing):
         return table in self._filled
 
     def interrupt(self) -> None:
-        """Cancel the query that another thread runs."""
+        """Cancel a query that runs in another thread."""
         self._connection.interrupt()
 
     def close(self) -> None:

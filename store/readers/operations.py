@@ -1,10 +1,10 @@
-"""Operations of a pipeline-parallel job, one row each, as Parquet: what published straggler traces hold.
+"""Read the operations of a pipeline-parallel job from Parquet, one row each, as in published straggler traces.
 
     jobs = read_operations(path)
     jobs.optype[jobs.kind[0]], jobs.dp_rank[0], jobs.stage[0], jobs.duration_ms[0]
 
 Columns: dp_rank, stage, step, optype, start (or start_ts), duration. Optional columns: rank, microbatch (or mb_id), mc
-(chunk of the stage), gmc (chunk of the model). Times with a fraction are seconds, integers are nanoseconds.
+(chunk of the stage), gmc (chunk of the model). Floating-point times are seconds, integers are nanoseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARQUET = b"PAR1"
 MAX_ROWS = 5_000_000
 MAX_FILE_BYTES = 4 << 30
 MAX_NUMBER = 1_000_000
-"""Ranks, stages and chunks are below this."""
+"""Exclusive upper limit of ranks, stages and chunks."""
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "dp_rank": ("dp_rank", "dp"), "stage": ("stage", "pp_rank"), "step": ("step",), "optype": ("optype", "op_type"),
     "start": ("start", "start_ts"), "duration": ("duration", "dur"), "rank": ("rank",),
@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """Rows in order of time. `microbatch` and `chunk` are -1 where they are not stated; `chunk` is the model's."""
+    """Operations in order of time. `microbatch` and `chunk` (of the model) are -1 if they are not stated."""
 
     path: Path
     optype: tuple[str, ...]
@@ -54,11 +54,11 @@ class Operations:
     microbatch: Ints
     chunk: Ints
     left_out: int
-    """Rows without a number in a needed column."""
+    """Number of rows that lack a value in a required column."""
 
 
 def read_operations(path: Path) -> Operations:
-    """Read a file. Raises SourceError with one line where it holds no such operations."""
+    """Read a file. Raises SourceError with one line if it has no such operations."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise SourceError(f"has more than {MAX_FILE_BYTES:,} bytes")
     if any(mark in str(path) for mark in "*?[{"):
@@ -80,7 +80,7 @@ def read_operations(path: Path) -> Operations:
         found = connection.execute(sql, [str(path)]).fetchnumpy()
     except SourceError:
         raise
-    except Exception as error:  # DuckDB's errors of damaged files have many types
+    except Exception as error:  # DuckDB reports damaged files with various types of errors
         raise SourceError(f"cannot be read as Parquet: {str(error).splitlines()[0][:200]}") from None
     finally:
         connection.close()
@@ -112,7 +112,7 @@ def _operations(path: Path, found: dict[str, Any]) -> Operations:
         good &= (plain[key] >= 0) & (plain[key] < MAX_NUMBER)
     good &= np.abs(plain["step"]) < 2**53
     if not good.any():
-        raise SourceError("holds no operation with all its numbers")
+        raise SourceError("holds no operation with all required numbers")
     optypes, kind = np.unique(named[good].astype(str), return_inverse=True)
     stage, dp_rank = _whole(plain["stage"][good]), _whole(plain["dp_rank"][good])
     num_stages = int(stage.max()) + 1

@@ -1,9 +1,9 @@
-"""NCCL's RAS as JSON (`ncclras -f json`, NCCL 2.28 and later): states of all communicators, as lines of a log.
+"""Read NCCL's RAS report in JSON (`ncclras -f json`, NCCL 2.28 and later): states of all communicators, as log events.
 
     log = read_ras(Path("ras.json"))
     log.events[0].kind, log.events[0].fields      # "ras_state", {"ranks": "3", "launched": 6, "most_launched": 7}
 
-The events are those of its text form. RAS numbers ranks per communicator: the numbers of the largest communicator are
+The events are those of RAS's text form. RAS numbers ranks per communicator: the numbers of the largest communicator are
 used as the job's ranks, and ranks of the others are matched to them by host, process and device. If no rank is behind,
 missing or failed, `unjudged` says so: a single answer does not show whether the calls end.
 """
@@ -30,12 +30,12 @@ _ERRORS = {1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4:
 
 
 def is_ras(first: bytes) -> bool:
-    """Return True if a file begins as RAS's JSON does."""
+    """Return True if a file begins like RAS's JSON."""
     return b'"nccl_version"' in first and b'"communicators"' in first and b'"cuda_driver_version"' in first
 
 
 def read_ras(path: Path) -> ReadLog:
-    """Read one answer of RAS. `problem` says what is wrong with the file."""
+    """Read one RAS report. `problem` says what is wrong with the file."""
     log = ReadLog(path=path, rank=None)
     communicators: list[Mapping[str, Any]] = []
     try:
@@ -55,22 +55,22 @@ def read_ras(path: Path) -> ReadLog:
 
 
 def _left_open(communicators: list[Mapping[str, Any]]) -> tuple[str, bool]:
-    """Return what an answer without a failure leaves open, and True if it shows equal counts of calls on its ranks."""
+    """Return what a report without a failure leaves undecided, and True if its ranks have equal call counts."""
     several = [ranks for about in communicators if len(ranks := list(_listed(about))) > 1]
     counted = [sum(1 for rank in ranks if isinstance(rank.get("collective_counts"), dict)) for ranks in several]
     if not several:
-        return "the answer lists no communicator of two ranks or more", False
+        return "the report lists no communicator of two or more ranks", False
     counts = [
         counts for ranks in several for rank in ranks if isinstance(counts := rank.get("collective_counts"), dict)
     ]
     if counts and not any(whole_number(count) for one in counts for count in one.values()):
         return "the ranks have launched no call yet", False
     if max(counted) < 2:
-        return "the answer does not state how many calls the ranks have launched", False
-    least = "all ranks" if counted == [len(ranks) for ranks in several] else "the ranks whose calls are counted"
+        return "the report does not state how many calls the ranks have launched", False
+    least = "all ranks" if counted == [len(ranks) for ranks in several] else "the ranks with call counts"
     return (
-        f"{least} answered and have launched equally many calls, and one answer does not show whether the last one "
-        "ends. Ask again after some seconds"
+        f"{least} answered and have launched equally many calls, and one report does not show whether the last call "
+        "ends. Query RAS again after some seconds"
     ), True
 
 
@@ -130,7 +130,7 @@ def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, in
 
 
 def _is_silent(rank: Mapping[str, Any]) -> bool:
-    """Return True for a missing rank, unless its process answered and only left this communicator out."""
+    """Return True for a missing rank, unless its process answered and only omitted this communicator."""
     status = rank.get("status")
     states = [status.get(name) for name in ("unresponsive", "considered_dead")] if isinstance(status, dict) else []
     return any(states) or not any(one is not None for one in states)

@@ -1,6 +1,6 @@
-"""Recognise files that are no supported format and no text log: empty, JSON, a table of values, packed.
+"""Describe files that are neither of a supported format nor text logs: empty, JSON, a table of values, packed.
 
-unknown_document(Path("config.json"))       # "is a JSON document (model, optimizer, seed) of no format that is read"
+unknown_document(Path("config.json"))       # "is a JSON document (model, optimizer, seed) of no supported format"
 unknown_document(Path("job.log"))           # "": it may be a log
 """
 
@@ -18,14 +18,14 @@ __all__ = ["EMPTY", "packed_with", "unknown_document"]
 
 EMPTY = "is empty"
 MAX_BYTES = 8 << 20
-"""A larger document is read as the text log that it may be."""
+"""A larger document is read as a text log, which it may be."""
 HEAD_BYTES = 16 << 10
 _JSON_BEGIN = re.compile(rb"\s*(?:\{\s*\"[^\"]+\"\s*:|\[\s*\{\s*\"[^\"]+\"\s*:)")
 MAX_NAMES = 6
 MIN_ROWS = 2
 MAX_NAME_CHARS = 40
 _NAME = re.compile(r"(?:[^{}'\"‘’“”=:]|:(?! ))+")
-"""A column's name, unlike a part of a dictionary that a trainer printed."""
+"""A column's name, as opposed to part of a dictionary that a trainer printed."""
 
 
 _PACKED = {
@@ -34,13 +34,13 @@ _PACKED = {
 
 
 def packed_with(path: Path) -> str:
-    """Program that packed a file of no format that is read; "" for any other file."""
+    """Program that packed a file in an unsupported archive format; "" for any other file."""
     first = head(path, HEAD_BYTES)
     return next((name for mark, name in _PACKED.items() if first.startswith(mark)), "")
 
 
 def unknown_document(path: Path) -> str:
-    """Raise SourceError with the kind of a text file in which no line is known (source code, document, ...)."""
+    """Describe a text file that is not a log; "" if it may be one."""
     first = head(path, HEAD_BYTES)
     if not first.strip():
         return EMPTY
@@ -48,7 +48,7 @@ def unknown_document(path: Path) -> str:
     if not what:
         return ""
     log = read_log(path)
-    return "" if log.events or log.steps else f"{what} of no format that is read"
+    return "" if log.events or log.steps else f"{what} of no supported format"
 
 
 def _json(path: Path, first: bytes) -> str:
@@ -59,7 +59,7 @@ def _json(path: Path, first: bytes) -> str:
     except (ValueError, RecursionError, SourceError):
         lines = [line for line in head(path, 1 << 20).splitlines()[:MIN_ROWS] if line.strip()]
         if len(lines) == MIN_ROWS and all(map(_is_object, lines)):
-            return f"is JSON of an object a line{_named(list(json.loads(lines[0])))}"
+            return f"is JSON with one object per line{_named(list(json.loads(lines[0])))}"
         return "is damaged or cut JSON" if _JSON_BEGIN.match(first.removeprefix(b"\xef\xbb\xbf")) else ""
     names = list(document) if isinstance(document, dict) else []
     return f"is a JSON document{_named(names)}"
@@ -73,7 +73,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _table(first: bytes) -> str:
-    """A header of names and rows with as many values."""
+    """Describe a table: a header of names, and rows with as many values; "" for other text."""
     lines = first.decode("utf-8-sig", "replace").splitlines()[:20]
     for separator, kind in ((",", "CSV"), (";", "CSV"), ("\t", "TSV")):
         try:
@@ -92,7 +92,9 @@ def _table(first: bytes) -> str:
 
 
 def _is_measured(name: str, value: str) -> bool:
-    """Return True if a cell repeats its column's name with other numbers, a time for instance: a log with commas."""
+    """Return True if a cell repeats the header cell with other numbers (a time, for instance), as in a log with
+    commas.
+    """
     words = re.findall(r"[A-Za-z_]{2,}", name)
     is_like = words == re.findall(r"[A-Za-z_]{2,}", value) if words else _shape(name) == _shape(value)
     return bool(re.search(r"\d", name)) and is_like

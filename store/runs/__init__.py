@@ -1,1 +1,1 @@
-"""Files in a run's folder other than records."""
+"""Files in a run's folder that are not records."""

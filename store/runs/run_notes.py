@@ -1,9 +1,9 @@
-"""Tags and a note on a run, in its own file in the run's folder: `notes.json`.
+"""Tags and a note on a run, in `notes.json` in the run's folder.
 
     notes = read_notes(run)                     # RunNotes(tags=("baseline",), text="lr 3e-4, second try")
     write_notes(run, RunNotes(tags=("baseline",), text="..."))
 
-They are a reader's, not evidence: no analysis reads them, and `run.json` with its digest stays as it was.
+They belong to the user and are not evidence: no analysis reads them, and `run.json` with its digest stays unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAG = re.compile(r"[^\s,\x00-\x1f\x7f]{1,40}")
 
 
 class NotesError(ValueError):
-    """A tag or a note that cannot be kept; one line."""
+    """A tag or note is not valid; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class RunNotes:
     """Tags and a note of a run."""
 
     tags: tuple[str, ...] = ()
-    """In order, each once."""
+    """In the order in which they were added, without duplicates."""
     text: str = ""
 
     def changed(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), text: str | None = None) -> RunNotes:
@@ -51,7 +51,7 @@ class RunNotes:
 
 
 def read_notes(run: RunDir) -> RunNotes:
-    """The notes of a run; empty where there are none, or where the file has another format."""
+    """Read a run's notes; empty if there are none, or if the file has another format."""
     try:
         found = json.loads(read_plain(run.path / NAME, MAX_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -64,7 +64,7 @@ def read_notes(run: RunDir) -> RunNotes:
 
 
 def write_notes(run: RunDir, notes: RunNotes) -> None:
-    """Replace the notes in one step; without tags and text the file goes. Raises OSError."""
+    """Replace the notes atomically; without tags and text the file is deleted. Raises OSError."""
     path = run.path / NAME
     if notes == RunNotes():
         path.unlink(missing_ok=True)

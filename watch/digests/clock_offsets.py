@@ -1,12 +1,13 @@
-"""Clock offsets of the nodes from the leader's clock, by round trips through the store that the nodes share.
+"""Measure the nodes' clock offsets from the leader's clock, by round trips through the shared store.
 
-    ClockServer(store, signer).run(stopped)               # on each node, in its own thread: answers at once
-    clocks = ClockClient(store, [1, 2], signer); clocks.poll_some()    # on the leader, a few a second
+    ClockServer(store, signer).run(stopped)               # on each node, in a separate thread: answers immediately
+    clocks = ClockClient(store, [1, 2], signer); clocks.poll_some()    # on the leader, a few times a second
     clocks.offsets()[1]              # ClockOffset(offset_ns=..., error_ns=...)
 
-The leader sets a key that the node waits for; the node wakes up and answers with its time. Its clock is assumed to be
-read in the middle of the round trip, so the error is at most half of that. The shortest of the last few round trips is
-used. The key holds a random number that the signed answer repeats, so an answer can be neither prepared nor replayed.
+The leader sets a key that the node waits for; the node wakes up and answers with its time. The node's clock is assumed
+to be read in the middle of the round trip, so the error is at most half of its duration. The shortest of the last few
+round trips is used. The key holds a random number that the signed answer repeats, so an answer can be neither
+precomputed nor replayed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ __all__ = ["ClockClient", "ClockOffset", "ClockServer", "RoundTrip", "best"]
 KEPT_TRIPS = 16
 POLLED_AT_ONCE = 8
 ANSWER_S = 0.25
-"""A node that does not answer in this time is polled again when its turn comes."""
+"""A node that does not answer within this time is polled again in its next turn."""
 WAIT_S = 1.0
 _LEADER = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
-    """One round trip: sent and received by the leader's clock, answered by the node's; epoch nanoseconds."""
+    """One round trip: sent and received by the leader's clock, answered by the node's clock; epoch nanoseconds."""
 
     sent_ns: int
     answered_ns: int
@@ -47,27 +48,27 @@ class RoundTrip:
 
     @property
     def offset_ns(self) -> int:
-        """Offset of the node's clock (positive: ahead), if both ways took equally long."""
+        """Offset of the node's clock (positive: ahead), assuming that both directions took equally long."""
         return self.answered_ns - (self.sent_ns + self.received_ns) // 2
 
 
 class ClockOffset(NamedTuple):
-    """A node's clock as the leader measured it, in nanoseconds."""
+    """A node's clock offset as measured by the leader, in nanoseconds."""
 
     offset_ns: int
     """From the leader's clock, positive if ahead."""
     error_ns: int
-    """The largest that `offset_ns` may have."""
+    """Maximum error of `offset_ns`."""
 
 
 def best(trips: Sequence[RoundTrip]) -> ClockOffset:
-    """Return the offset by the shortest round trip, whose error is the least."""
+    """Return the offset by the shortest round trip, which has the smallest error."""
     shortest = min(trips, key=lambda trip: trip.duration_ns)
     return ClockOffset(shortest.offset_ns, shortest.duration_ns // 2)
 
 
 class ClockServer:
-    """A node's end. `store` is a separate connection: calls block in it."""
+    """The node's side. `store` must be a separate connection, because calls on it block."""
 
     def __init__(self, store: Any, signer: Signer, clock: Callable[[], int] = time.time_ns) -> None:
         self._store = store
@@ -76,11 +77,11 @@ class ClockServer:
         self._clock = clock
 
     def run(self, stopped: Event) -> None:
-        """Answer until `stopped` is set. Raises RuntimeError when the store is gone."""
+        """Answer until `stopped` is set. Raises RuntimeError if the store is lost."""
         number = self._store.add(_counter(self._node), 0)
         while not stopped.is_set():
             if not _arrives(self._store, _request(self._node, number), WAIT_S):
-                number = self._store.add(_counter(self._node), 0)  # the leader may have started again
+                number = self._store.add(_counter(self._node), 0)  # the leader may have been restarted
                 continue
             nonce = bytes(self._store.get(_request(self._node, number)))[:SESSION_BYTES].ljust(SESSION_BYTES, b"\0")
             body = str(self._clock()).encode()
@@ -89,7 +90,7 @@ class ClockServer:
 
 
 class ClockClient:
-    """The leader's end."""
+    """The leader's side."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class ClockClient:
         clock: Callable[[], int] = time.time_ns,
         refuse: Callable[[int, str, str], None] = lambda node, purpose, reason: None,
     ) -> None:
-        """`refuse` is called with the node, "clock" and the reason for each answer that is not signed as it must be."""
+        """`refuse` is called with the node, "clock" and the reason for each answer with an invalid signature."""
         self._store = store
         self._signer = signer
         self._refuse = refuse
@@ -109,11 +110,11 @@ class ClockClient:
         self._trips: dict[int, deque[RoundTrip]] = {node: deque(maxlen=KEPT_TRIPS) for node in nodes}
 
     def offsets(self) -> dict[int, ClockOffset]:
-        """The clocks of the nodes that have answered."""
+        """Clock offsets of the nodes that have answered."""
         return {node: best(trips) for node, trips in self._trips.items() if trips}
 
     def poll_some(self) -> None:
-        """Poll the next few nodes in turn. Raises RuntimeError when the store is gone."""
+        """Poll the next few nodes in turn. Raises RuntimeError if the store is lost."""
         for _ in range(min(POLLED_AT_ONCE, len(self._turns))):
             node = self._turns[0]
             self._turns.rotate(-1)
@@ -122,7 +123,7 @@ class ClockClient:
     def _poll(self, node: int) -> None:
         number = self._store.add(_counter(node), 0)
         request, answer = _request(node, number), _answer(node, number)
-        if node in self._outstanding or self._store.check([request]):  # sent earlier: its answer is too late to count
+        if node in self._outstanding or self._store.check([request]):  # of an earlier poll: too late to count
             if self._store.check([answer]):
                 self._outstanding.discard(node)
                 self._next(node, request, answer)
@@ -151,7 +152,7 @@ class ClockClient:
 
 
 def _arrives(store: Any, key: str, timeout_s: float) -> bool:
-    """Wait for a key; False on a timeout. Raises RuntimeError when the store is gone."""
+    """Wait for a key; False on a timeout. Raises RuntimeError if the store is lost."""
     try:
         store.wait([key], timedelta(seconds=timeout_s))
     except RuntimeError as error:

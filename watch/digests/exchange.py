@@ -5,11 +5,11 @@
         job.exchange(store, attempt, own_ranks)          # once a tick
     job.digests, job.offsets_ns                          # for the live analyzers
     job.publish(hangs, attempt, stands=True)             # the leader's verdict
-    job.verdict(attempt)                                 # the one that a node received
+    job.verdict(attempt)                                 # the verdict that a node received
 
-Events: `node_silent` and `node_heard` when a node's digests stop, or never came, and return, `clock_offset` when a
-node's clock is measured for the first time and when it has moved, `message_refused` for what was forged or replayed
-(each kind once a minute), `digests_unsigned` where the job has no secret.
+Events: `node_silent` when a node's digests stop or never arrive, `node_heard` when they return, `clock_offset` when a
+node's clock offset is first measured and when it has changed, `message_refused` for forged or replayed messages (each
+kind once a minute), and `digests_unsigned` if the job has no secret.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from watch.digests.link import LEADER, DigestLink, Refusal, Verdict
 __all__ = ["SILENT_S", "JobWatch"]
 
 SILENT_S = 8.0
-"""Seconds: a killed watch is restarted within 2 s and imports torch before its first digest."""
+"""Seconds without a digest after which a node is silent: a killed watch is restarted within 2 s and imports torch
+before its first digest.
+"""
 MOVED_NS = 5_000_000
 """A clock offset that has changed by this much is reported again."""
 UNHEARD_S = 60.0
-"""Seconds after an attempt's begin up to which a node's first digest is awaited: its watch and its ranks import torch
-at the same time."""
+"""Seconds after the start of an attempt within which a node's first digest is expected: its watch and ranks import
+torch at the same time.
+"""
 REFUSED_EVERY_S = 60.0
 """Seconds between two events about messages refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
-"""Withdraws the previous verdict."""
+"""A verdict that withdraws the previous one."""
 _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
 _OF_NODES = (event_kinds.LAUNCHER_LOST, event_kinds.STOP_REQUESTED)
-"""Events about the end of a node's launcher, without which the leader would take its ranks' ends for failures."""
+"""Events about the end of a node's launcher. Without them, the leader would take the ends of its ranks for failures."""
 
 
 class JobWatch:
@@ -51,7 +54,7 @@ class JobWatch:
     def __init__(
         self, link: DigestLink, *, node_rank: int, events: EventWriter, clock: Callable[[], int] = time.time_ns
     ) -> None:
-        """`clock`: epoch nanoseconds, the one that the link was given."""
+        """`clock`: epoch nanoseconds, the same clock as the link's."""
         self.link = link
         self.clock = clock
         self.node_rank = node_rank
@@ -62,7 +65,7 @@ class JobWatch:
         self._offsets_ns: dict[int, int] = {}
         self._last: Digest | None = None
         self._has_published = False
-        self._refused: dict[Refusal, tuple[float, int]] = {}  # when it was reported (monotonic), messages since
+        self._refused: dict[Refusal, tuple[float, int]] = {}  # time of the last report (monotonic), messages since then
         if not link.is_signed:
             events.write(event_kinds.DIGESTS_UNSIGNED, node_rank=node_rank)
 
@@ -73,16 +76,16 @@ class JobWatch:
 
     @property
     def is_led(self) -> bool:
-        """True while another node's watch can be reached and judges this node's ranks."""
+        """True while another node's watch is reachable and judges this node's ranks."""
         return not self.leads and self.link.answers
 
     @property
     def offsets_ns(self) -> dict[int, int]:
-        """{node: offset of its clock from ours, positive if ahead}; empty but on the leader."""
+        """{node: its clock minus this node's, positive if ahead}; empty except on the leader."""
         return {node: clock.offset_ns for node, clock in self.link.clocks.items()}
 
     def exchange(self, source: Source, attempt: int, own: Set[int]) -> None:
-        """Send the digest of this node's ranks; the leader takes those of the other nodes."""
+        """Send the digest of this node's ranks; the leader collects those of the other nodes."""
         self._report_refusals()
         if self.leads:
             self.digests = self.link.received()
@@ -98,7 +101,7 @@ class JobWatch:
         self.link.publish(self._last)
 
     def publish(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
-        """Send the leader's verdict to all nodes, and withdraw it once no hang `stands` any more."""
+        """Send the leader's verdict to all nodes, and withdraw it once no hang `stands`."""
         if self.leads and hangs:
             self.link.publish_verdict(Verdict.of(hangs, attempt))
             self._has_published = True
@@ -107,7 +110,7 @@ class JobWatch:
             self._has_published = False
 
     def verdict(self, attempt: int) -> Verdict | None:
-        """The leader's verdict on this attempt, while it stands."""
+        """The leader's verdict on this attempt, until it is withdrawn."""
         verdict = self.link.verdict
         return verdict if verdict is not None and verdict.attempt == attempt else None
 
@@ -154,7 +157,7 @@ class JobWatch:
                 )
 
     def _report_unheard(self, source: Source, attempt: int, own: Set[int]) -> None:
-        """Report a node that was cut off before its first digest: the attempt has ranks that no node speaks of."""
+        """Report nodes that were cut off before their first digest: the attempt has ranks that no digest mentions."""
         unheard = self.link.others - {digest.node for digest in self.digests}
         if not own or not unheard - self._silent:
             return

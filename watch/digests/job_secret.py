@@ -1,11 +1,11 @@
-"""Secret of one launch, with which the watches of its nodes sign what they send each other.
+"""Secret of a launch, with which the watches of its nodes sign their messages.
 
     create_job_secret(run)          # node 0's launcher, before the other nodes open the run's folder
-    job_secret(run)                 # every node's watch; b"" where there is none
+    job_secret(run)                 # every node's watch; b"" if there is none
 
-`rankscope train` writes it to `job.secret` (mode 0600) in the run's folder, which its nodes share; a resumed run gets a
-new one. Where nodes have separate folders (torchrun without a shared disk), RANKSCOPE_JOB_SECRET holds it, the same
-on all of them; it goes before the file.
+`rankscope train` writes it to `job.secret` (mode 0600) in the run's shared folder, a new one for each launch. If nodes
+have separate folders (torchrun without a shared disk), set RANKSCOPE_JOB_SECRET to the same value on all nodes; it
+takes precedence over the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def create_job_secret(run: RunDir) -> None:
 
 
 def job_secret(run: RunDir, environment: Mapping[str, str] = os.environ) -> bytes:
-    """The secret of the launch, from the environment or the run's folder; empty if there is none."""
+    """Return the secret of the launch, from the environment or the run's folder; empty if there is none."""
     if given := environment.get(VARIABLE, "").strip():
         return given.encode()
     try:

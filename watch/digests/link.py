@@ -1,16 +1,17 @@
 """Exchange digests between the watches of the nodes, through the rendezvous store.
 
     with DigestLink("node-0:29500", node=1, num_nodes=4, secret=job_secret(run)) as link:
-        link.publish(digest)                     # returns at once; the newest is sent
-        link.received(), link.clocks             # the leader (node 0): the others' newest, and their clocks
-        link.publish_verdict(Verdict(...)); link.verdict     # the leader's finding, for the node of the blamed rank
+        link.publish(digest)                     # returns immediately; only the newest is sent
+        link.received(), link.clocks             # on the leader (node 0): newest digests and clocks of the others
+        link.publish_verdict(Verdict(...)); link.verdict     # the leader's verdict, for the node of the blamed rank
 
-Each message is signed (`watch.digests.signed_messages`); one that is forged or replayed changes nothing and is listed
-by `take_refusals`.
+Each message is signed (`watch.digests.signed_messages`). Forged and replayed messages are ignored and counted
+(`take_refusals`).
 
-All communication happens in threads of this object, so a lost node or a store lost with the leader's machine delays no
-tick. Digests that cannot be sent are counted and dropped; the records are in the node's own store. Only this module of
-watch imports torch, in its thread: a watch of a single node does not load it.
+All communication happens in threads of this object, so that a lost node, or a store lost with the leader's machine,
+does not delay a tick. Digests that cannot be sent are counted and dropped; the records remain in the node's store. No
+other module of `watch` imports torch, and this one does so in its thread: the watch of a single-node run never loads
+it.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ __all__ = ["ALL", "LEADER_KEY", "DigestLink", "Refusal", "Traffic", "Verdict", "
 logger = logging.getLogger("rankscope.watch")
 LEADER = 0
 ALL = -1
-"""Receiver number of messages for all nodes."""
+"""Receiver number for messages to all nodes."""
 PERIOD_S = 0.5
 """Seconds between two polls; a new digest is sent immediately."""
 STORE_S = 5.0
 RECONNECT_S = 2.0
 CLOSE_S = 3.0
 ANSWERS_S = 3.0
-"""Seconds without an answer after which the store counts as lost; it is polled twice a second."""
+"""Seconds without an answer after which the store counts as lost. It is polled twice a second."""
 MAX_SUMMARY = 4000
 MAX_REFUSALS = 1000
 """Maximum distinct refusals kept until they are collected."""
 LEADER_KEY = "rankscope/leader"
-"""Key that node 0 writes for all nodes: a message without a body, which carries its session."""
+"""Key of node 0's message to all nodes, which has no body and announces its session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The leader's finding: the ranks that a job waits for."""
+    """The leader's verdict: the ranks that the job waits for."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -66,14 +67,14 @@ class Verdict:
 
     @classmethod
     def of(cls, hangs: Sequence[Finding], attempt: int) -> Verdict:
-        """The verdict of a watch on its hangs. Unknown ranks that are waited for count as on separate nodes."""
+        """Verdict from a watch's hang findings. Awaited ranks that are unknown count as being on separate nodes."""
         ranks = {rank for hang in hangs for rank in (*hang.ranks, *evidence_of(hang).get("unseen_ranks", ()))}
         return cls(attempt=attempt, ranks=tuple(sorted(ranks)), summary=hangs[0].summary)
 
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """Totals of a link since it was opened."""
+    """Totals since the link was opened."""
 
     received_bytes: int = 0
     sent: int = 0
@@ -83,7 +84,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Messages of one purpose that were ignored; `node`: the node that they claim to come from."""
+    """Ignored messages of one purpose. `node`: their claimed sender."""
 
     node: int
     purpose: str
@@ -91,7 +92,7 @@ class Refusal:
 
 
 class DigestLink:
-    """One node's end."""
+    """One node's side of the exchange."""
 
     def __init__(
         self,
@@ -140,10 +141,11 @@ class DigestLink:
         self._stopped.set()
         self._wake.set()
         for thread in self._threads:
-            thread.join(CLOSE_S)  # the last digest; a process that ends while torch waits aborts
+            # send the last digest, and do not exit while torch waits: that would abort the process
+            thread.join(CLOSE_S)
 
     def publish(self, digest: Digest) -> None:
-        """Send a digest as soon as possible; one that was not sent yet is replaced."""
+        """Send a digest as soon as possible. It replaces a digest that has not been sent yet."""
         self._outgoing = encode(digest)
         self._wake.set()
 
@@ -154,11 +156,11 @@ class DigestLink:
 
     @property
     def answers(self) -> bool:
-        """True while the store, and so the leader's node, answers."""
+        """True while the store, and therefore the leader's node, answers."""
         return self.is_connected and time.monotonic() - self._answered_s < ANSWERS_S
 
     def received(self) -> list[Digest]:
-        """The newest digest of each other node; `received_ns` is by this node's clock."""
+        """Newest digest of each other node. `received_ns` is by this node's clock."""
         return list(self._received.values())
 
     @property
@@ -168,11 +170,11 @@ class DigestLink:
 
     @property
     def others(self) -> frozenset[int]:
-        """The other nodes that a job may have."""
+        """The other nodes of the job."""
         return frozenset(self._others)
 
     def take_refusals(self) -> dict[Refusal, int]:
-        """Messages that had no effect since the last call, counted by reason."""
+        """Messages refused since the last call, counted by reason."""
         found, self._refusals = self._refusals, {}
         return found
 
@@ -182,11 +184,11 @@ class DigestLink:
             self._refusals[refusal] = self._refusals.get(refusal, 0) + 1
 
     def _serve(self, work: Callable[[TCPStore], None]) -> None:
-        """Run `work` on a connection until the end; reconnect if the store was lost."""
+        """Run `work` on a connection until the link is closed; reconnect if the store is lost."""
         while not self._stopped.is_set():
             try:
                 work(self._connect())
-            except Exception as error:  # torch raises many kinds for one thing: the store does not answer
+            except Exception as error:  # torch raises various types if the store does not answer
                 self.is_connected = False
                 self.traffic.failures += 1
                 if self.traffic.failures in (1, 10, 100):
@@ -194,12 +196,12 @@ class DigestLink:
             self._stopped.wait(RECONNECT_S)
 
     def _connect(self) -> TCPStore:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is one log line, not pages of torch's
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # log one line for a lost store, instead of torch's pages
         distributed: Any = importlib.import_module("torch.distributed")  # exports no name for type checkers
 
         host, port = self._address
         with socket.create_connection(self._address, STORE_S):
-            pass  # torch's own attempts take their whole timeout, and a process that ends in one aborts
+            pass  # torch's retries use up the whole timeout, and a process that exits during one aborts
         store: TCPStore = distributed.TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S)
         )
@@ -212,7 +214,7 @@ class DigestLink:
         clocks = None
         if self.node == LEADER:
             clocks = ClockClient(store, self._others, self._signer, self._clock, self._refuse)
-        self._sent, self._sent_verdicts = (b"", NO_SESSION), {}  # the store may be a new one
+        self._sent, self._sent_verdicts = (b"", NO_SESSION), {}  # the store may have been restarted
         self.is_connected = True
         while True:
             is_last = self._stopped.is_set()
@@ -234,7 +236,7 @@ class DigestLink:
             self._wake.clear()
 
     def _send(self, store: Any) -> None:
-        """Send a new digest, or the newest again where the leader's watch has started since."""
+        """Send a new digest, or repeat the newest one if the leader's watch was restarted."""
         outgoing = self._outgoing
         if outgoing is None or self._leader == NO_SESSION or self._sent == (outgoing, self._leader):
             return
@@ -244,7 +246,7 @@ class DigestLink:
         self.traffic.sent += 1
 
     def _gather(self, store: TCPStore) -> None:
-        """Read all known nodes in one request; a node that has not been seen yet costs one more."""
+        """Read the digests of all known nodes in one request; nodes not seen yet take one request each."""
         self._known |= {node for node in self._others if node not in self._known and store.check([digest_key(node)])}
         known = sorted(self._known)
         for node, data in zip(
@@ -265,7 +267,7 @@ class DigestLink:
             self._received[node] = replace(digest, received_ns=self._clock())
 
     def _send_verdict(self, store: Any) -> None:
-        """Send the verdict to each node that has not got it, also to one whose watch was started again."""
+        """Send the verdict to each node that does not have it, including nodes whose watch was restarted."""
         verdict = self._own_verdict
         if verdict is None:
             return

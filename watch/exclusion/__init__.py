@@ -1,1 +1,1 @@
-"""Requests of `watch` to leave slow ranks or broken devices out of the run."""
+"""Requests of `watch` to exclude slow ranks or broken devices from the run."""

@@ -15,12 +15,12 @@ from probes.step_clock import GAPS
 __all__ = ["reason_to_keep"]
 
 _OF_DEVICE = ("compute", "gpu_clock")
-"""Causes that lie in the device."""
+"""Causes that are located in the device."""
 _OTHERS = {
-    "data": "it waits for its data, which is read from outside of the device",
-    "host": "its host keeps it from running (another process, a collection, a lock or the disk), not its device",
+    "data": "it waits for data, which another device would also have to wait for",
+    "host": "its host delays it (another process, garbage collection, a lock, the disk), not its device",
     "sequence_length": "it has longer sequences than its peers, so any device would be as slow",
-    "communication": "a link has two ends, and which of them is slow is not known",
+    "communication": "a link has two ends, and it is unknown which end is slow",
 }
 _LASTING = ("chronic", "since")
 """Patterns of a rank that is slow all the time."""
@@ -29,20 +29,22 @@ _LASTING = ("chronic", "since")
 def reason_to_keep(finding: Finding, settings: RecoverySettings, *, has_experts: bool = False) -> str:
     """The reason why a straggler stays in the run; empty if it may be left out. Pure.
 
-    `has_experts`: ranks hold different experts, so that what they compute depends on the routing of tokens.
+    `has_experts`: ranks hold different experts, so that their amount of compute depends on token routing.
 
-    Replacing a device only helps if the device makes the rank slow; a rank that the run gives more work would be as
-    slow on another device.
+    Replacing a device helps only if the device is the cause: a rank that has more work would be as slow on another
+    device.
     """
     of = finding.evidence
     if finding.cause not in _OF_DEVICE:
-        return _OTHERS.get(finding.cause, f"the cause {finding.cause or 'is unknown and'} does not act")
+        return _OTHERS.get(
+            finding.cause, f"the cause {finding.cause or 'is unknown and'} does not lead to an exclusion"
+        )
     if finding.cause == "compute" and of.get("place") in GAPS:
-        return "it loses the time between phases, where the training code and not the device is at work"
+        return "it loses the time between phases, in the training code and not on the device"
     if finding.cause == "compute" and has_experts:
-        return "ranks hold different experts, so more tokens for its experts slow it down as well"
+        return "ranks hold different experts, so more tokens for its experts would slow it down, too"
     if of.get("compared_with"):
-        return "no other rank has the same work, so its own may have grown"
+        return "no other rank has the same work, so its work may have grown"
     if of.get("pattern") not in _LASTING:
         return f"it is not slow all the time (pattern: {of.get('pattern')})"
     speedup: Any = of.get("speedup_without_it_ratio")

@@ -1,8 +1,9 @@
-"""A request to leave ranks out of the run, from a node's `watch` to its launcher: a small file in the node's folder.
+"""A request to exclude ranks from the run, sent by a node's `watch` to its launcher as a small file in the node's
+folder.
 
 write_request(run, node_rank=0, request=ExclusionRequest(attempt=0, ranks=(1,), ...))
 requests = RequestFile(run, node_rank=0)
-requests.poll(attempt=0)                    # the request if it is new and of this attempt, else None
+requests.poll(attempt=0)                    # the request if it is new and for this attempt, else None
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NAME = "exclusion-request.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExclusionRequest:
-    """Leave the devices of these ranks out from the next attempt on."""
+    """Exclude the devices of these ranks from the next attempt on."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -28,21 +29,21 @@ class ExclusionRequest:
     """straggler or xid."""
     reason: str
     keeps_size: bool = False
-    """Only if the run stays as large, because a spare takes the place."""
+    """True: exclude only if a spare replaces the device, so that the run keeps its size."""
     min_size_ratio: float = 0.0
-    """Ranks after / before that the run must exceed: a smaller run must gain more than it loses."""
+    """Minimum ratio of ranks after / before the exclusion: a smaller run must gain more than it loses."""
     dry_run: bool = False
 
 
 class RequestFile:
-    """Polled by the launcher at a high frequency. What an earlier launch was asked for is not answered."""
+    """Polled frequently by the launcher. Requests to an earlier launch are ignored."""
 
     def __init__(self, run: RunDir, node_rank: int) -> None:
         self._poll = RequestPoll(run.node_dir(node_rank) / NAME)
         self._answered: set[tuple[int, tuple[int, ...]]] = set()
 
     def poll(self, attempt: int) -> ExclusionRequest | None:
-        """The request if it is new and of this attempt; None otherwise."""
+        """Return the request if it is new and for this attempt, else None."""
         request = self._poll.changed(_parse)
         if request is None or request.attempt != attempt or (attempt, request.ranks) in self._answered:
             return None
@@ -51,7 +52,7 @@ class RequestFile:
 
 
 def write_request(run: RunDir, node_rank: int, request: ExclusionRequest) -> bool:
-    """Place a request in the folder of a node, over an earlier one; False where that folder cannot be written."""
+    """Write a request to a node's folder, replacing an earlier one. Returns False if the folder cannot be written."""
     return write_request_file(run.node_dir(node_rank) / NAME, request)
 
 

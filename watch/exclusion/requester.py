@@ -1,13 +1,13 @@
-"""Ask the launcher to leave slow ranks and broken devices out, as the run's settings say (`recovery.on_straggler`).
+"""Ask the launcher to exclude slow ranks and broken devices, according to the run's settings (`recovery.on_straggler`).
 
-    requester = ExclusionRequester.of(run, judge, events, node_rank=0)     # None where the run only reports
+    requester = ExclusionRequester.of(run, judge, events, node_rank=0)     # None if the run only reports stragglers
     requester.poll(store, attempt, now_ns)                    # once a tick
 
-A straggler acts once it has been reported for long enough and, judged again at that moment, is still slow for a cause
-that lies in its device and costs enough. A rank that is reported and kept is an event with the reason.
+A straggler is excluded once it has been reported for long enough and, when judged again, is still slow, costs enough,
+and the cause is its device. If a reported rank is kept, an event gives the reason.
 
-The watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records. Otherwise two watches
-could exclude two ranks in one cool-down, because neither knows the other's requests.
+The watch of node 0 asks for all ranks; another node's watch asks only if node 0 cannot see its records. Otherwise two
+watches, which do not know each other's requests, could exclude two ranks within one cool-down.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["ExclusionRequester"]
 
 
 class ExclusionRequester:
-    """One node's; `poll` is called from the thread that judges the store."""
+    """Requester of one node. The thread that judges the store calls `poll`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ExclusionRequester:
         return cls(run, judge, events, settings, node_rank=node_rank)
 
     def poll(self, source: Source, attempt: int, now_ns: int) -> None:
-        """Request what is due, unless it is another watch's to ask."""
+        """Request the exclusions that are due, unless another watch is responsible."""
         if self._node_rank != LEADER and self._run.node_dir(LEADER).is_dir():
             return
         if self._settings.on_xid != "report":
@@ -89,7 +89,7 @@ class ExclusionRequester:
         }
         if not due or self._is_cooling():
             return
-        # What was reported may be smaller by now, or have another cause.
+        # A reported slowdown may be smaller by now, or have another cause.
         scope = Scope(
             attempt=attempt,
             since_step=window_start(source, attempt, LivePolicy().window_steps),
@@ -106,7 +106,7 @@ class ExclusionRequester:
             self._request(source, finding, self._settings.on_straggler, attempt)
             return
         key = (attempt, finding.ranks, reason.split(" (")[0][:40])
-        if key not in self._answered:  # judged again at each tick: a growing cost may act later
+        if key not in self._answered:  # judged again at each tick, since the cost may grow
             self._answered.add(key)
             self._withhold(finding.ranks, reason)
 
@@ -136,7 +136,7 @@ class ExclusionRequester:
                 min_size_ratio=1 / speedup if speedup else 0.0,
                 dry_run=self._settings.exclusion_dry_run,
             )
-            # First the record: the launcher acts within some hundredths of a second.
+            # Write the event first: the launcher acts within some hundredths of a second.
             self._events.write(
                 event_kinds.EXCLUSION_REQUESTED,
                 node_rank=node_rank,
@@ -154,7 +154,7 @@ class ExclusionRequester:
         return self._acted_s is not None and self._clock_s() - self._acted_s < self._settings.exclusion_cooldown_s
 
     def _last_request_s(self) -> float | None:
-        """Time of the last request by an earlier watch of this node, on this process's clock."""
+        """Time of the last request by an earlier watch of this node, in terms of this process's clock."""
         if not self._events.path.exists():
             return None
         found = [

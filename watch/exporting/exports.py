@@ -48,18 +48,18 @@ class Exports:
 
     @property
     def is_read(self) -> bool:
-        """True if anyone will read a last measurement: a collector, or a scraper that has scraped before."""
+        """True if a last measurement will be read: by a collector, or by a scraper that has scraped before."""
         return self._otel is not None or (self._metrics is not None and self._metrics.is_scraped(time.time_ns()))
 
     def tick(self, source: Source, facts: TickFacts, *, measure_now: bool) -> None:
-        """Measure and send what is new; `measure_now` does not wait for the next interval."""
+        """Measure and send what is new. With `measure_now`, do not wait for the next interval."""
         if self._metrics is not None:
             self._metrics.tick(source, time.time_ns(), facts, measure_now=measure_now)
         if self._otel is not None and self._metrics is not None:
             self._otel.tick(source, time.time_ns(), self._metrics.samples)
 
     def report(self, findings: Sequence[Finding]) -> None:
-        """Send findings, from any thread. Returns at once."""
+        """Send findings, from any thread. Returns immediately."""
         with self._reporting:
             for receiver in (self._hook, self._otel):
                 if receiver is not None:
@@ -71,7 +71,7 @@ class Exports:
             self._tracking.poll()
 
     def finish(self) -> None:
-        """After the run, with the store released: wait for the trackers, and for a last scrape."""
+        """After the run, when the store is closed: wait for the trackers and for a last scrape."""
         if self._tracking is not None:
             self._tracking.close()
         if self._metrics is not None:
@@ -101,7 +101,7 @@ def exports(
 
 
 class OtelExport:
-    """Hands new data to the collector's thread; never waits for it.
+    """Passes new data to the collector's thread without waiting.
 
     Section `otel` of the configuration sets the amount: `group` (default, per_step, all) and `ranks` (single_rank,
     first_rank_per_node, sampled, all_ranks).

@@ -23,5 +23,5 @@ def _handlers(module: ModuleType, channel: Channel) -> Handlers:
 
 
 def main() -> None:
-    """Serve until the parent is gone."""
+    """Serve until the parent exits."""
     serve(_handlers)

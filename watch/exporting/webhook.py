@@ -3,14 +3,14 @@
     with finding_hook(run.manifest(), run_id="demo", events=events) as hook:
         hook.report(findings)                   # returns at once; another thread delivers
 
-Each gets one JSON object per finding: the finding as in `analyze --format json`, the run, and where its page and its
-section of the runbook are (`alerts.dashboard_url`, `alerts.runbook_url`; empty if neither is set).
-The command reads it on its standard input. Neither can delay watch: a failed delivery is reported as an event, and so
-is each finding beyond `at_most_per_hour` and beyond the queue, and each delivery that the end of watch cuts off. No
-redirect is followed: findings go where the configuration says, and nowhere else.
+Each receives one JSON object per finding: the finding as in `analyze --format json`, the run, and the addresses of its
+page and its runbook section (from `alerts.dashboard_url` and `alerts.runbook_url`; empty if not set). A command reads
+it from standard input. None of them can delay watch. An event reports each failed delivery, each finding beyond
+`at_most_per_hour` or the queue's size, and each delivery that the end of watch cuts off. Redirects are not followed, so
+that findings go only to the configured address.
 
-A plug-in is a module named by an entry point of the group `rankscope.hooks`, with `on_finding(report)`, which gets the
-same object. A call that does not return in time is reported and left alone.
+A plug-in is a module named by an entry point of the group `rankscope.hooks`, with a function `on_finding(report)` that
+gets the same object. A call that does not return in time is ended and reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from store.readers.untrusted.http_deadline import HttpDeadline, plain_reason
 __all__ = ["FindingHook", "finding_hook"]
 
 DELIVERY_S = 10.0
-"""Limit of one delivery."""
+"""Time limit of one delivery, in seconds."""
 GROUP = "rankscope.hooks"
 _MAX_WAITING = 1000
 _Deliver = Callable[[Mapping[str, Any]], None]
@@ -52,7 +52,7 @@ _SEVERITIES = ("info", "warning", "critical")
 
 
 class FindingHook:
-    """Delivers findings of at least `min_severity` that fired, are suspected, or are over."""
+    """Delivers findings of at least `min_severity` that are firing, suspected, or over."""
 
     def __init__(
         self,
@@ -89,7 +89,9 @@ class FindingHook:
         self._owed: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque(
             (plugin.name, "its import", partial(plugin.call, "load_only")) for plugin in modules
         )
-        """Receiver, kind and delivery. The first stays while it is under way: who takes it out reports its loss."""
+        """Queue of (receiver, kind, delivery). The first entry remains while it is being delivered; whoever removes it
+        reports a loss.
+        """
         self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._deliver_all, daemon=True)
@@ -121,7 +123,9 @@ class FindingHook:
             self._left_out = 0
 
     def close(self, timeout_s: float = DELIVERY_S) -> None:
-        """Deliver what is queued, for at most `timeout_s`, and report the rest as lost, what is under way included."""
+        """Deliver what is queued, for at most `timeout_s`, and report the rest as lost, including a delivery in
+        progress.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -137,7 +141,7 @@ class FindingHook:
         self._report(name, f"{finding.kind} was not sent: {reason}")
 
     def _report(self, name: str, reason: str) -> None:
-        with suppress(Exception):  # the writer counts its errors; none may end the deliveries
+        with suppress(Exception):  # the event writer counts its errors; they must not end the deliveries
             self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=reason)
 
     def _may_deliver(self) -> bool:
@@ -159,9 +163,9 @@ class FindingHook:
             problem = ""
             try:
                 deliver()
-            except Exception as error:  # whatever a receiver answers, the next finding is delivered
+            except Exception as error:  # no response of a receiver may stop further deliveries
                 problem = type(error).__name__
-                with suppress(Exception):  # the text of an error of others may raise, too
+                with suppress(Exception):  # str() of a foreign exception may raise, too
                     problem = self._redact(_one_line(error))[:300] or problem
             with self._changed:
                 if not self._owed:  # `close` has reported it
@@ -174,7 +178,7 @@ class FindingHook:
         body = json.dumps(report).encode()
         request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
         with HttpDeadline(DELIVERY_S) as opener, opener.open(request, timeout=DELIVERY_S):
-            pass  # its status is all that counts: the body is not read
+            pass  # only the status matters: the body is not read
 
     def _run(self, report: Mapping[str, Any]) -> None:
         done = subprocess.run(
@@ -192,7 +196,7 @@ class FindingHook:
 
 @contextmanager
 def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWriter) -> Iterator[FindingHook | None]:
-    """The hook of the run's configuration (section `alerts`) and of installed plug-ins; None without either."""
+    """The hook for the run's configuration (section `alerts`) and installed plug-ins; None without either."""
     given = read(AlertsSettings, manifest)
     modules = plugins(GROUP, "watch.exporting.hook_child")
     if not given.webhook and not given.command and not modules:
@@ -209,7 +213,7 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
             links=alert_links(manifest),
             modules=modules,
         )
-    except ValueError as error:  # of an older or edited run.json: the configuration refuses it today
+    except ValueError as error:  # from an older or edited run.json: a new configuration would be refused
         events.write(event_kinds.HOOK_FAILED, hook="alerts", reason=_one_line(error))
         yield None
         return

@@ -2,8 +2,8 @@
 
     Dcgm("http://127.0.0.1:9400/metrics").read()
 
-For nodes without NVML (a container without the driver's library) and those where only DCGM may query the GPUs.
-`grafana/dcgm-counters.csv` enables the fields that its default list lacks.
+For nodes without NVML (a container without the driver's library), and for nodes where only DCGM may query the GPUs.
+`grafana/dcgm-counters.csv` enables fields that dcgm-exporter's default list lacks.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ FIELDS: dict[str, tuple[str, float]] = {
 """{DCGM's field: (column of table `health`, factor to its unit)}."""
 _XID = "DCGM_FI_DEV_XID_ERRORS"
 LIMIT_S = 5.0
-"""For the whole answer."""
+"""Time limit of the whole request, in seconds."""
 MAX_BYTES = 16 << 20
 MAX_LINE_CHARS = 8 << 10
-"""Maximum length of one sample: a few hundred are usual. The parser's time grows faster than a line."""
+"""Maximum characters of one line; a few hundred are usual. The parser's time grows more than linearly with the line's
+length.
+"""
 MAX_DEVICES = 1_000
 _SAMPLE = re.compile(rf"(?:{'|'.join([*FIELDS, _XID])})[{{ \t]")
 
 
 class Dcgm:
-    """All GPUs of the exporter at `url`. Its XID field holds the last error: a change of it is a new one."""
+    """All GPUs of the exporter at `url`. Its XID field holds the last error, so each change of it is a new error."""
 
     name = "DCGM"
 
@@ -76,7 +78,7 @@ class Dcgm:
         return [Reading(uuid, values) for uuid, values in sorted(found.items())]
 
     def _values(self, body: bytes) -> dict[str, dict[str, float]]:
-        """{device: {column: value}}. Raises ValueError where it holds none, or more than any node has."""
+        """Parse {device: {column: value}}. Raises ValueError if there is no device, or more than any node has."""
         if len(body) > MAX_BYTES:
             raise ValueError(f"the answer has more than {MAX_BYTES:,} bytes")
         lines = body.decode("utf-8", "replace").splitlines()
@@ -89,7 +91,7 @@ class Dcgm:
             if len(found) > MAX_DEVICES:
                 raise ValueError(f"the answer names more than {MAX_DEVICES:,} devices: no node has so many")
         if not found:
-            raise ValueError("the answer holds no reading of a GPU (a label UUID, fields of grafana/dcgm-counters.csv)")
+            raise ValueError("the answer has no reading of a GPU (label UUID, fields of grafana/dcgm-counters.csv)")
         return found
 
     def _take(self, name: str, uuid: str, value: float, found: dict[str, dict[str, float]]) -> None:
@@ -105,7 +107,7 @@ class Dcgm:
             values[column] = value * factor
 
     def take_xids(self) -> list[Xid]:
-        """XID errors since the last call."""
+        """Return the XID errors since the last call."""
         taken, self._xids = self._xids, []
         return taken
 

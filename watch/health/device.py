@@ -16,11 +16,11 @@ from typing import Protocol
 __all__ = ["HOST", "Reading", "ReadingError", "Source", "Xid", "XidSource"]
 
 HOST = "host"
-"""The `device` of a host's own reading."""
+"""`device` of readings of the host."""
 
 
 class ReadingError(RuntimeError):
-    """A source cannot be read now; the text is one line."""
+    """A source cannot be read at the moment; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ class Source(Protocol):
     name: str
 
     def read(self) -> Sequence[Reading]:
-        """The newest readings. Raises ReadingError. May block: it has its own thread."""
+        """Return the newest readings. May block, since it has a separate thread. Raises ReadingError."""
 
 
 class XidSource(Protocol):
     """Waits for XID errors."""
 
     def wait(self, timeout_s: float) -> Sequence[Xid]:
-        """The errors of the next `timeout_s` seconds, as soon as there is one. Raises ReadingError when no more can be
-        received."""
+        """Wait for errors for up to `timeout_s` seconds, and return as soon as there is one. Raises ReadingError if no
+        more can be received.
+        """

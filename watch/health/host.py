@@ -2,7 +2,7 @@
 
     Host(run.path).read()[0].values["cpu_utilization_ratio"]
 
-In a container, memory and CPUs are those of its cgroup's limits.
+In a container, memory and CPUs are those within its cgroup's limits.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from watch.health.host_counters import host_counters
 __all__ = ["Host"]
 
 _COLUMNS = {"disk_read_latency_seconds": (3, 6), "disk_write_latency_seconds": (7, 10)}
-"""{column: fields of /proc/diskstats with the requests completed, and the milliseconds that they took}."""
+"""{column: fields of /proc/diskstats for completed requests, and for the milliseconds that they took}."""
 _NUM_FIELDS = 14
 MIN_REQUESTS = 5
-"""Minimum requests of a disk between two readings for a meaningful latency."""
+"""Minimum number of requests between two readings for a meaningful latency."""
 
 _CGROUP = Path("sys/fs/cgroup")
 
 
 class Host:
-    """Reads below `root`; `place` is the folder of the run."""
+    """Reads files below `root`. `place`: the run's folder, whose file system is measured."""
 
     name = HOST
 
     def __init__(self, place: Path, root: Path = Path("/")) -> None:
         self._place, self._root = place, root
         self._disks = DiskLatency(root)
-        self._busy: tuple[int, int] | None = None  # (busy, all) jiffies at the last reading
+        self._busy: tuple[int, int] | None = None  # (busy, total) jiffies at the last reading
 
     def read(self) -> Sequence[Reading]:
-        """One reading; values that the kernel does not have are omitted."""
+        """Return one reading. Values that the kernel does not provide are omitted."""
         values: dict[str, float] = {"num_cpus": len(os.sched_getaffinity(0))}
         values |= self._cpu()
         values |= self._memory()
@@ -60,12 +60,12 @@ class Host:
             return ""
 
     def _cpu(self) -> Mapping[str, float]:
-        """Busy share since the last reading; empty on the first."""
+        """Busy share since the last reading; empty for the first reading."""
         line = self._text("proc/stat").partition("\n")[0].split()
         if len(line) < 6 or line[0] != "cpu":
             return {}
-        jiffies = [int(part) for part in line[1:9]]  # guest time stands in user time already
-        total, idle = sum(jiffies), jiffies[3] + jiffies[4]  # idle, and waiting for disks
+        jiffies = [int(part) for part in line[1:9]]  # guest time is included in user time
+        total, idle = sum(jiffies), jiffies[3] + jiffies[4]  # idle and iowait
         before, self._busy = self._busy, (total - idle, total)
         if before is None or total <= before[1]:
             return {}
@@ -98,7 +98,7 @@ class Host:
             return {}
 
     def _network(self) -> Mapping[str, float]:
-        """Errors and drops of all interfaces but loopback, in both directions."""
+        """Errors and drops of all interfaces except loopback, in both directions."""
         total, seen = 0, False
         for line in self._text("proc/net/dev").splitlines()[2:]:
             name, _, rest = line.partition(":")
@@ -106,15 +106,15 @@ class Host:
             if name.strip() == "lo" or len(fields) < 12:
                 continue
             seen = True
-            total += sum(int(fields[i]) for i in (2, 3, 10, 11))  # receive errors and drops, the same of sending
+            total += sum(int(fields[i]) for i in (2, 3, 10, 11))  # errors and drops of receiving, then of sending
         return {"network_errors_total": total} if seen else {}
 
 
 class DiskLatency:
-    """Reads below `root`; keeps the counters of the reading before.
+    """Disk latency since the previous reading. Reads files below `root`.
 
-    It is what `iostat` calls await: the time of the requests that were completed, in the queue and on the disk, over
-    their number. Of several disks the slowest is given: the mean over all hides the one that a checkpoint waits for.
+    It is iostat's await: the time of completed requests in the queue and on the disk, divided by their number. Of
+    several disks the slowest counts, because the mean would hide the one that a checkpoint waits for.
     """
 
     def __init__(self, root: Path) -> None:
@@ -122,7 +122,7 @@ class DiskLatency:
         self._before: dict[str, list[int]] = {}
 
     def read(self) -> Mapping[str, float]:
-        """Seconds a request; without those that no disk had enough requests for."""
+        """Seconds per request. Columns are omitted if no disk had enough requests."""
         now = self._counters()
         before, self._before = self._before, now
         slowest: dict[str, float] = {}
@@ -130,12 +130,12 @@ class DiskLatency:
             for column, (requests, took) in _COLUMNS.items():
                 done = now[disk][requests] - before[disk][requests]
                 took_ms = now[disk][took] - before[disk][took]
-                if done >= MIN_REQUESTS and took_ms >= 0:  # a disk that was attached again begins at zero
+                if done >= MIN_REQUESTS and took_ms >= 0:  # counters of a disk that was attached again start from zero
                     slowest[column] = max(slowest.get(column, 0.0), took_ms / done / 1e3)
         return slowest
 
     def _counters(self) -> dict[str, list[int]]:
-        """Disks only: partitions, and what the kernel puts together or makes up (md, dm, loop, ram), have no device."""
+        """Counters of physical disks: partitions and virtual devices (md, dm, loop, ram) have no `device` entry."""
         try:
             lines = (self._root / "proc/diskstats").read_text(encoding="ascii", errors="replace").splitlines()
         except OSError:

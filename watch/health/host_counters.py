@@ -2,9 +2,8 @@
 
     host_counters(Path("/"))["infiniband_downs_total"]
 
-A counter that the host does not have is left out. EFA adapters are listed with InfiniBand's:
-failed reads, writes and peers count as errors, timeouts that change the path and throttled connections as
-congestion.
+Counters that the host lacks are left out. EFA adapters are counted with InfiniBand: failed reads, writes and peers as
+errors, timeouts that change the path and throttled connections as congestion.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _tcp(root: Path) -> Iterator[tuple[str, float]]:
 
 
 def _pressure(root: Path) -> Iterator[tuple[str, float]]:
-    """Pressure stall information: `some avg10=1.50 avg60=0.40 avg300=0.10 total=123456`, in percent."""
+    """Pressure stall information, from lines in percent: `some avg10=1.50 avg60=0.40 avg300=0.10 total=123456`."""
     for name in ("cpu", "memory", "io"):
         fields = _text(root / "proc/pressure" / name).partition("\n")[0].split()
         shares = [field.removeprefix("avg10=") for field in fields if field.startswith("avg10=")]
@@ -54,7 +53,7 @@ def _pressure(root: Path) -> Iterator[tuple[str, float]]:
 
 
 def _cgroup(root: Path) -> Iterator[tuple[str, float]]:
-    """CPU throttling of the cgroup; empty without a limit, since the zero then does not cover nested groups."""
+    """CPU throttling of the cgroup. Empty without a limit, since the zero would then not cover nested groups."""
     lines = (line.split() for line in _text(root / "sys/fs/cgroup/cpu.stat").splitlines())
     counts = {words[0]: words[1] for words in lines if len(words) == 2}
     stopped_us = counts.get("throttled_usec", "")
@@ -63,7 +62,7 @@ def _cgroup(root: Path) -> Iterator[tuple[str, float]]:
 
 
 def _infiniband(root: Path) -> Iterator[tuple[str, float]]:
-    """Sums over all ports."""
+    """Sums of the error counters over all ports."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     for column, files in (
         ("infiniband_errors_total", _ERRORS),

@@ -4,9 +4,9 @@
         Nvml().read()[0].values["sm_clock_hertz"]
         Xids().wait(1.0)
 
-A field that a device does not support is queried once and then omitted; one that fails otherwise is omitted from that
-reading only. Calls into the driver may block for seconds, or forever on a device that fell off the bus, even the first
-one: read in a daemon thread that is never joined without a timeout.
+A field that a device does not support is queried once and then omitted. A field that fails for another reason is
+omitted from that reading only. Any call into the driver may block for seconds, or forever if a device has fallen off
+the bus, so read in a daemon thread that is never joined without a timeout.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["Nvml", "Xids", "has_driver"]
 
 _MAX_LINKS = 18
 _GPM = {"sm_active_ratio": 2, "tensor_active_ratio": 5, "memory_bandwidth_ratio": 10}
-"""Column -> NVML's number of the GPM metric (percent): SM_UTIL, ANY_TENSOR_UTIL, DRAM_BW_UTIL."""
+"""Column -> ID of NVML's GPM metric (percent): SM_UTIL, ANY_TENSOR_UTIL, DRAM_BW_UTIL."""
 
 
 class Nvml:
-    """All GPUs of the node, whichever process uses them. `library` is nvidia-ml-py or compatible with it."""
+    """All GPUs of the node, whichever process uses them. `library`: nvidia-ml-py, or a module compatible with it."""
 
     name = "NVML"
 
@@ -38,7 +38,7 @@ class Nvml:
         self._gpm_samples: dict[str, Any] = {}
 
     def read(self) -> Sequence[Reading]:
-        """One reading per device. Raises ReadingError where the driver does not answer."""
+        """Return one reading per device. Raises ReadingError if the driver does not answer."""
         if self._devices is None:
             self._devices = _devices(self._nvml, slices=True)
         return [Reading(uuid, self._values(uuid, handle)) for uuid, handle in self._devices.items()]
@@ -54,7 +54,7 @@ class Nvml:
                 if getattr(error, "value", None) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
                     self._unsupported.add((uuid, columns[0]))
                 continue
-            except AttributeError:  # an older nvidia-ml-py, or an older driver behind it
+            except AttributeError:  # an older nvidia-ml-py or driver
                 self._unsupported.add((uuid, columns[0]))
                 continue
             given = answer if isinstance(answer, tuple) else (answer,)
@@ -96,7 +96,7 @@ class Nvml:
         ]
 
     def _link_errors(self, handle: Any) -> int:
-        """Sum of all error counters of all links that are up. Raises AttributeError without NVLink, or counters."""
+        """Sum of all error counters of all active links. Raises AttributeError if there are no links or no counters."""
         total, num_counters = 0, 0
         for link in range(_MAX_LINKS):
             try:
@@ -113,7 +113,7 @@ class Nvml:
         return total
 
     def _gpm(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
-        """Shares since the last reading, on Hopper and later; None on the first."""
+        """Utilisation shares since the last reading, on Hopper and later; None for the first reading."""
         nvml = self._nvml
         if uuid not in self._gpm_samples and not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise AttributeError("no GPM")
@@ -156,7 +156,7 @@ class Xids:
             raise ReadingError(f"XID errors cannot be received: {error}") from None
 
     def wait(self, timeout_s: float) -> Sequence[Xid]:
-        """The next error, or none within the time. Raises ReadingError when a device is lost."""
+        """Wait for the next error; empty if none occurs in time. Raises ReadingError if a device is lost."""
         if self._set is None:
             self._listen()
         try:
@@ -171,12 +171,12 @@ class Xids:
 
 
 def has_driver() -> bool:
-    """True if this machine has NVIDIA's driver; reads the file system only."""
+    """Return True if this machine has NVIDIA's driver. Reads only the file system."""
     return any(Path(place).exists() for place in ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"))
 
 
 def _devices(nvml: Any, *, slices: bool = False) -> dict[str, Any]:
-    """{UUID: handle} of all GPUs, with `slices` also of their MIG devices. Raises ReadingError."""
+    """Return {UUID: handle} of all GPUs, and with `slices` also of their MIG devices. Raises ReadingError."""
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
@@ -188,7 +188,7 @@ def _devices(nvml: Any, *, slices: bool = False) -> dict[str, Any]:
 
 
 def _slices(nvml: Any, device: Any) -> list[Any]:
-    """Handles of a GPU's MIG devices: ranks run on them, and their memory is not the whole GPU's."""
+    """Handles of a GPU's MIG devices: ranks run on these, with only part of the GPU's memory."""
     try:
         if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return []
@@ -197,7 +197,7 @@ def _slices(nvml: Any, device: Any) -> list[Any]:
         return []
     found = []
     for index in range(count):
-        with contextlib.suppress(nvml.NVMLError):  # a place without a slice
+        with contextlib.suppress(nvml.NVMLError):  # no MIG device at this index
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
     return found
 

@@ -1,10 +1,10 @@
-"""Count out-of-memory kills by the kernel: the killed process cannot report one, and SIGKILL alone is not proof.
+"""Count out-of-memory kills by the kernel, since the killed process cannot report them, and SIGKILL alone is no proof.
 
     counter = OomCounter()             # before the ranks start
     counter.since()                    # "memory limit of the control group", "memory of the host", or ""
 
-The control group's own count comes first (`memory.events` of version 2, `memory.oom_control` of version 1). The host's
-count also rises for other users' processes, so it is only read where the group has none.
+The control group's count is preferred (`memory.events` in version 2, `memory.oom_control` in version 1). The host's
+count also includes other users' processes, so it is read only if the group has none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 class OomCounter:
-    """Counts since its creation."""
+    """Counts kills since its creation."""
 
     def __init__(self) -> None:
         self._group = _count(_group_file())
         self._host = _count(Path("/proc/vmstat"))
 
     def since(self) -> str:
-        """The memory that was exhausted since then; empty if none was, or if there is no counter."""
+        """Which memory was exhausted since then; empty if none was, or if there is no counter."""
         group = _count(_group_file())
         if group is not None and self._group is not None:
             return "memory limit of the control group" if group > self._group else ""
@@ -33,7 +33,7 @@ class OomCounter:
 
 
 def _group_file() -> Path:
-    """The file with the count of this process's control group."""
+    """Path of the file with the count of this process's control group."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -45,7 +45,7 @@ def _group_file() -> Path:
 
 
 def _count(path: Path) -> int | None:
-    """The `oom_kill` line of a file of counts; None where there is none."""
+    """Value of the `oom_kill` line in a file of counters; None without such a line."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

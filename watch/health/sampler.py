@@ -3,8 +3,9 @@
     with sampling(run.node_dir(0), [Host(run.path), Nvml()], events, xids=Xids()):
         ...
 
-One thread per source, because a driver may not answer: then its readings stop, and nothing else does. A source that
-fails is reported once and read less often. All threads are daemons, so that a stuck one does not block the exit.
+Each source has a separate thread, so that a driver that does not answer stops only its own readings. A source that
+fails is reported once and then read less often. All threads are daemons, so that a blocked one does not prevent the
+exit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Sampler:
         self._tape = TapeWriter(folder, TABLES["health"], rank=NODE_RANK, attempt=0)
 
     def follow(self, source: Source) -> None:
-        """Read a source until it is stopped."""
+        """Read a source until sampling stops."""
         reported = ""
         while not self.stopped.is_set():
             start = time.monotonic()
@@ -53,7 +54,7 @@ class _Sampler:
                 if isinstance(source, Dcgm):
                     for xid in source.take_xids():
                         self._report(xid, source.name)
-            except Exception as error:  # a reading that fails must not end the others
+            except Exception as error:  # a failed reading must not end the thread
                 period_s = FAILED_PERIOD_S
                 if str(error) != reported:
                     reported = str(error)
@@ -61,7 +62,7 @@ class _Sampler:
             self.stopped.wait(max(0.0, period_s - (time.monotonic() - start)))
 
     def listen(self, source: XidSource) -> None:
-        """Wait for XID errors until it is stopped or no more can be received."""
+        """Wait for XID errors until sampling stops or no more can be received."""
         try:
             while not self.stopped.is_set():
                 for xid in source.wait(self.period_s):
@@ -75,7 +76,7 @@ class _Sampler:
 
     def _write(self, reading: Reading) -> None:
         if self.stopped.is_set():
-            return  # a source that answered late
+            return  # the source answered after sampling had stopped
         row = self._tape.unset_row()
         row[_COLUMNS["sample_ns"][0]] = time.monotonic_ns()
         row[_COLUMNS["node"][0]] = self._names(self._node)
@@ -99,7 +100,7 @@ def sampling(
     xids: XidSource | None = None,
     period_s: float = PERIOD_S,
 ) -> Iterator[None]:
-    """Sample until the block ends. `folder` is the node's."""
+    """Sample until the block ends. `folder`: the node's folder."""
     sampler = _Sampler(folder, events, period_s)
     threads = [
         threading.Thread(target=sampler.follow, args=(s,), name=f"health {s.name}", daemon=True) for s in sources

@@ -1,11 +1,11 @@
-"""Detect that ranks work before their first step, since imports, compilers and JIT builds leave no record for minutes.
+"""Detect that ranks are working before their first step: imports, compilers and JIT builds record nothing for minutes.
 
     work = StartupWork(events)
     work.poll(pids, quiet_s=tapes.quiet_s, has_stepped=lambda: ...)        # once a tick
 
-Nothing is done while the ranks record. Once they are silent, the CPU time and bytes read of each rank's process tree
-are compared every few seconds. An event lists the ranks that work, and the limit for the start-up counts from that
-event (`analyzers.run.live.stall_limits`).
+While the ranks record, nothing is done. Once they are silent, CPU time and bytes read of each rank's process tree are
+compared every few seconds. An event lists the working ranks, and the start-up limit counts from that event
+(`analyzers.run.live.stall_limits`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StartupWork:
         self._written_s = float("-inf")
 
     def poll(self, pids: Mapping[int, int], *, quiet_s: float, has_stepped: Callable[[], bool]) -> None:
-        """Compare the processes of {rank: pid} if they are silent and have not finished a step."""
+        """Compare the processes ({rank: pid}) if they are silent and have not finished a step."""
         now_s = time.monotonic()
         if quiet_s < QUIET_S:
             self._before = None
@@ -66,14 +66,15 @@ class StartupWork:
 
 
 def work_of_tree(pid: int) -> tuple[float, int]:
-    """Processor seconds and bytes read so far by a process and its children, ended ones included; 0 if it is gone."""
+    """CPU seconds and bytes read by a process and its children, including ended ones; 0 if the process has exited."""
     cpu_ticks, read_bytes, waiting, seen = 0, 0, [pid], 0
     while waiting and seen < MAX_PROCESSES:
         one, seen = waiting.pop(), seen + 1
         folder = Path(f"/proc/{one}")
         try:
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            cpu_ticks += sum(int(fields[index]) for index in (11, 12, 13, 14))  # own, and of children waited for
+            # of the process, and of children it has waited for
+            cpu_ticks += sum(int(fields[index]) for index in (11, 12, 13, 14))
         except (OSError, IndexError, ValueError):
             continue
         try:

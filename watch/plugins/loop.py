@@ -1,13 +1,13 @@
-"""Run the analyses of plug-ins on a live run, in a thread that nothing waits for.
+"""Run the analyses of plug-ins on a live run, in a thread that nothing else waits for.
 
     loop = PluginLoop(ingest.open_store, tapes, judge)
     with loop.running():
         ...
-    loop.finish()                       # once more, over the last records, for a few seconds at most
+    loop.finish()                       # a last round over the final records, at most a few seconds
 
-At the end of the block the current call is aborted and its plug-in's process ended, because a stop must not wait for a
-plug-in that hangs. The store is open only during a query, never while a plug-in computes, so a hanging plug-in does not
-delay ingestion. The thread ends at once if no plug-in judges live runs.
+At the end of the block the current call is aborted and the plug-in's process killed, because stopping must not wait for
+a plug-in that hangs. The store is open only during queries, never while a plug-in computes, so a hanging plug-in does
+not delay ingestion. If no plug-in judges live runs, the thread ends immediately.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = ["PluginLoop", "QueriedStore"]
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
 FINISH_S = 5.0
-"""For the last round of all plug-ins together; `analyze` asks them again."""
+"""Seconds for the last round of all plug-ins together; `analyze` runs them again anyway."""
 JOIN_S = 2.0
 REST_RATIO = 10.0
-"""Rest after a round, as a multiple of what it took: the ranks need the cores."""
+"""Pause after a round, as a multiple of its duration, since the ranks need the cores."""
 
 
 class QueriedStore:
-    """A `Source` over a run's store that reopens it for each query. `interrupt` ends the one that runs."""
+    """A `Source` over a run's store, which is reopened for each query. `interrupt` ends a running query."""
 
     def __init__(self, opened: Callable[[], Store]) -> None:
         self._opened = opened
@@ -65,7 +65,7 @@ class QueriedStore:
             return store.has(table)
 
     def interrupt(self) -> None:
-        """End the query that runs, if one does."""
+        """Interrupt the running query, if any."""
         if self._running is not None:
             self._running.interrupt()
 
@@ -90,16 +90,16 @@ class PluginLoop:
                 self._interrupt(refuse=True)
 
     def tick(self) -> None:
-        """One round. Raises StoreError if the store cannot be read at the moment."""
+        """Run one round. Raises StoreError if the store cannot be read at the moment."""
         now_s = time.monotonic()
         passed, self._last_s = max(1, round(now_s - self._last_s)), now_s
         findings = self._judge.plugin_findings(self._source, self._tapes.recorded_now_ns(), num_ticks=passed)
-        if not self._is_leaving:  # what was ended with the run has not failed
+        if not self._is_leaving:  # a call that was aborted at the end of the run is not a failure
             self._judge.report_failures()
         self._judge.report(findings)
 
     def finish(self) -> None:
-        """The last round, after the last records were ingested; none while the run is being stopped."""
+        """Run the last round, after the last records were ingested; skipped if the run is being stopped."""
         if not self._is_needed or self._judge.is_stopping:
             return
         self._interrupt(refuse=False)
@@ -125,7 +125,7 @@ class PluginLoop:
     def _try(self) -> None:
         try:
             self.tick()
-        except StoreError as error:  # a writer holds the file, or there is no store yet
+        except StoreError as error:  # a writer has the file open, or there is no store yet
             logger.info("%s", error)
-        except BaseException:  # a round that fails, by SystemExit too, must not end the thread
-            logger.exception("Plug-ins were not asked, trying again.")
+        except BaseException:  # a failed round (even SystemExit) must not end the thread
+            logger.exception("Plug-ins could not be run, trying again.")

@@ -1,1 +1,1 @@
-"""Requests of `watch` to profile a suspect and a peer, and reading of the resulting traces."""
+"""Requests of `watch` to profile a suspect rank and a peer, and the reader of the resulting traces."""

@@ -1,10 +1,10 @@
-"""Ask ranks of a live run to profile the same next steps, starting with one that no rank has reached.
+"""Ask ranks of a live run to profile the same future steps.
 
     placed = nodes_of(source, attempt=0)                  # {rank: node}
     first = next_step(source, attempt=0, now_ns=now_ns)
     ask(run, request, placed)                             # writes to the folder of each node
 
-Ranks read a request within a second, so the first step lies some two seconds ahead.
+Ranks read a request within a second, so the first step is chosen about two seconds ahead.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ __all__ = ["ask", "next_step", "nodes_of", "peer_of"]
 
 AHEAD_S = 2.5
 MAX_LAG_S = 10.0
-"""What is recorded lies behind the ranks by a round and its analysis; by more where they stand still or have no clock
-in common."""
+"""Maximum seconds that the records lag behind the ranks (a round and its analysis). A larger lag means that the ranks
+stand still, or that clocks differ.
+"""
 
 
 def nodes_of(source: Source, attempt: int) -> dict[int, int]:
@@ -34,7 +35,9 @@ def nodes_of(source: Source, attempt: int) -> dict[int, int]:
 
 
 def peer_of(source: Source, attempt: int, suspect: int) -> int | None:
-    """The rank to compare with: of the same pipeline stage, on the same node if there is one, the nearest number."""
+    """The peer of a suspect: a rank of the same pipeline stage, preferably on the same node, with the nearest
+    number.
+    """
     rows = source.rows(
         "SELECT rank, arg_max(node_rank, wall_ns), max(pp) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank",
         [attempt],
@@ -48,10 +51,10 @@ def peer_of(source: Source, attempt: int, suspect: int) -> int | None:
 
 
 def next_step(source: Source, attempt: int, now_ns: int) -> int:
-    """Estimate a step that no rank has reached by the time it reads the request, from the speed of the last steps.
+    """Estimate, from the speed of the last steps, a step that no rank will have reached when it reads the request.
 
-    `now_ns`: the present by the clock of the records. The newest step is the one that began last: after a rollback it
-    is not the highest.
+    `now_ns`: the present by the clock of the records. The newest step is the one that began last, which after a
+    rollback is not the highest.
     """
     ((newest, begun_ns, step_ns),) = source.rows(
         """
@@ -70,6 +73,6 @@ def next_step(source: Source, attempt: int, now_ns: int) -> int:
 
 
 def ask(run: RunDir, request: CaptureRequest, nodes: dict[int, int]) -> list[int]:
-    """Place the request on the nodes of its ranks; returns the ranks whose node could not be asked."""
+    """Write the request to the folders of its ranks' nodes. Returns the ranks whose node's folder cannot be written."""
     asked = {node: write_request(run, node, request) for node in {nodes[r] for r in request.ranks if r in nodes}}
     return [rank for rank in request.ranks if not asked.get(nodes.get(rank, -1), False)]

@@ -1,10 +1,10 @@
 """Ask a suspect and one peer to profile their next steps when a finding is reported (`profiler.on_anomaly`).
 
-    requester = CaptureRequester.of(run, events, node_rank=0)      # None where the run is not configured so
-    requester.poll(findings, store, attempt, now_ns)               # once a tick, with what is newly reported
+    requester = CaptureRequester.of(run, events, node_rank=0)      # None if the run is not configured to
+    requester.poll(findings, store, attempt, now_ns)               # once a tick, with newly reported findings
 
 At most one request per cool-down and `profiler.max_captures` per run, also across restarts of watch. The watch of node
-0 asks for all ranks, another node's only where node 0's cannot see its records.
+0 asks for all ranks; another node's watch asks only if node 0 cannot see its records.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["CaptureRequester"]
 logger = logging.getLogger("rankscope.watch")
 
 KINDS = ("straggler", "throughput", "data_bound", "loss_spike", "exploding_gradients", "divergence")
-"""Kinds of findings that the operators of the next steps may explain."""
+"""Kinds of findings that a profile of the next steps may explain."""
 
 
 class CaptureRequester:
-    """One node's; `poll` is called from the thread that judges the store."""
+    """Requester of one node. The thread that judges the store calls `poll`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class CaptureRequester:
     def poll(
         self, findings: Sequence[Finding], source: Source, attempt: int, now_ns: int, *, waits: bool = False
     ) -> None:
-        """Ask for the first finding that may be explained, once the cool-down is over; not yet while `waits`.
+        """Ask for a profile for the first suitable finding, once the cool-down is over and `waits` is False.
 
         `now_ns`: the present by the clock of the records.
         """
@@ -94,7 +94,7 @@ class CaptureRequester:
         )
         unasked = ask(self._run, request, nodes)
         if suspect in unasked:
-            logger.warning("rank %d cannot be asked to profile: its node's folder cannot be written", suspect)
+            logger.warning("Rank %d cannot be asked to profile: its node's folder cannot be written", suspect)
             return
         self._events.write(
             event_kinds.PROFILE_REQUESTED,
@@ -111,7 +111,7 @@ class CaptureRequester:
         return self._asked_s is not None and self._clock_s() - self._asked_s < self._policy.cooldown_s
 
     def _before(self) -> tuple[int, float | None]:
-        """Number of requests that earlier watches wrote, and the time of the last by this one's clock."""
+        """Number of requests by earlier watches, and the time of the last one on this process's clock."""
         if not self._events.path.exists():
             return 0, None
         found = [

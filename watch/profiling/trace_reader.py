@@ -1,8 +1,8 @@
-"""Read each trace that a rank of this node has written once, and record its summary as an event `profile_summary`.
+"""Read each new trace of this node's ranks once, and record its summary as an event `profile_summary`.
 
 reader = TraceReader(run, events)
-reader.poll(store, ranks={0, 1})             # once a tick: returns at once, a thread reads one trace at a time
-reader.finish(store, ranks={0, 1})           # at the end of the run: those that are left, within some seconds
+reader.poll(store, ranks={0, 1})             # once a tick: returns immediately, a thread reads one trace at a time
+reader.finish(store, ranks={0, 1})           # at the end of the run: the remaining traces, within some seconds
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from store.readers.untrusted.external_files import SourceError
 __all__ = ["TraceReader", "summarise"]
 
 MAX_BYTES = 48 << 20
-"""Maximum size of a compressed trace: a larger one takes minutes, and is left to `rankscope analyze`."""
+"""Maximum bytes of a compressed trace. A larger one takes minutes, and is left to `rankscope analyze`."""
 NUM_OPERATORS = 60
 
 KINDS = (event_kinds.PROFILE_CAPTURED, event_kinds.PROFILE_SUMMARY)
 FINISH_S = 40.0
-"""A trace that is not read until then is listed as not read."""
+"""Seconds for the remaining traces at the end of the run; others are listed as not read."""
 
 
 class TraceReader:
-    """The reader of one node. Its thread reads, the thread that polls looks for new traces."""
+    """Trace reader of one node. The thread that polls looks for new traces, and another thread reads them."""
 
     def __init__(self, run: RunDir, events: EventWriter) -> None:
         self._run, self._events = run, events
@@ -47,7 +47,7 @@ class TraceReader:
         self._thread: threading.Thread | None = None
 
     def poll(self, source: Source, ranks: Set[int]) -> None:
-        """Look for new traces of these ranks, and begin to read them."""
+        """Look for new traces of these ranks, and start reading them."""
         log = EventLog.load(source, KINDS)
         self._found |= {(event.attempt, event.text("path")) for event in log.of(event_kinds.PROFILE_SUMMARY)}
         for event in log.of(event_kinds.PROFILE_CAPTURED):
@@ -60,7 +60,7 @@ class TraceReader:
             self._thread.start()
 
     def finish(self, source: Source, ranks: Set[int]) -> bool:
-        """Read what is left; returns True if anything may have been entered."""
+        """Read the remaining traces. Returns True if an event may have been written."""
         self.poll(source, ranks)
         if self._thread is None:
             return False
@@ -72,7 +72,7 @@ class TraceReader:
             event = self._queue.popleft()
             path = event.text("path")
             parts = path.split("/")
-            is_ours = parts[0] == "traces" and ".." not in parts  # an event may be damaged
+            is_ours = parts[0] == "traces" and ".." not in parts  # the event may be damaged
             about = summarise(self._run.path / path) if is_ours else {"problem": "is not a trace of this run"}
             self._events.write(
                 event_kinds.PROFILE_SUMMARY,
@@ -88,7 +88,7 @@ class TraceReader:
 
 
 def summarise(path: Path) -> dict[str, Any]:
-    """Fields of a `profile_summary` event; `problem` where the trace was not read, or not wholly."""
+    """Fields of a `profile_summary` event; `problem` if the trace was not read completely."""
     try:
         num_bytes = path.stat().st_size
         if num_bytes > MAX_BYTES:

@@ -1,13 +1,13 @@
-"""Publish the records of a node while the run lives: rows of its store as Parquet at a configured address.
+"""Publish a node's records during the run: rows of its store as Parquet at a configured address.
 
-    publishing = Publishing.of(run, events, node_rank=0)     # None where no address is configured
+    publishing = Publishing.of(run, events, node_rank=0)     # None if no address is configured
     publishing.note(result.rows, until_ns=began_ns)          # after each tick, in the thread that ingests
     publishing.poll()
-    publishing.finish()                                      # the last rows, once the store is closed
+    publishing.finish()                                      # the last rows, when the store is closed
 
-A separate thread writes to the address, at a lower priority (not the lowest: while it holds the GIL, the watch waits
-for it). Only one round is in memory; if it cannot be written, new rows wait in the store. The first failure is an event
-`publish_failed` with its reason, and the first success after it an event `published`.
+A separate thread writes to the address, at a lower priority (but not the lowest: while it holds the GIL, the watch
+waits for it). Only one round is in memory; if it cannot be written, new rows wait in the store. The first failure is
+reported as an event `publish_failed` with its reason, and the first success after it as an event `published`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ FINISH_S = 20.0
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 HOLDS_S = 600.0
-"""Maximum seconds for which unpublished rows keep the store from folding old ones; then all are published again."""
+"""Maximum seconds for which unpublished rows prevent the store from folding old calls into totals; after that, all rows
+are published again.
+"""
 NICENESS = 10
 
 
 class Publishing:
-    """Called by the thread that ingests; only `_write_out` runs in another."""
+    """Called by the thread that ingests; only `_write_out` runs in another thread."""
 
     def __init__(self, publisher: Publisher, events: EventWriter, *, every_s: float) -> None:
         self._publisher, self._events, self._every_s = publisher, events, every_s
@@ -66,14 +68,15 @@ class Publishing:
         try:
             publisher = Publisher(address, run, node_rank=node_rank)
         except AddressError as error:
-            detail = Redactor().within({"address": address, "reason": str(error)})  # an address with keys is refused
+            detail = Redactor().within({"address": address, "reason": str(error)})  # an address with keys was refused
             events.write(event_kinds.PUBLISH_FAILED, **detail)
             return None
         return cls(publisher, events, every_s=settings.every_s)
 
     def note(self, rows: Mapping[str, int], *, until_ns: int | None) -> None:
-        """Count rows that a tick has appended to the store. Everything recorded before `until_ns` (epoch nanoseconds)
-        is then in the store; None: some of it is not."""
+        """Count rows that a tick has appended. The store is then complete up to `until_ns` (epoch nanoseconds; None:
+        more records are waiting).
+        """
         self._publisher.note(rows, until_ns=until_ns)
 
     def poll(self) -> None:
@@ -84,7 +87,7 @@ class Publishing:
         self._next(is_last=False)
 
     def finish(self, limit_s: float = FINISH_S) -> None:
-        """Publish the last rows within `limit_s`; an event reports if the time was too short."""
+        """Publish the last rows within `limit_s`. If the time was too short, an event reports this."""
         deadline = time.monotonic() + limit_s
         while not self._over.is_set():
             if self._thread is not None:
@@ -94,7 +97,7 @@ class Publishing:
             if time.monotonic() >= deadline:
                 self._state = ""
                 self._report(
-                    event_kinds.PUBLISH_FAILED, reason=f"the last rows are not there: {self._reason or 'slow'}"
+                    event_kinds.PUBLISH_FAILED, reason=f"the last rows were not published: {self._reason or 'slow'}"
                 )
                 break
             if self._round is not None:  # the last round failed
@@ -106,7 +109,7 @@ class Publishing:
                 time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
 
     def allows_folding(self) -> bool:
-        """Return True if old rows of the store may be folded: all are published, or have waited for `HOLDS_S`."""
+        """Return True if old calls may be folded into totals: all rows are published, or have waited for `HOLDS_S`."""
         now_s = time.monotonic()
         if self._publisher.is_drained:
             self._drained_s = now_s
@@ -121,7 +124,7 @@ class Publishing:
         return self._thread is not None and self._thread.is_alive()
 
     def _next(self, *, is_last: bool) -> None:
-        """Write the round that failed, or a new one, in a thread."""
+        """Write the failed round, or a new one, in a thread."""
         if self._round is None:
             self._round = self._publisher.read(is_last=is_last)
         self._thread = new_thread(partial(self._write_out, self._round), name="publish")
@@ -132,9 +135,9 @@ class Publishing:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             self._publisher.write(rows)
-        except Exception as error:  # any failure of a network or a library: the watch must go on
+        except Exception as error:  # the watch must survive any failure of the network or a library
             self._reason = reason = one_line(error) or type(error).__name__
-            logger.warning("%s: not published, tried again: %s", self._publisher.address, reason)
+            logger.warning("%s: not published, will be retried: %s", self._publisher.address, reason)
             self._num_failures += 1
             self._retry_at_s = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self._num_failures)
             self._report(event_kinds.PUBLISH_FAILED, reason=reason)
@@ -147,7 +150,7 @@ class Publishing:
             self._over.set()
 
     def _report(self, kind: str, **detail: Any) -> None:
-        """Write an event only when the state changes."""
+        """Write an event if the state has changed."""
         if kind != self._state:
             self._state = kind
             self._events.write(kind, address=self._publisher.address, **detail)

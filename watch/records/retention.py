@@ -1,16 +1,16 @@
-"""Hold the records of a run to a window of time, and to a budget in bytes per rank and hour.
+"""Limit the records of a run to a time window, and to a budget in bytes per rank and hour.
 
-    retention = Retention.of(run, ingester, syncing, events)     # None where everything is kept
-    retention.poll()                                             # in the thread that ingests; works once a minute
+    retention = Retention.of(run, ingester, syncing, events)     # None if everything is kept
+    retention.poll()                                             # in the thread that ingests; acts once a minute
 
-1. The size of the node's tapes and store is compared with the budget for the hours recorded so far (at least one hour).
-   Above it the window is halved, down to a minute; well below it the window grows back.
-2. The window ends with the newest record. The window and the hours use the records' times, which come from one clock
-   within an attempt. So setting the wall clock retires nothing, and time between attempts does not count.
-3. Calls beyond the window become totals in the store; segments beyond it that are ingested are noted as retired and
-   removed (`store.ingest.retention`).
+1. Compare the size of the node's tapes and store with the budget for the hours recorded so far (at least one hour).
+   Above it, halve the window, down to a minute; well below it, let the window grow back.
+2. The window ends with the newest record. Window and hours are based on the records' times, which come from one clock
+   within an attempt, so setting the wall clock retires nothing, and time between attempts does not count.
+3. Replace calls before the window with totals in the store. Mark ingested segments before it as retired, and remove
+   them (`store.ingest.retention`).
 
-Where even a minute is too much, that is reported once (`budget_exceeded`): steps and spans are never given up.
+If even a minute exceeds the budget, this is reported once (`budget_exceeded`). Steps and spans are never removed.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ SELECT max(last_ns - first_ns), max(last_ns) FROM (
     GROUP BY attempt, rank HAVING last_ns IS NOT NULL)
 GROUP BY attempt ORDER BY attempt
 """
-"""How long each attempt recorded, and until when. Ranks and attempts may differ in what they added to their clocks."""
+"""Duration and end of the records of each attempt. Clock anchors may differ between ranks and attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Window and budget of the records that are kept."""
+    """Time window and budget of the records that are kept."""
 
     window_s: float = ProbesSettings().retain_s
     budget_bytes: float = 0.0
-    """A rank and hour; 0: no budget."""
+    """Per rank and hour; 0: no budget."""
     every_s: float = 60.0
 
 
@@ -66,12 +66,12 @@ class Retention:
         self._run, self._ingester, self._syncing, self._events, self._policy = run, ingester, syncing, events, policy
         self._polled_s = time.monotonic()
         self._num_segments = 0
-        self._reported_s = 0.0  # window of the last event
+        self._reported_s = 0.0  # window in the last event
         self._is_exceeded = False
 
     @classmethod
     def of(cls, run: RunDir, ingester: Ingester, syncing: TapeSync, events: EventWriter) -> Retention | None:
-        """Read the run's configuration; None where everything is kept."""
+        """Create it from the run's configuration; None if everything is kept."""
         given = read(ProbesSettings, run.manifest())
         if given.retain != "window":
             return None
@@ -117,7 +117,7 @@ class Retention:
             self.window_s = min(self._policy.window_s, self.window_s * 2)
 
     def _used(self) -> tuple[int, int]:
-        """Bytes that the node's tapes and store take on the disk, and its ranks."""
+        """Bytes of the node's tapes and store on disk, and its number of ranks."""
         store = self._ingester.path
         used, ranks = sum(_sizes([store, log_of(store)])), set()
         for folder in self._ingester.folders.all():

@@ -1,14 +1,14 @@
-"""Put tapes and events on the disk every few seconds, and note their checksums, in a thread of `watch`.
+"""Fsync tapes and events every few seconds, and record their checksums, in a thread of `watch`.
 
     with TapeSync(run, node_rank=0, every_s=5.0).running():
         ...
     # on leaving: once more, for all files of the node
     syncing.finish()             # after the last event
 
-A killed process loses nothing that it wrote to a tape; a power cut loses what the kernel has not written yet. Syncing a
-file writes what any process has stored to it through a mapping, so the ranks neither wait for the disk nor know of it:
-at most `every_s` seconds of records are lost (or a quarter of it and the time of a sync, if that takes longer). Losses
-and alterations can be detected with the checksums in the index (`probes.tape.segment_index`).
+A killed process loses nothing that it wrote to a tape, but a power cut loses what the kernel has not written to disk
+yet. Fsync in this process also covers what the ranks have stored through their memory mappings, so the ranks never wait
+for the disk. At most `every_s` seconds of records are lost (or a quarter of that plus the duration of a sync, if that
+takes longer). The checksums in the index reveal losses and alterations (`probes.tape.segment_index`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["TapeSync"]
 logger = logging.getLogger("rankscope.watch")
 INDEX_EVERY_S = 30.0
 LIVE_SEGMENTS = 3
-"""Newest segments synced per table: a writer stores into its two newest only."""
+"""Number of newest segments synced per table: a writer stores only into its two newest."""
 
 
 class TapeSync:
-    """Syncs the files of one node's ranks. `every_s` 0: never, but for the index at the end."""
+    """Syncs the files of one node's ranks. `every_s` 0: only write the index at the end."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class TapeSync:
         every_s: float = 5.0,
         is_running: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_running`: whether a rank of the node may still write."""
+        """`is_running`: returns True while a rank of the node may still write."""
         self._is_running = is_running
         self._run, self._node_rank, self._every_s = run, node_rank, every_s
         self._folders = NodeFolders(run, node_rank)
-        self._done: set[str] = set()  # segments that no writer touches any more, synced and noted
-        self._indexed_s = -math.inf  # at once: a run without an index that was watched counts as one that lost it
+        self._done: set[str] = set()  # segments that are complete, synced and in the index
+        self._indexed_s = -math.inf  # immediately, because a watched run without an index counts as having lost it
         self._attempt = -1
         self._reported: set[tuple[type[Exception], int | None]] = set()
         self._lock = threading.Lock()
@@ -64,20 +64,22 @@ class TapeSync:
         return background_loop(self._run_until, name="tape-sync")
 
     def sync(self, *, last: bool = False) -> None:
-        """One round: the files that may have changed; `last`: those of all attempts, with their checksums.
+        """Sync the files that may have changed. `last`: the files of all attempts, with their checksums.
 
-        Records that a rank left open are covered by a checksum once no rank runs any more. A file that cannot be synced
-        is reported and holds up no other. Raises OSError where the index cannot be written.
+        Checksums cover records that a rank left open once no rank runs. A file that cannot be synced is reported and
+        does not affect other files. Raises OSError if the index cannot be written.
         """
         with self._lock:
             self._sync(last=last)
 
     def finish(self) -> None:
-        """Sync once more: after the last findings and events of this process, which are covered too."""
+        """Sync a last time, after the last findings and events of this process, to cover these, too."""
         self._guarded(last=True)
 
     def retire(self, segments: Mapping[str, int]) -> None:
-        """Remove segments that are in the store, {path: places}, once the index says so on the disk. Raises OSError."""
+        """Mark segments that are in the store ({path: number of records}) as retired in the index, then remove them.
+        Raises OSError.
+        """
         if not segments:
             return
         with self._lock, self._index() as index:
@@ -110,7 +112,7 @@ class TapeSync:
             self._done |= done
 
     def _run_until(self, stop: threading.Event) -> None:
-        # At once: the ranks may have recorded for seconds before this process.
+        # Immediately: the ranks may have recorded for seconds before this process started.
         rest_s = 0.0 if self._every_s else 3600.0
         while not stop.wait(rest_s):
             start = time.monotonic()
@@ -126,10 +128,10 @@ class TapeSync:
 
     @contextlib.contextmanager
     def _surviving(self, what: str) -> Iterator[None]:
-        """Report an error of the block, each kind once, and go on."""
+        """Report an error in the block, once per kind, and continue."""
         try:
             yield
-        except Exception as error:  # a full or dead disk, a link, or anything unforeseen: tried again
+        except Exception as error:  # a full or dead disk, a link, or anything unforeseen: retried in the next round
             is_disk = isinstance(error, OSError)
             kind = (type(error), getattr(error, "errno", None))
             if kind not in self._reported:
@@ -138,7 +140,7 @@ class TapeSync:
                 self._report(f"{what} cannot be synced: {type(error).__name__}: {error}")
 
     def _report(self, reason: str) -> None:
-        """Say in an event that a power cut may lose more than the seconds that are configured."""
+        """Write an event: a power cut may lose more than the configured seconds."""
         path = self._run.node_dir(self._node_rank) / "events.jsonl"
         with (
             contextlib.suppress(OSError),
@@ -147,7 +149,7 @@ class TapeSync:
             events.write(event_kinds.HEALTH_FAILED, source="tape", reason=reason)
 
     def _files(self, folder: Folder) -> Iterator[tuple[str, bool]]:
-        """(path in the run, whether a writer may still change it) of a folder's files that are not done."""
+        """(path in the run, True if a writer may still change it) of a folder's incomplete files."""
         segments = self._folders.segments(folder)
         newest: dict[str, int] = {}
         for table, number, _ in segments:
@@ -160,7 +162,7 @@ class TapeSync:
                 yield f"{folder.name}/{path.name}", True
 
     def _note(self, names: list[str], *, is_over: bool) -> None:
-        """Write the checksums of these files into the node's index."""
+        """Write the checksums of these files to the node's index."""
         self._indexed_s = time.monotonic()
         with self._index() as index:
             for name in names:

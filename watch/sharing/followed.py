@@ -1,12 +1,11 @@
-"""Follow a published run, or all runs of a prefix, with copies that every reader opens.
+"""Keep local copies of a published run, or of all runs at a prefix, for any reader to open.
 
-    with followed("s3://lake/rankscope/gpt-demo", report=print) as folder:      # the copy of one run
+    with followed("s3://lake/rankscope/gpt-demo", report=print) as folder:      # a copy of one run
         ...
-    with followed("s3://lake/rankscope", report=print) as folder:               # a folder with the newest runs there
-        ...
+    with followed("s3://lake/rankscope", report=print) as folder: # a folder with copies of the newest runs ...
 
-A thread keeps the copies up to date. Under a prefix, the newest run is copied first, so that it can be shown at once.
-New runs are discovered, and ended runs are checked from time to time, because they may be resumed.
+A thread keeps the copies up to date. At a prefix, the newest run is copied first, so that it can be shown immediately.
+New runs are discovered, and ended runs are checked at intervals, because they may be resumed.
 """
 
 from __future__ import annotations
@@ -27,16 +26,17 @@ __all__ = ["followed"]
 
 REFRESH_S = 5.0
 MAX_RUNS = 50
-"""Runs of a prefix that are copied, the newest ones."""
+"""Maximum number of runs of a prefix that are copied; the newest are."""
 ENDED_EVERY = 12
-"""Rounds between two looks at a run that has ended, and between two lists of more runs than are copied."""
+"""Rounds between two checks of an ended run, and between two listings of a prefix with more runs than are copied."""
 
 
 @contextlib.contextmanager
 def followed(address: str, *, report: Callable[[str], None], every_s: float = REFRESH_S) -> Iterator[Path]:
-    """The copy of a run, or a folder of copies; `report` is given each change of what cannot be read.
+    """Yield the copy of a run, or a folder of copies. `report` is called when problems with reading begin, change or
+    end.
 
-    Raises AddressError, StoreError if the first copy cannot be made.
+    Raises AddressError or StoreError if the first copy cannot be made.
     """
     with (
         TemporaryDirectory(prefix="rankscope-") as scratch,
@@ -63,12 +63,12 @@ class _Copies:
         self._names: list[str] = []
         self._is_prefix = False
         self._mirrors: dict[str, Mirror] = {}
-        self._problems: dict[str, str] = {}  # of the last look at each run
+        self._problems: dict[str, str] = {}  # round of the last check of each run
         self._round = 0
 
     @property
     def folder(self) -> Path:
-        """The copy of the one run, or the folder of all."""
+        """The copy of the single run, or the folder of all copies."""
         return self._scratch if self._is_prefix else self._mirrors[""].run.path
 
     @property
@@ -77,7 +77,7 @@ class _Copies:
         return len(self._mirrors.keys() | self._problems.keys()) < min(len(self._names), MAX_RUNS)
 
     def begin(self) -> None:
-        """Copy the run, or the newest that can be read. Raises AddressError, StoreError."""
+        """Copy the run, or the newest readable one. Raises AddressError, StoreError."""
         self._names = runs_at(self._address)
         self._is_prefix = bool(self._names)
         first: Exception | None = None
@@ -91,9 +91,9 @@ class _Copies:
         raise first
 
     def refresh(self, stop: threading.Event) -> str:
-        """Take over what is new; what could not be read, or the empty text."""
+        """Copy what is new. Returns what could not be read, or an empty text."""
         self._round += 1
-        is_long = len(self._names) > MAX_RUNS  # a request a run, and most are old
+        is_long = len(self._names) > MAX_RUNS  # one request per run, and most runs are old
         try:
             if self._is_prefix and not (is_long and self._round % ENDED_EVERY):
                 self._names = runs_at(self._address)
@@ -106,19 +106,20 @@ class _Copies:
             is_rare = is_refused or (self._is_prefix and known is not None and not known.is_live)
             if stop.is_set() or (is_rare and self._round % ENDED_EVERY):
                 continue
-            with contextlib.suppress(AddressError, StoreError):  # what is there stays readable, and so do the others
+            # existing copies stay readable, and other runs are not affected
+            with contextlib.suppress(AddressError, StoreError):
                 self._copy(name)
         problems = [self._problems[name] for name in looked_at if name in self._problems]
         more = f"; and {len(problems) - 1} more runs" if len(problems) > 1 else ""
         return f"{problems[0]}{more}" if problems else ""
 
     def close(self) -> None:
-        """Give up the locks that mark copies as live."""
+        """Release the locks that mark copies as live."""
         for mirror in self._mirrors.values():
             mirror.close()
 
     def _copy(self, name: str) -> None:
-        """Copy a run, or what is new of it. Raises AddressError, StoreError."""
+        """Copy a run, or its new records. Raises AddressError, StoreError."""
         try:
             mirror = self._mirrors.get(name)
             if mirror is None:

@@ -1,14 +1,14 @@
-"""Pack a run into one file for another engineer: its store, reports, stacks and logs, without secrets.
+"""Pack a run into one file for another engineer: store, reports, stacks and logs, without secrets.
 
     packed = pack(RunDir.open(path), Path("demo.rankscope.tar.gz"), version="0.1.0")
     packed.verdict, packed.num_bytes
 
-1. The store of each node is brought up to date from the tapes and copied with its texts redacted (`redacted_store`).
-2. `run.json`, stacks and the ends of logs are redacted and copied. Checkpoints, data and tapes are not packed.
-3. The copy is diagnosed, and the reports are written from that diagnosis: the reader gets the same verdict.
+1. Bring the store of each node up to date from the tapes, and copy it with redacted texts (`redacted_store`).
+2. Redact and copy `run.json`, stacks and the ends of logs. Checkpoints, data and tapes are not packed.
+3. Diagnose the copy, and write the reports from that diagnosis, so that the recipient gets the same verdict.
 
-The file is a tar.gz of one folder. Once unpacked, every command opens it as a run; `rankscope analyze` and `shared_run`
-also read it packed.
+The file is a tar.gz of one folder. After unpacking, every command opens it as a run; `rankscope analyze` and
+`shared_run` also read the packed file.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Packed:
     num_bytes: int
     diagnosis: Diagnosis
     num_texts: int
-    """Files of stacks and logs."""
+    """Number of stack and log files."""
     left_out: tuple[str, ...] = ()
 
 
 def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = None) -> Packed:
-    """Write the file. `last_steps`: only rows of the newest steps, though the reports still cover all of them.
+    """Write the file. `last_steps`: include rows of the newest steps only; the reports still cover all steps.
 
-    Raises StoreError where the run cannot be read, ReportError where the file cannot be written.
+    Raises StoreError if the run cannot be read, and ReportError if the file cannot be written.
     """
     phase = settled_phase(run)
     is_live = phase.word in ("running", "ending") or (phase.word == "unknown" and is_watched(run.stores()))
@@ -92,7 +92,7 @@ def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = No
 
 
 def printable_name(run: RunDir) -> str:
-    """The run's name, without characters that a terminal would interpret."""
+    """Name of the run, without characters that a terminal would interpret."""
     return "".join(letter if letter.isprintable() else "-" for letter in run.run_id)
 
 
@@ -106,7 +106,7 @@ def _copy_stores(run: RunDir, folder: RunDir, redactor: Redactor) -> None:
 
 
 def _cut(folder: RunDir, first_step: int) -> None:
-    """Replace the stores by copies without earlier steps; their texts are redacted already."""
+    """Replace the stores with copies that lack earlier steps. Their texts are already redacted."""
     for path in folder.stores():
         whole = path.with_name(f"whole-{path.name}")
         path.replace(whole)
@@ -115,7 +115,7 @@ def _cut(folder: RunDir, first_step: int) -> None:
 
 
 def _copy_texts(run: RunDir, folder: RunDir, redactor: Redactor) -> tuple[int, list[str]]:
-    """Copy stacks and logs. Returns their number, and what was left out."""
+    """Copy stacks and logs. Returns their number and what was left out."""
     num = 0
     left_out: list[str] = []
     for name in plain_files(run, TEXT_FOLDERS, left_out):
@@ -161,7 +161,7 @@ def _archive(folder: Path, target: Path) -> int:
 
 
 def _nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove the names of user and group, and give access to the owner only."""
+    """Remove user and group names from a tar member, and allow access for the owner only."""
     member.uname = member.gname = ""
     member.uid = member.gid = 0
     member.mode = 0o600

@@ -3,7 +3,7 @@
     with published_run("s3://lake/rankscope/gpt-demo") as (store, diagnosis, note):
         diagnosis.verdict
 
-What is published lies some seconds behind the run: a live one is judged as of its last publication.
+Published records lag some seconds behind: a live run is judged as of its last publication.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["published_run"]
 
 @contextlib.contextmanager
 def published_run(address: str, **options: Any) -> Iterator[tuple[Store, Diagnosis, str]]:
-    """The store, the diagnosis, and a note on how new the records are; `options` are those of `Store.open`.
+    """Yield the store, the diagnosis, and a note on how recent the records are. `options`: as for `Store.open`.
 
     Raises AddressError, StoreError.
     """

@@ -2,7 +2,8 @@
 
     copy_store(Path("runs/demo/telemetry.duckdb"), Path("/tmp/x/telemetry.duckdb"), redact, first_step=None)
 
-The copy is written row by row, so a redacted text is nowhere in the file, not even in its free space.
+The copy is written row by row into a new file, so the original of a redacted text is nowhere in it, not even in free
+space.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def copy_store(source: Path, target: Path, redact: Callable[[str], str], *, firs
 
 
 def _tables(connection: DuckDBPyConnection) -> dict[str, list[tuple[str, str]]]:
-    """(column, type) of every table, never of a view: an external view may read or compute anything."""
+    """Return {table: (column, type)}, without views: a view in an untrusted file may compute anything."""
     rows = connection.execute(
         "SELECT c.table_name, c.column_name, c.data_type FROM duckdb_columns() c "
         "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) "
@@ -78,7 +79,7 @@ def _copy_table(
 
 
 def _redact_column(connection: DuckDBPyConnection, name: str, column: str, redact: Callable[[str], str]) -> bool:
-    """Note the texts of a column that hold a secret; returns whether there are any."""
+    """Collect the texts of a column that contain a secret. Returns True if there are any."""
     cursor = connection.cursor()
     cursor.execute(f"SELECT DISTINCT CAST({quoted(column)} AS VARCHAR) FROM {name} WHERE {quoted(column)} IS NOT NULL")
     has_secrets = False

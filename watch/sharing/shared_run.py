@@ -4,8 +4,8 @@
         with shared_run(path) as (store, diagnosis, note):
             diagnosis.verdict
 
-A run that was alive when it was packed is judged as of that moment. The file may come from a stranger: it is unpacked
-as any archive is, and its store is read as a run's store is.
+A run that was alive when it was packed is judged as of that time. The file is untrusted: it is unpacked within the
+limits for archives, and its store is opened without access to anything else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_MARK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def shared_run(path: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis, str]]:
-    """The store, the diagnosis, and a note on what the file does not hold; `options` are those of `Store.open`.
+    """Yield the store, the diagnosis, and a note on what the file lacks. `options`: as for `Store.open`.
 
     Raises RunError, StoreError.
     """
@@ -44,7 +44,7 @@ def shared_run(path: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis, s
             raise RunError(f"{path} {error}") from None
         folders = [found.parent for found in Path(scratch).glob(f"*/{SHARED_MARK}")]
         if len(folders) != 1:
-            raise RunError(f"{path} holds no run: it was not made by `rankscope share`")
+            raise RunError(f"{path} holds no run: it was not written by `rankscope share`")
         run = RunDir.open(folders[0])
         with diagnosed_folder(run, **options) as (store, diagnosis):
             yield store, diagnosis, _note(_facts(run))
@@ -52,7 +52,7 @@ def shared_run(path: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis, s
 
 @contextlib.contextmanager
 def diagnosed_folder(run: RunDir, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
-    """The store and the diagnosis of an unpacked run."""
+    """Yield the store and the diagnosis of an unpacked run."""
     facts = _facts(run)
     packed_ns = facts.get("packed_wall_ns")
     now_ns = packed_ns if facts.get("is_live") is True and isinstance(packed_ns, int) else None
@@ -61,7 +61,7 @@ def diagnosed_folder(run: RunDir, **options: Any) -> Iterator[tuple[Store, Diagn
 
 
 def _note(facts: dict[str, Any]) -> str:
-    """One sentence on what the reader should know of the file; empty if it is the whole run at its end."""
+    """One sentence on the limits of the file; empty if it holds the complete run after its end."""
     packed_ns, first_step = facts.get("packed_wall_ns"), facts.get("first_step")
     parts = []
     if facts.get("is_live") is True and isinstance(packed_ns, int):

@@ -1,11 +1,11 @@
-"""Ranks that sleep in C while they hold the GIL: no Python code in them runs any more, though the process lives.
+"""Find ranks that sleep in C while holding the GIL: the process lives, but no Python code in it can run.
 
     gil_holders({3: 4711})        # [3]
 
-The dump of a rank's stacks is written by a signal handler in C, which needs no GIL, so it does not show this. py-spy
-reads from outside which thread owns the GIL. Proof is a thread that owns the GIL and sleeps, with the same frames in
-two samples. A running thread may also be an endless Python loop, so it is left out. Where py-spy is missing or has no
-permission, no rank is returned.
+A rank's stack dump does not show this, because the C signal handler that writes it needs no GIL. py-spy reads from
+outside which thread holds the GIL. The proof is a thread that holds the GIL and sleeps with the same frames in two
+samples. A running thread does not count, since it may be in a Python loop. If py-spy is missing or lacks permission, no
+rank is returned.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from watch.stacks.pyspy import StacksError, program
 __all__ = ["gil_holders"]
 
 BETWEEN_S = 0.25
-"""Time between the two samples: a page fault or a short wait with the GIL held is over by then."""
+"""Seconds between the two samples, longer than a page fault or a short wait with the GIL held."""
 SAMPLE_LIMIT_S = 2.0
-"""Limit of one sample: the restart of the run waits for it."""
+"""Time limit of one sample in seconds: the restart of the run waits for it."""
 MAX_RANKS = 4
 
 
@@ -42,7 +42,7 @@ def gil_holders(pids: Mapping[int, int]) -> list[int]:
 
 
 def _asleep_with_gil(spy: str, pid: int) -> tuple[Any, ...] | None:
-    """Id and frames of the thread that holds the GIL and does not run; None if there is none, or it is unknown."""
+    """Id and frames of a thread that holds the GIL and sleeps; None if there is none, or it is unknown."""
     command = [spy, "dump", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SAMPLE_LIMIT_S, check=False)

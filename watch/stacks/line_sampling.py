@@ -1,11 +1,10 @@
-"""Sample the stacks of a slow rank and of one peer, to find the line where the slow rank stands in most often.
+"""Sample the stacks of a slow rank and of one peer, to find the line that the slow rank is in more often.
 
     lines = LineSampler(run, events)
-    lines.sample(finding, {0: 4711, 1: 4712})       # returns at once; the result is an event `slow_line`
+    lines.sample(finding, {0: 4711, 1: 4712})       # returns immediately; the result is an event `slow_line`
 
-The rank receives about twenty signals, on which `faulthandler` writes its stack in C; nothing else runs in a rank. A
-line counts only by how much more often the suspect is in it than the peer, so a line in which both wait for each other
-is not taken for the cause.
+The rank receives about twenty signals, on which `faulthandler` writes its stack from C; nothing else runs in the rank.
+Only the excess over the peer counts, so that a line in which both wait for each other is not taken for the cause.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ __all__ = ["LineSampler", "distinctive_line"]
 
 NUM_SAMPLES = 20
 BETWEEN_S = (0.05, 0.2)
-"""Time between two samples, drawn again each time: a fixed one may fall into the rhythm of the steps."""
+"""Range of the random seconds between two samples: a fixed interval might be in phase with the steps."""
 NOT_IN_CODE = ("communication", "gpu_clock", "sequence_length")
-"""Causes that no line of the script explains."""
+"""Causes that a line of the script cannot explain."""
 
 
 class LineSampler:
-    """Samples each straggler once. `enabled` False: never, and no signal is sent."""
+    """Samples each straggler once. `enabled` False: never sample or send a signal."""
 
     def __init__(self, run: RunDir, events: EventWriter, *, enabled: bool = True) -> None:
         self._run, self._events, self._enabled = run, events, enabled
@@ -47,7 +46,7 @@ class LineSampler:
         return self._thread is not None and self._thread.is_alive()
 
     def sample(self, finding: Finding, pids: Mapping[int, int]) -> None:
-        """Start to sample the rank of a straggler finding, if it runs here ({rank: pid}); one at a time."""
+        """Start sampling the rank of a straggler finding if it runs on this node ({rank: pid}), one rank at a time."""
         if not self._enabled or finding.kind != "straggler" or finding.status != "fired":
             return
         if finding.cause in NOT_IN_CODE or len(finding.ranks) != 1 or finding.attempt is None:
@@ -65,7 +64,7 @@ class LineSampler:
 
     def _sample(self, attempt: int, suspect: int, peer: int, pids: Mapping[int, int]) -> None:
         lines: dict[int, Counter[str]] = {suspect: Counter(), peer: Counter()}
-        for _ in range(2 * NUM_SAMPLES):  # on a busy machine some signals are answered too late to be read
+        for _ in range(2 * NUM_SAMPLES):  # on a busy machine some stacks are written too late to be read
             if lines[suspect].total() >= NUM_SAMPLES or not is_alive(pids[suspect]):
                 break
             for rank in take_stacks(self._run, attempt, pids):
@@ -82,10 +81,11 @@ class LineSampler:
 
 
 def distinctive_line(suspect: Counter[str], peer: Counter[str]) -> tuple[str, float, float] | None:
-    """(line, share of the suspect's samples, share of the peer's) of the line with the largest excess; None: no line.
+    """Return (line, share of the suspect's samples, share of the peer's samples) for the line with the largest excess,
+    or None.
 
-    The excess has to be a quarter of the samples: with 20 samples and a step that is 20 % slower, that is twice the
-    excess that chance gives a line.
+    The excess must be a quarter of the samples: for 20 samples and a step that is 20 % slower, this is twice the excess
+    expected by chance.
     """
     num_suspect, num_peer = suspect.total(), peer.total()
     if num_suspect < NUM_SAMPLES // 2 or not num_peer:

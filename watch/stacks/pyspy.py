@@ -3,7 +3,7 @@
     stacks = [take(pid) for pid in ranks_here()]
 
 py-spy reads the memory of the process: it needs no cooperation, and works while a rank is blocked in a collective. It
-needs the right to trace (root, CAP_SYS_PTRACE, or kernel.yama.ptrace_scope = 0 and the same user).
+needs permission to trace (root, CAP_SYS_PTRACE, or kernel.yama.ptrace_scope = 0 and the same user).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ DUMP_S = 20.0
 
 
 class StacksError(ValueError):
-    """No stacks can be taken at all; one line."""
+    """No stacks can be taken at all; the message is one line."""
 
 
 def ranks_here() -> list[int]:
-    """Processes on this machine whose environment names a RANK, without their children.
+    """Processes on this machine with RANK in their environment, without their children.
 
-    A data worker inherits its rank's environment: only a process whose parent is not a rank itself counts.
+    Data workers inherit their rank's environment, so a process whose parent is a rank does not count.
     """
     ranks = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _rank(pid) is not None}
     return sorted(pid for pid in ranks if _parent(pid) not in ranks and pid != os.getpid())
 
 
 def take(pid: int) -> Stack:
-    """The main thread of one process. Raises StacksError where py-spy is not installed."""
+    """Take the stack of a process's main thread. Raises StacksError if py-spy is not installed."""
     state, rank = os_state(pid)[0], _rank(pid)
     if not state:
         return Stack(pid=pid, problem="no such process")
-    # A stopped process cannot be stopped once more: it is read as it stands, and does not change meanwhile.
+    # A stopped process cannot be stopped again, and does not change: read it without stopping it.
     command = [program(), "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if state in ("T", "t") else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_S, check=False)
@@ -57,8 +57,9 @@ def take(pid: int) -> Stack:
 
 
 def program() -> str:
-    """Path of py-spy. Raises StacksError where it is not installed."""
-    installed = Path(sys.executable).with_name("py-spy")  # in an environment that is not on the path
+    """Path of py-spy. Raises StacksError if it is not installed."""
+    # installed next to Python, in an environment that is not on PATH
+    installed = Path(sys.executable).with_name("py-spy")
     found = str(installed) if installed.exists() else shutil.which("py-spy")
     if found is None:
         raise StacksError("py-spy is not installed: pip install 'rankscope[stacks]'")
@@ -73,7 +74,7 @@ def _reason(text: str) -> str:
 
 
 def _frames(threads: list[Any]) -> tuple[str, ...]:
-    """The main thread's, innermost first, as `folder/file:line function`."""
+    """Frames of the main thread, innermost first, as `folder/file:line function`."""
     main = next((thread for thread in threads if thread.get("thread_name") == "MainThread"), None) or threads[0]
     return tuple(
         f"{'/'.join(str(frame['filename']).split('/')[-2:])}:{frame['line']} {frame['name']}"

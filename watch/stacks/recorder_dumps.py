@@ -1,7 +1,7 @@
-"""Dumps of torch's flight recorder of all ranks of a node, through the pipe that a thread of torch reads.
+"""Request flight-recorder dumps from all ranks of a node, through the pipe that a thread of torch reads.
 
-The thread is in C++ and does not take the GIL, so a rank answers even if its Python is blocked. It looks at its pipe
-once a second, so the wait has a deadline above that. Ranks without a pipe, such as all on gloo, cost nothing.
+The C++ thread does not take the GIL, so a rank answers even if its Python code is blocked. It polls its pipe once a
+second, so the deadline must be longer. Ranks without a pipe, such as those using gloo, cost nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 WAIT_S = 3.0
 POLL_S = 0.05
 STILL_S = 1.0
-"""Seconds for which an incomplete pickle must be unchanged: its writer may have been off its core."""
+"""Seconds without a change after which a dump without a pickle's end counts as written: its writer may be preempted."""
 _PICKLE_END = re.compile(rb"[su](?:q.|r.{4})?\.\Z", re.DOTALL)
-"""Last opcodes of a dump, a pickled dictionary: set its items, memoize it, stop."""
+"""Last opcodes of a dump, which is a pickled dictionary: set items, memoize, stop."""
 
 
 def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float = WAIT_S) -> list[int]:
-    """Ask ranks for their dumps; returns those whose dump is there and complete."""
+    """Ask ranks for their dumps. Returns the ranks whose dump is complete."""
     paths = {rank: dump_path(run, attempt, rank) for rank in ranks}
     before = {path: file_state(path) for path in paths.values()}
     asked = {path: before[path] for rank, path in paths.items() if not ask_for_dump(pipe_path(run, attempt, rank))}
@@ -37,11 +37,11 @@ def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float
 
 
 def wait_for_dumps(before: Mapping[Path, tuple[int, int]], wait_s: float) -> set[Path]:
-    """Wait for files to be written; `before` is their `file_state` when they were asked for.
+    """Wait for dump files to be written. `before`: their `file_state` at the time of the request.
 
-    Returns those that have changed since and are complete: torch makes a file first and fills it then.
+    Returns the files that have changed since and are complete: torch creates a file before it writes the content.
     """
-    last: dict[Path, tuple[tuple[int, int], float]] = {}  # what was seen last, and since when it is so
+    last: dict[Path, tuple[tuple[int, int], float]] = {}  # last observed state, and since when it is unchanged
     written: set[Path] = set()
     deadline = time.monotonic() + wait_s
     while len(written) < len(before) and time.monotonic() < deadline:
@@ -56,9 +56,9 @@ def wait_for_dumps(before: Mapping[Path, tuple[int, int]], wait_s: float) -> set
 
 
 def ask_for_dump(pipe: Path) -> str:
-    """Write into the pipe of a rank; returns why it did not work, such as without a thread that reads it."""
+    """Write to the pipe of a rank. Returns the reason if that failed, for instance because no thread reads it."""
     try:
-        # Without a reader it fails at once. The name may be another process's: it may lead to any file.
+        # Without a reader this fails immediately. The path may come from an untrusted process, and be any file.
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         return f"{pipe}: {error.strerror}"
@@ -74,7 +74,7 @@ def ask_for_dump(pipe: Path) -> str:
 
 
 def file_state(path: Path) -> tuple[int, int]:
-    """(time of the last change, size) of a file; zeros without one."""
+    """(modification time, size) of a file; zeros if it does not exist."""
     try:
         found = path.stat()
     except OSError:

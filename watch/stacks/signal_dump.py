@@ -1,8 +1,8 @@
-"""Python stacks of a node's ranks by signal, even of ranks blocked in a collective.
+"""Take Python stacks of a node's ranks by a signal, even of ranks blocked in a collective.
 
-Every rank registers `faulthandler` for two signals with its own file (`probes.tape.stack_file`). Watch sends one and
-waits until the files have grown and stop growing (`take_stacks`), since killing a rank earlier would truncate its
-stack. A stopped process may never answer, so the wait has a deadline.
+Every rank registers `faulthandler` for two signals, with a separate file (`probes.tape.stack_file`). Watch sends a
+signal and waits until the files have grown and stop growing (`take_stacks`), because killing a rank earlier would
+truncate its stack. A stopped process may never answer, so the wait has a deadline.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["take_stacks"]
 
 WAIT_S = 1.0
 POLL_S = 0.02
-"""If a file's size is unchanged for this time, it is complete: `faulthandler` writes without pausing."""
+"""Seconds of unchanged size after which a file is complete: `faulthandler` writes without pausing."""
 
 
 def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threads: bool = False) -> list[int]:
-    """Signal {rank: pid} to write their stacks; returns the ranks that answered within a second.
+    """Signal the processes ({rank: pid}) to write their stacks. Returns the ranks that answered within a second.
 
-    `all_threads`: dump all threads, which may crash the process; only for processes that are about to be killed.
+    `all_threads`: dump all threads, which may crash the process, so use it only for processes about to be killed.
     """
     number = ALL_THREADS_SIGNAL if all_threads else MAIN_THREAD_SIGNAL
     before = {}
@@ -32,7 +32,7 @@ def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threa
         path = stack_path(run, attempt, rank)
         if not path.exists() or os_state(pid)[0] in ("", "Z", "X", "T", "t"):
             continue
-        size = path.stat().st_size  # before the signal, which may be answered immediately
+        size = path.stat().st_size  # measured before the signal, which may be answered immediately
         if kill(pid, number):
             before[rank] = size
     deadline = time.monotonic() + WAIT_S

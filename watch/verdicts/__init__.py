@@ -1,1 +1,1 @@
-"""Verdicts on a run at any moment, also in the second in which it ends."""
+"""Verdicts on a run at any time, even while it is ending."""

@@ -1,12 +1,12 @@
-"""Open a run and diagnose it at any moment, also in the second in which it ends.
+"""Open and diagnose a run at any time, even while it is ending.
 
     with diagnosed_run(RunDir.open(path)) as (store, diagnosis):
         diagnosis.verdict
 
-While a run is ending its records are not complete: ranks raise the errors of broken connections before the launcher
-has recorded which rank died. So the verdict waits a few seconds for the last records, reads what a `watch` has not
-ingested yet, and says "Still reading" where the end of a rank is still unexplained. A store in which a query meets
-damage is set aside and rebuilt from the tapes.
+While a run is ending, its records are incomplete: ranks raise errors of broken connections before the launcher has
+recorded which rank died. So the verdict waits a few seconds for the last records, includes what `watch` has not
+ingested yet, and says "Still reading" if the end of a rank is still unexplained. If a query finds the store damaged, it
+is set aside and rebuilt from the tapes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ __all__ = ["STILL_READING", "diagnosed_run"]
 
 STILL_READING = "Still reading"
 MAX_READS = 3
-"""Readings of a run whose phase changes meanwhile."""
+"""Maximum number of readings if the run's phase changes in the meantime."""
 EXPLAINS_END = ("rank_lost", "hang")
 
 
 @contextlib.contextmanager
 def diagnosed_run(run: RunDir, *, is_over: bool = False, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
-    """The run's store and its diagnosis. `is_over`: the caller knows that it has ended; `options` are `Store.open`'s.
+    """Yield the run's store and its diagnosis. `is_over`: the caller knows that it has ended. `options`: as for
+    `Store.open`.
 
     Raises StoreError.
     """
@@ -44,7 +45,7 @@ def diagnosed_run(run: RunDir, *, is_over: bool = False, **options: Any) -> Iter
             phase = RunPhase(word="ended") if is_over else settled_phase(run)
             store = opened.enter_context(Store.open(run, reads_on=True, **options))
             diagnosis = _judge(run, store, phase)
-            if (damage := store.damage) is not None:  # half of the records would give half a verdict
+            if (damage := store.damage) is not None:  # incomplete records would give an incomplete verdict
                 opened.close()
                 if last or not make_damaged_again(run):
                     raise damage
@@ -69,5 +70,5 @@ def _judge(run: RunDir, store: Store, phase: RunPhase) -> Diagnosis:
 
 
 def _explains_end(found: Finding) -> bool:
-    """Return True if the finding says how a rank ended; `vanished` does not."""
+    """Return True if the finding explains how a rank ended; `vanished` does not."""
     return found.kind in EXPLAINS_END and found.cause != "vanished"

@@ -1,11 +1,11 @@
-"""Phase of a run (running, ending, ended), read from its files and /proc without its store.
+"""Phase of a run (running, ending, ended), from its files and /proc, without its store.
 
     phase = settled_phase(run)       # waits a few seconds while it is ending
     phase.word                       # "running", "ending", "ended", "unknown"
     phase.ended                      # (1,): ranks whose process has ended
 
 When a rank has just died, the other ranks are still raising errors and the launcher has not recorded the exit code. A
-verdict at that moment would be wrong, so the phase is `ending` until the records are complete.
+verdict at that time would be wrong, so the phase is `ending` until the records are complete.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from probes.tape.rundir import RunDir
 __all__ = ["SETTLE_S", "RunPhase", "run_phase", "settled_phase"]
 
 SETTLE_S = 8.0
-"""Longest wait for the last records. Source: convention; a launcher polls several times a second and stops the other
-ranks within a second or two. After that time the run is judged as it is."""
+"""Maximum seconds to wait for the last records. Source: convention; a launcher polls several times a second and stops
+the other ranks within a second or two. After that the run is judged by the existing records.
+"""
 RECENT_S = 30.0
-"""Time after the end of a rank within which the others may still fail because of it. Source: measured; on a busy
-machine a process takes seconds from its last record to its end, and its peers notice only that."""
+"""Seconds after the end of a rank within which other ranks may still fail because of it. Source: measured; on a busy
+machine a process takes seconds from its last record to its exit, which is what its peers notice.
+"""
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPhase:
-    """Phase of the newest attempt. `unknown`: a rank runs on another host, or there is none yet."""
+    """Phase of the newest attempt. `unknown`: a rank runs on another host, or there is no rank yet."""
 
     word: Literal["running", "ending", "ended", "unknown"]
     attempt: int = -1
@@ -43,7 +45,7 @@ class RunPhase:
 
 
 def settled_phase(run: RunDir) -> RunPhase:
-    """The phase once it is no longer `ending`, or after `SETTLE_S`."""
+    """Wait until the phase is not `ending`, at most `SETTLE_S`, and return it."""
     deadline = time.monotonic() + SETTLE_S
     while (phase := run_phase(run)).word == "ending" and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -51,7 +53,7 @@ def settled_phase(run: RunDir) -> RunPhase:
 
 
 def run_phase(run: RunDir) -> RunPhase:
-    """The phase at this moment."""
+    """Return the current phase."""
     folders = list(run.rank_dirs())
     attempt = max((number for number, _, _ in folders), default=-1)
     files = {rank: folder / "events.jsonl" for number, rank, folder in folders if number == attempt}
@@ -70,7 +72,7 @@ def run_phase(run: RunDir) -> RunPhase:
         launched = [path.parent for path in files.values()] + [folder for _, folder in run.node_dirs()]
         word: Literal["ended", "ending"] = "ended" if _launcher_is_done(run, launched, events) else "ending"
         return RunPhase(word=word, attempt=attempt, ended=ended)
-    # A rank may have finished long before the others: they keep training, and nothing more of its end is recorded.
+    # A rank may have finished long before the others, which keep training; nothing more about its end will be recorded.
     newest_s = max(_ended_at_s(rank, files[rank], rank in closed, events, attempt) for rank in ended)
     is_recent = time.time() - newest_s < RECENT_S
     return RunPhase(word="ending" if is_recent else "running", attempt=attempt, ended=ended)
@@ -84,7 +86,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _ended_at_s(rank: int, path: Path, is_closed_rank: bool, events: Sequence[dict[str, Any]], attempt: int) -> float:
-    """Time of a rank's end (epoch seconds); the current time if it was not recorded."""
+    """Time of a rank's end (epoch seconds); the current time if it is not recorded."""
     if is_closed_rank:
         try:
             return path.stat().st_mtime

@@ -1,11 +1,11 @@
-"""Flight-recorder dumps of a job that runs or hangs now, from torch's debug server (torch 2.10 and later).
+"""Fetch flight-recorder dumps of a running or hanging job from torch's debug server (torch 2.10 and later).
 
     fetched = fetch_dumps("http://head-node:25999", Path("dumps"))
-    fetched.ranks, fetched.silent          # what came, and {rank: why nothing came}
+    fetched.ranks, fetched.silent          # ranks with a dump, and {rank: why it has none}
 
-`torch.distributed.debug.start_debug_server()` in the script opens one page for the whole job, on rank 0. The page asks
-every rank's own server, which answers although the rank is stuck in a call, and shows what it says: JSON inside HTML.
-Only that page is requested, never an address that it contains.
+`torch.distributed.debug.start_debug_server()` in the script serves one page for the whole job on rank 0. It queries the
+server thread of every rank, which answers even if the rank is stuck in a call, and shows the answers as JSON inside
+HTML. Only that page is requested, never an address that it contains.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from store.readers.untrusted.http_deadline import HttpDeadline, plain_reason
 __all__ = ["DebugServerError", "Fetched", "dumps_of_page", "fetch_dumps", "is_page"]
 
 PAGES = ("fr_trace_nccl_json", "fr_trace_json")
-"""NCCL's recorder, and that of all other backends."""
+"""Pages of NCCL's recorder, and of the recorder for all other backends."""
 MAX_PAGE_BYTES = 512 * 2**20
 _RANK = re.compile(r"<h2>Rank (\d{1,9}): [^<]*</h2>(.*?)(?=<h2>Rank \d+: |</section>|\Z)", re.DOTALL)
 _TEXT = re.compile(r"<pre>(.*)</pre>", re.DOTALL)
 
 
 def is_page(first: bytes) -> bool:
-    """Return True for a page of the recorder that was saved from a browser: JSON of all ranks inside HTML."""
+    """Return True for a page of the debug server saved from a browser: JSON of all ranks inside HTML."""
     return b"<h2>Rank " in first and (b"fr_trace" in first or b"nccl_trace" in first) and b"<pre>{" in first
 
 
 def dumps_of_page(path: Path, into: Path) -> dict[str, str]:
-    """Write one dump a rank of a saved page; returns the ranks without one, and why. Raises SourceError, OSError."""
+    """Write one dump per rank of a saved page; returns why ranks have none. Raises SourceError, OSError."""
     missing: dict[str, str] = {}
     for rank, found in _ranks(read_whole(path, MAX_PAGE_BYTES)[0].decode("utf-8", "replace")).items():
         if isinstance(found, str):
@@ -47,17 +47,17 @@ def dumps_of_page(path: Path, into: Path) -> dict[str, str]:
             continue
         file = into / f"rank_{rank}.json"
         file.write_text(json.dumps(found), encoding="utf-8")
-        os.utime(file, ns=(modified_ns(path), modified_ns(path)))  # when it was dumped
+        os.utime(file, ns=(modified_ns(path), modified_ns(path)))  # time of the dump
     return missing
 
 
 class DebugServerError(Exception):
-    """Nothing could be fetched; the text is one line for the user."""
+    """Nothing could be fetched; the message is one line for the user."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """Files `rank_N.json` were written for `ranks`."""
+    """Result of `fetch_dumps`: files `rank_N.json` were written for `ranks`."""
 
     ranks: list[int] = field(default_factory=list)
     silent: dict[int, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def fetch_dumps(address: str, folder: Path, *, timeout_s: float = 90.0) -> Fetch
         why = (
             problems[0]
             if len(problems) == len(PAGES)
-            else next(iter(fetched.silent.values()), "no rank is on its page")
+            else next(iter(fetched.silent.values()), "its page lists no rank")
         )
         raise DebugServerError(f"{address}: {why}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _get(url: str, timeout_s: float) -> str:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file in one step; a link that lies in its place is replaced, not followed."""
+    """Write a file atomically; an existing link is replaced, not followed."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w") as file:
@@ -130,7 +130,7 @@ def _ranks(page: str) -> dict[int, dict[str, object] | str]:
         match = _TEXT.search(part)
         text = html.unescape(match[1]).strip() if match else ""
         try:
-            # torch does not escape what it puts on the page; the text as it stands comes first.
+            # torch does not escape the JSON on the page, so try the text as it is first.
             dump = json.loads(match[1]) if match else None
         except (ValueError, RecursionError):
             dump = None

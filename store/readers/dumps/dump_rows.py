@@ -1,20 +1,20 @@
-"""Dumps of the flight recorder as rows of the tables that a run fills: `collectives`, groups, ranks, states of devices.
+"""Convert flight-recorder dumps to rows of a run's tables: `collectives`, groups, ranks, device states.
 
     dumped = rows_of_dumps(dumps)
     store.add("collectives", dumped.tables["collectives"])
-    dumped.undumped        # ranks that left no dump
-    dumped.assumed         # how far a rank may have come whose ring lost its calls of a group
+    dumped.undumped        # ranks without a dump
+    dumped.assumed         # progress assumed for ranks whose ring lost all calls of a group
 
 1. Groups are named as in recorded runs (`world:0-3`, `tp:4-5`); torch's name distinguishes two groups of the same
    members.
-2. gloo records that a call is over and not whether it failed: the newest call of a rank cannot have succeeded if a
-   member that dumped later never entered it, or called something else there. Its row has no end.
-3. On devices a call is only enqueued until its kernel starts. Where a dump tells which did (`records_starts`), the open
-   calls are rows of `nccl_calls`, too, as NCCL's plugin writes them; where it does not, that is unknown.
-4. p2p calls have no number that both sides share. They are counted from the start if neither ring lost any, else from
-   the last completed one.
-5. Only the newest calls of a group become rows: all calls of its first member, and for the others the calls in which
-   any member may be waiting.
+2. gloo records that a call is over, but not whether it failed. A rank's newest call cannot have succeeded if a member
+   that dumped later never entered it, or made another call in its place. Its row has no end.
+3. On devices, a call is only enqueued until its kernel starts. If a dump records starts (`records_starts`), its open
+   calls also become rows of `nccl_calls`, in the form of NCCL's plugin; otherwise starts are unknown.
+4. p2p calls have no sequence number that both sides share. They are counted from the start if neither ring lost any,
+   else from the last completed call.
+5. Only a group's newest calls become rows: all calls of its first member, and of the others the calls in which any
+   member may be waiting.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ __all__ = ["DumpRows", "rows_of_dumps"]
 
 MAX_WORLD = 1_000_000
 ENDED_CALLS = 4
-"""Ended calls of a group before the first that is open anywhere, which are kept of all members."""
+"""Number of ended calls before a group's first open call that are kept for all members."""
 Members = Mapping[GroupKey, tuple[int, ...]]
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpRows:
-    """All dumps together. `dropped` counts records that a rank's ring no longer held."""
+    """Rows of all dumps. `dropped`: number of records that each rank's ring had overwritten."""
 
     tables: Mapping[str, list[Row]]
     undumped: tuple[int, ...]
     dropped: Mapping[int, int]
     timed_out: tuple[int, ...]
-    """Ranks with a call that a watchdog gave up: proof of a hang by itself."""
+    """Ranks with a call that a watchdog timed out, which alone proves a hang."""
     dumped_ns: Mapping[int, int]
     unlisted: frozenset[str]
-    """Groups whose members the dumps do not list (gloo): a rank without a dump may belong to them unseen."""
+    """Groups whose members the dumps do not list (gloo): ranks without a dump may belong to them, too."""
     assumed: Mapping[tuple[str, int], int]
-    """(group, rank) -> number: the rank's ring lost all that it called in the group, so it may have come that far."""
+    """{(group, rank): number of the call that the rank may have reached}, for ranks whose ring lost all their calls of
+    the group.
+    """
 
 
 def rows_of_dumps(dumps: Sequence[RankDump]) -> DumpRows:
-    """Put the dumps of different ranks together. They may be of any number of ranks, but only one per rank."""
+    """Convert the dumps of any number of ranks, one dump per rank."""
     ranks = {dump.rank: dump for dump in dumps}
     members, world_size = _members(ranks)
     labels = _labels(members)
@@ -104,7 +106,9 @@ def rows_of_dumps(dumps: Sequence[RankDump]) -> DumpRows:
 
 
 def _members(ranks: Mapping[int, RankDump]) -> tuple[dict[GroupKey, tuple[int, ...]], int]:
-    """Members of each group: as configured, else who recorded in it; of the default group everybody."""
+    """Members of each group: as configured, else the ranks that recorded calls in it; the default group has all
+    ranks.
+    """
     seen: dict[GroupKey, set[int]] = {}
     world_size = max(ranks, default=-1) + 1
     for rank, dump in ranks.items():
@@ -148,12 +152,12 @@ def _reopen_failed(ranks: Mapping[int, RankDump], members: Members) -> None:
 
 
 def _complete(dump: RankDump, group: GroupKey) -> bool:
-    """True if the newest call of a group is known; a ring that lost records may have lost all of it."""
+    """True if the newest call of a group is known: a ring that lost records may have lost all calls of the group."""
     return not dump.dropped or group in dump.last_seq
 
 
 def _first_row_numbers(ranks: Mapping[int, RankDump]) -> dict[GroupKey, int]:
-    """The first number of each group from which on all members' calls become rows."""
+    """For each group, the sequence number from which on the calls of all members become rows."""
     first: dict[GroupKey, int] = {}
     for dump in ranks.values():
         for group, calls in dump.calls.items():
@@ -166,7 +170,9 @@ def _first_row_numbers(ranks: Mapping[int, RankDump]) -> dict[GroupKey, int]:
 def _calls(
     dump: RankDump, members: Members, ranks: Mapping[int, RankDump]
 ) -> Iterator[tuple[GroupKey, Recorded, int, int | None, bool]]:
-    """Group, call, number, peer in the world, and whether it is in flight: no later one of its group is done."""
+    """Yield group, call, number, global rank of the peer, and whether the call is in flight: no later call of the group
+    is done.
+    """
     for group, calls in dump.calls.items():
         last_done = max((call.seq for call in calls.values() if call.done), default=-1)
         for call in calls.values():
@@ -188,7 +194,7 @@ def _row(rank: int, group: str, call: Recorded, seq: int, peer: int | None) -> R
 
 
 def _state(rank: int, communicator: int, call: Recorded, seq: int) -> Row:
-    """A call whose record says whether its kernel started."""
+    """Row of `nccl_calls` for a call whose record tells whether its kernel has started."""
     return {
         "rank": rank, "communicator": communicator, "seq": seq, "peer": call.peer, "enqueue_ns": call.issue_ns,
         "function": call.op.capitalize(), "channels_started": int(call.started),
@@ -197,13 +203,15 @@ def _state(rank: int, communicator: int, call: Recorded, seq: int) -> Row:
 
 
 def _has_events(dump: RankDump) -> bool:
-    """Return True if a rank's calls are on a device."""
+    """Return True if the rank's calls ran on a device, and so have events."""
     calls = [call for own in dump.calls.values() for call in own.values()]
     return any(call.has_events for call in calls + [call for own in dump.p2p.values() for call in own])
 
 
 def _first_number(dump: RankDump, other: RankDump | None, key: tuple[GroupKey, str, int]) -> int:
-    """The number of the first kept call of a direction, counted from the start, or such that the first open is 0."""
+    """Number of the first kept call of one direction: counted from the start, or so that the first open call is number
+    0.
+    """
     if dump.dropped or (other is not None and other.dropped):
         return -_num_done(dump.p2p[key])
     return dump.p2p_before.get(key, 0)
@@ -221,9 +229,10 @@ def _global(members: tuple[int, ...], peer: int) -> int | None:
 def _assumed(
     ranks: Mapping[int, RankDump], members: Members, labels: Mapping[GroupKey, str]
 ) -> dict[tuple[str, int], int]:
-    """Ranks whose ring lost all that they called in a group: how far they came is not known, so no rank waits for them.
+    """Assumed progress of ranks whose ring lost all calls of a group. It is unknown, so no rank is said to wait for
+    them.
 
-    `pg_status` says it where the rank's own number of the group is known: the default group is number 0.
+    `pg_status` has the progress by the rank's local number of a group, which is known for the default group (0) only.
     """
     found: dict[tuple[str, int], int] = {}
     furthest: dict[GroupKey, int] = {}

@@ -1,17 +1,17 @@
-"""PyTorch's flight recorder: read one rank's dump, check each field, and keep what a verdict needs.
+"""Read one rank's dump of PyTorch's flight recorder: check each field, and keep what a verdict needs.
 
     dump = read_dump(Path("dumps/nccl_trace_rank_3"), rank=3)
     dump.calls        # per group, {number: call}: the rank's newest calls
     dump.dropped      # records that the ring buffer had already overwritten
 
-Read are pickles as the watchdog writes them (`TORCH_FR_DUMP_TEMP_FILE`, before 2.9 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`;
-`_dump_nccl_trace`, `_dump_fr_trace`) and JSON (`_dump_fr_trace_json`), of any backend, format 2.x. The format is that
-of `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
+Supported are the watchdog's pickles (`TORCH_FR_DUMP_TEMP_FILE`, before 2.9 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`;
+`_dump_nccl_trace`, `_dump_fr_trace`) and JSON (`_dump_fr_trace_json`) of any backend, format 2.x. The format is defined
+in `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
-* A backend with device events sets `completed`. gloo has none: there `retired` means that a call is over, with success
+* A backend with device events sets `completed`. gloo has none: there `retired` means that a call is over, successfully
   or not.
 * Calls inside a coalesced group have no events; their state is in the `coalesced` entry that follows them.
-* Nothing in a dump is trusted: a field of the wrong type or size counts as not recorded.
+* Dumps are untrusted: a field of the wrong type or size counts as not recorded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["KEPT_CALLS", "MAX_PICKLE_BYTES", "RankDump", "read_dump"]
 MAX_PICKLE_BYTES = 96 << 20
 MAX_ENTRIES = 200_000
 KEPT_CALLS = 64
-"""Newest collectives kept per group; for ranks that are further apart only the numbers are compared."""
+"""Newest collectives kept per group. If ranks are further apart, only their sequence numbers are compared."""
 KEPT_P2P = 256
 _NOT_COLLECTIVE = ("send", "recv", "split", "new_window", "batch_op_issue", "finalize")
 
@@ -64,22 +64,26 @@ class RankDump:
     damaged_entries: int = 0
     dropped: int = 0
     records_starts: bool = False
-    """True if the dump records when devices start calls: a call without a start has then not been started."""
+    """True if the dump records when devices start calls, so that a call without a start has not been started."""
     only_active: bool = False
-    """True if written without completed calls: absent calls are complete, gaps in the numbers no lost records."""
+    """True if completed calls were not written. Absent calls are then complete, and gaps in the numbers are not lost
+    records.
+    """
     last_ns: int = 0
     groups: dict[str, GroupKey] = field(default_factory=dict)
     calls: dict[GroupKey, dict[int, Recorded]] = field(default_factory=dict)
     last_seq: dict[GroupKey, int] = field(default_factory=dict)
     p2p: dict[tuple[GroupKey, str, int], list[Recorded]] = field(default_factory=dict)
-    """Newest calls by (group, direction, peer in the group); `p2p_before` counts those that are not kept."""
+    """Newest calls by (group, direction, peer in the group); `p2p_before`: number of earlier calls that are not
+    kept.
+    """
     p2p_before: dict[tuple[GroupKey, str, int], int] = field(default_factory=dict)
     enqueued: dict[int, int] = field(default_factory=dict)
     """`last_enqueued_collective` of `pg_status`, by the rank's local number of the group."""
 
 
 def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = None) -> RankDump:
-    """Read and check one dump. Raises SourceError with the reason if it is not one. `loads` unpickles a file."""
+    """Read and check one dump; `loads` unpickles it. Raises SourceError with the reason if it is not a dump."""
     top = _load(path, loads or _loads)
     version = short_text(top.get("version"), 20)
     if not re.fullmatch(r"2(\.\d{1,4})?", version):
@@ -107,7 +111,7 @@ def _load(path: Path, unpickled: Callable[[Path], Any]) -> dict[str, Any]:
             if is_item:
                 top["entries"].append(value)
                 if len(top["entries"]) > MAX_ENTRIES:
-                    raise SourceError(f"holds more than {MAX_ENTRIES:,} entries: no ring is so long")
+                    raise SourceError(f"holds more than {MAX_ENTRIES:,} entries: no ring is that long")
             else:
                 top[key] = value
         return top
@@ -178,7 +182,9 @@ def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
 
 
 def _holds_only_active(entries: list[Any]) -> bool:
-    """Return True if no call is completed and numbers have gaps: a ring keeps its newest records without gaps."""
+    """Return True if no call is completed and the numbers have gaps, since a complete ring has no gaps among its newest
+    records.
+    """
     numbers = [entry.get("record_id") for entry in entries if isinstance(entry, dict)]
     known = [number for number in numbers if isinstance(number, int)]
     has_gap = any(b - a > 1 for a, b in itertools.pairwise(known))
@@ -186,7 +192,7 @@ def _holds_only_active(entries: list[Any]) -> bool:
 
 
 def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:
-    """Drop entries that only matter by their number: complete, well-formed and not among the newest.
+    """Drop entries of which only the number matters: complete, well-formed and not among the newest.
 
     In a ring of 2,000 these are nearly all, and checking them in full would be most of the work.
     """
@@ -200,7 +206,7 @@ def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:
             ended_ns = entry.get("time_discovered_completed_ns")
             if type(op) is str and type(name) is tuple and type(seq) is int and type(ended_ns) is int:
                 if "coalesced" in op:
-                    return entries  # its state is that of other entries
+                    return entries  # its state is in the entries of the group
                 if name not in newer and not all(type(part) is str for part in name):
                     return entries
                 newer[name] = count = newer.get(name, 0) + 1
@@ -253,20 +259,21 @@ def _keep(call: Recorded, dump: RankDump) -> None:
         return
     calls[call.seq] = call
     dump.last_seq[call.group] = max(call.seq, dump.last_seq.get(call.group, -1))
-    if len(calls) > KEPT_CALLS:  # keep the oldest incomplete call: the rank waits in it
+    if len(calls) > KEPT_CALLS:  # keep the oldest incomplete call: the rank is waiting in it
         in_order = iter(calls)
         oldest = next(in_order)
         del calls[oldest if calls[oldest].done else next(in_order)]
 
 
 def as_torch(entries: list[Any]) -> list[Any]:
-    """Entries of torchcomms' recorder as torch's would have them. Raises SourceError where calls cannot be numbered.
+    """Convert entries of torchcomms' recorder to torch's form. Raises SourceError if the calls cannot be numbered.
 
-    1. Calls are counted over all communicators: here each group counts its own, from the first that the ring holds.
-    2. Calls of one side (send, recv) are among the collectives, and name no peer: left out.
-    3. `retired` says that a call is over, even if its device event never ended; JSON has 0 for "no time yet".
+    1. torchcomms numbers calls over all communicators. Here they are numbered per group, from the first one in the
+       ring.
+    2. One-sided calls (send, recv) are listed among the collectives without their peer, so they are left out.
+    3. `retired` means that a call is over, even if its device event never completed. In JSON, time 0 means "not yet".
 
-    The ring must be whole where there are several groups: otherwise numbers of two ranks cannot be matched.
+    With several groups the ring must be complete, because otherwise the numbers of two ranks cannot be matched.
     """
     if not entries or not _is_torchcomms(entries[0]):
         return entries
@@ -274,7 +281,7 @@ def as_torch(entries: list[Any]) -> list[Any]:
     groups = {str(entry.get("process_group")) for entry in kept}
     if entries[0].get("record_id") != 0 and len(groups) > 1:
         raise SourceError(
-            "is of torchcomms, with several communicators and lost records: calls cannot be numbered. "
+            "is of torchcomms with several communicators and lost records: calls cannot be numbered. "
             "Enlarge its ring (max_entries)"
         )
     counted: Counter[str] = Counter()
@@ -296,7 +303,7 @@ def _operation(entry: dict[str, Any]) -> str:
 
 
 def _is_torchcomms(entry: Any) -> bool:
-    """Its groups are described by their backend, which is also the name's first part: `("main", "ncclx")`."""
+    """Return True for an entry of torchcomms, whose groups are described by name and backend: `("main", "ncclx")`."""
     if not isinstance(entry, dict):
         return False
     group = entry.get("process_group")

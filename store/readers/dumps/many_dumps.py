@@ -1,12 +1,12 @@
-"""Read thousands of dumps in child processes with limits of memory and time.
+"""Read thousands of dumps in child processes with limits on memory and time.
 
     for path, dump in read_many([(path, rank), ...]): ...      # a RankDump, or a SourceError with the reason
     dumps = read_dumps(survey(folder))                         # one per rank
 
-`plain_pickle` interprets a pickle in Python: 40 ms for a ring of 2,000 entries, too slow for 4,096 ranks. Python's own
-unpickler takes 6 ms (2 ms if the newest entries are enough: `newest_entries`). With a `find_class` that refuses
-everything it executes no code, but a few bytes can make it exhaust memory or never return. So it is only used in a
-child process with kernel limits; a dump that fails there is read again by `plain_pickle`, which reports the reason.
+`plain_pickle` interprets a pickle in Python: 40 ms for a ring of 2,000 entries, too slow for 4,096 ranks. Python's
+unpickler takes 6 ms (2 ms if the newest entries are enough: `newest_entries`). If `find_class` refuses everything, it
+executes no code, but a few bytes can make it exhaust memory or never return. So it is only used in a child process with
+kernel limits. A dump that fails there is read again by `safe_pickle`, which reports the reason.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from store.readers.untrusted.external_files import SourceError, Survey, rank_of_
 __all__ = ["FEW", "read_dumps", "read_many"]
 
 FEW = 64
-"""Up to this many dumps are read in this process: starting others takes longer."""
+"""Up to this many dumps are read in this process, because starting children takes longer."""
 CHUNK = 16
 MEMORY_BYTES = 2 << 30
 """Address space limit of one process. A dump of 2,000 entries takes 20 MB."""
 TIME_S = 20
-"""Seconds per dump. The default action of SIGALRM ends the process in any state."""
+"""Seconds per dump. The default action of SIGALRM kills the process in any state."""
 
 Read = tuple[Path, RankDump | SourceError]
 
 
 def read_dumps(found: Survey) -> list[RankDump]:
-    """Read the dumps of a job, the best one of each rank; unreadable files are added to `found.problems`."""
+    """Read a job's dumps, the best one of each rank. Unreadable files are added to `found.problems`."""
     by_rank: dict[int, RankDump] = {}
     places: list[tuple[Path, int]] = []
     for path in found.paths:
@@ -70,7 +70,7 @@ def read_dumps(found: Survey) -> list[RankDump]:
 
 
 def _worth(dump: RankDump) -> tuple[int, bool, int]:
-    """Order of preference among dumps of one rank: the latest, then one with callers."""
+    """Sort key for dumps of one rank: prefer the latest, then one with call stacks."""
     return (dump.last_ns, dump.has_frames, dump.num_entries)
 
 
@@ -82,14 +82,14 @@ def read_many(
     number = processes or min(8, os.cpu_count() or 1)
     if len(places) > FEW and number > 1:
         chunks = [places[at : at + CHUNK] for at in range(0, len(places), CHUNK)]
-        context = multiprocessing.get_context("spawn")  # the caller may have threads
+        context = multiprocessing.get_context("spawn")  # spawn, because the caller may have threads
         with ProcessPoolExecutor(number, mp_context=context, initializer=_confine) as pool:
             try:
                 for chunk, found in zip(chunks, pool.map(partial(_read_chunk, time_s=time_s), chunks), strict=True):
                     for (path, rank), dump in zip(chunk, found, strict=True):
                         yield path, dump if dump is not None else _read(path, rank)
                         done += 1
-            except BrokenProcessPool:  # a process hit its limits: read the rest the slow way
+            except BrokenProcessPool:  # a child hit its limits: read the rest one by one
                 pool.shutdown(wait=False, cancel_futures=True)
     for path, rank in places[done:]:
         yield path, _read(path, rank)
@@ -104,7 +104,7 @@ def _read(path: Path, rank: int) -> RankDump | SourceError:
 
 def _confine() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    gc.disable()  # millions of objects are created, none in a cycle
+    gc.disable()  # millions of objects are created, none of them in a cycle
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # left to the caller
 
 
@@ -113,7 +113,7 @@ def _read_chunk(places: Sequence[tuple[Path, int]], time_s: float) -> list[RankD
 
 
 def _read_quickly(path: Path, rank: int, time_s: float) -> RankDump | None:
-    """Read a dump in the child; None on any error."""
+    """Read a dump in the child process; None on any error."""
     signal.setitimer(signal.ITIMER_REAL, time_s)
     try:
         return read_dump(path, rank, loads=_loads)

@@ -1,19 +1,19 @@
-"""The newest entries of a pickled flight-recorder ring, without unpickling the irrelevant ones.
+"""The newest entries of a pickled flight-recorder ring, without unpickling the others.
 
     top = newest_entries(blob, unpickle)      # the first entry and the newest ones; None: read the full dump
 
-Nearly all of a ring's 2,000 entries are complete, and unpickling them is most of the work for a dump (6 of 8 ms; 4,096
-ranks leave 8 million entries). A pickle has no index, but it is regular: each entry starts with the same key, and keys
-and frequent values are references to their first occurrence (`BINGET`).
+Nearly all of a ring's 2,000 entries are complete, and unpickling them takes 6 of the 8 ms per dump (4,096 ranks leave 8
+million entries). A pickle has no index, but a regular structure: each entry starts with the same key, and keys and
+frequent values are references to their first occurrence (`BINGET`).
 
 1. Unpickle the first entries (the head), which gives the memo index of each key and value.
 2. Find the newest entries (the tail) by searching for the start of an entry, and unpickle them with that memo.
 3. Count the entries in between without unpickling them. They must be all complete or all in flight, contain no
    point-to-point call, belong to groups that are in the tail too, and match the record ids before and after them.
 
-Of complete calls only the newest matter; of calls in flight also the oldest, which are in the head. In all other cases
-the result is None: an unfinished call among finished ones, a coalesced batch, a backend without events, a memo index
-that is not in the head, another pickler's layout.
+Only the newest complete calls matter, and the oldest calls in flight, which are in the head. In all other cases the
+result is None: an unfinished call among finished ones, a coalesced batch, a backend without events, a memo index that
+is not in the head, another pickler's layout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Memo", "Shortened", "newest_entries"]
 
 
 class Memo(Protocol):
-    """The memo of an unpickler, which another unpickler accepts as it is (in Python 3.11 as a dict)."""
+    """The memo of an unpickler, in the form that another unpickler accepts (a dict in Python 3.11)."""
 
     def copy(self) -> dict[int, Any]:
         """Values by memo index."""
@@ -39,14 +39,14 @@ HEADS = (16, 320)
 TAILS = (32, 400)
 """Numbers of newest entries to unpickle; the second is tried if a group is too rare in the first."""
 MIN_OF_GROUP = 4
-"""Entries of a group in the tail from which its older ones may be skipped."""
+"""Number of entries that a group needs in the tail for its older ones to be skipped."""
 _ENTRIES_START = re.compile(
     rb"X\x07\0\0\0entries(?:q.|r....)?\](?:q.|r....)?\(\}(?:q.|r....)?\(X(?P<size>[\x01-\x1f])\0\0\0", re.DOTALL
 )
 _TAIL_START = b"\x80\x02}(X\x07\0\0\0entries]("  # PROTO 2, EMPTY_DICT, MARK, "entries", EMPTY_LIST, MARK
 _HEAD_END = b"eu."  # APPENDS, SETITEMS, STOP
 _FALSE, _TUPLE2 = b"\x89", b"\x86"
-_NO_EVENTS = b"gloo:"  # a backend without events, whose states are not known
+_NO_EVENTS = b"gloo:"  # a backend without events, whose states are unknown
 Unpickle = Callable[[bytes, Memo | None], tuple[Any, Memo]]
 
 
@@ -57,7 +57,9 @@ class Shortened(dict[str, Any]):
 
 
 def newest_entries(blob: bytes, unpickle: Unpickle) -> Shortened | None:
-    """`unpickle(bytes, memo)` returns the value and the memo; if it raises, the result is None."""
+    """Read the head and tail of a ring. `unpickle(bytes, memo)` returns the value and the memo; if it raises, the
+    result is None.
+    """
     start = _ENTRIES_START.search(blob, 0, 1 << 20)
     if start is None or b"coalesced" in blob or _NO_EVENTS in blob:
         return None
@@ -96,7 +98,7 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     for entry in entries:
         if entry["state"] not in shared or entry["is_p2p"] is not False or entry["process_group"] not in groups:
             return None
-    first = entries[:1] if "completed" in shared else entries  # the rank waits in its oldest open call
+    first = entries[:1] if "completed" in shared else entries  # the rank is waiting in its oldest open call
     found = Shortened(top | rest | {"entries": [*first, *newest]})
     found.num_left_out = len(entries) - len(first) + number
     return found
@@ -122,7 +124,7 @@ class _Between:
         for group in {entry["process_group"] for entry in newest}:
             name, description = group
             count = self.count("process_group", group)
-            if count < number:  # the tuple may also be built anew from its two strings
+            if count < number:  # the tuple may also be rebuilt from its two strings
                 pairs = product(_gets(self.places, name), _gets(self.places, description))
                 count += sum(self._count("process_group", a + b + _TUPLE2) for a, b in pairs)
             if count and sum(entry["process_group"] == group for entry in newest) < MIN_OF_GROUP:

@@ -1,4 +1,4 @@
-"""One entry of a flight recorder's ring: fields of any type or size checked, and read into a call of a rank."""
+"""Check one entry of a flight recorder's ring, whose fields may have any type or size, and convert it to a call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Ranks(tuple[int, ...]):
-    """The members of a group. There are thousands, and they are a part of keys: their hash is worked out once."""
+    """Members of a group. There may be thousands, and they are part of dict keys, so the hash is computed once."""
 
     _hash: int
 
@@ -42,19 +42,19 @@ class Ranks(tuple[int, ...]):
 
 @lru_cache(maxsize=4096)
 def unique_ranks(numbers: tuple[int, ...]) -> Ranks:
-    """Return one shared object per set of ranks, which makes keys of different dumps equal at a glance."""
+    """Return one shared object per set of ranks, so that keys of different dumps compare quickly."""
     return Ranks(numbers)
 
 
 GroupKey = tuple[str, str, Ranks]
-"""Name, description, ranks (empty where the dump does not tell them). Names alone are not unique."""
+"""Name, description, ranks (empty if the dump does not list them). Names alone are not unique."""
 MAX_RANKS = 200_000
 MAX_INT = 2**62
 _P2P = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})$")
 _NUMBER = re.compile(r"\d{1,7}")
 NO_EVENTS = ("gloo",)
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
-"""Operations that no rank leaves before all have entered."""
+"""Operations that no rank can leave before all ranks have entered."""
 _OPS = {
     "_all_gather_base": "all_gather", "all_gather_single": "all_gather", "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce", "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
@@ -72,7 +72,7 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/torch/|/torch/(distributed|nn|auto
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """One call of one rank. `peer` is a rank within the group, as the recorder has it."""
+    """One call of one rank. `peer` is a rank within the group, as in the recorder."""
 
     group: GroupKey
     seq: int
@@ -81,7 +81,7 @@ class Recorded:
     retired: bool
     has_events: bool
     started: bool
-    """The device was seen to have started it; without `TORCH_NCCL_ENABLE_TIMING` torch never looks."""
+    """True if the device is known to have started it; torch checks only with `TORCH_NCCL_ENABLE_TIMING`."""
     issue_ns: int
     last_ns: int
     peer: int | None = None
@@ -93,12 +93,12 @@ class Recorded:
 
     @property
     def timed_out(self) -> bool:
-        """A watchdog gave it up: it is over for torch and was never complete on the device."""
+        """True if a watchdog timed it out: it is over for torch, but never completed on the device."""
         return self.has_events and self.retired and not self.done
 
 
 def listed_ranks(listed: Any) -> Ranks:
-    """Ranks of a group: text in every version so far ("[0, 1, 2]"), or a list."""
+    """Parse the ranks of a group: a text in every torch version so far ("[0, 1, 2]"), or a list."""
     if isinstance(listed, str):
         return _ranks_of_text(listed)
     return _ranks_of_numbers(listed if isinstance(listed, list) else [])
@@ -106,7 +106,7 @@ def listed_ranks(listed: Any) -> Ranks:
 
 @lru_cache(maxsize=4096)
 def _ranks_of_text(text: str) -> Ranks:
-    """All dumps of a job list the same groups."""
+    """Cached, because all dumps of a job list the same groups."""
     return _ranks_of_numbers(_NUMBER.findall(text))
 
 
@@ -143,13 +143,15 @@ def read_entry(entry: Mapping[str, Any], group: GroupKey) -> tuple[Recorded | No
 
 
 def common_op(name: str) -> str:
-    """The operation's usual name: `_allgather_base`, `ALLGATHER` and `all_gather_coalesced` are `all_gather`."""
+    """Return an operation's canonical name: `_allgather_base`, `ALLGATHER` and `all_gather_coalesced` are
+    `all_gather`.
+    """
     op = name.lower().removesuffix("_coalesced")
     return _OPS.get(op, op)
 
 
 def input_sizes(sizes: Any, dtypes: Any) -> tuple[int | None, str, str]:
-    """Bytes, element type and shape of the inputs; None and "" where they are not, or wrongly, recorded."""
+    """Bytes, element type and shape of the inputs; None and "" if they are missing or malformed."""
     names = [_DTYPES.get(n, (n.lower(), 0)) for n in _plain_texts(dtypes)]
     dtype = ", ".join(dict.fromkeys(name for name, _ in names))[:100]
     if not isinstance(sizes, list) or len(sizes) > 10_000:
@@ -171,7 +173,7 @@ def input_sizes(sizes: Any, dtypes: Any) -> tuple[int | None, str, str]:
 
 
 def _caller(frames: Any) -> str:
-    """The innermost frame that is not torch's own, as `folder/file.py:120 function`."""
+    """The innermost frame outside torch, as `folder/file.py:120 function`."""
     first = ""
     for frame in _dicts(frames):
         name, filename = short_text(frame.get("name"), 100), short_text(frame.get("filename"), 500)
@@ -198,7 +200,9 @@ def short_text(value: Any, limit: int) -> str:
 
 
 def whole_number(value: Any, limit: int = MAX_INT, default: int | None = None) -> int | None:
-    """A number from 0 to `limit`; text of digits is one (JSON dumps write numbers of `pg_status` as text)."""
+    """Return a number from 0 to `limit`, else `default`. Digits in a text count, too (JSON dumps have text in
+    `pg_status`).
+    """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit:

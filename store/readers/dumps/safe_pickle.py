@@ -2,9 +2,9 @@
 
     loads(blob)        # {"entries": [...], "version": "2.10"}; PickleError on anything else
 
-A pickle is a program. This is an interpreter of those operations alone that build plain values: a list of what is
-allowed, not of what is forbidden. Python's own unpickler isn't safe even with a `find_class` that refuses everything:
-five bytes (a `LONG_BINPUT` of a huge index) make that of Python 3.11 allocate and fill gigabytes.
+A pickle is a program. This interpreter knows only the operations that build plain values (an allow list). Python's
+unpickler is unsafe even if `find_class` refuses everything: five bytes (a `LONG_BINPUT` with a huge index) make that of
+Python 3.11 allocate and fill gigabytes.
 
 Limits on operations and objects bound the memory. Keys of dicts must be strings, because a file could choose integers
 with colliding hashes, which make a dict quadratic.
@@ -21,13 +21,15 @@ __all__ = ["PickleError", "loads"]
 
 MAX_OPERATIONS = 20_000_000
 MAX_OBJECTS = 3_000_000
-"""Containers, strings and big numbers. A flight recorder of 20,000 entries with stacks has about 600,000."""
+"""Maximum number of containers, strings and big numbers. A flight recorder of 20,000 entries with stacks has about
+600,000.
+"""
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 _EMPTY_TUPLE, _EMPTY_LIST, _EMPTY_DICT = ord(")"), ord("]"), ord("}")
 
 
 class PickleError(SourceError):
-    """The bytes are not a pickle of plain values, are truncated, or exceed the limits."""
+    """The bytes are not a pickle of plain values, are truncated, or exceed a limit."""
 
 
 def loads(blob: bytes) -> Any:
@@ -39,7 +41,7 @@ def loads(blob: bytes) -> Any:
     except (UnicodeDecodeError, TypeError, AttributeError, KeyError, ValueError) as error:
         if isinstance(error, PickleError):
             raise
-        raise PickleError(f"is damaged: the pickle makes no sense ({type(error).__name__})") from None
+        raise PickleError(f"is damaged: the pickle is not valid ({type(error).__name__})") from None
 
 
 def _run(blob: bytes) -> Any:
@@ -132,7 +134,7 @@ def _run(blob: bytes) -> Any:
             at += 8
         elif op == 0x2E:  # STOP
             if len(stack) != 1 or marks:
-                raise PickleError("is damaged: the pickle makes no sense")
+                raise PickleError("is damaged: the pickle is not valid")
             return stack[0]
         else:
             raise PickleError(_forbidden(op))
@@ -164,6 +166,6 @@ def _put(target: dict[str, Any], items: list[Any]) -> None:
 
 
 def _forbidden(op: int) -> str:
-    if op in b"cibRo\x81\x82\x83\x84\x92\x93PQ":  # everything that looks up, builds or calls
+    if op in b"cibRo\x81\x82\x83\x84\x92\x93PQ":  # operations that look up, build or call something
         return "asks for a Python object: only numbers, strings and containers are read (nothing was executed)"
     return f"holds the pickle operation 0x{op:02x}: only numbers, strings and containers are read"

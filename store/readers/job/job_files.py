@@ -1,10 +1,10 @@
-"""Find the files of a job, sort them by format, and read those of programs and plug-ins, which several checks use.
+"""Find a job's files, group them by format, and read those of programs and plug-ins, which several checks use.
 
     files = job_files([Path("logs"), Path("dumps")], scratch)
     files.by_format["flight_recorder"], files.problems
-    raise SourceError(nothing_read(paths, files))          # where no file was recognised
+    raise SourceError(nothing_read(paths, files))          # if no file was recognised
 
-Archives are unpacked into temporary folders that end with `scratch`. A file that cannot be used is listed, and why.
+Archives are unpacked into temporary folders that are deleted with `scratch`. Unusable files are listed with the reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from store.readers.untrusted.external_files import SourceError, Survey, head, su
 
 __all__ = ["JobFiles", "job_files", "nothing_read"]
 
-_READ = "rankscope analyze --help lists what is read"
+_READ = "rankscope analyze --help lists the supported formats"
 
 
 @dataclass(slots=True)
 class JobFiles:
-    """The files of all paths by format; `names` are those that the report shows."""
+    """The files of all paths by format. `names`: their names in the report."""
 
     by_format: dict[Format, list[Path]] = field(default_factory=lambda: {name: [] for name in FORMATS})
     names: dict[Path, str] = field(default_factory=dict)
@@ -46,22 +46,22 @@ class JobFiles:
 
     @property
     def formats(self) -> list[Format]:
-        """Formats that have files."""
+        """Formats of which there are files."""
         return [one for one in FORMATS if self.by_format[one]]
 
     @property
     def has_lines(self) -> bool:
-        """Return True for files with lines of a log, or with records that are judged with these."""
+        """Return True if there are logs, or files of programs or plug-ins, which are judged together with logs."""
         return any(self.by_format[one] for one in ("log", "ras", "plugin", "program"))
 
     @property
     def are_logs(self) -> bool:
-        """Return True for text logs and programs' files alone, which together show how the job ended."""
+        """Return True if there are only logs and files of programs, which together show how the job ended."""
         return all(one in ("log", "program") for one in self.formats)
 
     @property
     def num_read(self) -> dict[str, int]:
-        """Number of files by what they are, in words."""
+        """Number of files by kind, in words."""
         of_formats = {FORMATS[one]: len(self.by_format[one]) for one in self.formats
                       if one not in ("program", "plugin")}  # fmt: skip
         of_plugins = Counter(f"file of plug-in {one.plugin}" for one in self.plugin_rows)
@@ -79,15 +79,13 @@ def job_files(paths: Sequence[Path], scratch: ExitStack) -> JobFiles:
         for file in found.paths:
             _take(file, str(file.relative_to(path)) if path.is_dir() else path.name, files, scratch)
     if files.other:
-        files.problems.add_problem(
-            paths[0], f"{files.other} file{'s' * (files.other != 1)} of other formats left unread"
-        )
+        files.problems.add_problem(paths[0], f"{files.other} file{'s' * (files.other != 1)} of other formats not read")
     _read_plugin_files(files)
     return files
 
 
 def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> None:
-    """Add a file under its format; an archive is replaced by its members. Nested archives are not unpacked."""
+    """Add a file under its format, and an archive's members in its place. Nested archives are not unpacked."""
     try:
         found = format_of(path)
         problem = unknown_document(path) if found == "log" or not path.stat().st_size else ""
@@ -123,7 +121,7 @@ def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> 
 
 
 def _take_program(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> None:
-    """Read a program's file; if it wraps a text log, add its lines as a log."""
+    """Read a program's file. If it wraps a text log, add that as a log."""
     program = program_of(head(path, HEAD_BYTES))
     if program is None:
         return
@@ -156,7 +154,7 @@ def _read_plugin_files(files: JobFiles) -> None:
 
 
 def nothing_read(paths: Sequence[Path], files: JobFiles) -> str:
-    """The error where no file was recognised, in one line."""
+    """The one-line error if no file was recognised."""
     shown, problems = visible(str(paths[0])), files.problems.problems
     known = "no run, no text log, no flight-recorder dumps and no profiler traces"
     if len(paths) == 1 and not paths[0].is_dir():

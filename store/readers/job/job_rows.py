@@ -1,4 +1,4 @@
-"""Read the logs of a job, and what programs and plug-ins recorded with them, into the rows of one store.
+"""Convert a job's logs, and the records of programs and plug-ins around it, to rows of one store.
 
 read = read_lines(files, progress)
 store.add("log_events", read.events); store.add("steps", read.steps); store.add("health", read.health)
@@ -20,13 +20,13 @@ from store.readers.ras import read_ras
 __all__ = ["LineRows", "Progress", "read_lines"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of what is being read, bytes done, and bytes in total."""
+"""Called with the name of the file being read, bytes done, and bytes in total."""
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineRows:
-    """Text logs, and the rows by table of these and of the files around them."""
+    """Text logs, and the rows by table of these logs and of the other files."""
 
     logs: Sequence[ReadLog]
     events: Rows
@@ -37,12 +37,12 @@ class LineRows:
 
     @property
     def num_lines(self) -> int:
-        """Lines of the logs and events of plug-ins."""
+        """Number of lines in logs and of events from plug-ins."""
         return sum(log.num_lines for log in self.logs) + self.num_plugin_events
 
 
 def read_lines(files: JobFiles, progress: Progress) -> LineRows:
-    """Rows of all these files; what is wrong with a file is listed in `files.problems`."""
+    """Read all these files. What is wrong with a file is listed in `files.problems`."""
     logs: list[ReadLog] = []
     paths = files.by_format["log"]
     total, done = sum(path.stat().st_size for path in paths), 0

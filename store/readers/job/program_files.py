@@ -1,8 +1,8 @@
-"""Read the files that programs around training left, and join their rows.
+"""Read files of programs around training, and join their rows.
 
 read = ReadPrograms()
 read.take(path, "sacct", "slurm/sacct.txt", problems)
-read.steps(problems), read.log_events()               # joined with those of text logs
+read.steps(problems), read.log_events()               # to be joined with those of text logs
 read.health(), read.stacks()
 """
 
@@ -22,20 +22,20 @@ from store.readers.untrusted.external_files import SourceError, Survey
 __all__ = ["ReadPrograms"]
 
 SAME_RATIO = 1e-3
-"""Two files print the same loss with other numbers of digits."""
-NOTHING_IN_IT = "holds no step, no reading and no failure that is known"
+"""Relative tolerance: two files may print the same loss with different precision."""
+NOTHING_IN_IT = "contains no step, no reading and no known failure"
 
 
 @dataclass(slots=True)
 class ReadPrograms:
-    """Rows of all files of programs, by the name of each in the report."""
+    """Rows of all files of programs, by their names in the report."""
 
     rows: dict[str, ProgramRows] = field(default_factory=dict)
     names: Counter[str] = field(default_factory=Counter)
-    """Files read, by what they are."""
+    """Number of files read, by kind."""
 
     def take(self, path: Path, program: str, shown: str, problems: Survey) -> None:
-        """Read a file; what is wrong with it is listed in `problems`."""
+        """Read a file. What is wrong with it is listed in `problems`."""
         try:
             rows = read_program(program, path, shown=shown)
         except SourceError as error:
@@ -47,11 +47,11 @@ class ReadPrograms:
         self.names[name_of(program)] += 1
 
     def log_events(self) -> list[dict[str, Any]]:
-        """Events of all files."""
+        """Log events of all files."""
         return [event for rows in self.rows.values() for event in rows.log_events]
 
     def steps(self, problems: Survey) -> list[dict[str, Any]]:
-        """Steps of one run: a file that has other values for the same steps is of another one, and left out."""
+        """Steps of one run. A file with different values for the same steps is of another run, and left out."""
         kept: dict[tuple[int, int], dict[str, Any]] = {}
         for shown, rows in self.rows.items():
             other = next((row for row in rows.steps if _differs(row, kept.get((row["rank"], row["step"])))), None)
@@ -66,7 +66,7 @@ class ReadPrograms:
         return list(kept.values())
 
     def health(self) -> list[dict[str, Any]]:
-        """Readings of all files."""
+        """Device readings of all files."""
         return [row for rows in self.rows.values() for row in rows.health]
 
     def stacks(self) -> list[StackOfProcess]:

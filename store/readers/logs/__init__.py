@@ -1,3 +1,3 @@
-"""Text logs: rules as data, a scanner in bounded memory, rows for `log_events` and `steps`."""
+"""Text logs: rules as data, a scanner with bounded memory, and rows for `log_events` and `steps`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read blocks of lines: a Python traceback interleaved with those of other ranks, torchrun's table of failures, etc.
+"""Read blocks of lines: Python tracebacks interleaved with those of other ranks, torchrun's table of failures, etc.
 
 found = read_traceback(lines, stream)      # {"type": "ValueError", "message": ..., "traceback": ...}
 found = read_failure(lines)                # {"rank": 3, "exitcode": -9, "pid": 71, "host": ...}
@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 MAX_LINES = 600
-"""Maximum lines of a block after its first, including lines of other ranks between them."""
+"""Maximum lines of a block after its first, including interleaved lines of other ranks."""
 MAX_FRAMES_TEXT = 16_000
 MAX_MESSAGE = 2_000
 MESSAGE_LINES = 12
 TERMINAL_COLUMNS = 80
-"""Width at which rich breaks lines where the output is not a terminal. Source: its Console."""
+"""Width at which rich wraps lines if the output is not a terminal. Source: its Console."""
 MAX_JSON_LINES = 200
 BUS_LINES = 4
 _ADDRESS = re.compile(r"\b(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
@@ -51,7 +51,7 @@ _NEW = re.compile(
 )
 _CHAINED = re.compile(r"^(?:The above exception was the direct|During handling of the above)")
 _ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
-"""Beginnings of lines that cannot be the wrapped rest of the line before: a logger's, another exception's."""
+"""Line starts that cannot continue a wrapped line: a logger's line, another exception."""
 _USAGE = re.compile(r"^[\w./-]{1,120}: error: (\S.{3,400})")
 _LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
 _RAS_RANK = re.compile(r"^\s*Rank (\d{1,6}) -- ")
@@ -70,7 +70,7 @@ _CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker process \d+|replica \d+ 
 _OWN_RANK = re.compile(
     r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:)(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
 )
-"""How torch_npu and Habana's bridge sign an error."""
+"""How torch_npu and Habana's bridge mark an error with the rank."""
 _TASK = re.compile(r"^\s*/job:\w+/replica:\d+/task:(\d{1,6})\b")
 _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
@@ -79,7 +79,7 @@ _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)
 def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
     """Read the exception below "Traceback (most recent call last):" from lines of the same stream; None if cut off.
 
-    `lines` are (prefix, text after it). Lines of other ranks between them are left out.
+    `lines` are (prefix, text after it). Lines of other ranks in between are left out.
     """
     frames: list[str] = []
     found: dict[str, Any] | None = None
@@ -89,7 +89,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
         if prefix.stream != own.stream:
             continue
         line = text.rstrip()
-        if is_over and found is not None:  # the line that follows an empty one
+        if is_over and found is not None:  # the line after an empty one
             if line:
                 found |= {"chained": 1} if _CHAINED.match(line) else {}
                 break
@@ -101,7 +101,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
                 first = (raised["message"] or "").lstrip()
                 message = ["" if first.startswith('File "') else raised["message"] or ""]  # another writer's frame
             elif _NEW.match(line) and frames:
-                return None  # two writers without prefixes are interleaved
+                return None  # two writers without prefixes interleave
             elif line:
                 frames.append(line)
             continue
@@ -136,9 +136,9 @@ def _signed(message: str) -> dict[str, Any]:
 
 
 def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
-    """Read the exception from the last line of a traceback; None if the line is not one.
+    """Read the exception from the last line of a traceback; None if the line has none.
 
-    `lines` follow it. The line after a trailing colon and lines wrapped at the terminal's width belong to it.
+    `lines` follow it. The line after a trailing colon, and lines wrapped at the terminal's width, belong to it.
     """
     raised = _RAISED.match(_UNCAUGHT.sub("", text.strip()))
     if raised is None or not raised["message"]:
@@ -147,7 +147,7 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     is_signed = False
     for place, (prefix, line) in enumerate(lines):
         is_signed |= place == 0 and _OWN_RANK.search(line) is not None
-        if is_signed:  # torch_npu: the runtime's own report follows, to the next empty line
+        if is_signed:  # torch_npu: the runtime's report follows, up to the next empty line
             if not line.strip() or _NEW.match(line) or place >= MESSAGE_LINES or prefix.stream[1:] != own.stream[1:]:
                 break
             message += f"\n{line.strip()}"
@@ -165,13 +165,13 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
 
 
 def read_usage(text: str) -> dict[str, Any] | None:
-    """Read the error that argparse prints for an invalid command line; None for another program's line."""
+    """Read the error that argparse prints for an invalid command line; None for any other line."""
     found = _USAGE.match(text)
     return {"type": "ArgumentError", "message": found[1], "traceback": ""} if found else None
 
 
 def read_lost_bus(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any] | None:
-    """Read the address of a GPU that the driver's next lines report as off the bus; None if they do not."""
+    """Read the bus address of a GPU that the driver's next lines report as fallen off the bus; None if they do not."""
     address = _ADDRESS.search(text)
     for place, (_, line) in enumerate(lines):
         if place >= BUS_LINES:
@@ -273,7 +273,7 @@ def read_norms(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 def read_stalled(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     """Read the ranks that Horovod's stall inspector lists as missing: `3: [allreduce.x]`, or `[missing ranks: 3]`.
 
-    Up to version 0.15 it lists in the line itself, for each tensor, the `ready` ranks that wait for the others.
+    Up to version 0.15, the line itself lists, for each tensor, the `ready` ranks, which wait for the others.
     """
     if ready := _STALLED_READY.findall(text):
         ranks = dict.fromkeys(rank for every in ready[:512] for rank in every.replace(" ", "").split(","))
@@ -326,7 +326,7 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
 
 
 def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
-    """Read torchelastic's `error.json`, on one line or as its launcher prints it; None for other JSON."""
+    """Read torchelastic's `error.json`, on one line or as the launcher prints it; None for other JSON."""
     text = text[text.find("{") :] if "{" in text[: text.find('"')] else "{" + text
     about = _object(text)
     if about is None and text.rstrip().endswith("{"):
@@ -338,7 +338,7 @@ def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix)
                 parts.append(line)
                 if line.startswith("}") and (about := _object("\n".join(parts))) is not None:
                     break
-    if about is None and (cut := _CUT_ERROR.match(text)):  # its traceback would end above the line that raised it
+    if about is None and (cut := _CUT_ERROR.match(text)):  # the traceback ends above the line that raised
         about = _object(f'{{"message": {{"message": "{cut[1]}"}}}}')
     message = about.get("message") if about is not None else None
     if not isinstance(message, dict) or "message" not in message:

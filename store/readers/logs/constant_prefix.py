@@ -1,9 +1,9 @@
-"""Learn the prefix that all lines of a file share, whatever program wrote it.
+"""Learn the prefix that all lines of a file share, for programs with an unknown format.
 
-    pattern = common_prefix(lines)            # of a sample of lines: the longest begin that nearly all share
-    pattern = prefix_before(line, at)         # of one line whose own begin is known: what stands before it
+    pattern = common_prefix(lines)            # the longest start that nearly all of these sample lines share
+    pattern = prefix_before(line, at)         # the text of one line before the known start of its message
 
-Numbers may differ from line to line, and so may the stream and the level; other words may not.
+Numbers, stream and level may differ from line to line; other words may not.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from collections.abc import Sequence
 __all__ = ["FRAME", "common_prefix", "prefix_before"]
 
 MAX_LENGTH = 120
-"""Characters of a prefix."""
+"""Maximum characters of a prefix."""
 MIN_LINES = 6
-"""Lines of different shapes from which a common begin is more than chance."""
+"""Number of lines of different shapes from which a common start is more than chance."""
 MIN_SHARE = 0.9
 MIN_WORDS = 5
-"""Different words that follow the prefix: if all lines continue the same way, the beginning is part of the message."""
+"""Number of different words that must follow the prefix: if all lines continue the same way, the start is part of the
+message.
+"""
 MAX_TOKENS = 40
 FRAME = re.compile(r'(?: {2}|\t)File "[^"\n]{1,500}", line \d+')
-"""The begin of a frame of a Python traceback."""
+"""Start of a frame in a Python traceback."""
 _TOKEN = re.compile(r"\d+|[A-Za-z]+|\s+|.")
 _STREAM = r"(?:stdout|stderr|out|err)"
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|debug|info|warning|warn|error)"
@@ -30,7 +32,7 @@ _BOUNDARY = frozenset(":]|>)- ")
 
 
 def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:
-    """The longest begin that nearly all lines share, where what follows it differs; None if there is none."""
+    """The longest start that nearly all lines share and that is followed by different words; None if there is none."""
     by_shape = {re.sub(r"\d+", "0", line)[:200]: line for line in lines if line.strip()}
     rest = list(by_shape.values())
     if len(rest) < MIN_LINES:
@@ -48,7 +50,7 @@ def _longest(first: str, lines: Sequence[str]) -> re.Pattern[str] | None:
     num_words = 0
     for token in _TOKEN.findall(first[:MAX_LENGTH])[:MAX_TOKENS]:
         if found is not None and token.isspace() and len(token) > 1:
-            break  # an indentation belongs to the line
+            break  # the indentation belongs to the message
         text += _general(token)
         num_words += token.isalpha()
         pattern = re.compile(text)
@@ -64,7 +66,7 @@ def _longest(first: str, lines: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def prefix_before(text: str, at: int) -> re.Pattern[str] | None:
-    """The pattern of what stands before a place in a line at which the line itself begins."""
+    """Pattern for the text before offset `at`, at which the message of the line begins."""
     before = text[:at].rstrip()
     if not before or len(before) > MAX_LENGTH or not re.search(r"[A-Za-z|\]>:]", before) or "%|" in before:
         return None

@@ -1,9 +1,9 @@
-"""Rank and host of a log's writer, from its path.
+"""Infer a log writer's rank and host from the file's path.
 
 rank_of_log(Path("logs/rank_3.log"))                      # 3
-local_rank_of_log(Path("logs/attempt_0/3/stderr.log"))    # 3: torchrun's --log-dir, a number on its node
+local_rank_of_log(Path("logs/attempt_0/3/stderr.log"))    # 3: torchrun's --log-dir, the local rank
 host_of_log(Path("gpu-07/dmesg.txt"))                     # "gpu-07"
-host_of_log(Path("incident-17/dmesg.txt"))                # None: names a ticket, a copy or a temporary folder
+host_of_log(Path("incident-17/dmesg.txt"))                # None: the folder may be named for a ticket, a copy etc.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["host_of_log", "is_of_a_later_node", "local_rank_of_log", "rank_of_lo
 
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _TASK = re.compile(r"(?P<job>\d+(?:_\d+)?)_(?P<rank>\d{1,6})(?P<rest>_log\.(?:out|err)(?:\.gz|\.zst)?)$")
-"""Files of submitit's tasks, of which each is a rank; the only task may have started other ranks."""
+"""Files of submitit's tasks. Each task is a rank, but a single task may have launched several ranks."""
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _LATER_NODE = re.compile(r"(?:^|[_.-])(?:node|worker|noderank|node_rank)[_.-]?0*[1-9]\d{0,5}(?!\d)", re.IGNORECASE)
 _PER_HOST = re.compile(
@@ -36,7 +36,7 @@ _HOST = re.compile(
     r"[abhlvt]\d{2,3}[a-z]?x?\d?|gb\d{3}|mi\d{3}x?|p\d[a-z]+|trn\d)[._-]?){1,3}\d[\d_-]*(?:\.[a-z][\w.-]*)?$",
     re.IGNORECASE,
 )
-"""Names that are certainly a host's: `gpu-07`, `dgx-a100-3`, `ip-10-0-3-7`."""
+"""Names that are certainly hosts: `gpu-07`, `dgx-a100-3`, `ip-10-0-3-7`."""
 
 
 def rank_of_log(path: Path) -> int | None:
@@ -58,12 +58,12 @@ def local_rank_of_log(path: Path) -> int | None:
 
 
 def is_of_a_later_node(path: Path) -> bool:
-    """Return True if a file's name has a node number other than the first: `node-2.log`."""
+    """Return True if a file's name has a node number above the first: `node-2.log`."""
     return _LATER_NODE.search(path.name) is not None
 
 
 def host_of_log(path: Path) -> str | None:
-    """The host of a kernel log or a tool's output, from its name or that of its folder."""
+    """The host of a kernel log or a tool's output, from the name of the file or its folder."""
     match = _PER_HOST.match(path.name)
     if match is None:
         return None
@@ -71,7 +71,9 @@ def host_of_log(path: Path) -> str | None:
 
 
 def _host_of_folder(path: Path) -> str | None:
-    """The name of a file's folder if it is a host's: by its form, or since a sibling folder has the same file."""
+    """The name of a file's folder if it is a host: by its form, or because a sibling folder has a file of the same
+    name.
+    """
     folder = path.parent
     if not _WITH_NUMBER.match(folder.name) or _NO_HOST.match(folder.name):
         return None

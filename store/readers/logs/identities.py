@@ -1,14 +1,13 @@
-"""Rank of a line's process, device, file or local number, by what other lines and files state.
+"""Find the rank of a line by its process, device, file or local rank, from what other lines and files state.
 
     known = identities(logs)
     known.of_pid("gpu-01", 71), known.of_bus("gpu-01", "0000:3b:00")
 
-1. A key that two ranks claim is not used, nor one of another host, where the hosts are known.
-2. NCCL numbers the ranks of each communicator: only those of the largest are ranks of the job.
-3. A local rank counts as a rank only if nothing indicates several nodes.
-4. An srun task counts as a rank only if no launcher, which starts ranks itself, ran in it.
-5. A file that states a rank and its local rank belongs to one node, so its other local ranks have the same offset from
-   their ranks.
+1. A key that two ranks claim is not used, nor a key of another host if both hosts are known.
+2. NCCL numbers ranks per communicator: only those of the largest communicator are ranks of the job.
+3. A local rank counts as a rank only if nothing suggests several nodes.
+4. An srun task counts as a rank only if no launcher, which would start several ranks, ran in it.
+5. A file that states a rank and its local rank belongs to one node, so its other local ranks have the same offset.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from store.readers.logs.log_file import LogEvent, ReadLog
 __all__ = ["Identities", "bus_key", "identities"]
 
 MAX_RANKS_OF_A_NODE = 16
-"""A job with a higher rank has several nodes: the largest machines with one operating system have 16 devices."""
+"""A job with a higher rank has several nodes, since the largest single-OS machines have 16 devices."""
 _BUS = re.compile(r"[0-9a-f]{2}:[0-9a-f]{2}")
 
 
 @dataclass(slots=True)
 class Identities:
-    """Ranks of processes, devices and files, where a line states them."""
+    """Ranks of processes, devices and files, as stated in lines."""
 
     by_pid: dict[tuple[str | None, int], set[int]] = field(default_factory=dict)
     by_bus: dict[tuple[str | None, str], set[int]] = field(default_factory=dict)
     by_file: dict[Path, set[int]] = field(default_factory=dict)
     offsets: dict[Path, set[int]] = field(default_factory=dict)
-    """Rank less local rank, as each file's lines state it."""
+    """Rank minus local rank, for each file whose lines state both."""
     tasks_are_ranks: bool = False
-    """srun's labels count the ranks."""
+    """True if srun's task labels are ranks."""
     has_launcher: bool = False
-    """A launcher ran: srun's tasks are launchers."""
+    """True if a launcher ran, so that srun's tasks are launchers."""
     local_is_rank: bool = True
 
     def of_pid(self, host: str | None, pid: int | None) -> int | None:
@@ -59,7 +58,7 @@ class Identities:
         return local_rank if self.local_is_rank and not offsets else None
 
     def of_file(self, log: ReadLog) -> int | None:
-        """The rank of the process whose own file this is."""
+        """Rank of the process that this file belongs to."""
         local_rank = local_rank_of_log(log.path)
         if log.rank is not None or local_rank is None:
             return log.rank
@@ -68,7 +67,7 @@ class Identities:
 
 
 def _only(known: dict[tuple[str | None, Any], set[int]], host: str | None, key: object) -> int | None:
-    """The one rank of a key on that host; any host's, where one of the two hosts is not known."""
+    """The only rank with this key on the host, or on any host if one of the two hosts is unknown."""
     ranks = known.get((host, key), set())
     if not ranks:
         hosts = {other for other, _ in known if other is not None}
@@ -78,7 +77,7 @@ def _only(known: dict[tuple[str | None, Any], set[int]], host: str | None, key: 
 
 
 def bus_key(bus: object) -> str | None:
-    """`0000:3b:00` (kernel) and `3b000` (NCCL) as one: the bus and device, `3b:00`."""
+    """Normalise `0000:3b:00` (kernel) and `3b000` (NCCL) to bus and device, `3b:00`."""
     text = str(bus or "").lower()
     if ":" in text:
         found = _BUS.findall(text[text.find(":") + 1 :] if text.count(":") > 1 else text)
@@ -87,12 +86,12 @@ def bus_key(bus: object) -> str | None:
 
 
 def short(host: str | None) -> str | None:
-    """A host's name without its domain; an address stays."""
+    """Host name without its domain; IP addresses are unchanged."""
     return host.split(".")[0] if host and not host[:1].isdigit() else host
 
 
 def identities(logs: Sequence[ReadLog]) -> Identities:
-    """Gather what all lines of all files state of ranks."""
+    """Collect what all lines of all files state about ranks."""
     known = Identities()
     events = [(log, event) for log in logs for event in log.events]
     sizes = [size for _, event in events if isinstance(size := event.fields.get("world_size"), int)]
@@ -144,7 +143,7 @@ def _take_offset(known: Identities, log: ReadLog, event: LogEvent) -> None:
 
 
 def _several_nodes(logs: Sequence[ReadLog], sizes: Sequence[int]) -> bool:
-    """Return True if anything says that the job had more than one node."""
+    """Return True if anything suggests that the job had more than one node."""
     hosts: set[str | None] = set()
     folders: dict[str, set[Path]] = {}
     labelled: Counter[int] = Counter()

@@ -2,10 +2,10 @@
 
     wanted = LineFilter(literals)
     for begin, end in wanted.lines(WindowLines(window, end)): ...
-    LiteralIndex(literals).held(b"a line")          # places in `literals`, in their order
+    LiteralIndex(literals).held(b"a line")          # ascending indices into `literals`
 
-A window is searched for many literals at once, by pyarrow's RE2 automata. Searching for each of some seven hundred
-literals in turn takes fifteen times as long; so does a single automaton of all, which exceeds RE2's memory.
+pyarrow's RE2 automata search a window for many literals at once. Searching for each of some seven hundred literals
+separately takes fifteen times as long, and so does one automaton for all, which exceeds RE2's memory.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ LINE_BYTES = 16 << 10
 
 _NEWLINE = 10
 _PATTERN_BYTES = 7_500
-"""Maximum bytes of literals per automaton. Beyond 8 MiB of states RE2 is forty times slower: 9,000 bytes of literals
-stayed below that, 18,000 did not. Each automaton is a pass over the bytes, so there are as few as that allows."""
+"""Maximum bytes of literals per automaton. Beyond 8 MiB of states, RE2 is forty times slower: 9,000 bytes of literals
+stay below that, 18,000 do not. Each automaton is a pass over the bytes, so few large ones are best.
+"""
 
 _PART_BYTES = 4
-"""Length of the part by which each literal is indexed: the part that the fewest other literals share."""
+"""Length of the substring by which each literal is indexed: the one that the fewest other literals share."""
 _LONG_LINE_BYTES = 64 << 10
-"""In longer lines each literal is searched for, which takes less memory than all parts of the line."""
+"""In longer lines each literal is searched for, because a set of all substrings would take too much memory."""
 
 
 class LiteralIndex:
-    """Finds the literals in a line: only those with a part in it are searched for."""
+    """Finds the literals in a line: only those whose indexed substring occurs are searched for."""
 
     def __init__(self, literals: Sequence[bytes]) -> None:
         self._literals = tuple(literals)
@@ -118,13 +119,13 @@ def _patterns(literals: frozenset[bytes]) -> list[str]:
 
 
 def begin_of_line(window: bytes, place: int) -> int:
-    """Offset of the start of the line at `place`, after a newline or carriage return."""
+    """Start of the line that contains `place`: the offset after the last newline or carriage return."""
     first = max(0, place - LINE_BYTES)
     return max(window.rfind(b"\n", first, place), window.rfind(b"\r", first, place), first - 1) + 1
 
 
 def end_of_line(window: bytes, place: int) -> int:
-    """Offset of the end of the line at `place`, before a newline or carriage return."""
+    """End of the line that contains `place`: the offset of the next newline or carriage return."""
     last = min(len(window), place + LINE_BYTES)
     newline = window.find(b"\n", place, last)
     last = newline if newline >= 0 else last

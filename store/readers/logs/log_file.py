@@ -1,4 +1,4 @@
-"""Result of reading one text log: events, steps, and what was left out.
+"""Result of reading one log: events, steps, and what was left out.
 
 log = ReadLog(path=path, rank=3)
 log.events[0].kind, log.events[0].rank, log.events[0].fields
@@ -47,14 +47,14 @@ class LogStep:
 
 @dataclass(slots=True, kw_only=True)
 class ReadLog:
-    """One file's events and steps. `rank` is from its name; `problem` says why it was not read completely."""
+    """One file's events and steps. `rank`: from its name. `problem`: why it was not read completely."""
 
     path: Path
     rank: int | None
     events: list[LogEvent] = field(default_factory=list)
     steps: list[LogStep] = field(default_factory=list)
     printed: set[int] = field(default_factory=set)
-    """Ranks that a line with a step, or one at the file's begin or end, belongs to."""
+    """Ranks of lines with steps, and of lines at the file's start and end."""
     first_step_line: int = 0
     last_step_line: int = 0
     num_lines: int = 0
@@ -64,6 +64,6 @@ class ReadLog:
     given_up: list[str] = field(default_factory=list)
     problem: str = ""
     unjudged: str = ""
-    """What a file without a failure leaves open; empty for a text log, whose last lines show how far it goes."""
+    """What a file without a failure leaves undecided; empty for a text log, whose last lines show how far it goes."""
     is_compared: bool = False
-    """True if a part of what `unjudged` names was checked."""
+    """True if part of what `unjudged` names was checked."""

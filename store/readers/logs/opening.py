@@ -1,12 +1,12 @@
-"""Find repetitions of a log's first lines, where the program was started again into the same file.
+"""Detect restarts of a program that appends to the same log, by repetitions of the log's first lines.
 
     starts = Starts()
     starts.learn(texts)                       # the messages of the file's first lines
-    starts.literal                            # bytes to search for, empty where these lines are not telling
-    starts.failed(120)                        # a line that may be of the program's end
+    starts.literal                            # bytes to search for; empty if these lines are not distinctive
+    starts.failed(120)                        # note a line that may report the program's end
     starts.again(text, following, 300, wall_ns, steps)  # {"steps_before": 80, ...} if line 300 is another start
 
-Two lines in order are compared, without their numbers: jobs, process ids and times differ from start to start.
+Two lines are compared in order and without numbers, because job ids, pids and times differ between starts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from itertools import islice
 __all__ = ["Starts"]
 
 MIN_CHARS = 12
-"""Shortest part of a line that is searched for."""
+"""Minimum length of the part of a line that is searched for."""
 MAX_BETWEEN = 3
-"""Lines after the first among which the second must stand."""
+"""The second line must occur within this many lines after the first."""
 APART_S = 60.0
-"""Seconds from which two starts are apart: processes of one start print their first lines within it."""
+"""Minimum seconds between two starts: processes of one start print their first lines within this time."""
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _WORD = re.compile(r"[A-Za-z]{3}")
 _OF_ANY_TIME = re.compile(r"warn|deprecat|error|exception|traceback|epoch|step|iter|loss|\d+%\|", re.IGNORECASE)
-"""Parts of lines that programs repeat as they go, or print at a failure."""
+"""Parts of lines that programs print repeatedly, or at a failure."""
 
 
 class Starts:
-    """The first two distinctive lines of a file, and what was read since they last occurred."""
+    """The first two distinctive lines of a file, and what has been read since they last occurred."""
 
     def __init__(self) -> None:
         self.literal = b""
@@ -40,7 +40,7 @@ class Starts:
         self._since_ns: int | None = None
 
     def learn(self, messages: Iterable[str]) -> None:
-        """Take the opening from the first lines."""
+        """Choose the two lines from the file's first lines."""
         found: dict[str, str] = {}
         for message in messages:
             text = message.strip()
@@ -62,7 +62,9 @@ class Starts:
     def again(
         self, message: str, following: Iterable[str], line: int, wall_ns: int | None, step_lines: Sequence[int]
     ) -> dict[str, int] | None:
-        """Steps since the last start, if this line is another start: a failure, and steps or time, lie between."""
+        """Return the steps since the last start if this line is another start: there must have been a failure, and
+        steps or time, in between.
+        """
         if _plain(message) != self._first or all(
             _plain(text) != self._second for text in islice(following, MAX_BETWEEN)
         ):

@@ -1,8 +1,8 @@
-"""A log's bytes as plain UTF-8 lines: UTF-16 decoded, colours and holes removed, JSON lines unwrapped.
+"""Convert a log's bytes to plain UTF-8 lines: decode UTF-16, remove colours and holes, unwrap JSON lines.
 
     for chunk in plain_chunks(unpacked(path)): ...
 
-Docker's json-file, journald's JSON and most collectors write one JSON object per line; the field that holds the text is
+Docker's json-file, journald's JSON and most collectors write one JSON object per line; the field with the text is
 determined from the first lines. Only the current line is kept in memory.
 """
 
@@ -21,25 +21,28 @@ __all__ = [
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
-"""As `cat -v` and browsers show them."""
+"""Escape sequences as `cat -v` and browsers show them."""
 _ZEROS = re.compile(rb"\0+")
 _HOLE = re.compile(rb"\0{64}")
 _LONGEST = 256
-"""Bytes of an escape sequence: what is held back for one that a chunk cuts."""
+"""Maximum bytes of an escape sequence: so many are held back, in case a chunk ends within one."""
 _RECORD = re.compile(rb"(\]<std(?:out|err)>:[^\r\n]*?)(?=\[\d+,(?:mpirank:)?\d+(?:,[\w.-]{1,64})?\]<std(?:out|err)>:)")
-"""Text of one of mpirun's records before the next one in the same line. A carriage return parts them, which ends a text
-but no numbered line."""
+"""Text of an mpirun record before the next record in the same line. They are separated by a carriage return, which ends
+a text without counting as a line.
+"""
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts")
 SAMPLE_LINES = 20
 MAX_LINE_BYTES = 1 << 20
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 256 << 10
-"""Text kept after a line for its block, enough for a traceback interleaved with those of a thousand ranks."""
+"""Bytes kept after a line for its block: enough for a traceback interleaved with those of a thousand ranks."""
 
 
 def encoding_of(first: bytes) -> str | None:
-    """The encoding of a text that is not UTF-8, from its first bytes: a byte order mark, or every other byte zero."""
+    """Encoding of a text that is not UTF-8, from its first bytes: a byte order mark, or every other byte zero. None for
+    UTF-8.
+    """
     for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
         if first.startswith(mark) and not first.startswith(codecs.BOM_UTF32_LE):
             return name
@@ -54,7 +57,7 @@ def encoding_of(first: bytes) -> str | None:
 
 
 def plain_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Chunks of the same text as UTF-8 without marks, colours and wrapping."""
+    """Convert chunks to UTF-8 without byte order marks and colours, and unwrap JSON."""
     chunks = _without_encoding(chunks)
     first = next(chunks, b"")
     chunks = _joined(first, chunks)
@@ -64,12 +67,12 @@ def plain_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def text_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Chunks of the same text as UTF-8 without marks and colours; JSON stays as it is."""
+    """Convert chunks to UTF-8 without byte order marks and colours; JSON is unchanged."""
     return _without_colours(_without_encoding(chunks))
 
 
 def plain_bytes(text: bytes) -> bytes:
-    """A whole text, or its start, as UTF-8 without marks and colours; JSON stays as it is."""
+    """Convert a text, or its start, to UTF-8 without byte order marks and colours; JSON is unchanged."""
     return b"".join(text_chunks(iter([text])))
 
 
@@ -87,7 +90,9 @@ def _without_encoding(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def has_holes(first: bytes) -> bool:
-    """Return True for zeros where a file was extended before it was written, or the disk was full."""
+    """Return True if there are zero bytes, as left where a file was extended before it was written, or the disk was
+    full.
+    """
     return _HOLE.search(first) is not None
 
 
@@ -97,7 +102,7 @@ def num_holes(text: bytes) -> int:
 
 
 def without_holes(text: bytes) -> bytes:
-    """The text with one space in place of each run of zero bytes, so lines keep their numbers."""
+    """Replace each run of zero bytes with one space, which keeps line numbers."""
     return _ZEROS.sub(b" ", text) if b"\0" in text else text
 
 
@@ -106,7 +111,7 @@ def _without_holes(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _joined_text(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    yield from _joined(next(chunks, b""), chunks)  # without the mark
+    yield from _joined(next(chunks, b""), chunks)  # without the byte order mark
 
 
 def _decoded(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
@@ -133,7 +138,7 @@ def _without_colours(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _text_key(first: bytes) -> str | None:
-    """The field with the text, if nearly all of the first lines are objects that have it."""
+    """Name of the field with the text, if nearly all of the first lines are objects with that field."""
     if first.lstrip()[:1] != b"{":
         return None
     lines = [line for line in first[:MAX_LINE_BYTES].split(b"\n")[: SAMPLE_LINES + 1] if line.strip()]
@@ -146,7 +151,7 @@ def _text_key(first: bytes) -> str | None:
 
 
 def _unwrapped(chunks: Iterator[bytes], key: str) -> Iterator[bytes]:
-    """The text of each object, with its time before it; lines that are no such object stay as they are."""
+    """Yield each object's text, preceded by its time. Other lines are unchanged."""
     kept = b""
     is_continued = False
     for chunk in chunks:
@@ -166,7 +171,9 @@ def _unwrapped(chunks: Iterator[bytes], key: str) -> Iterator[bytes]:
 
 
 def _text_of(line: bytes, key: str, is_continued: bool) -> tuple[bytes, bool]:
-    """The text of a line, and whether it ends there: Docker splits long lines into objects without a line end."""
+    """Text of a line, and whether the line ends there: Docker splits a long line into several objects without a line
+    end.
+    """
     found = _object(line)
     text = found.get(key) if found else None
     if found is None or not isinstance(text, str):
@@ -191,8 +198,8 @@ def _object(line: bytes) -> dict[str, Any] | None:
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
     """Yield (bytes, end): lines that begin before `end` belong to this window; the rest completes their blocks.
 
-    If a line fills a window (`is_endless`), its rest is skipped and yielded as (b"", number of bytes): it is no text,
-    and would be cut into thousands of lines.
+    If a line fills a window (`is_endless`), its rest is skipped and yielded as (b"", number of bytes), because it is
+    not text and would be cut into thousands of lines.
     """
     kept = b""
     is_in_line = False
@@ -219,5 +226,5 @@ def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 def is_endless(window: bytes) -> bool:
-    """Return True if a window holds one line, without its end."""
+    """Return True if a window holds a single line without its end."""
     return len(window) >= CHUNK_BYTES and b"\n" not in window and b"\r" not in window

@@ -1,12 +1,12 @@
-"""Prefix of a log line: time, rank, host and process, as launchers and loggers write them.
+"""Parse the prefix of a log line: time, rank, host and process, as launchers and loggers write them.
 
     prefix = read_prefix("[rank3]:[E501 08:30:00.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught", clock)
-    prefix.rank, prefix.wall_ns, prefix.stream       # 3, ..., what distinguishes the writer from its neighbours
+    prefix.rank, prefix.wall_ns, prefix.stream       # 3, ..., identifies the writer
 
-Known are torchrun (`[rank3]:`, `[default3]:`), srun (`3: `), mpirun (`[1,3]<stderr>:`), horovodrun (`[3]<stderr>:`),
-pdsh (`worker-1: `), Ray (`(WorkerDict pid=71, ip=10.0.0.1)`), Kubernetes (`[pod/job-worker-0/pytorch]`), NCCL
-(`host:pid:tid [gpu]`), syslog (`Mar  1 08:30:00 host kernel:`), glog and Python's logging. Any other prefix common to
-a file's lines is learned from the file: `store.readers.logs.constant_prefix`.
+Known prefixes are those of torchrun (`[rank3]:`, `[default3]:`), srun (`3: `), mpirun (`[1,3]<stderr>:`), horovodrun
+(`[3]<stderr>:`), pdsh (`worker-1: `), Ray (`(WorkerDict pid=71, ip=10.0.0.1)`), Kubernetes
+(`[pod/job-worker-0/pytorch]`), NCCL (`host:pid:tid [gpu]`), syslog (`Mar 1 08:30:00 host kernel:`), glog and Python's
+logging. Any other prefix that a file's lines share is learned (`store.readers.logs.constant_prefix`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u0080-\u009f\u202a-\u202e\u2066-\u2069]")
 _SPACE = re.compile(r"[ \t|]+")
 _PARTS = (
-    r"(?:> )+",  # quoted in a mail or an issue
+    r"(?:> )+",  # quoted in an e-mail or an issue
     r"\[rank(?:: |[ :=])?(?P<rank>\d{1,6})\][: ]?",
     r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
     r"\[default(?P<local>\d{1,4})\][: ]",
@@ -50,7 +50,7 @@ _PARTS = (
     r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|"
     r"phase|stage|trial|"
     r"seed|fold|chunk|part|xid|errno|python|version|run|exp|test|line|top|acc|bleu|bs|lr|fp|bf|int|v)[-_]?[\d.]+: )"
-    r"(?![\w.]*\.[A-Z]\w*[a-z]\w*: )"  # a type in a module whose name ends with a digit: sqlite3.OperationalError
+    r"(?![\w.]*\.[A-Z]\w*[a-z]\w*: )"  # not a type in a module whose name ends with a digit: sqlite3.OperationalError
     r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?= *\S)",
     r"(?P<host>[A-Za-z][\w.-]{0,62}) [\w./()@-]{1,60}\[\d{1,10}\]:",  # syslog and journald
     r"std(?:out|err) [FP](?= )",  # CRI
@@ -63,7 +63,7 @@ _GROUP = re.compile(r"\(\?P<(\w+)>")
 
 
 def _any_of(parts: Iterable[str]) -> tuple[re.Pattern[str], dict[str, dict[str, str]]]:
-    """Join parts into one pattern; returns it and, per part's group, the part's own groups by name."""
+    """Join parts into one pattern. Returns it, and for each part's group the named groups of the part."""
     parts = list(parts)
     groups = {f"part{place}": {f"{name}{place}": name for name in _GROUP.findall(part)}
               for place, part in enumerate(parts)}  # fmt: skip
@@ -99,12 +99,12 @@ class Prefix:
 
     @property
     def stream(self) -> tuple[int | None, int | None, int | None, str | None, int | None]:
-        """Text that is equal for all lines of one writer: the prefix without times."""
+        """Text that is the same for all lines of one writer: the prefix without times."""
         return (self.rank, self.local_rank, self.task, self.host, self.pid)
 
 
 def clean(line: bytes) -> str:
-    """A line that is safe to show: without colours, control characters or changes of text direction."""
+    """Make a line safe to show: remove colours, control characters and changes of text direction."""
     text = line.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
@@ -160,7 +160,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
 
 
 def written_over(text: str, at: int) -> int:
-    """Offset after `at` at which torch's own line begins behind a progress bar; 0 if there is none."""
+    """Offset after `at` at which a line of torch begins behind a progress bar; 0 if there is none."""
     match = _WRITTEN_OVER.search(text, at) if "[" in text[at:] else None
     return match.start() if match else 0
 

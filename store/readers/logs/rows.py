@@ -1,9 +1,9 @@
-"""Convert logs to rows of `log_events` and `steps`; ranks are inferred from other lines and files, too.
+"""Convert logs to rows of `log_events` and `steps`, and infer missing ranks from other lines and files.
 
     events, steps = log_rows([read_log(path), ...], root)
 
-A line that names no rank gets that of its file's name, of its process (torchrun and NCCL print pid and rank), or of its
-GPU's bus number (NCCL prints it at start). If none is known, the rank is NULL.
+A line without a rank gets the rank of its file's name, of its process (torchrun and NCCL print pid and rank) or of its
+GPU's bus address (NCCL prints it at start). If none is known, the rank is NULL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["log_rows"]
 
 _NUM_RANKS = 1_000_000
 _NAMES_ITS_RANK = ("root_failure", "nccl_comm", "nonfinite", "rendezvous_timeout", "shared_seed")
-"""Kinds of lines whose text names their rank."""
+"""Kinds of lines whose text names the rank."""
 
 
 def log_rows(logs: Sequence[ReadLog], names: Mapping[Any, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -58,7 +58,7 @@ def _event_row(log: ReadLog, event: LogEvent, name: str, known: Identities) -> d
 def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, known: Identities) -> int | None:
     prefix, fields = event.prefix, event.fields
     own = [fields.get("rank") if event.kind in _NAMES_ITS_RANK else None]
-    if event.kind == "watchdog_timeout" and prefix.rank is None:  # std::terminate repeats a text without its prefix
+    if event.kind == "watchdog_timeout" and prefix.rank is None:  # std::terminate repeats the text without its prefix
         own = [fields.get("rank")]
     if event.role not in ("kernel", "outside"):
         own += [prefix.rank, fields.get("own_rank"), known.of_pid(host, prefix.pid), known.of_file(log)]
@@ -75,7 +75,7 @@ def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, know
 
 
 def _step_rows(log: ReadLog, known: Identities) -> list[dict[str, Any]]:
-    """Rows of each rank that printed steps. `committed` stays NULL: no line shows whether a step was kept."""
+    """Rows of each rank that printed steps. `committed` is NULL, since no line shows whether a step was kept."""
     by_rank: dict[int, list[LogStep]] = {}
     for line in log.steps:
         by_rank.setdefault(_writer(log, line, known), []).append(line)
@@ -95,7 +95,7 @@ def _writer(log: ReadLog, line: LogStep, known: Identities) -> int:
 
 
 def _without_repeats(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per rank and step: trainers print a line both to a file and to the console."""
+    """Keep one row per rank and step: trainers print lines to both a file and the console."""
     kept: dict[tuple[int, int], dict[str, Any]] = {}
     for row in rows:
         kept.setdefault((row["rank"], row["step"]), row)

@@ -1,10 +1,10 @@
-"""Rules that classify log lines: data in `rules/*.toml`, checked when loaded.
+"""Rules that classify log lines, loaded from `rules/*.toml` and checked.
 
     for rule in load_rules():
         rule.kind, rule.literals      # "watchdog_timeout", (b"Watchdog caught collective operation timeout",)
 
-A rule has literals, one of which a line must contain; a pattern for the fields in the line; the role of such a line in
-a verdict; and the source of the wording.
+A rule has literals, one of which a line must contain, a pattern for the fields in the line, the role of such a line in
+a verdict, and the source of the wording.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ FOLDER = Path(__file__).with_name("rules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One kind of line. `requires`: a second literal that it must contain. `block`: how following lines are read."""
+    """One kind of line. `requires`: a second literal that the line must contain. `block`: how the following lines are
+    read.
+    """
 
     kind: str
     role: Role
@@ -69,12 +71,12 @@ class Rule:
     requires: str = ""
     block: Block = ""
     is_general: bool = False
-    """Other rules that match the same line and name a cause take precedence."""
+    """True if other rules that match the same line and name a cause take precedence."""
 
 
 @cache
 def load_rules() -> tuple[Rule, ...]:
-    """Load all rules. Raises ValueError with the file and the rule that is wrong."""
+    """Load all rules. Raises ValueError with the file and the invalid rule."""
     found = [_TRACEBACK, _ERROR_FILE, _RAISED]
     for path in sorted(FOLDER.glob("*.toml")):
         with path.open("rb") as file:
@@ -128,8 +130,8 @@ _RAISED = Rule(
 
 
 def cause_of(text: str) -> Rule | None:
-    """Return the most specific rule with a cause that matches a text (the message of an exception)."""
-    text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have broken the lines
+    """Return the most specific rule with a cause that matches a text, such as an exception's message."""
+    text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have wrapped the lines
     blob = text.encode()
     rules, index = _with_causes()
     held = dict.fromkeys(rules[place] for place in index.held(blob))
@@ -144,7 +146,7 @@ def _specificity(rule: Rule, line: bytes) -> tuple[bool, int]:
 
 
 def most_specific(rules: Sequence[Rule | None], line: bytes) -> Sequence[Rule | None]:
-    """Keep only the most specific of several rules that name a root cause, because a line has one cause."""
+    """Of several rules that name a root cause, keep the most specific, because a line has one cause."""
     roots = [rule for rule in rules if rule is not None and rule.role == "root"]
     if len(roots) < 2:
         return rules
@@ -154,7 +156,7 @@ def most_specific(rules: Sequence[Rule | None], line: bytes) -> Sequence[Rule | 
 
 @cache
 def _with_causes() -> tuple[tuple[Rule, ...], LiteralIndex]:
-    """The rule of each literal that names a cause, and the literals' index."""
+    """Rules of all literals that name a cause, and the literals' index."""
     pairs = [(literal, rule) for rule in load_rules() if rule.role in ("root", "victim", "nccl", "numerics")
              for literal in rule.literals]  # fmt: skip
     return tuple(rule for _, rule in pairs), LiteralIndex([literal for literal, _ in pairs])
@@ -162,7 +164,7 @@ def _with_causes() -> tuple[tuple[Rule, ...], LiteralIndex]:
 
 @cache
 def rules_by_literal() -> tuple[tuple[bytes, ...], tuple[Rule, ...], LiteralIndex]:
-    """All literals of rules, the rule of each, and their index."""
+    """All literals, their rules, and their index."""
     pairs = [(literal, rule) for rule in load_rules() for literal in rule.literals]
     literals = tuple(literal for literal, _ in pairs)
     return literals, tuple(rule for _, rule in pairs), LiteralIndex(literals)
@@ -171,16 +173,16 @@ def rules_by_literal() -> tuple[tuple[bytes, ...], tuple[Rule, ...], LiteralInde
 _CLAIMS = ("root", "victim", "hang", "death", "outside", "kernel", "numerics", "nccl", "exception")
 """Roles of lines that report something that happened."""
 _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
-"""A log level below error, after which the program continues."""
+"""A log level below error, with which a program reports that it continues."""
 _LEVEL_REACH = 160
-"""Characters at the start of a line in which its level is searched."""
+"""Number of characters at the start of a line in which its level is searched for."""
 _CONTINUES = re.compile(
     r"\b(?:will ignore|ignor(?:ing|ed)|fall(?:s|ing)? back|retrying|trying (?:again|\d+|another|the next)|next try|"
     r"retry loop|will (?:retry|try again)|(?:going|goes|carr(?:y|ies|ying)) on|continu(?:es|ed|ing)|proceeding|"
     r"skipp(?:ing|ed)|(?<!be )recovered|cached copy|using no|instead(?! of))\b",
     re.IGNORECASE,
 )
-"""Wordings of a program that continues after an error, without what failed or with another try."""
+"""Wordings of programs that continue after an error, without the failed part or with a retry."""
 _ATTEMPT = re.compile(
     r"\b(?:attempt|try|retry(?:ing)?|trial):? ?[#(]?(\d{1,4}) ?(?:/|of|out of) ?(\d{1,4})", re.IGNORECASE
 )
@@ -188,12 +190,14 @@ _FAILED = re.compile(
     r"(?<!on_)(?<!expected )(?:error|exception|fail(?:ed|s|ure)?|fatal|critical|crashed|could not|cannot|unable)\b",
     re.IGNORECASE,
 )
-"""Words for a failure that has happened. A cause after one is a claim, whatever else the sentence says."""
+"""Words for a failure that has happened. A cause named after such a word is a claim, regardless of the rest of the
+sentence.
+"""
 _HINT_BEFORE = re.compile(
-    # a condition at the beginning of a clause, or below what would then be done
+    # a condition at the start of a clause, or after what would then be done
     r"(?:^|[,;:(>*-])\W*(?:\w+ )?(?:if|when(?:ever)?|in (?:case|the event)|should|unless|once)\b(?! (?:you )?did)|"
     r"\b(?:will|would|shall|helps?|works?)\b[^,;]{0,60}\b(?:if|when(?:ever)?|with)\b|"
-    # what is to be avoided, and what may follow; about the past a hedge explains a failure ("may be caused by")
+    # what is to be avoided, or may follow; in the past tense, a hedge explains a failure ("may be caused by")
     r"\b(?:to|and|helps?|helping|please) (?:avoid|prevent|work around|debug|diagnose|mitigate|survive)\b|"
     r"\b(?:survives?|tolerates?|handles?|checks? (?:for|of)|checking for|probing for|disables?|enables?)\b|"
     r"\b(?:may|might|can|could|would|will|likely to)\b(?! not\b)(?: \w+)? "
@@ -222,7 +226,7 @@ _CODE = re.compile(
     r"(?:except|elif|if|while|for|with|def|class)\b.*:\s*(?:#.*|\w[\w.]*\(.*|\w+ = .*)?$|"
     r"raise \w[\w.]*\(|assert .*,|return\b.*\(|print\(|log(?:ger|ging)?\.\w+\(|warnings\.warn\()"
 )
-"""A line of source code, from a file or a traceback; nccl-tests print their result like one."""
+"""A line of source code, from a file or a traceback. (nccl-tests' result line resembles a comment.)"""
 _KEY = re.compile(r"[^\"'{}\[\]]{0,60}([\"'])\s*:")
 _ITEM = re.compile(r"[^\"'{}\[\]]{0,60}[\"']\s*[,\]]")
 _WORDS = re.compile(r"(?:\w+, ?){2,}$")
@@ -231,8 +235,8 @@ _PAIRS = re.compile(r"\b[a-z_][\w.]*\s*[:=]\s*[^\s,]+,\s")
 
 
 def continues(text: str, begin: int, rule: Rule) -> bool:
-    """Return True if a line has a log level below error, or says that its program continues or tries again."""
-    # The head of a traceback has a level, but no wording.
+    """Return True if a line has a log level below error, or says that the program continues or retries."""
+    # The first line of a traceback may have a level, but never such a wording.
     is_line = rule.role in ("root", "exception") and rule.block != "traceback"
     if (is_line or rule.kind == "error_line" or rule.role == "exception") and _LEVEL.search(
         text[begin : begin + _LEVEL_REACH]
@@ -241,15 +245,15 @@ def continues(text: str, begin: int, rule: Rule) -> bool:
     if not is_line and rule.role not in ("victim", "nccl"):
         return False
     if (attempt := _ATTEMPT.search(text)) is not None:
-        return int(attempt[1]) < int(attempt[2])  # after the last attempt there is no other
+        return int(attempt[1]) < int(attempt[2])  # after the last attempt there is no retry
     return _CONTINUES.search(text) is not None
 
 
 def is_claim(text: str, begin: int, rule: Rule) -> bool:
-    """Return True if a line reports that what it names has happened.
+    """Return True if a line reports that the matched event has happened.
 
-    It does not if the literal is part of a condition, advice, a question, a denial, a count of zero, a setting or a
-    line of source code. Only the sentence with the literal is examined.
+    False if the literal is part of a condition, advice, a question, a denial, a count of zero, a setting or source
+    code. Only the sentence with the literal is examined.
     """
     if rule.role not in _CLAIMS or rule.block not in ("", "raised", "terminate"):
         return True
@@ -275,7 +279,7 @@ def is_claim(text: str, begin: int, rule: Rule) -> bool:
 
 
 def _is_setting(before: str, after: str) -> bool:
-    """Return True if the literal is a key or an item of printed settings or metrics."""
+    """Return True if the literal is a key or item of printed settings or metrics."""
     opened = max(before.rfind("{"), before.rfind("["))
     if _FAILED.search(before[: opened + 1] if opened >= 0 else before):
         return False

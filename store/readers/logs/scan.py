@@ -1,11 +1,12 @@
-"""Read one text log in chunks: lines that match a rule become events, lines with a loss become steps.
+"""Scan one text log in chunks: lines that match a rule become events, lines with a loss become steps.
 
     log = read_log(path)
     log.events[0].kind, log.events[0].rank, log.events[0].fields
 
 0. UTF-16, colours and JSON lines are converted to plain text first (`plain_text`).
-1. Chunks of 4 MiB are searched for the rules' literals, all at once; only lines with one are decoded and matched.
-2. Memory is bounded: lines are cut at 16 KiB, and a literal with too many hits is no longer searched and reported.
+1. Chunks of 4 MiB are searched for all literals of the rules at once. Only lines with a literal are decoded and
+   matched.
+2. Memory is bounded: lines are cut at 16 KiB, and a literal with too many hits is reported and no longer searched for.
 """
 
 from __future__ import annotations
@@ -55,42 +56,44 @@ MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
 """Maximum hits of one literal in one file."""
 MAX_STARTS = 5_000
-"""Hits of a file's first line from which it is not taken for a start."""
+"""Number of hits from which a file's first line no longer counts as a start of the program."""
 TAIL_BYTES = 3_000
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
-"""Events kept per kind and writer: later repeats of a warning in a loop add nothing."""
+"""Maximum events kept per kind and writer: further repeats of a warning add nothing."""
 KEPT_LAST = 10
-"""Newest exceptions kept besides those: the last ones show how the process ended."""
+"""Number of newest exceptions kept in addition, since they show how the process ended."""
 MAX_EVENTS = 60_000
 MAX_PREFIXES = 16
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 LATER_LINES = 1_000
-"""Lines after an error that show that its program went on: one that is ending hardly prints as many."""
+"""Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
 FINITE_STEPS = 3
-"""Finite losses after a line on NaN that show that it was not of the loss: as many as show that a job went on."""
+"""Number of finite losses after a line about NaN that show that the loss was not NaN: as many as show that a job
+continued.
+"""
 HEADING_LINES = 40
-"""Lines below a step heading that may hold its values."""
+"""Number of lines below a step's heading that may hold its values."""
 NEAR_LINES = 6
 """Maximum lines between a traceback's first line and a frame, or between a frame and its last line."""
 _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 
-_AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file, once more")
+_AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file again")
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
-"""Roles of lines that may be of a program's end, which "finished" is, too."""
+"""Roles of lines that may report a program's end, as does "finished"."""
 
 _OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
     "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "tasks": read_tasks,
 }  # fmt: skip
-"""Readers of blocks whose first line carries no fields."""
+"""Readers of blocks whose first line has no fields."""
 _OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}
 
 
 def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> ReadLog:
-    """Read one log; `progress` is called with the bytes done so far. Raises nothing for its content."""
+    """Read one log. `progress` is called with the bytes done so far. No content raises an error."""
     year = time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
     scan = _Scan(ReadLog(path=path, rank=rank_of_log(path)), Clock(year=year))
     try:
@@ -105,7 +108,7 @@ def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> Re
 
 
 class _Scan:
-    """The state of one file's reading."""
+    """State of scanning one file."""
 
     def __init__(self, log: ReadLog, clock: Clock) -> None:
         self.log = log
@@ -115,13 +118,13 @@ class _Scan:
         self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
         self._newest_step: int | None = None
         self._heading: tuple[int, tuple[int, int | None], Prefix] | None = None
-        """Line, step and prefix of the newest line that names a step whose values follow."""
+        """Line number, step and prefix of the newest heading of a step, whose values follow."""
         self._step_lines: list[int] = []
-        """Numbers of the lines that report a new step."""
+        """Line numbers of new steps."""
         self._steps_before: dict[int, int] = {}
-        """Steps read before each line that reports values."""
+        """Number of steps read before each line with values."""
         self._constant: list[re.Pattern[str]] = []
-        """Constant prefixes of this file, in addition to the known ones."""
+        """Prefixes learned from this file, in addition to the known ones."""
         self._starts = Starts()
         self._is_in_line = False
         self._filter = LineFilter(rules_by_literal()[0])
@@ -145,11 +148,13 @@ class _Scan:
         self.log.num_bytes += end
         if self._is_in_line:
             what = f"line {self.log.num_lines + 1:,} is longer than {CHUNK_BYTES >> 20} MiB"
-            self.log.given_up.append(f"{what}: its rest was not read")
+            self.log.given_up.append(f"{what}: the rest of it was not read")
         self.log.tail = window[max(0, end - TAIL_BYTES) : end]
 
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
-        """{offset of a line: rules whose literal it holds}; None in place of a rule marks a line with a step."""
+        """Return {offset of a line: rules whose literals it contains}; None in place of a rule marks a line with a
+        step.
+        """
         found: dict[int, list[Rule | None]] = {}
         literals, rules, index = rules_by_literal()
         split = WindowLines(window, end)
@@ -169,7 +174,7 @@ class _Scan:
         self, window: bytes, first: int, last: int, literal: bytes, rule: Rule | None,
         found: dict[int, list[Rule | None]],
     ) -> None:  # fmt: skip
-        """Add the lines between two offsets that hold a literal."""
+        """Add the lines between two offsets that contain a literal."""
         place = window.find(literal, first, last)
         if place < 0:
             return
@@ -182,7 +187,7 @@ class _Scan:
             self._hits[literal] += 1
             if self._hits[literal] == limit:
                 if rule is None or (rule.role != "hint" and rule is not _AGAIN):
-                    reason = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
+                    reason = f"more than {limit:,} lines with {literal.decode()!r}: the rest were not read"
                     self.log.given_up.append(reason)
                 (self._filter if rule is not None else self._step_filter).drop(literal)
             place = window.find(literal, end_of_line(window, place), last)
@@ -205,12 +210,12 @@ class _Scan:
                 self._event(window, line_end, number, *(whole if rule.kind == "working" else (text, prefix)), rule)
 
     def _learn(self, window: bytes) -> None:
-        """Find the prefix that the lines at both ends of the first window have in common."""
+        """Learn the prefix that lines at both ends of the first window share."""
         lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
         texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
         self.log.printed |= {rank for text in texts if (rank := read_prefix(text, self._clock).rank) is not None}
         self._add(common_prefix([text[read_prefix(text, self._clock).length :].lstrip(" ") for text in texts]))
-        first = texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the sample's other half is of the window's end
+        first = texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the other half of the sample is from the window's end
         self._starts.learn(text[read_prefix(text, self._clock, self._constant).length :] for text in first)
 
     def _learn_from(self, window: bytes, begin: int, text: str) -> None:
@@ -247,7 +252,7 @@ class _Scan:
             self._constant.append(pattern)
 
     def _bar(self, number: int, text: str, prefix: Prefix) -> None:
-        """Read the progress bar at the start of a line that continues with another message."""
+        """Read a progress bar at the start of a line that continues with another message."""
         if "it/s" in text or "s/it" in text:
             self._step(number, text, prefix)
 
@@ -270,7 +275,7 @@ class _Scan:
             self.log.steps.append(LogStep(prefix=prefix, step_line=step_line))
 
     def _is_new(self, step_line: StepLine) -> bool:
-        """Return True if the step differs from that of the line before; a bar is redrawn many times per step."""
+        """Return True if the step differs from that of the previous line: bars are redrawn many times per step."""
         if not self.log.steps:
             return True
         last = self.log.steps[-1].step_line
@@ -279,7 +284,7 @@ class _Scan:
         return step_line.step is None or step_line.step != last.step
 
     def finish(self) -> None:
-        """Append the last exceptions, and note at each event how many steps the file reports after it."""
+        """Append the last exceptions, and add to each event how many steps the file reports after it."""
         self.log.num_lines += self._is_in_line
         self.log.events += sorted((event for last in self._last.values() for event in last), key=lambda one: one.line)
         for event in self.log.events:
@@ -294,12 +299,14 @@ class _Scan:
                 event.fields["later_lines"] = self.log.num_lines - event.line
 
     def _stays_finite(self, first: int) -> bool:
-        """Return True if all losses are finite from a step on, and there are enough of them to say so."""
+        """Return True if enough losses follow and all of them are finite."""
         losses = [step.step_line.loss for step in self.log.steps[first:] if step.step_line.loss is not None]
         return len(losses) >= FINITE_STEPS and all(map(math.isfinite, losses))
 
     def _begins_again(self, line: int) -> bool:
-        """Return True if the first step after a line is no later than the first of the file: of another training."""
+        """Return True if the first step after a line is at or before the file's first step, so that it belongs to
+        another training.
+        """
         place = bisect_right(self._step_lines, line)
         if len(self.log.steps) != len(self._step_lines):
             return False
@@ -323,7 +330,7 @@ class _Scan:
             fields.setdefault("after_step", self._newest_step)
         if rule.role == "numerics":
             self._steps_before[number] = len(self.log.steps)
-        # A level in a log collector's prefix is not the level of the line.
+        # The level in a log collector's prefix is not the level of the message.
         is_collected = any("DEBUG" in one.pattern for one in self._constant) and "WARN" not in text[: prefix.length]
         if continues(text, prefix.length if is_collected else 0, rule):
             fields.setdefault("is_warning", 1)
@@ -369,12 +376,12 @@ class _Scan:
         match = rule.pattern.search(text, prefix.length if rule.kind == "working" else 0) or rule.pattern.search(
             text[prefix.length :].lstrip()
         )
-        if match is None and rule.role != "hint":  # a terminal may have broken the line
+        if match is None and rule.role != "hint":  # a terminal may have wrapped the line
             following = next(self._following(window, line_end), None)
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
             rest = islice(self._following(window, line_end), 1, NEAR_LINES)
             if match is None and rule.role == "hang" and not any(line.strip() for _, line in rest):
-                return {"is_cut": 1}  # the file ends within this report
+                return {"is_cut": 1}  # the file ends within this block
         if match is None:
             return None
         return {name: field_value(value) for name, value in match.groupdict().items() if value not in (None, "")}

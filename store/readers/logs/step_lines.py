@@ -48,7 +48,7 @@ _STEPS = (
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
 )  # fmt: skip
-"""Patterns of step numbers, each with a word that every match contains."""
+"""Patterns of step numbers, each with a literal that every match contains."""
 _STEP_WORD = re.compile("[sS][tT][eE][pP]|[iI][tT][eE]?[rR]")
 _ITERATION = re.compile(r"\biter \d{1,12} step (\d{1,12})\b")
 _IN_EPOCH = re.compile(
@@ -61,17 +61,17 @@ _BATCH = re.compile(
     r"\b[ :=#\[(|-]{1,12}(?P<step>\d{1,12}) *(?:/|of) *(?P<total>\d{1,12})"
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
-"""mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
+"""mmengine counts epochs from 1; the ImageNet example (`Epoch: [0]`) and timm count from 0."""
 _HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^\]]{0,80})?\]\s*$")
-"""OLMo's heading of a step; its values follow on indented lines."""
+"""OLMo's heading of a step; the values follow on indented lines."""
 _COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
-"""build-nanogpt's file: a step, the split and its loss."""
+"""Lines of build-nanogpt's file: step, split and loss."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
-"""open_clip and the MNIST example count samples, not steps: their lines are counted."""
+"""open_clip and the MNIST example print sample counts instead of steps, so their lines are counted."""
 _EPOCH = re.compile(r"\b[Ee](?:poch|POCH)\b[ :=#\[(|-]{1,4}\d")
 _EPOCH_OF = re.compile(r"\b[Ee](?:poch|POCH)\b['\"]?[ :=#\[(|-]{1,4}['\"]?(\d{1,7}(?:\.\d+)?)")
 _HELD_OUT = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)[a-z]*\Z", re.IGNORECASE)
-"""Words before a loss that is not the training's."""
+"""Words before a loss that is not the training loss."""
 # No IGNORECASE in patterns searched in every line: it takes three times as long.
 _LOSS = re.compile(r"[lL](?:oss|OSS)(?: train)?" + _IS + _NUMBER)
 _OF_LOSS = re.compile(
@@ -79,9 +79,9 @@ _OF_LOSS = re.compile(
     r"train(?:ing)?[_/ ]|(?:train/)?(?:CE |CrossEntropy)|(?:train/)?actor/(?:pg_)?)\Z",
     re.IGNORECASE,
 )
-"""Further names of the training loss; all others (`val_loss`, `loss_bbox`, `aux/loss`) are left out."""
+"""Prefixes of names of the training loss; other names (`val_loss`, `loss_bbox`, `aux/loss`) are ignored."""
 _PART_OF_LOSS = re.compile(rf"\b(?P<name>loss_[a-z]\w*|[a-z]\w*_loss)\s*[:=]\s*(?P<value>{_NUMBER})")
-"""Parts of a loss whose sum is not printed: they show a step, and that it was not finite."""
+"""Components of a loss whose sum is not printed: they show the step, and whether the loss was finite."""
 _NAME_CHARS = 24
 _GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM)" + _IS + _NUMBER)
 _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE)" + _IS + _NUMBER)
@@ -104,19 +104,19 @@ _TIMES = (
      re.compile(rf"(?<![\w/])(?<!total )(?<!wall )(?<!data )(?<!Data )(?<!training )(?:time|Time|dt|batch_time){_IS}"
                 rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
-"""Patterns of durations, each with words of which every match contains one."""
+"""Patterns of durations, each with literals of which every match contains one."""
 _OF_STEP = re.compile(r"per[_ ](?:iteration|step)|(?:iter(?:ation)?|step)[_ ]tim|time/step|s(?:ec)?/step| took ")
-"""Names of durations that are of a step, not since the start."""
+"""Names of durations of a step, as opposed to the time since the start."""
 _STEP_ALONE = re.compile(r"\b(?:[Ss]tep|[Ii]teration|[Bb]atch) took \d|\btrain_step_time\b")
-"""Names of durations on lines without a step number."""
+"""Names of durations that are read on lines without a step number."""
 _DATA = re.compile(
     rf"(?<![\w])(?:(?:load_)?data(?:[_ ]wait)?[_ ]times?|Data \(t\)|Data|time/data|data_loading_time|"
     rf"data(?:loading)?_s){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
 _WITHOUT_DATA = re.compile(r"\b(?:updt_s|train_step_time)\b")
-"""Names of durations beside which the time for data is printed, without it."""
+"""Durations that exclude the time for data, which is printed next to them."""
 _KERAS = re.compile(r"^(?P<step>\d{1,9})/(?P<total>\d{1,9}) +(?:\[=*[>.]*\]|━+)")
-"""Keras' bar of an epoch, below the line with its number; its loss is the mean so far."""
+"""Keras' bar of an epoch, which follows the line with the epoch's number; its loss is the mean so far."""
 _SPEED = re.compile(r"(?:train_speed\(iter/s\)|iterations?/sec|it/s|\bups)['\"]?\s*[:=]\s*" + _NUMBER)
 _THROUGHPUT = re.compile(
     r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
@@ -139,7 +139,7 @@ _RICH_BAR = re.compile(
     r"[━╸╺ ]+(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?P<elapsed>[\d:]{1,16}) • (?P<left>[\d:-]{1,16}) "
     r"(?P<rate>[\d.]+)(?P<unit>it/s)"
 )
-"""Lightning's RichProgressBar, where its output is a terminal's."""
+"""Lightning's RichProgressBar on a terminal."""
 _PART = re.compile(
     r"(?<![a-z])(fold|split|trial|seed|stage|phase|task|experiment|run|repeat|cv)[ _=:#-]{0,2}(\d{1,6})", re.IGNORECASE
 )
@@ -149,12 +149,14 @@ _NO_TRAINING = re.compile(
     r"extract|resolv|\bcast|concat|group|check|warm|captur|compil|convert|read|build|quantiz|merg|infer|decod|sampl|rollout",
     re.IGNORECASE,
 )
-"""Descriptions of progress bars over other work than steps."""
+"""Descriptions of progress bars that do not count training steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """A step's values on one line. `step` is None if the trainer prints none (transformers); lines are counted then."""
+    """Values of a step on one line. `step` is None if the trainer prints no number (transformers); lines are counted
+    then.
+    """
 
     step: int | None
     loss: float | None
@@ -163,25 +165,25 @@ class StepLine:
     duration_ns: int | None
     data_ns: int | None = None
     is_of_step: bool = False
-    """True if the line names it a step's duration, so that it is not elapsed time even if it grows."""
+    """True if the line calls the duration that of a step, so that it is not elapsed time even if it grows."""
     throughput: float | None = None
     """Tokens or samples per second."""
     skipped: int | None = None
-    """Steps of this line that were skipped because of an overflow."""
+    """Number of this line's steps that were skipped because of an overflow."""
     skipped_so_far: int | None = None
     loss_scale: float | None = None
     """The fp16 loss scale."""
     total: int | None = None
-    """Number of the last planned step."""
+    """Total number of planned steps."""
     per_epoch: int | None = None
-    """Steps of an epoch, where the line counts within one."""
+    """Steps per epoch, if the line counts within an epoch."""
     of_step: int | None = None
-    """The optimizer's step, where `step` counts the iterations of which several make one (litgpt)."""
+    """Number of the optimizer step, if `step` counts micro-batches (litgpt)."""
     bar: Bar | None = None
     epoch: float | None = None
-    """Epoch that a line without a step number names."""
+    """Epoch on a line without a step number."""
     name: str = ""
-    """Words before the loss on a line that names an epoch and no step: batches and means of epochs differ in them."""
+    """Words before the loss on a line with an epoch but no step, which tell lines of batches from means of an epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,27 +195,27 @@ class Bar:
     step: int
     total: int
     duration_ns: int | None
-    """By the rate, which tqdm smooths."""
+    """Nanoseconds per step by the printed rate, which tqdm smooths."""
     elapsed_s: int | None = None
     part: str = ""
-    """The fold, trial, stage or the like that it names."""
+    """Fold, trial, stage etc. in the description."""
     turn: int | None = None
-    """Its epoch, or the first number of its description of which a total follows (`[fold_1] 001/200`)."""
+    """The epoch, or the first number with a total in the description (`[fold_1] 001/200`)."""
 
 
 def step_of(text: str) -> int | None:
-    """The number of the step that a line names, with or without values."""
+    """Step number on a line, with or without values."""
     return _step(text)[0]
 
 
 def heading_of(text: str) -> tuple[int, int | None] | None:
-    """(step, last step) of a heading, whose values follow on indented lines."""
+    """(step, last step) of a heading, after which values follow on indented lines."""
     found = _HEADING.search(text)
     return (int(found["step"]), int(found["total"]) if found["total"] else None) if found else None
 
 
 def read_bar(text: str) -> Bar | None:
-    """The newest state of a progress bar over training steps; None if the line has none."""
+    """Newest state of a progress bar over training steps; None if the line has none."""
     states = list((_RICH_BAR if "•" in text else _BAR).finditer(text))
     if not states:
         return None
@@ -251,7 +253,7 @@ def _elapsed_s(text: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def _about_bar(description: str) -> tuple[str, int | None] | None:
-    """Name and epoch of a bar from the text before its percentage; None for a bar over other work than steps."""
+    """Name and epoch of a bar, from the text before its percentage; None if it does not count training steps."""
     if _NO_TRAINING.search(description):
         return None
     epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", description)
@@ -259,13 +261,13 @@ def _about_bar(description: str) -> tuple[str, int | None] | None:
 
 
 def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepLine | None:
-    """The step of a line; None if it has no values of a step. `heading`: that of the line above, if indented."""
+    """Read the step of a line; None if it has no values of a step. `heading`: from the line above an indented one."""
     if "train_runtime" in text or "Saving dict for global step" in text:
-        return None  # the summary of transformers at the end, of TensorFlow's Estimator after an evaluation
+        return None  # summaries: of transformers at the end, of TensorFlow's Estimator after an evaluation
     if " train " in text and (columns := _COLUMNS.match(text)):
         return StepLine(step=int(columns["step"]), loss=_float(columns[2]), grad_norm=None, lr=None, duration_ns=None)
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
-    # `str.find` costs a tenth of a regex search: try a pattern only if the line has one of its words.
+    # `str.find` takes a tenth of the time of a regex search: try a pattern only if the line has one of its literals.
     loss = _loss(text) if "oss" in text or "OSS" in text else None
     grad_norm = _GRAD_NORM.search(text) if "norm" in text else None
     step, total = heading or _step(text)
@@ -319,7 +321,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
 
 
 def _words_before(text: str, loss: re.Match[str]) -> str:
-    """The words of a line before its loss, without numbers: lines of one statement have the same."""
+    """Words of a line before its loss, without numbers. They are the same for all lines of one print statement."""
     epoch = _EPOCH.search(text)
     begin = epoch.start() if epoch is not None and epoch.start() < loss.start() else 0
     return " ".join(re.findall(r"[A-Za-z]+", text[begin : loss.start()]))
@@ -339,7 +341,7 @@ def _loss(text: str) -> re.Match[str] | None:
 
 
 def _part_of_loss(text: str) -> float | None:
-    """A part of a training loss, one that is not finite if any is; None without one."""
+    """A component of a training loss, preferably one that is not finite; None if there is none."""
     found = [one for one in _PART_OF_LOSS.finditer(text) if not any(map(_HELD_OUT.search, one["name"].split("_")))]
     values = [_float(one["value"]) for one in found]
     return next((value for value in values if not math.isfinite(value)), values[0] if values else None)

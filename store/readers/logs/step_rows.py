@@ -1,13 +1,14 @@
-"""Rows of table `steps` from the printed steps and progress bars of one rank.
+"""Convert the printed steps and progress bars of one rank to rows of table `steps`.
 
     rows = step_rows(rank, lines)
 
-1. A line without a step number gets that of the training bar before it; without a bar, lines are counted.
-2. The training bar is the one with the most steps; a new epoch begins when it restarts. If epoch numbers or step
-   numbers restart, another training begins (a fold, a trial).
-3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines; without a
-   throughput it is the time between lines. For a printed one, `otherwise` has what it would be then.
-4. The bar's smoothed rate is resolved into the steps' own times (`bar_times`).
+1. A line without a step number gets the number of the preceding state of the training bar; without a bar, lines are
+   counted.
+2. The training bar is the one with the most steps; a new epoch begins when it restarts. If epoch or step numbers
+   restart, another training begins (a fold, a trial).
+3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines, or without a
+   throughput is the time between lines. If a duration is printed, `otherwise` holds the derived one.
+4. The times of single steps are recovered from the bar's smoothed rate (`bar_times`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from store.readers.logs.step_lines import Bar
 __all__ = ["step_rows"]
 
 SKIPPED_RATIO = 20
-"""Ratio of a bar's first advance to its usual one from which the steps before count as skipped (a resumed job)."""
+"""Minimum ratio of a bar's first advance to its usual advance for the steps before to count as skipped (a resumed
+job).
+"""
 SETTLE_STEPS = 40
 """Steps until skipped steps no longer affect tqdm's smoothed rate (each step keeps 0.7 of the old rate)."""
 
 
 def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
-    """One row per step, in the order of their first lines."""
+    """One row per step, ordered by each step's first line."""
     name = _training_bar(lines)
     times = [line.prefix.wall_ns for line in lines if line.prefix.wall_ns is not None]
     has_times = len(times) == len(lines) and times == sorted(times)  # otherwise lines are in step order
@@ -57,7 +60,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             has_begun |= turns.has_begun
         elif found.bar is not None and (found.loss is None or name is not None):
             is_after_other = True
-            continue  # of an evaluation, or of another training
+            continue  # a bar of an evaluation, or of another training
         is_counted = False
         is_bar_only = found.bar is not None and found.loss is None and found.grad_norm is None
         if found.step is not None:
@@ -74,7 +77,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             continue
         skipped = found.skipped
         if found.skipped_so_far is not None:
-            engine = engines[step]  # DeepSpeed's engines (actor, critic) each count theirs, in one order at each step
+            # DeepSpeed's engines (actor, critic) count steps separately, and print in the same order at each step
+            engine = engines[step]
             engines[step] += 1
             skipped = found.skipped_so_far - skipped_before[engine] if engine in skipped_before else None
             skipped_before[engine] = found.skipped_so_far
@@ -96,9 +100,9 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
-        if found.loss is not None and not math.isfinite(found.loss):  # of whichever training has this step
+        if found.loss is not None and not math.isfinite(found.loss):  # the training that has this step
             row["loss"] = found.loss
-        if has_begun and row.get("loss") is found.loss is not None:  # none of the training before is in the row
+        if has_begun and row.get("loss") is found.loss is not None:  # the row has no value of the training before
             row["begins"], has_begun = True, False
         is_after_other, last = is_after_other and row is last, row
     every = list(rows.values())
@@ -108,7 +112,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
 
 
 def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int]) -> None:
-    """Mark the first loss of a training that went further than those before it, whose steps have its numbers, too."""
+    """Mark the first loss of a training that got further than earlier ones, which share its step numbers."""
     with_loss = sorted((row for row in rows if row.get("loss") is not None), key=lambda row: row["step"])
     for before, after in pairwise(with_loss):
         if training_of[before["step"]] != training_of[after["step"]]:
@@ -116,7 +120,9 @@ def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int
 
 
 def _usual_name(lines: Sequence[LogStep]) -> str:
-    """Name of the lines by epoch that count; "" if other lines have steps: a mean of an epoch is none."""
+    """Name of the per-epoch lines that count as steps; "" if other lines have steps, since the mean of an epoch is not
+    a step.
+    """
     if any(not line.step_line.name for line in lines):
         return ""
     return max(names, key=lambda name: names[name]) if (names := Counter(line.step_line.name for line in lines)) else ""
@@ -139,12 +145,12 @@ def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
         line.step_line.loss is not None and line.step_line.step is None and line.step_line.bar is None for line in lines
     )
     if sum(map(len, states.values())) < num_losses:
-        return None  # the log lacks most states of the bars, so count its lines
+        return None  # the log lacks most states of the bars, so count lines
     return max(states, key=lambda key: (with_loss[key] > 0, len(states[key]), key[1]), default=None)
 
 
 def _settled(lines: Sequence[LogStep], name: tuple[str, int] | None) -> int:
-    """Last step at which skipped steps still affect the training bar's rate; 0 if no steps were skipped."""
+    """Last step at which skipped steps still affect the training bar's rate; 0 if none were skipped."""
     steps = [bar.step for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
     at = list(dict.fromkeys(steps))[:SETTLE_STEPS]
     advances = [after - before for before, after in pairwise(at)]
@@ -154,13 +160,15 @@ def _settled(lines: Sequence[LogStep], name: tuple[str, int] | None) -> int:
 
 
 class _Passes:
-    """Passes over the step numbers. A pass that restarts at the first step is another training, with its own times."""
+    """Passes over the step numbers. When the numbers restart at the first step, another training begins, with separate
+    times.
+    """
 
     def __init__(self) -> None:
         self.of: dict[float, int] = {}
         self.training_of: dict[float, int] = {}
         self.is_other = self.has_begun = False
-        """`has_begun`: with the newest line."""
+        """True if the newest line began a pass."""
         self._turn = self._training = 0
         self._first: float | None = None
         self._newest = 0.0
@@ -179,18 +187,18 @@ class _Passes:
 
 
 class _Epochs:
-    """Convert a bar's step to a step counted over all epochs: a bar that restarts continues where it ended."""
+    """Converts a bar's step to a step counted over all epochs: a bar that restarts continues from its last step."""
 
     def __init__(self) -> None:
         self.has_begun = False
-        """True if another training begins with the newest bar."""
+        """True if the newest bar begins another training."""
         self._epoch = 0
         self._last = -1
         self._part: str | None = None
         self._turns = _Passes()
 
     def is_of_all(self, bar: Bar) -> bool:
-        """Return True unless the bar is known to be that of one epoch, or of one training, of several."""
+        """Return False if the bar is known to cover one of several epochs or trainings."""
         return bar.epoch is None and bar.turn is None and not bar.part and not self._epoch
 
     def step(self, bar: Bar) -> int:
@@ -208,7 +216,7 @@ class _Epochs:
 
 
 def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) -> None:
-    """Fill in durations that no line states. `passes`: {step: number of its pass}, for step numbers that restart."""
+    """Fill in durations that no line states. `passes`: {step: number of its pass}, because step numbers may restart."""
     between: dict[int, float] = {}
     before: dict[str, Any] | None = None
     for number, row in enumerate(rows):
@@ -226,7 +234,7 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) 
              if row.get("throughput") and number in between]  # fmt: skip
     work = median(works[: max(5, len(works) // 4)]) if works else None
     rates = [row["throughput"] for row in rows if row.get("throughput")]
-    is_relative = work is None and bool(rates)  # without times only relative durations are known
+    is_relative = work is None and bool(rates)  # without timestamps only relative durations are known
     work = median(rates) * 1e9 if is_relative else work
     are_printed = any(row.get("duration_ns") for row in rows)
     for number, row in enumerate(rows):
@@ -241,5 +249,5 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) 
             row.update(other)
         elif number in between:
             row.update(duration_ns=int(between[number]), is_between=True)
-        if row["start_ns"] is not None:  # a line is printed at the end of its step
+        if row["start_ns"] is not None:  # lines are printed at the end of a step
             row["start_ns"] -= row.get("duration_ns") or 0

@@ -1,9 +1,9 @@
-"""Times on log lines as epoch nanoseconds: ISO 8601, glog, syslog, `dmesg -T`, Slurm, trainers' own forms.
+"""Parse timestamps of log lines to epoch nanoseconds: ISO 8601, glog, syslog, `dmesg -T`, Slurm, forms of trainers.
 
     found = Clock(year=2026).read("[2026-03-01 08:30:00,123] ...")
-    found.wall_ns, found.length        # and how many characters of the line it took
+    found.wall_ns, found.length        # and the length of the timestamp
 
-A time without a zone is taken for UTC: only the order of lines and their distance are used.
+A time without a zone is taken as UTC: only order and distance of lines are used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FORMS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A time at the beginning of a text, and its length there."""
+    """A time at the start of a text, and the length of its text."""
 
     wall_ns: int
     length: int
@@ -44,12 +44,12 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Reads times; `year` stands in where a form has none (the year in which the file was last written)."""
+    """Parses times. `year` (that of the file's last change) is used for forms without a year."""
 
     year: int
 
     def read(self, text: str) -> Stamp | None:
-        """The time that the text begins with."""
+        """Parse the time at the start of the text."""
         if not text or text[0] not in "[0123456789EWIFJMSONDATF":
             return None
         for form in _FORMS:
@@ -71,7 +71,7 @@ class Clock:
 
 @lru_cache(maxsize=1024)
 def _second(year: str, month: str, day: str, hour: str, minute: str, second: str, zone: str) -> int | None:
-    """Seconds of the epoch; None for a date that there is not. Lines of one second follow each other."""
+    """Epoch seconds; None for an invalid date. Cached, since consecutive lines often have the same second."""
     try:
         moment = datetime(
             int(year) + (2000 if int(year) < 100 else 0), _MONTHS.get(month) or int(month),

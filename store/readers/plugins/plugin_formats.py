@@ -1,4 +1,4 @@
-"""Formats that other installed packages read, into rows of our tables.
+"""File formats that plug-ins from other installed packages read.
 
     # pyproject.toml of the package
     [project.entry-points."rankscope.readers"]
@@ -6,8 +6,8 @@
 
 The module has `recognise(first: bytes) -> bool`, which gets the first 64 KiB of a file, and `read(path: Path)`, which
 returns rows by table: `log_events`, `steps`, `collectives` and `events`, as mappings from column to value
-(docs/schema.md). It is asked about files of no built-in format, or only text. It runs in a process of
-its own (`store.plugins`), and each row is checked there and here (`store.readers.plugins.plugin_rows`).
+(docs/schema.md). It is called for files that no built-in reader recognises, or only as text. It runs in a child process
+(`store.plugins`), and each row is checked both there and here (`store.readers.plugins.plugin_rows`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class PluginRows:
     plugin: str
     tables: dict[str, Rows] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
-    """Why rows were refused, each reason once."""
+    """Distinct reasons why rows were refused."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of all tables."""
+        """Number of rows of all tables."""
         return sum(map(len, self.tables.values()))
 
     @property
     def has_records(self) -> bool:
-        """Return True if there are rows other than log events."""
+        """True if there are rows other than log events."""
         return any(rows for table, rows in self.tables.items() if table != "log_events")
 
 
@@ -51,7 +51,7 @@ def _readers() -> tuple[PluginProcess, ...]:
 
 
 def plugin_problems() -> dict[str, str]:
-    """{plug-in: why it cannot be used}."""
+    """Return {plug-in: why it cannot be used}."""
     found = {}
     for plugin in _readers():
         try:
@@ -62,18 +62,18 @@ def plugin_problems() -> dict[str, str]:
 
 
 def reader_of(first: bytes) -> PluginProcess | None:
-    """The first plug-in that recognises a file; one that fails does not."""
+    """First plug-in that recognises a file; plug-ins that fail are skipped."""
     for plugin in _readers():
         try:
             if plugin.call("recognise", first):
                 return plugin
-        except PluginError:  # named by `plugin_problems`; the file may still be read as a text
+        except PluginError:  # `plugin_problems` reports it; the file may still be read as text
             continue
     return None
 
 
 def read_by_plugin(path: Path, name: str) -> PluginRows:
-    """Rows of a file; `name` is the file's in the report. Raises SourceError."""
+    """Read a file, called `name` in the report. Raises SourceError."""
     plugin = reader_of(head(path, HEAD_BYTES))
     if plugin is None:
         raise SourceError("is no longer recognised by any plug-in")
@@ -92,14 +92,16 @@ def read_by_plugin(path: Path, name: str) -> PluginRows:
 
 
 def _rows(answer: Any) -> list[tuple[str, Any]]:
-    """Rows by table and reasons, as `store.readers.plugins.plugin_child` sends them; raises for others.
+    """Parse the rows and reasons that `store.readers.plugins.plugin_child` sends. Raises for anything else.
 
-    Rows are checked again: a plug-in may have changed the modules that checked them in its process.
+    Rows are checked again, because a plug-in may have altered the modules that check them in its process.
     """
     return [(str(table), checked_row(row, table) if table in READ_TABLES else row) for table, row in answer]
 
 
 def _event(row: dict[str, Any], name: str) -> dict[str, Any]:
-    """An event as our rules leave it: rank and step are among the fields too."""
+    """Convert a row to a log event in the form of the built-in rules, which also have rank and step among the
+    fields.
+    """
     fields = {key: row[key] for key in ("rank", "step") if row.get(key) is not None}
     return {"message": "", "source": name, **row, "fields": {**fields, **(row.get("fields") or {})}}

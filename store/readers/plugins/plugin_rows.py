@@ -1,4 +1,4 @@
-"""Check the rows returned by a reader plug-in: known columns, values of their types, ranks and steps in range.
+"""Check rows returned by a reader plug-in: known columns, values of the right types, ranks and steps in range.
 
 for table, row in checked_rows(module.read(path)):
     ...                             # ("steps", {...}), finally ("refused", "2 rows of steps: step is missing")
@@ -54,7 +54,7 @@ def checked_rows(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def checked_row(row: Any, table: str) -> dict[str, Any]:
-    """The row with plain Python values. Raises TypeError or ValueError with a one-line message."""
+    """Convert a row to plain Python values. Raises TypeError or ValueError with a one-line message."""
     if not isinstance(row, Mapping):
         raise TypeError(f"a row is a {type(row).__name__} instead of a mapping")
     columns = _COLUMNS[table]
@@ -79,7 +79,7 @@ def checked_row(row: Any, table: str) -> dict[str, Any]:
 
 
 def _check_kind(kind: str) -> None:
-    """Raise ValueError for a kind that no rule has: only rules say what a log line means."""
+    """Raise ValueError for a kind without a rule, because only rules define what a log line means."""
     if kind in (known := _log_kinds()):
         return
     near = get_close_matches(kind, known, n=3, cutoff=0.4)

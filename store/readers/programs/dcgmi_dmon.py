@@ -1,4 +1,4 @@
-"""Table of `dcgmi dmon`: readings of GPUs, one per row, a second apart unless `-d` says otherwise."""
+"""Read tables of `dcgmi dmon`: one reading of a GPU per row, one second apart unless `-d` sets another interval."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _COLUMNS = {
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the header of the table."""
+    """Return True if the table's header is found."""
     return first.lstrip().startswith((b"#Entity", b"# Entity"))
 
 
 def read(path: Path) -> ProgramRows:
-    """Read all rows; the header is repeated every few of them."""
+    """Read all rows; the header is repeated between them."""
     found, host = ProgramRows(), host_of_log(path)
     names: list[str] = []
     counts: dict[str, int] = {}

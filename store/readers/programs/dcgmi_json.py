@@ -1,4 +1,4 @@
-"""JSON of `dcgmi diag -j`: tests of a GPU that failed, each with what the test says."""
+"""Read JSON of `dcgmi diag -j`: failed tests of GPUs, with their messages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError
 
 NAME = "dcgmi diag as JSON"
 _ROOTS = ("DCGM GPU Diagnostic", "DCGM Diagnostic")
-"""The object's name before and since DCGM 4."""
+"""Name of the root object before and since DCGM 4."""
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the name of the report; a line of the program may stand before it."""
+    """Return True if the root object's name is found; the program may print a line before it."""
     return any(f'"{name}"'.encode() in first[:2000] for name in _ROOTS)
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the tests that failed. Raises SourceError where the text is not JSON."""
+    """Read the failed tests. Raises SourceError if the text is not JSON."""
     text = read_text(path, DOCUMENT_BYTES)
     begin = text.find("{")
     try:
@@ -41,7 +41,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _failed(root: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
-    """(test, numbers of GPUs, text); the results of one test of several GPUs are one."""
+    """Yield (test, numbers of GPUs, text), one per test for all its GPUs."""
     for category in _objects(root.get("test_categories")):
         for test in _objects(category.get("tests")):
             name = str(test.get("name") or test.get("test_name") or "")

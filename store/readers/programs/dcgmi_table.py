@@ -1,4 +1,4 @@
-"""Tables of `dcgmi diag` and `dcgmi health -c`: tests of a GPU that failed."""
+"""Read tables of `dcgmi diag` and `dcgmi health -c`: failed tests of GPUs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SETTINGS = re.compile(
     r"device ids|skip",
     re.IGNORECASE,
 )
-"""Tests of how the host is set up, and rows that are not tests."""
+"""Tests of the host's configuration, and rows that are not tests."""
 _REMARK = re.compile(r"^(?:warning|error|info)\b", re.IGNORECASE)
 _DEVICE = re.compile(r"^(?:->|GPU ID:?|GPU) *(\d+)$")
 _OF_A_GPU = re.compile(r"^GPUs?:? ?(\d+): (\w+)")
-"""DCGM 4 lists each GPU's result below that of a test."""
+"""DCGM 4 lists the result of each GPU below the test."""
 _GPUS = re.compile(r"\bGPUs?(?:: ?| )?(\d+(?: ?, ?\d+)*)")
 
 
@@ -36,12 +36,12 @@ class _Row:
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the head of either table."""
+    """Return True if the title of either table is found."""
     return (b"| Diagnostic " in first and b"| Result " in first) or b"Health Monitor Report" in first
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the tests that failed, each with the text below it."""
+    """Read the failed tests, each with the text below it."""
     found, host = ProgramRows(), host_of_log(path)
     for line, test, devices, text in _failed(_rows(read_text(path, DOCUMENT_BYTES).splitlines())):
         found.log_events.append(failed_test(test, devices, text, line, host))
@@ -49,7 +49,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def failed_test(test: str, devices: list[str], text: str, line: int, host: str | None) -> dict[str, Any]:
-    """The event of a test that failed on these GPUs."""
+    """Log event for a test that failed on these GPUs."""
     return {
         "kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host, "message": f"{test}: {text}"[:MAX_TEXT],
         "fields": {"test": test, "devices": ", ".join(devices), "text": text[:MAX_TEXT]},
@@ -57,12 +57,12 @@ def failed_test(test: str, devices: list[str], text: str, line: int, host: str |
 
 
 def is_of_gpu(test: str) -> bool:
-    """Return False for a test of how the host is set up."""
+    """Return False for a test of the host's configuration."""
     return _SETTINGS.search(test) is None
 
 
 def _rows(lines: list[str]) -> list[_Row]:
-    """Rows of two cells; a row without a left cell goes on with the one before."""
+    """Rows of two cells; a row with an empty left cell continues the previous row."""
     rows: list[_Row] = []
     for number, line in enumerate(lines, 1):
         cells = line.strip().strip("|").split("|")

@@ -1,4 +1,4 @@
-"""Values of GPUs as nvidia-smi and dcgmi print them, as columns of `health`."""
+"""Convert GPU values as nvidia-smi and dcgmi print them to columns of `health`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 __all__ = ["LOST", "SECOND_NS", "THROTTLE_BITS", "UNNAMED_HOST", "number", "reading", "sample_ns"]
 
 UNNAMED_HOST = "an unnamed host"
-"""Used as the host if neither the file nor its name tells."""
+"""Host name if neither the file nor its name states one."""
 LOST = re.compile(r"GPU is lost|\[?Unknown Error\]?|\bERR!|GPU requires reset", re.IGNORECASE)
 THROTTLE_BITS = {"hw_slowdown": 0x08, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40,
                  "hw_power_brake_slowdown": 0x80}  # fmt: skip
-"""NVML's bits of the clocks' event reasons."""
+"""Bits of NVML's clocks event reasons."""
 _SCALES = {
     "gpu_utilization_ratio": 0.01, "memory_bandwidth_ratio": 0.01, "temperature_celsius": 1.0, "power_watts": 1.0,
     "sm_clock_hertz": 1e6,
@@ -39,7 +39,7 @@ def number(text: str) -> float | None:
 
 
 def reading(values: Mapping[str, str]) -> dict[str, Any]:
-    """Convert columns with their text to values of `health`; those without a number are left out."""
+    """Convert texts by column to values of `health`; texts without a number are left out."""
     row: dict[str, Any] = {}
     for name, text in values.items():
         found = number(text)
@@ -56,7 +56,9 @@ def reading(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def sample_ns(text: str) -> int | None:
-    """Time of a reading as nvidia-smi writes it: 2026/11/26 10:00:00.123, or Thu Nov 26 10:00:00 2026."""
+    """Parse the time of a reading (ns) as nvidia-smi prints it: 2026/11/26 10:00:00.123, or Thu Nov 26 10:00:00
+    2026.
+    """
     for form in ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%a %b %d %H:%M:%S %Y"):
         try:
             return int(datetime.strptime(text.strip(), form).replace(tzinfo=UTC).timestamp() * 1e9)

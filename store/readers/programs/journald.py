@@ -1,4 +1,4 @@
-"""Journal of systemd as JSON (`journalctl -o json`): each entry as a line of syslog, for the rules of text logs."""
+"""Convert a systemd journal in JSON (`journalctl -o json`) to syslog lines, for the rules of text logs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NAME = "journal of systemd as JSON"
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for an entry with the journal's own field of time."""
+    """Return True for an entry with the journal's time field."""
     line = first.split(b"\n", 1)[0]
     return line.startswith(b"{") and b'"__REALTIME_TIMESTAMP"' in line
 
 
 def lines(path: Path) -> Iterator[str]:
-    """One line an entry: time, host, program, process, message."""
+    """Yield one line per entry: time, host, program, process, message."""
     for _, entry in objects(read_chunks(path)):
         host, program = _text(entry.get("_HOSTNAME")), _text(entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM"))
         pid = _text(entry.get("_PID") or entry.get("SYSLOG_PID"))
@@ -37,6 +37,6 @@ def _time(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):  # bytes, where the message is not a text
+    if isinstance(value, list):  # bytes, if the message is not text
         return bytes(byte for byte in value if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")
     return value if isinstance(value, str) else "" if value is None else str(value)[:1000]

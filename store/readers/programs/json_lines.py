@@ -1,4 +1,4 @@
-"""JSON objects, one per line: those that are damaged are left out."""
+"""Read JSON objects, one per line; damaged ones are left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ MAX_LINE_BYTES = 4 << 20
 
 
 def objects(chunks: Iterator[bytes], prefix: bytes = b"") -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) of each line that holds one, after `prefix`. Raises SourceError at a line without an end."""
+    """Yield (line number, object) for each line with an object after `prefix`. Raises SourceError for an endless
+    line.
+    """
     rest, number = b"", 0
     for chunk in _with_end(chunks):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""Text of `kubectl describe pod`: its lines, with the pod's name where a container's end is stated."""
+"""Read `kubectl describe pod` as log lines; a line that reports a container's end gets the pod's name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIELD = re.compile(r"^(\s*)([A-Z][\w ]*):\s*(.*)$")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a pod's name, namespace and containers."""
+    """Return True if a pod's name, namespace and containers are found."""
     return first.startswith(b"Name:") and b"\nNamespace:" in first and b"\nContainers:" in first
 
 

@@ -1,5 +1,5 @@
-"""Objects of Kubernetes as JSON (`kubectl get events,pods -o json`): each event, and each container that ended, as one
-line, for the rules of text logs.
+"""Convert Kubernetes objects in JSON (`kubectl get events,pods -o json`) to one log line per event and ended container,
+for the rules of text logs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def recognise(first: bytes) -> bool:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Events in the order of their time, then the states of pods."""
+    """Events in order of time, then the states of pods."""
     items: list[dict[str, Any]] = []
     single: dict[str, Any] = {}
     for key, value, is_item in members(read_chunks(path), {"items"}):

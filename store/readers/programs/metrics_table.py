@@ -1,6 +1,6 @@
-"""Tables of metrics by step: `metrics.csv` of Lightning's CSVLogger, exports of TensorBoard and W&B as CSV.
+"""Read CSV tables of metrics by step: `metrics.csv` of Lightning's CSVLogger, exports of TensorBoard and W&B.
 
-A row may hold one metric and leave the others empty: rows of one step are joined.
+A row may hold a single metric, so rows of the same step are joined.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_HEADER_CHARS = 20_000
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a header with a step and a metric that a table has, or TensorBoard's export of one scalar."""
+    """Return True for a header with a step and a known metric, or of TensorBoard's export of one scalar."""
     names = _names(first.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r"))
     step = next((name for name in names if name.lower() in _STEPS), None)
     if step is None:
@@ -71,7 +71,7 @@ def _separator(header: str) -> str:
 
 
 def _metric(name: str) -> str:
-    """Name of a metric: W&B's exports put the run's in front of it."""
+    """Name of a metric without the run's name, which W&B's exports put before it."""
     run, separator, metric = name.rpartition(" - ")
     return metric if separator and run else name
 

@@ -1,4 +1,6 @@
-"""Metrics of MLflow's file store: a file for each (`mlruns/*/*/metrics/loss`), whose lines are time, value and step."""
+"""Read metrics of MLflow's file store: one file each (`mlruns/*/*/metrics/loss`), with lines of time, value and
+step.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ _LINE = re.compile(r"\d{13} [-+.\w]{1,40} \d{1,12}\s*$")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True where each whole line is a time in milliseconds, a value and a step."""
+    """Return True if each complete line is a time in milliseconds, a value and a step."""
     lines = first.decode("utf-8", "replace").splitlines()
     return bool(lines) and all(map(_LINE.match, lines[:-1] or lines))
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the metric that the file's path names below `metrics`; a name may have slashes."""
+    """Read the metric, whose name is the file's path below `metrics` and may contain slashes."""
     folder = max((place for place, part in enumerate(path.parts[:-1], 1) if part == "metrics"), default=-1)
     name = "/".join(path.parts[folder:])
     points: list[Point] = []

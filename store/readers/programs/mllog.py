@@ -1,4 +1,4 @@
-"""MLPerf's log (`:::MLLOG {...}` lines): losses and times by step or sample, and how the run ended."""
+"""Read MLPerf logs (`:::MLLOG {...}` lines): losses and times by step or sample, and how the run ended."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MARK = b":::MLLOG"
 _STEPS = ("step_num", "step", "iteration")
 _SAMPLES = ("samples_count", "samples_num")
 _Entry = tuple[int | None, int | None, dict[str, Any], int | None]
-"""Step, samples, metrics, time."""
+"""Step, number of samples, metrics, time."""
 
 
 def recognise(first: bytes) -> bool:
-    """Return True where most lines are MLPerf's: MLPerf lines inside another log are read with that log."""
+    """Return True if most lines are MLPerf's. MLPerf lines within another log are read with that log."""
     lines = [line for line in first.splitlines()[:200] if line.strip()]
     return bool(lines) and 2 * sum(_MARK in line for line in lines) > len(lines)
 
@@ -61,7 +61,9 @@ def _whole(about: dict[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def _points(entries: list[_Entry], batch: int | None) -> list[Point]:
-    """Points by step. Samples are counted in batches; a run that does not state theirs, by those from line to line."""
+    """Points by step. Samples are converted to steps by the batch size, or else by the usual number of samples between
+    lines.
+    """
     if not batch or batch < 0:
         losses = sorted({samples for step, samples, metrics, _ in entries
                          if step is None and samples is not None and "loss" in map(column_of, metrics)})  # fmt: skip

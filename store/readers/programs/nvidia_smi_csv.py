@@ -1,4 +1,4 @@
-"""`nvidia-smi --query-gpu=... --format=csv [-l 1]`: readings of GPUs, those that it could not read as lost."""
+"""Read `nvidia-smi --query-gpu=... --format=csv [-l 1]`: readings of GPUs; unreadable GPUs are reported as lost."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ _REASON = re.compile(r"^clocks_(?:throttle|event)_reasons\.(\w+)$")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a header of names that nvidia-smi knows."""
+    """Return True for a header of nvidia-smi's property names."""
     header = first.split(b"\n", 1)[0].decode("utf-8", "replace")
     names = [_without_unit(name) for name in header.split(",")]
     return len(names) > 1 and sum(name in _COLUMNS or bool(_REASON.match(name)) for name in names) > 0
 
 
 def _without_unit(name: str) -> str:
-    """`power.draw` of `power.draw [W]`; without a regular expression, which takes minutes for a file of brackets."""
+    """Return `power.draw` for `power.draw [W]`. No regular expression, which would take minutes for a file of
+    brackets.
+    """
     name = name.strip()
     return name[: name.rindex("[")].rstrip() if name.endswith("]") and "[" in name else name
 

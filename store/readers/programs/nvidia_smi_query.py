@@ -1,4 +1,4 @@
-"""Text of `nvidia-smi -q`: state of each GPU's memory, its temperature and what slows its clocks."""
+"""Read `nvidia-smi -q`: each GPU's memory state, its temperature and what slows its clocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REASONS = ("Clocks Event Reasons", "Clocks Throttle Reasons", "HW Slowdown")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the head of the report, or its only line where a GPU is lost."""
+    """Return True for the start of the report, or for its only line if a GPU is lost."""
     return b"NVSMI LOG" in first[:400] or first.lstrip().startswith(b"Unable to determine the device handle for GPU")
 
 
@@ -75,7 +75,9 @@ def read(path: Path) -> ProgramRows:
 
 
 def _pairs(text: str) -> Iterator[tuple[int, str, str, str, str]]:
-    """(line number, section, name, value, line); a section is a name without a value above deeper lines."""
+    """Yield (line number, section, name, value, line). A section is a name without a value above more deeply indented
+    lines.
+    """
     sections: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         pair = _PAIR.match(line)

@@ -1,4 +1,4 @@
-"""The table of `nvidia-smi` without options: readings of each GPU, and those that it could not read as lost."""
+"""Read the table of `nvidia-smi` without options: readings of each GPU; unreadable GPUs are reported as lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from store.readers.untrusted.external_files import SERIES_BYTES
 
 NAME = "table of nvidia-smi"
 MAX_OTHERS = 2
-"""Lines around a table besides its time: a shell's prompts."""
+"""Maximum lines around a table besides its time, such as shell prompts."""
 _GPU = re.compile(
     r"^\|\s+(\d{1,3})\s+\S.*?\|\s*([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b[^|]*\|\s*(\S+)\s*\|"
 )
@@ -22,7 +22,7 @@ _TIME = re.compile(r"^[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ [\d:]{8} \d{4}\s*$")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True where nearly all lines are the table's: a job's log that begins with one is a log."""
+    """Return True if nearly all lines belong to the table: a job's log that begins with one is a log."""
     if b"| NVIDIA-SMI " not in first[:2000] or b"Bus-Id" not in first:
         return False
     others = [line for line in first.splitlines() if line.strip() and line.lstrip()[:1] not in (b"|", b"+")]

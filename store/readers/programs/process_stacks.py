@@ -1,6 +1,6 @@
-"""Stacks of a process at one moment: `py-spy dump` (text or `--json`), and backtraces of gdb and cuda-gdb.
+"""Read stacks of a process: `py-spy dump` (text or `--json`), and backtraces of gdb and cuda-gdb.
 
-The thread that trains is Python's main thread; of gdb's, the one that was current.
+The thread that trains is taken to be Python's main thread, or gdb's current thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GDB_FRAME = re.compile(r"^#(\d+)\s+(?:0x[0-9a-f]+ in )?(.+?) \(.*?\)?(?: (?:at|
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the head of a py-spy dump, one as JSON, or a backtrace."""
+    """Return True for the start of a py-spy dump, as text or JSON, or of a backtrace."""
     text = first.lstrip()
     if text.startswith(b"Process ") and b"\nPython v" in first and b"\nThread " in first:
         return True
@@ -39,7 +39,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the process, or each process where several dumps stand in one file."""
+    """Read each process; a file may hold several dumps."""
     text = read_text(path, REPORT_BYTES)
     rank = rank_of_name(path) if "rank" in str(path.name).lower() else None
     if _JSON.match(text.lstrip().encode()):

@@ -1,6 +1,6 @@
-"""The readers of this package: find the one that recognises a file, and read it within the limits for such files.
+"""Find the reader of this package that recognises a file, and read it within the limits for untrusted files.
 
-name = program_of(first)                     # "sacct", a module of this package; None if none knows the file
+name = program_of(first)                     # "sacct", a module of this package; None if no reader recognises the file
 rows = read_program(name, Path("sacct.txt"), shown="slurm/sacct.txt")
 """
 
@@ -29,7 +29,7 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def program_of(first: bytes) -> str | None:
-    """The module that recognises a file by its first bytes, or by their text without colours."""
+    """Name of the module that recognises a file by its first bytes, or by their text without colours."""
     plain = plain_bytes(first)
     for text in (first,) if plain == first else (first, plain):
         found = next((name for name, module in _modules().items() if module.recognise(text)), None)
@@ -39,17 +39,17 @@ def program_of(first: bytes) -> str | None:
 
 
 def name_of(program: str) -> str:
-    """Describe the files of a program in words."""
+    """Description of a program's files in words."""
     return str(_modules()[program].NAME)
 
 
 def wraps_text(program: str) -> bool:
-    """Return True if a program's files hold the lines of a text log in another form."""
+    """Return True if a program's files wrap the lines of a text log."""
     return hasattr(_modules()[program], "lines")
 
 
 def read_program(program: str, path: Path, *, shown: str) -> ProgramRows:
-    """Rows of a file. `shown` is its name in the report. Raises SourceError."""
+    """Read the rows of a file, called `shown` in the report. Raises SourceError."""
     rows: ProgramRows = confined(_modules()[program].read, path)
     for event in rows.log_events:
         event["source"] = shown
@@ -57,7 +57,7 @@ def read_program(program: str, path: Path, *, shown: str) -> ProgramRows:
 
 
 def text_of(program: str, path: Path, into: Path) -> Path:
-    """The text log that a file wraps, as a file of the same name below `into`. Raises SourceError."""
+    """Write the text log that a file wraps to a file of the same name below `into`. Raises SourceError."""
     text: str = confined(_text, path, program)
     found = into / path.name
     found.write_text(text, encoding="utf-8")

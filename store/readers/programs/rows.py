@@ -1,4 +1,4 @@
-"""Rows that the readers of programs' files make, and the steps among them: names of metrics, durations from times.
+"""Rows made by the readers of programs' files, with common code for steps: names of metrics, durations from times.
 
 rows = ProgramRows(steps=step_rows([Point(step=10, loss=2.1, wall_ns=...), ...], rank=0))
 column_of("train/loss"), column_of("eval_loss")        # "loss", None
@@ -34,7 +34,7 @@ _BY_NAME = {name: column for column, names in _COLUMNS.items() for name in names
 
 @dataclass(slots=True)
 class Point:
-    """Values of a step in one row of metrics."""
+    """One row of metrics: values of a step."""
 
     step: int
     wall_ns: int | None = None
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOfProcess:
-    """The thread of a process that trains, innermost frame first (`file:line function`)."""
+    """Stack of the thread that trains, innermost frame first (`file:line function`)."""
 
     pid: int
     rank: int | None
@@ -55,7 +55,7 @@ class StackOfProcess:
 
 @dataclass(slots=True, kw_only=True)
 class ProgramRows:
-    """Rows by table. `problem` is what of the file could not be read."""
+    """Rows by table. `problem`: what could not be read."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     log_events: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class ProgramRows:
 
 
 def column_of(name: str) -> str | None:
-    """The column of `steps` that a training metric belongs to under any program's name; None for other metrics."""
+    """Column of `steps` for a training metric under the name of any program; None for other metrics."""
     plain = name.strip().lower()
     if plain in _BY_NAME:
         return _BY_NAME[plain]
@@ -82,7 +82,7 @@ def column_of(name: str) -> str | None:
 
 
 def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = None) -> Point | None:
-    """A row of metrics as a point; None without a step or without any metric that a table has."""
+    """Convert a row of metrics to a point; None without a step or without a known metric."""
     number = _number(step)
     if number is None or not (0 <= number < MAX_STEP) or number != int(number):
         return None
@@ -97,8 +97,9 @@ def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None =
 
 
 def step_rows(points: Iterable[Point], *, rank: int) -> list[dict[str, Any]]:
-    """Rows of `steps`: what several points say of one step is joined, and a duration that none states is the time since
-    the step before."""
+    """Rows of `steps`. Points of the same step are joined, and a duration that none states is the time since the
+    previous step.
+    """
     by_step: dict[int, Point] = {}
     for point in points:
         known = by_step.setdefault(point.step, point)

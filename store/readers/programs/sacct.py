@@ -1,4 +1,4 @@
-"""Output of Slurm's `sacct`, parsable (`-p`, `-P`) or as a table: how the job and its steps ended."""
+"""Read Slurm's `sacct`, parsable (`-p`, `-P`) or as a table: how the job and its steps ended."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _ENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "CANCELLED": ("slurm_cancelled", {"reason": ""}),
     "COMPLETED": ("finished", {}),
 }
-"""State of a job -> kind of the event, and its fields."""
+"""Slurm state -> kind and fields of the log event."""
 _OF_STEPS = ("slurm_oom",)
 _EXIT = re.compile(r"^(?P<code>\d+):(?P<signal>\d+)$")
 _JOB_COLUMNS = {"JobID", "JobIDRaw"}
 HEADER_LINES = 5
-"""Lines in which the header is looked for: a shell's prompt may stand before it."""
+"""Number of lines in which the header is searched for: a shell prompt may precede it."""
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a header with the job's number and state."""
+    """Return True for a header with job ID and state."""
     lines = first.decode("utf-8", "replace").splitlines()
     return _header(lines) is not None
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the rows of the last job that is listed."""
+    """Read the rows of the last job in the list."""
     text = read_text(path, DOCUMENT_BYTES)
     rows = [(number, row) for number, row in _rows(text.splitlines()) if row.get("State")]
     found = ProgramRows()
@@ -53,7 +53,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:
-    """The event of a job's, or a step's, row; None where it has not ended, or another row tells."""
+    """Log event for the row of a job or step; None if it has not ended, or another row reports it."""
     state = _state(row["State"]) if row["State"] else ""
     kind, fields = _ENDS.get(state, ("", {}))
     if state == "FAILED" and (end := _EXIT.match(row.get("ExitCode", ""))) and end.groups() != ("0", "0"):
@@ -71,7 +71,7 @@ def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:
 
 
 def _header(lines: list[str]) -> int | None:
-    """Place of the line that names the columns."""
+    """Index of the line with the column names."""
     for place, line in enumerate(lines[:HEADER_LINES]):
         names = re.split(r"\W+", line.strip())
         is_first = names[0] in _JOB_COLUMNS or _mark(line) or any(map(_RULE.match, lines[place + 1 : place + 2]))
@@ -81,7 +81,7 @@ def _header(lines: list[str]) -> int | None:
 
 
 def _mark(head: str) -> str:
-    """Separator of the column names, of any length; empty in a table."""
+    """Separator of the columns, of any length; empty for a table."""
     marks = set(re.findall(r"[^\w\s]+|\t", head.strip()))
     return marks.pop() if len(marks) == 1 else ""
 
@@ -101,12 +101,13 @@ def _rows(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in enumerate(below[1:], top + 3):
         values = [line[begin:end].strip() for begin, end in widths]
         if any(not line[end : end + 1].isspace() for _, end in widths if end < len(line)):
-            values = line.split() if len(line.split()) == len(names) else values  # a copy lost the columns' places
+            # copying has lost the alignment of the columns
+            values = line.split() if len(line.split()) == len(names) else values
         yield number, dict(zip(names, values, strict=True))
 
 
 def _state(text: str) -> str:
-    """The first word of a state, whole where the column cut it (`OUT_OF_ME+`, `CANCELLED+`)."""
+    """First word of a state, completed if the column truncated it (`OUT_OF_ME+`, `CANCELLED+`)."""
     word = text.split()[0]
     if not word.endswith("+"):
         return word

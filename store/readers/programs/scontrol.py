@@ -16,13 +16,13 @@ _FIELD = re.compile(r"(?:^|\s)([A-Z]\w+)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
 
 
 def is_listing(first: bytes, begins: str, has: str) -> bool:
-    """Return True if an object begins in the first lines with the field `begins`, and has the field `has`."""
-    lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell's prompt may stand before it
+    """Return True if one of the first lines begins an object with the field `begins`, and there is a field `has`."""
+    lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell prompt may precede it
     return any(line.lstrip().startswith(f"{begins}=".encode()) for line in lines) and f"{has}=".encode() in first
 
 
 def blocks(text: str, begins: str) -> list[tuple[int, dict[str, str]]]:
-    """The objects of a listing: the number of the line where each begins, and its fields."""
+    """Objects of a listing: the line number at which each begins, and its fields."""
     found: list[tuple[int, dict[str, str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in _FIELD.findall(line):

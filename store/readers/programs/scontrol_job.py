@@ -1,4 +1,4 @@
-"""Output of Slurm's `scontrol show job`: how the last job that is listed ended."""
+"""Read Slurm's `scontrol show job`: how the last job in the list ended."""
 
 from __future__ import annotations
 

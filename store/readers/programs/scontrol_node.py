@@ -1,4 +1,4 @@
-"""Output of Slurm's `scontrol show node`: nodes that are down, do not respond or are drained, and the reason."""
+"""Read Slurm's `scontrol show node`: nodes that are down, not responding or drained, and the reason."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "scontrol show node"
 MAX_NODES = 64
-"""More than this are the cluster's and not a job's: which of them the job had is not known."""
+"""Maximum nodes of a job: a longer listing is of the whole cluster, and the job's nodes are unknown."""
 _FAILED = ("DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING")
 _DRAINED = ("DRAIN", "DRAINED", "DRAINING")
 _PLANNED = re.compile(r"mainten|upgrad|\breboot|reserv|update|install|patch|\btest", re.IGNORECASE)
-"""Reasons of an administrator's own work on a node."""
+"""Reasons for which administrators drain a healthy node."""
 _SINCE = re.compile(r"\[\S+@([\dT:-]+)\]")
 
 
@@ -27,7 +27,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the nodes of a job."""
+    """Read the nodes of a job. Raises SourceError for a listing of the whole cluster."""
     nodes = blocks(read_text(path, DOCUMENT_BYTES), "NodeName")
     if len(nodes) > MAX_NODES:
         reason = f"lists {len(nodes)} nodes: give those of the job (scontrol show node $SLURM_JOB_NODELIST)"

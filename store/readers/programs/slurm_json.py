@@ -1,4 +1,5 @@
-"""Jobs of Slurm as JSON (`sacct --json`, `scontrol show job --json`, `squeue --json`): how a job and its steps ended.
+"""Read Slurm's jobs in JSON (`sacct --json`, `scontrol show job --json`, `squeue --json`): how a job and its steps
+ended.
 
 The shape differs by version: a number is `9`, or `{"set": true, "number": 9}`; a state is text, or a list of them.
 """
@@ -21,12 +22,12 @@ NAME = "jobs of Slurm as JSON"
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for an object with jobs, each with its state."""
+    """Return True for an object with jobs and their states."""
     return first.lstrip()[:1] == b"{" and b'"jobs"' in first and b'"exit_code"' in first and b'"job_id"' in first
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the last job that is listed. Raises SourceError where the text is not JSON."""
+    """Read the last job in the list. Raises SourceError if the text is not JSON."""
     text = read_text(path, DOCUMENT_BYTES)
     try:
         whole = json.loads(text)
@@ -47,7 +48,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _rows(job: dict[str, Any], number: str) -> Iterator[dict[str, str]]:
-    """The job, then its steps, as rows of `sacct`."""
+    """Rows of the job, then of its steps, in the form of `sacct`."""
     yield {"JobID": number, **_row(job)}
     for step in _list(job.get("steps")):
         about = _dict(step)
@@ -69,7 +70,7 @@ def _row(about: dict[str, Any]) -> dict[str, str]:
 
 
 def _number(value: object) -> int:
-    """The number in either form; 0 where it is not set."""
+    """Number in either form; 0 if it is not set."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) else 0
     return int(value) if isinstance(value, int | float) and abs(value) < 1 << 53 else 0

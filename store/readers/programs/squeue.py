@@ -1,4 +1,4 @@
-"""Output of Slurm's `squeue`: how the last job that is listed ended, or that it could not start."""
+"""Read Slurm's `squeue`: how the last job in the list ended, or that it could not start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NODES = "NODELIST(REASON)"
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for squeue's header, below a shell's prompt or at the top."""
+    """Return True for squeue's header, in the first line or below a shell prompt."""
     return any(_is_header(line) for line in first.decode("utf-8", "replace").splitlines()[:2])
 
 

@@ -1,5 +1,5 @@
-"""TensorBoard's event files (`events.out.tfevents.*`): scalars by step. Needs the package tensorboard
-(`rankscope[trackers]`), whose messages they are.
+"""Read TensorBoard's event files (`events.out.tfevents.*`): scalars by step. Needs the package tensorboard
+(`rankscope[trackers]`) for the protobuf classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for a first record that states the version of such a file."""
+    """Return True if the first record states the version of an event file."""
     return first[8 + 4 : 8 + 4 + 64].find(b"brain.Event:") >= 0
 
 
@@ -49,7 +49,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file: length, its checksum, data, their checksum."""
+    """Yield the records of a TFRecord file: length, checksum of it, data, checksum of them."""
     place = 0
     while place + 12 <= len(data):
         (length,) = _LENGTH.unpack_from(data, place)

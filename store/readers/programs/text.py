@@ -1,4 +1,4 @@
-"""The text of a program's file: a shell may have written it in UTF-16, and a terminal's colours may be in it."""
+"""Read the text of a program's file, which may be UTF-16 or contain terminal colours."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["read_chunks", "read_text"]
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The text without colours, at most `limit` bytes of the file. Raises SourceError."""
+    """Text of at most `limit` bytes of the file, without colours. Raises SourceError."""
     return plain_bytes(read_whole(path, limit)[0]).decode("utf-8", "replace")
 
 
 def read_chunks(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
-    """The text in chunks. Raises SourceError at a cut or past the limit."""
+    """Yield the text in chunks. Raises SourceError if the file is truncated or exceeds the limit."""
     return text_chunks(unpacked(path, max_bytes))

@@ -1,4 +1,4 @@
-"""`trainer_state.json` of transformers: one entry a logged step, and at the end the run's totals."""
+"""Read `trainer_state.json` of transformers: one entry per logged step, and the run's totals at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "trainer_state.json of transformers"
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for an object with the trainer's own members."""
+    """Return True for an object with the trainer's fields."""
     return first.lstrip()[:1] == b"{" and b'"global_step"' in first and b'"log_history"' in first
 
 

@@ -1,5 +1,5 @@
-"""W&B's own file of a run (`run-ID.wandb`, also offline): its history. Needs the package wandb (`rankscope[trackers]`),
-whose messages it holds in the log format of LevelDB.
+"""Read the history from W&B's local file of a run (`run-ID.wandb`, also offline). The file holds wandb's messages in
+LevelDB's log format, so the package wandb is needed (`rankscope[trackers]`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _WHOLE, _FIRST, _LAST = 1, 2, 4
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the mark at the start of such a file."""
+    """Return True for the magic bytes of such a file."""
     return first.startswith(_MAGIC)
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the history up to where the file is damaged; a run that was killed ends within a record."""
+    """Read the history up to where the file is damaged; the file of a killed run ends within a record."""
     try:
         from wandb.proto.wandb_internal_pb2 import Record
     except ImportError:
@@ -54,7 +54,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Records of LevelDB's log: a long one is cut at the ends of blocks."""
+    """Yield the records of LevelDB's log format, in which long records are split at the ends of blocks."""
     place, whole = 7, b""
     while place + _HEADER.size <= len(data):
         left = _BLOCK - place % _BLOCK

@@ -1,4 +1,4 @@
-"""History of a W&B run as JSON lines: `wandb-history.jsonl`, or what `run.scan_history()` gave, a row per line."""
+"""Read the history of a W&B run as JSON lines: `wandb-history.jsonl`, or the rows of `run.scan_history()`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def history_point(row: dict[str, object]) -> Point | None:
-    """One row. A step that the program logged itself comes before W&B's count of calls."""
+    """Convert one row. A step that the program logged takes precedence over W&B's count of calls."""
     own = next((row[name] for name in ("train/global_step", "trainer/global_step", "global_step") if name in row), None)
     time = row.get("_timestamp")
     wall_ns = int(time * 1e9) if isinstance(time, (int, float)) and 1e9 < time < 1e10 else None

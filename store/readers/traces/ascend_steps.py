@@ -1,10 +1,10 @@
-"""Step times of Ascend's profiler, `step_trace_time.csv`, as the trace of one rank.
+"""Read step times of Ascend's profiler (`step_trace_time.csv`) as the trace of one rank.
 
     trace = read_ascend_steps(Path("worker3_..._ascend_pt/ASCEND_PROFILER_OUTPUT/step_trace_time.csv"))
-    trace.steps, trace.compute, trace.communication      # as of a Kineto trace, microseconds
+    trace.steps, trace.compute, trace.communication      # as for a Kineto trace, microseconds
 
-A row is a step: columns Device_id, Step, Computing, Communication(Not Overlapped), Overlapped, Communication, Free. The
-file says how long, not when: each step is laid out as compute, then the communication that nothing hides, then idle.
+Each row is a step, with columns Device_id, Step, Computing, Communication(Not Overlapped), Overlapped, Communication,
+Free. The file has durations but no times, so each step is laid out as compute, then exposed communication, then idle.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _INFO = re.compile(r"profiler_info_(\d{1,6})\.json")
 
 
 def is_ascend_steps(first: bytes) -> bool:
-    """Return True for the first bytes of such a file."""
+    """Return True if a file that starts with `first` is such a table."""
     return _HEADER.match(first) is not None
 
 
 def read_ascend_steps(path: Path, *, is_only: bool = False) -> RankTrace:
-    """Read one file. Raises SourceError where nothing of it can be used."""
+    """Read one file. Raises SourceError if nothing in it is usable."""
     text = read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8-sig", "replace")
     steps: list[int] = []
     parts: list[tuple[float, ...]] = []
@@ -57,12 +57,12 @@ def read_ascend_steps(path: Path, *, is_only: bool = False) -> RankTrace:
         if len(steps) > MAX_STEPS:
             raise SourceError(f"has more than {MAX_STEPS:,} steps")
     if not steps:
-        raise SourceError("holds no step with all its times")
+        raise SourceError("holds no step with all times")
     rank = _rank(path)
     if rank is None and is_only and len(devices) == 1:
         rank = 0
     if rank is None:
-        raise SourceError(f"{NO_RANK} by its path (profiler_info_3.json next to it, or rank3 in a folder's name)")
+        raise SourceError(f"{NO_RANK} by its path (needs profiler_info_3.json next to it, or rank3 in a folder's name)")
     return _laid_out(path, rank, np.array(steps), np.array(parts), damaged)
 
 
@@ -80,7 +80,7 @@ def _laid_out(path: Path, rank: int, steps: np.ndarray, parts: np.ndarray, damag
 
 
 def _rank(path: Path) -> int | None:
-    """The rank of the profiler's metadata next to the file, else of a name in its path."""
+    """Rank in the profiler's metadata next to the file, else in a name on its path."""
     for folder in (path.parent, path.parent.parent):
         for info in sorted(folder.glob("profiler_info*.json"))[:1]:
             if match := _INFO.fullmatch(info.name):

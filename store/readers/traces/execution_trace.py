@@ -1,10 +1,11 @@
-"""Execution traces of PyTorch (`ExecutionTraceObserver`, the input of Chakra): which collectives a rank made, in order.
+"""Read PyTorch execution traces (`ExecutionTraceObserver`, the input of Chakra): a rank's collectives, in order.
 
     trace = read_execution_trace(Path("et_rank3.json"))
     trace.calls["0"][17].op, trace.calls["0"][17].shape      # by group and number
 
-They have no times. With NCCL each call is a node `record_param_comms` with its number and group. Other backends record
-only the operation (`gloo:all_reduce`), so calls are counted, which is meaningful only if the job has a single group.
+The traces have no times. With NCCL, each call is a node `record_param_comms` with its sequence number and group. Other
+backends record only the operation (`gloo:all_reduce`), so calls are counted, which is meaningful only for a single
+group.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _INIT = "## process_group:init ##"
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One collective, in the terms of the table `collectives`."""
+    """One collective, with the columns of table `collectives`."""
 
     op: str
     num_bytes: int | None
@@ -43,7 +44,9 @@ class TracedCall:
 
 @dataclass(slots=True)
 class ExecutionTrace:
-    """One rank's file. `is_counted`: call numbers are positions in the file, not numbers of the process group."""
+    """One rank's file. `is_counted`: call numbers are positions in the file, not sequence numbers of the process
+    group.
+    """
 
     rank: int
     path: Path
@@ -52,16 +55,16 @@ class ExecutionTrace:
     """Number of ranks of each group."""
     is_counted: bool = False
     problem: str = ""
-    """Why it was not read completely: an observer that was not stopped leaves a truncated file."""
+    """Why it was not read completely; for example, an observer that was not stopped leaves a truncated file."""
 
 
 def is_execution_trace(first: bytes) -> bool:
-    """Return True if a file begins as an execution trace does."""
+    """Return True if a file begins like an execution trace."""
     return b'"schema"' in first and b'"start_ts"' in first and b'"nodes"' in first
 
 
 def read_execution_traces(found: Survey) -> dict[int, ExecutionTrace]:
-    """Read the files of a job by rank; unreadable ones are added to `found.problems`."""
+    """Read a job's files by rank. Unreadable files are added to `found.problems`."""
     traces: dict[int, ExecutionTrace] = {}
     for path in found.paths:
         try:
@@ -70,7 +73,7 @@ def read_execution_traces(found: Survey) -> dict[int, ExecutionTrace]:
             found.add_problem(path, str(error))
             continue
         if trace.problem:
-            found.add_problem(path, f"{trace.problem}: read up to there")
+            found.add_problem(path, f"{trace.problem}: it was read up to there")
         if trace.rank in traces:
             found.add_problem(path, f"is a second execution trace of rank {trace.rank}")
             continue
@@ -79,7 +82,7 @@ def read_execution_traces(found: Survey) -> dict[int, ExecutionTrace]:
 
 
 def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace:
-    """Read one file. Raises SourceError if nothing of it can be used."""
+    """Read one file. Raises SourceError if nothing in it is usable."""
     numbered: dict[str, dict[int, TracedCall]] = {}
     counted: dict[int, TracedCall] = {}
     sizes: dict[str, int] = {}
@@ -102,7 +105,7 @@ def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace
     except SourceError as error:
         problem = str(error)
     if not numbered and not counted:
-        raise SourceError(problem or "is an execution trace without a collective")
+        raise SourceError(problem or "is an execution trace without collectives")
     rank = rank_of_name(path) if "rank" in path.name.lower() or not is_only else 0
     if rank is None and is_only:
         rank = 0
@@ -113,7 +116,7 @@ def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace
 
 
 def _numbered(node: dict[str, Any], found: dict[str, dict[int, TracedCall]]) -> int:
-    """Take a node's call: [tensors,] [number, is p2p], [group, description], rank, operation, ..."""
+    """Add a node's call: [tensors,] [number, is p2p], [group, description], rank, operation, ..."""
     inputs = node.get("inputs")
     values = inputs.get("values") if isinstance(inputs, dict) else None
     if not isinstance(values, list):

@@ -1,8 +1,8 @@
-"""Sets of time: unions, intersections and lengths of intervals, as sorted numpy arrays of (begin, end).
+"""Unions, intersections and lengths of sets of intervals, as sorted numpy arrays of (begin, end).
 
 busy = union(begin, end)                     # disjoint and sorted
-length(intersection(busy, communication))    # how long both went on
-overlap(busy, begin, end)                    # how long `busy` goes on in each of the windows
+length(intersection(busy, communication))    # total time in both
+overlap(busy, begin, end)                    # time of `busy` within each window
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from store.arrays import Floats
 __all__ = ["NONE", "Spans", "intersection", "length", "overlap", "union"]
 
 Spans = tuple[Floats, Floats]
-"""Begins and ends, sorted, disjoint."""
+"""Arrays of begins and ends, sorted and disjoint."""
 NONE: Spans = (np.zeros(0), np.zeros(0))
 
 
 def union(begin: Floats, end: Floats) -> Spans:
-    """The time covered by at least one of the intervals, as disjoint intervals in order."""
+    """Time covered by at least one interval, as disjoint intervals in order."""
     keep = end > begin
     begin, end = begin[keep], end[keep]
     if len(begin) == 0:
@@ -31,15 +31,16 @@ def union(begin: Floats, end: Floats) -> Spans:
 
 
 def length(spans: Spans) -> float:
-    """The time that they cover."""
+    """Total length."""
     return float(np.sum(spans[1] - spans[0]))
 
 
 def intersection(a: Spans, b: Spans) -> Spans:
-    """The time that is in both."""
+    """Time that is in both."""
     if len(a[0]) == 0 or len(b[0]) == 0:
         return a[0][:0], a[1][:0]
-    # Each of `a` meets the run of `b` from the first that ends after it begins to the last that begins before it ends.
+    # An interval of `a` overlaps those of `b` from the first that ends after its begin to the last that begins before
+    # its end.
     first = np.searchsorted(b[1], a[0], side="right")
     last = np.searchsorted(b[0], a[1], side="left")
     counts = np.maximum(last - first, 0)
@@ -49,7 +50,7 @@ def intersection(a: Spans, b: Spans) -> Spans:
 
 
 def overlap(spans: Spans, begin: Floats, end: Floats) -> Floats:
-    """Return the time that `spans` cover within each window from `begin` to `end`."""
+    """Time that `spans` cover within each window from `begin` to `end`."""
     ends = np.append(0.0, np.cumsum(spans[1] - spans[0]))
 
     def covered_before(at: Floats) -> Floats:

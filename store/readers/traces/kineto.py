@@ -1,14 +1,14 @@
-"""A trace of PyTorch's profiler (Kineto): one rank's `*.pt.trace.json[.gz]`, reduced to when it did what.
+"""Read a trace of PyTorch's profiler (Kineto): one rank's `*.pt.trace.json[.gz]`, reduced to intervals by activity.
 
     trace = read_trace(Path("traces/worker0.pt.trace.json.gz"))
     trace.steps, trace.begin_us, trace.end_us      # ProfilerStep#: number, window
     trace.compute, trace.communication             # disjoint intervals, microseconds
 
-* With device events, compute is every kernel that is not NCCL's, communication NCCL's kernels, copies are the device's
-  (memset, too); the windows are those of the device where the trace has them (the host runs ahead of it).
-* Without (CPU, gloo), compute is every operator but those that issue communication, and communication the backend's
-  spans (`gloo:all_reduce`), which run on their own threads.
-* Events are read one at a time; nothing but two numbers per event of interest is kept.
+* With device events, communication is NCCL's kernels, compute all other kernels, and copies are memory copies and
+  memsets on the device. Step windows are the device's if the trace has them, since the host runs ahead.
+* Without device events (CPU, gloo), compute is every operator except those that issue communication, and communication
+  is the backend's spans (`gloo:all_reduce`), which run in separate threads.
+* Events are read one at a time; only two numbers per relevant event are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["MAX_STEPS", "RankTrace", "read_trace"]
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "hpu_op", "mtia_ccp_events", "privateuse1_kernel")
-"""Categories of what a device does, in lower case: CUDA and ROCm, those of 2021, HPU, MTIA."""
+"""Categories of device activity, in lower case: CUDA and ROCm, traces of 2021, HPU, MTIA."""
 _LAUNCHES = (
     "cuda_runtime",
     "hip_runtime",
@@ -50,7 +50,7 @@ _ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
 """Spans of the process `Overlap Analysis` in `trace_view.json` of Ascend's profiler."""
 _COMMUNICATION_SPAN = re.compile(r"(gloo|ucc|mpi|xccl|nccl):")
 _ISSUES = ("c10d::", "record_param_comms", "gloo:", "nccl:", "_c10d_functional::", "c10d_functional::")
-"""Operators that hand a collective over; how long it takes is in the backend's own span or kernel."""
+"""Operators that issue a collective; its duration is in the backend's span or kernel."""
 _NUMBER = re.compile(r"\s?-?\d{1,19}(\.\d{1,12})?\s?")
 _PIPELINE = re.compile(r"(^|_)(pp|pipeline)", re.IGNORECASE)
 MAX_US = 1e17
@@ -60,17 +60,19 @@ MAX_UNKNOWN = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """One rank. Times are microseconds of the trace's own clock, which no other rank shares."""
+    """One rank's trace. Times are microseconds of the trace's clock, which other ranks do not share."""
 
     rank: int
     path: Path
     world_size: int | None
     stage: int
-    """Place in the pipeline where the trace names such a group, else 0: ranks of one stage do the same work."""
+    """Pipeline stage if the trace names a pipeline group, else 0: only ranks of one stage do the same work."""
     device: str
-    """Device of the times: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or an unknown device's category."""
+    """Device whose times these are: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or the category of an unknown
+    device.
+    """
     marked: bool
-    """True if it has `ProfilerStep#` marks; without, the whole trace is one step, number 0."""
+    """True if it has `ProfilerStep#` marks; otherwise the whole trace is one step, number 0."""
     steps: Ints
     begin_us: Floats
     end_us: Floats
@@ -81,13 +83,13 @@ class RankTrace:
     num_events: int
     damaged_events: int
     problem: str = ""
-    """Why the trace was not read to its end; what came before is here."""
+    """Why the trace was not read to its end; the part before it is kept."""
 
 
 def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None] | None = None) -> RankTrace:
-    """Read one trace; `each` gets every event of it, too. Raises SourceError where nothing of it can be used.
+    """Read one trace; `each` is called with every event. Raises SourceError if nothing in it is usable.
 
-    A trace that `is_only` one needs no rank: it is rank 0 unless it or its name says otherwise.
+    `is_only`: it is the only trace, so it needs no rank, and is rank 0 unless the trace or its name states another.
     """
     collected = CollectedSpans()
     about: Any = None
@@ -114,16 +116,16 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
     if rank is None and is_only:
         rank = 0
     if rank is None:
-        raise SourceError(f"{NO_RANK}, neither inside (distributedInfo) nor by its name")
+        raise SourceError(f"{NO_RANK}, neither inside (distributedInfo) nor in its name")
     on_device = "kernel" in collected.device or "nccl_kernel" in collected.device
     device = device_of(collected.categories, model) if on_device else "cpu"
     if not collected.is_of_profiler():
         categories = ", ".join(sorted(collected.unknown)[:4])
         raise SourceError(f"is not a trace of a supported profiler: its event categories are {categories}")
-    if not on_device and collected.unknown:  # a device of a kind that is not known: what it does is all one
+    if not on_device and collected.unknown:  # a device of unknown type: its activities cannot be told apart
         device, count = max(collected.unknown.items(), key=lambda item: item[1])
         collected.device["kernel"] = collected.device.pop(f"?{device}")
-        problem = problem or f"has {count:,} events of the unknown category {device!r}, taken for its device's compute"
+        problem = problem or f"has {count:,} events of the unknown category {device!r}, counted as its compute"
         on_device = True
     steps, begin, end = step_windows(collected, on_device)
     if len(steps) == 0:
@@ -190,7 +192,7 @@ def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end:
             into.add("backend", begin, end)
         elif not name.startswith(_ISSUES) and not _STEP.match(name):
             into.add("operator", begin, end)
-        elif _STEP.match(name):  # traces of 2021 have the marks among the operators
+        elif _STEP.match(name):  # traces of 2021 have step marks among the operators
             _annotation("user_annotation", name[:200], begin, end, into)
     elif category in ("user_annotation", "gpu_user_annotation") or _STEP.match(name):
         _annotation(category if category == "gpu_user_annotation" else "user_annotation", name[:200], begin, end, into)
@@ -216,7 +218,7 @@ def _annotation(category: str, name: str, begin: float, end: float, into: Collec
     if step:
         steps = into.host_steps if category == "user_annotation" else into.device_steps
         number = int(step[1])
-        if number in steps:  # on each stream of the device
+        if number in steps:  # one on each stream of the device
             steps[number] = (min(begin, steps[number][0]), max(end, steps[number][1]))
         elif len(steps) < MAX_STEPS:
             steps[number] = (begin, end)
@@ -248,7 +250,7 @@ def _time(value: Any) -> float | None:
         value = float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_US < value < MAX_US:
         return float(value)
-    return None  # NaN too: it is in no range
+    return None  # also false for NaN
 
 
 def _int(value: Any) -> int | None:

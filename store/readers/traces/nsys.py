@@ -1,10 +1,10 @@
-"""A report of Nsight Systems, exported as sqlite (`nsys export -t sqlite`), as the trace of one rank.
+"""Read a report of Nsight Systems, exported to SQLite (`nsys export -t sqlite`), as the trace of one rank.
 
     trace = read_nsys(Path("rank3.sqlite"), is_only=False)
-    trace.compute, trace.communication      # as of a Kineto trace, microseconds
+    trace.compute, trace.communication      # as for a Kineto trace, microseconds
 
-Kernels and copies are of the tables that the export documents (`CUPTI_ACTIVITY_KIND_KERNEL`, `..._MEMCPY`,
-`..._MEMSET`, `StringIds`). Steps are ranges of NVTX named `ProfilerStep#3`, `step 3` or `iteration 3`; without them the
+Kernels and copies come from the documented tables of the export (`CUPTI_ACTIVITY_KIND_KERNEL`, `..._MEMCPY`,
+`..._MEMSET`, `StringIds`). Steps are NVTX ranges named `ProfilerStep#3`, `step 3` or `iteration 3`; without them the
 whole report is one step.
 """
 
@@ -30,11 +30,11 @@ from store.readers.untrusted.external_files import NO_RANK, SourceError, head, r
 __all__ = ["SQLITE", "is_nsys", "read_nsys"]
 
 SQLITE = b"SQLite format 3\0"
-"""The first bytes of the file."""
+"""First bytes of a SQLite file."""
 MAX_ROWS = 12_000_000
 PIECE_ROWS = 200_000
 MAX_VALUE_BYTES = 1 << 20
-"""A row, a text, the statement that made a table."""
+"""Maximum bytes of a row, a text, or a table's CREATE statement."""
 MAX_TABLES = 5_000
 MAX_NAME_CHARS = 200
 HEAP_BYTES = 128 << 20
@@ -49,12 +49,12 @@ _COPY_TABLES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 
 
 def is_nsys(path: Path) -> bool:
-    """Return True for an sqlite file. Raises SourceError where it cannot be opened."""
+    """Return True for a SQLite file. Raises SourceError if it cannot be opened."""
     return head(path, len(SQLITE)) == SQLITE
 
 
 def read_nsys(path: Path, *, is_only: bool = False) -> RankTrace:
-    """Read one report. Raises SourceError where nothing of it can be used."""
+    """Read one report. Raises SourceError if nothing in it is usable."""
     if problem := file_problem(path):
         raise SourceError(problem)
     named = "rank" in path.name.lower()
@@ -78,7 +78,7 @@ def read_nsys(path: Path, *, is_only: bool = False) -> RankTrace:
 
 
 def _limit(connection: sqlite3.Connection) -> None:
-    """Bound what the file can make SQLite do: values of any length, endless expressions, a schema that runs code."""
+    """Limit what the file can make SQLite do: huge values, endless expressions, a schema that runs code."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 100)
     connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 20)
@@ -91,7 +91,7 @@ def _limit(connection: sqlite3.Connection) -> None:
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
-    """Tables that hold what they say. Raises SourceError for one whose values are computed."""
+    """Names of plain tables. Raises SourceError for a table with computed values."""
     sizes = connection.execute("SELECT count(*), coalesce(max(length(name)), 0) FROM sqlite_master").fetchone()
     if sizes[0] > MAX_TABLES or sizes[1] > MAX_NAME_CHARS:
         raise SourceError(f"holds {sizes[0]:,} tables, or names of {sizes[1]:,} letters: no report does")
@@ -154,7 +154,7 @@ def _no_times() -> Floats:
 
 
 def _times(pairs: Iterable[tuple[Any, Any]]) -> Floats:
-    """Nanoseconds as microseconds; what is not a number is left out."""
+    """Convert nanoseconds to microseconds; values that are not numbers are left out."""
     kept = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and 0 <= a <= b < 2**62]
     return np.array(kept, dtype=np.float64).reshape(-1, 2) / 1e3
 

@@ -1,9 +1,9 @@
-"""Profiler traces of a job, one per rank: the parts of each step.
+"""Read a job's profiler traces, one per rank, and compute the parts of each step.
 
     for trace, parts in read_rank_traces(survey(folder)):
         trace.rank, parts["step"], parts["exposed"]      # milliseconds, one value per step
 
-A step consists of compute, exposed communication, copies that overlap neither of them, and idle time.
+A step consists of compute, exposed communication, copies that overlap neither, and idle time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Steps = tuple[RankTrace, dict[str, Floats]]
 
 
 def read_rank_traces(found: Survey) -> list[Steps]:
-    """Read the traces, one per rank, ordered by rank; files that cannot be read are listed in `found.problems`."""
+    """Read the traces, one per rank, ordered by rank. Unreadable files are listed in `found.problems`."""
     by_rank: dict[int, Steps] = {}
     unnamed: list[tuple[Path, str]] = []
     traces: list[RankTrace] = []
@@ -40,7 +40,7 @@ def read_rank_traces(found: Survey) -> list[Steps]:
                 unnamed.append((path, str(error)))
             else:
                 found.add_problem(path, str(error))
-    if len(unnamed) == 1 and not traces:  # no other file could be read, so no rank has to be told from others
+    if len(unnamed) == 1 and not traces:  # the only readable file, so it needs no rank
         traces.append(_read(unnamed.pop()[0], is_only=True))
     for path, problem in unnamed:
         found.add_problem(path, problem)
@@ -68,7 +68,7 @@ def _read(path: Path, *, is_only: bool) -> RankTrace:
 
 
 def _joined(a: Steps, b: Steps) -> Steps:
-    """Join two cycles of the profiler's schedule, which are in separate files, into one trace."""
+    """Join two cycles of the profiler's schedule, written to separate files, into one trace."""
     steps = np.concatenate([a[0].steps, b[0].steps])
     order = np.argsort(steps)
     parts = {part: np.concatenate([a[1][part], b[1][part]])[order] for part in PARTS}
@@ -76,7 +76,9 @@ def _joined(a: Steps, b: Steps) -> Steps:
 
 
 def breakdown(trace: RankTrace) -> dict[str, Floats]:
-    """Milliseconds of each step: step, compute, communication, exposed, copies, idle, data."""
+    """Milliseconds per step: step, compute, communication, exposed, copies, idle, data. One array of shape (steps,)
+    each.
+    """
     kernels = union(*(np.concatenate(pair) for pair in zip(trace.compute, trace.communication, strict=True)))
     busy = union(*(np.concatenate(pair) for pair in zip(kernels, trace.copies, strict=True)))
     hidden = intersection(trace.communication, trace.compute)
@@ -87,7 +89,7 @@ def breakdown(trace: RankTrace) -> dict[str, Floats]:
     in_use = overlap(busy, *windows)
     copies = in_use - overlap(kernels, *windows)
     data = overlap(trace.data, *windows)
-    if trace.device != "cpu":  # loading costs the device only where it idles for it
+    if trace.device != "cpu":  # data loading costs only the time in which the device idles
         data = data - overlap(intersection(trace.data, busy), *windows)
     compute = overlap(trace.compute, *windows)
     parts = dict(zip(PARTS, (step, compute, communication, exposed, copies, step - in_use, data), strict=True))

@@ -1,4 +1,4 @@
-"""Spans of one profiler trace as they are collected, and the window of each step found from them."""
+"""Spans of one profiler trace, and the windows of its steps."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from store.readers.traces.intervals import Spans, union
 __all__ = ["CollectedSpans", "step_windows"]
 
 SHORT_MARK = 0.1
-"""A mark of a step that is shorter than this share of the distance to the next is a point: ROCm's last 16 us."""
+"""A step mark shorter than this share of the distance to the next mark is only a point in time (ROCm's last 16 us)."""
 
 
 @dataclass(slots=True)
 class CollectedSpans:
-    """Events of interest, two numbers each; times are microseconds of the trace's clock."""
+    """Begins and ends of the relevant events, in microseconds of the trace's clock."""
 
     launches: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
-    """Correlation and time of the host's calls that start something on the device."""
+    """Correlation ID and time of host calls that launch device work."""
     started: tuple[array[int], array[float], array[float]] = field(
         default_factory=lambda: (array("q"), array("d"), array("d"))
     )
-    """Correlation, begin and end of what the device did."""
+    """Correlation ID, begin and end of device work."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Categories that are of no list, and how many spans they have."""
+    """Unknown categories, and their number of spans."""
     categories: set[str] = field(default_factory=set)
-    """Categories of the device's work and of the calls that start it."""
+    """Categories of device work and of the calls that launch it."""
     processes: dict[Any, str] = field(default_factory=dict)
     device: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
     num_events: int = 0
@@ -46,12 +46,12 @@ class CollectedSpans:
         ends.append(end)
 
     def is_of_profiler(self) -> bool:
-        """Return False if all spans are of unknown categories: a browser's trace, for instance, or a compiler's."""
+        """Return False if all categories are unknown, as in a browser's or a compiler's trace."""
         known = any(not kind.startswith("?") for kind in self.device)
         return not self.unknown or known or bool(self.host_steps or self.device_steps or self.launches[0])
 
     def spans(self, *kinds: str) -> Spans:
-        """Return the union of the spans of these kinds."""
+        """Union of the spans of these kinds."""
         found = [self.device[kind] for kind in kinds if kind in self.device]
         begins = [np.frombuffer(begin) for begin, _ in found] or [np.zeros(0)]
         ends = [np.frombuffer(end) for _, end in found] or [np.zeros(0)]
@@ -59,12 +59,14 @@ class CollectedSpans:
 
 
 def step_windows(collected: CollectedSpans, on_device: bool) -> tuple[Ints, Floats, Floats]:
-    """Number, begin and end of each step: by the device's own marks, else by what each step of the host started."""
+    """Number, begin and end of each step, by the device's step marks, else by the kernels that the host launched in
+    each step.
+    """
     device = _marks(collected.device_steps)
     host = _marks(collected.host_steps)
     if on_device and device is not None:
         steps, begin, end = device
-        # a step's last kernel ends before the next one's first begins, or after: no gap
+        # kernels of consecutive steps may leave a gap or overlap: make the windows contiguous
         end[:-1] = np.maximum(begin[1:], begin[:-1])
         return steps, begin, end
     if host is None:
@@ -75,7 +77,7 @@ def step_windows(collected: CollectedSpans, on_device: bool) -> tuple[Ints, Floa
 
 
 def _marks(steps: Mapping[int, tuple[float, float]]) -> tuple[Ints, Floats, Floats] | None:
-    """Marks of steps as windows; one that is a point lasts until the next, and the last point is left out."""
+    """Windows from step marks. A mark that is only a point lasts until the next mark; the last one is left out."""
     if not steps:
         return None
     numbers = np.array(sorted(steps), dtype=np.int64)
@@ -89,9 +91,9 @@ def _marks(steps: Mapping[int, tuple[float, float]]) -> tuple[Ints, Floats, Floa
 
 
 def _by_correlation(collected: CollectedSpans, host: tuple[Ints, Floats, Floats]) -> tuple[Ints, Floats, Floats] | None:
-    """Windows of the device, from the first kernel that a step's host started to the first of the next step.
+    """Windows on the device, each from the first kernel that the host launched in a step to that of the next step.
 
-    None where the trace does not say which call started which kernel.
+    None if the trace does not tell which call launched which kernel.
     """
     steps, begin, _ = host
     calls, called = np.frombuffer(collected.launches[0], dtype=np.int64), np.frombuffer(collected.launches[1])

@@ -1,4 +1,4 @@
-"""Names in profiler traces: kernels that communicate, and the kind of device that a trace is of.
+"""Recognise communication kernels and the device type in profiler traces.
 
 is_communication("void deep_ep::internode::dispatch<false, 3>(...)")     # True
 device_of({"xpu_runtime"}, "Intel(R) Data Center GPU Max 1550")           # "xpu"
@@ -12,7 +12,7 @@ from collections.abc import Collection
 __all__ = ["COMMUNICATION_KERNEL", "device_of", "is_communication"]
 
 COMMUNICATION_KERNEL = re.compile(
-    r"nccl|rccl|oneccl|hccl|hcom_|mscclpp|uccl"  # libraries of collectives
+    r"nccl|rccl|oneccl|hccl|hcom_|mscclpp|uccl"  # collective libraries
     r"|deep_?ep|hybrid_?ep|nvshmem|rocshmem|pplx|(?:inter|intra)node(?:_ll)?::|\bnotify_dispatch|\bcached_notify"
     r"|userbuffers|cross_device_reduce|quick_?reduce|multimem_|symm(?:etric)?_mem"
     r"|(?:one|two)_?shot_?all_?reduce|all_?reduce_?fusion|lamport_all_?reduce",
@@ -21,7 +21,7 @@ COMMUNICATION_KERNEL = re.compile(
 """Collectives; expert parallelism (DeepEP, NVSHMEM, PPLX); Transformer Engine's user buffers; custom all-reduces of
 vLLM, TensorRT-LLM, FlashInfer and AMD; torch's symmetric memory."""
 _GENERATED = re.compile(r"\s*triton_(?:poi|red|per|tem|mm|for|split)_", re.IGNORECASE)
-"""Kernels of Inductor are named for the operators around them, communication included, which they do not run."""
+"""Inductor's kernels are named after nearby operators, including communication, which they do not perform."""
 _BY_CATEGORY = {
     "mtia_ccp_events": "mtia", "mtia_runtime": "mtia", "mtia_insight": "mtia", "hpu_op": "hpu", "xpu_runtime": "xpu",
     "xpu_driver": "xpu", "hip_runtime": "rocm", "hip_driver": "rocm", "async_npu": "npu",
@@ -37,13 +37,13 @@ _BY_MODEL = (
 
 
 def is_communication(kernel: str) -> bool:
-    """Return True for the name of a kernel that moves data between devices."""
+    """Return True if a kernel with this name moves data between devices."""
     name = kernel[:300]
     return COMMUNICATION_KERNEL.search(name) is not None and _GENERATED.match(name) is None
 
 
 def device_of(categories: Collection[str], model: str) -> str:
-    """The kind of a trace's device, from its events' categories, else from the name of its model; else cuda."""
+    """Device type of a trace, from its events' categories, else from the device's model name, else cuda."""
     for category in categories:
         if category in _BY_CATEGORY:
             return _BY_CATEGORY[category]

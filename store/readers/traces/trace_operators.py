@@ -1,14 +1,14 @@
-"""Operators and kernels of a profiler trace by self time per step.
+"""Self time per step of the operators and kernels in a profiler trace.
 
     operators = OperatorTimes()
     trace = read_trace(path, each=operators.take)
     for row in operators.rows(num_steps=len(trace.steps)):
         row.name, row.phase, row.device, row.self_ms, row.calls     # "aten::mm", "forward", False, 12.3, 24.0
 
-1. Host: spans of the thread that has the marks of steps, within those marks. An operator's own time is its span without
-   those inside it; the remaining time of a phase (`rankscope.forward`) or step is between operators: Python, or a wait
-   that no operator shows.
-2. Device: kernels and copies by name, with their whole duration.
+1. Host: spans of the thread with the step marks, within these marks. An operator's self time excludes the spans nested
+   in it. The remaining time of a phase (`rankscope.forward`) or step lies between operators: Python, or a wait that no
+   operator shows.
+2. Device: kernels and copies by name, with their full duration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_NAMES = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTime:
-    """Means of a step. `phase` is empty outside of phases, and of a device, which runs behind its host."""
+    """Means per step. `phase` is empty outside of phases, and for the device, which runs behind the host."""
 
     name: str
     phase: str
@@ -56,14 +56,14 @@ class _Spans:
         self.name.append(name)
 
     def in_order(self) -> Iterator[tuple[float, float, int]]:
-        """Sort by begin; of two that begin together the longer, outer one comes first."""
+        """Sort by begin; of spans that begin together, the longer (outer) one comes first."""
         begin, end = np.frombuffer(self.begin), np.frombuffer(self.end)
         for at in np.lexsort((-end, begin)):
             yield self.begin[at], self.end[at], self.name[at]
 
 
 class OperatorTimes:
-    """Takes the events of one trace as they are read."""
+    """Collects the events of one trace as they are read."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -72,7 +72,7 @@ class OperatorTimes:
         self._marked: Any = None
 
     def take(self, event: Any) -> None:
-        """One item of `traceEvents`, of whatever type it is."""
+        """Add one item of `traceEvents`, which may have any type."""
         if not isinstance(event, dict) or event.get("ph") != "X":
             return
         category, name = str(event.get("cat", "")).lower(), str(event.get("name", ""))[:200]
@@ -107,7 +107,7 @@ class OperatorTimes:
 
 
 def _add_host(spans: _Spans, names: list[str], sums: dict[tuple[str, str, bool], list[float]]) -> None:
-    """Add the self time of nested spans, by the phase around them."""
+    """Add the self times of nested spans, by the enclosing phase."""
     stack: list[tuple[float, tuple[str, str, bool]]] = []  # end and key of the open spans
     for begin, end, number in spans.in_order():
         while stack and stack[-1][0] <= begin:
@@ -115,7 +115,7 @@ def _add_host(spans: _Spans, names: list[str], sums: dict[tuple[str, str, bool],
         name = names[number]
         is_step = name.startswith(STEP_MARK)
         if not stack and not is_step:
-            continue  # outside of the steps that are marked
+            continue  # outside of the marked steps
         phase = stack[-1][1][1] if stack else ""
         if is_step or name.startswith(PHASE_MARK):
             phase = "" if is_step else name[len(PHASE_MARK) :]

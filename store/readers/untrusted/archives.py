@@ -1,4 +1,4 @@
-"""Unpack archives of evidence (.tar, .tar.gz, .tar.zst, .zip) into a folder, within limits.
+"""Unpack archives (.tar, .tar.gz, .tar.zst, .zip) into a folder, within limits.
 
     problems = expand(Path("evidence.tar.gz"), into)
 
@@ -45,21 +45,23 @@ _DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError,
     ValueError,
 )  # fmt: skip
-"""Errors that the libraries raise for damaged archives; SourceError, a ValueError, is passed on."""
+"""Errors that the libraries raise for damaged archives. SourceError, a ValueError, is passed on."""
 _HOLES = "holds a file with holes (tar --sparse): the rest was not read"
 _PIECE = 1 << 20
 _TAR_MARK = slice(257, 262)
 
 
 def is_archive(first: bytes) -> str:
-    """`tar` or `zip` by the first bytes of the (unzipped) content; empty for anything else."""
+    """Return `tar` or `zip` by the first bytes of the (gunzipped) content; empty for anything else."""
     if first[_TAR_MARK] == b"ustar":
         return "tar"
     return "zip" if first.startswith(b"PK\x03\x04") else ""
 
 
 class PlainMember(tarfile.TarInfo):
-    """A tar member with bounded headers: the library would read extended headers and sparse maps of any length."""
+    """A tar member with bounded headers, since the library would read extended headers and sparse maps of any
+    length.
+    """
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:  # the library's hook for special members
         extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -68,7 +70,7 @@ class PlainMember(tarfile.TarInfo):
                 raise SourceError(f"holds a header of {self.size:,} bytes: the rest was not read")
         elif self.type == tarfile.GNUTYPE_SPARSE:
             raise SourceError(_HOLES)
-        elif self.size > MAX_BYTES:  # the library would skip it block by block, beyond the end of the archive too
+        elif self.size > MAX_BYTES:  # the library would skip it block by block, even beyond the end of the archive
             raise SourceError(f"holds a file of {self.size:,} bytes: the rest was not read")
         found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
         return found
@@ -80,7 +82,7 @@ class PlainMember(tarfile.TarInfo):
 
 
 def expand(path: Path, into: Path) -> list[tuple[str, str]]:
-    """Write the regular files below `into`; returns (member, why it was skipped). Raises SourceError."""
+    """Write the regular files below `into`. Returns (member, why it was skipped). Raises SourceError."""
     return confined(_expand, path, into)
 
 
@@ -102,7 +104,7 @@ def _expand(path: Path, into: Path) -> list[tuple[str, str]]:
                 os.utime(target, (modified_s, modified_s))
             except SourceError:
                 raise
-            except _DAMAGE as error:  # the rest of a tar cannot be read either; that is raised next
+            except _DAMAGE as error:  # the rest of a tar is unreadable, too; the error is raised next
                 problems.append((name, _damage(error)))
     except SourceError:
         raise
@@ -123,13 +125,13 @@ class _Budget:
     def take(self, num_bytes: int) -> None:
         self._left -= num_bytes
         if self._left < 0:
-            raise SourceError("unpacks to more than is read: the rest was not read")
+            raise SourceError("unpacks to more than the limit: the rest was not read")
 
 
 def _tar(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[bytes], float]]:
     with tarfile.open(fileobj=_Stream(unpacked(path, MAX_BYTES)), mode="r|", tarinfo=PlainMember) as archive:
         for member in archive:
-            archive.members = []  # type: ignore[attr-defined]  # each is kept otherwise, with its headers
+            archive.members = []  # type: ignore[attr-defined]  # otherwise every member is kept, with its headers
             stream = archive.extractfile(member) if member.isreg() else None
             if stream is not None:
                 yield member.name, stream, max(0.0, float(member.mtime))
@@ -160,7 +162,7 @@ def _zip(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[
 
 
 def _check_directory(path: Path) -> None:
-    """Refuse a zip with too many entries before the library creates an object for each of them."""
+    """Raise SourceError for a zip with too many entries, before the library creates an object for each."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - (1 << 17)))
         tail = file.read()
@@ -174,7 +176,9 @@ def _check_directory(path: Path) -> None:
 
 
 def _check_members(members: Iterable[zipfile.ZipInfo]) -> None:
-    """Refuse members that share bytes: a few of them unpack to any size, and no program writes such an archive."""
+    """Raise SourceError if members share bytes: a few of them unpack to any size, and no program writes such an
+    archive.
+    """
     end = 0
     for member in sorted(members, key=lambda one: one.header_offset):
         if member.header_offset < end:
@@ -198,7 +202,7 @@ def _write(stream: IO[bytes], target: Path, budget: _Budget) -> None:
 
 
 class _Stream(io.RawIOBase):
-    """File object over chunks that can only be read forward."""
+    """Forward-only file object over chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._kept = chunks, b""

@@ -1,6 +1,6 @@
-"""Run a reader of foreign files in a separate process, whose memory and time the kernel bounds.
+"""Run a reader of untrusted files in a separate process, whose memory and time the kernel limits.
 
-    trace = confined(read_nsys, path)          # as read_nsys(path), or SourceError("needed more than ...")
+    trace = confined(read_nsys, path)          # like read_nsys(path), or SourceError("needed more than ...")
 
 A short JSON text or pickle cannot grow into much and is read in this process. One child is kept for the next file.
 """
@@ -25,19 +25,23 @@ __all__ = ["confined"]
 
 MEMORY_BYTES = 320 << 20
 MEMORY_RATIO = 4
-"""Bytes of memory more for each byte of the file."""
+"""Additional bytes of memory per byte of the file."""
 LIMIT_S = 50.0
 BYTES_PER_S = 16 << 20
-"""Seconds more for a large file: what a reader of text gets through at the least."""
+"""Bytes of a file for which one more second is allowed: the least that a text reader gets through per second."""
 SHORT_BYTES = 1 << 20
-"""A JSON text or a plain pickle becomes at most some 60 times as large in memory."""
+"""Up to this size, files are read in this process: JSON text or a plain pickle grows at most about 60-fold in
+memory.
+"""
 MAX_ANSWER_BYTES = 1 << 30
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 T = TypeVar("T")
 
 
 def confined(read: Callable[..., T], path: Path, *arguments: Any, **options: Any) -> T:
-    """`read(path, *arguments, **options)`, a function of a Rankscope module. Raises SourceError."""
+    """Return `read(path, *arguments, **options)`, where `read` is a function of a Rankscope module. Raises
+    SourceError.
+    """
     first, num_bytes = first_bytes(path, 64)
     if num_bytes <= SHORT_BYTES and first.lstrip(_BLANK)[:1] in (b"{", b"[", b"\x80"):
         return read(path, *arguments, **options)
@@ -53,7 +57,7 @@ def confined(read: Callable[..., T], path: Path, *arguments: Any, **options: Any
 
 _lock = threading.Lock()
 _kept: list[tuple[int, LimitedProcess]] = []
-"""The child that waits for a question, and the process that started it: a fork must not talk to it."""
+"""The idle child, and the pid of its parent: a forked process must not use it."""
 
 
 def _ask(question: bytes, memory_bytes: int, limit_s: float) -> tuple[str, Any]:
@@ -101,7 +105,7 @@ def _answer(question: bytes) -> bytes:
         return too_large
     except OSError as error:
         return pickle.dumps(("error", f"cannot be read: {error.strerror}"))
-    except Exception as error:  # of a library that a damaged file confuses: the next file is read all the same
+    except Exception as error:  # a damaged file may confuse a library; this must not stop the next file from being read
         return pickle.dumps(("error", f"is damaged: {type(error).__name__}: {visible(str(error))[:200]}"))
     finally:
         limits.limit_memory(None)

@@ -1,9 +1,9 @@
 """Open untrusted files: regular files only, no symlinks, bounded reads.
 
     for path in survey(folder).paths: ...
-    for chunk in unpacked(path): ...        # bytes, gunzipped if compressed; SourceError says what is wrong
+    for chunk in unpacked(path): ...        # bytes, gunzipped if compressed; raises SourceError
 
-Links, FIFOs and devices are listed as problems and not opened, because that could read another file or block for ever.
+Links, FIFOs and devices are listed as problems and not opened, since that could read another file or block forever.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ __all__ = [
 
 CHUNK_BYTES = 1 << 20
 MAX_ZEROS_BYTES = 1 << 30
-"""Maximum zeros before the first bytes of a text."""
+"""Maximum number of zero bytes that may precede a text."""
 REPORT_BYTES = 16 << 20
-"""Largest output of a command that is read."""
+"""Maximum bytes of a command's output."""
 DOCUMENT_BYTES = 64 << 20
-"""Largest file that is read as a whole."""
+"""Maximum bytes of a file that is read as a whole."""
 SERIES_BYTES = 512 << 20
-"""Largest file that is read row by row."""
+"""Maximum bytes of a file that is read row by row."""
 MAX_ROWS = 1_000_000
 """Maximum rows per file and table."""
 MAX_FILES = 20_000
 MAX_DEPTH = 6
-"""Maximum depth of folders: host/job/logs/none_x1/attempt_0/3 of torchrun's `--log-dir`."""
+"""Maximum depth of folders, enough for torchrun's `--log-dir`: host/job/logs/none_x1/attempt_0/3."""
 MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
-"""Maximum unpacked size of one file: stops compressed bombs. A trace of 8 million events has about 2 GiB."""
+"""Maximum unpacked bytes of one file, against compression bombs. A trace of 8 million events has about 2 GiB."""
 MAX_MEMBERS = 100_000
 """Maximum gzip members of one file, each of which costs microseconds. With bgzip's members of 64 KiB that allows 6 GB.
 """
 MAX_EMPTY_MEMBERS = 1000
 """Maximum consecutive empty gzip members."""
 MEMBER_BYTES = 1 << 10
-"""Compressed bytes that a member is given first, since zlib copies those behind its end; then eight times as many."""
+"""Compressed bytes passed to zlib at first, because it copies what follows a member's end; then eight times as many."""
 _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
-NO_RANK = "tells no rank"
-"""Start of the reason why one rank's file could not be used among several."""
+NO_RANK = "states no rank"
+"""Start of the reason why a file could not be used together with others."""
 
 
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -73,7 +73,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 class ZstdError(ValueError):
-    """A compressed file that cannot be read; the text says why."""
+    """A zstd file cannot be read; the message says why."""
 
 
 def zstd_chunks(path: Path, chunk_bytes: int) -> Iterator[bytes]:
@@ -101,19 +101,19 @@ def _decompressor(file: Any) -> Any:
 
 
 class SourceError(ValueError):
-    """A file or folder cannot be read; the text is one line with the name and the reason."""
+    """A file or folder cannot be read; the message is one line with the name and the reason."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """Regular files below a folder in the order of their names, and problems of those that were skipped."""
+    """Regular files below a folder in order of their names, and the problems of skipped ones."""
 
     paths: list[Path] = field(default_factory=list)
     problems: list[dict[str, str]] = field(default_factory=list)
 
     def add_problem(self, path: Path, problem: str) -> None:
-        """Note a file's problem, with its path if that is relative (the name in the report), else its name; the number
-        is bounded, so that a folder of foreign files doesn't fill the report.
+        """Add a file's problem, under its path if that is relative (its name in the report), else its name. The number
+        is bounded, so that a folder of unrelated files does not fill the report.
         """
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append({"path": path.name if path.is_absolute() else str(path), "problem": problem})
@@ -147,7 +147,7 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
                     if depth:
                         _walk(path, depth - 1, found)
                     else:
-                        found.add_problem(path, f"lies more than {MAX_DEPTH} folders deep and was not read")
+                        found.add_problem(path, f"is more than {MAX_DEPTH} folders deep and was not read")
                 except OSError as error:
                     found.add_problem(path, f"cannot be listed: {error.strerror}")
             elif entry.is_file(follow_symlinks=False):
@@ -157,7 +157,7 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
 
 
 def _opened(path: Path) -> int:
-    """A file descriptor of a plain file."""
+    """Open a regular file and return the descriptor. Raises SourceError."""
     try:
         return open_plain(path)
     except OSError as error:
@@ -166,19 +166,19 @@ def _opened(path: Path) -> int:
 
 
 def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
-    """The bytes of a file, unpacked, and its modification time (epoch nanoseconds)."""
+    """Read a file's unpacked content and its modification time (epoch nanoseconds). Raises SourceError."""
     fd = _opened(path)
     with open(fd, "rb") as file:
         size = os.fstat(fd).st_size
         if size > max_bytes:
             raise SourceError(f"has {size:,} bytes: more than the {max_bytes:,} that are read")
-        data = file.read(size)  # reading a larger number would allocate it at once
+        data = file.read(size)  # read(n) allocates n bytes in advance
         modified = os.fstat(fd).st_mtime_ns
     return b"".join(unpacked(path, max_bytes)) if data.startswith((_GZIP, ZSTD)) else data, modified
 
 
 def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
-    """The first bytes as they are stored, and the size of the file."""
+    """First bytes as stored (not unpacked), and the size of the file."""
     with open(_opened(path), "rb") as file:
         return file.read(num_bytes), os.fstat(file.fileno()).st_size
 
@@ -192,7 +192,9 @@ def modified_ns(path: Path) -> int:
 
 
 def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
-    """Yield a file in chunks of at most 1 MiB, gunzipped if compressed. SourceError if truncated or too large."""
+    """Yield a file in chunks of at most 1 MiB, gunzipped if compressed. Raises SourceError if it is truncated or too
+    large.
+    """
     total = 0
     with open(_opened(path), "rb") as file:
         first = file.read(CHUNK_BYTES)
@@ -243,7 +245,7 @@ def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
 
 
 def _members(file: object, chunk: bytes) -> Iterator[bytes]:
-    """The content of each member of a gzip file, in pieces that may be short. Raises SourceError and zlib.error."""
+    """Yield the content of all members of a gzip file, in pieces of any size. Raises SourceError and zlib.error."""
     inflate = zlib.decompressobj(31)
     num_members, num_empty, size = 1, 0, MEMBER_BYTES
     while chunk:
@@ -264,7 +266,7 @@ def _members(file: object, chunk: bytes) -> Iterator[bytes]:
             if at == len(view):
                 view, at = memoryview(file.read(CHUNK_BYTES)), 0  # type: ignore[attr-defined]
             if view[at : at + 1] != _GZIP[:1]:
-                return  # no other member
+                return  # not a further member
             num_members += 1
             num_empty += 1
             if num_empty > MAX_EMPTY_MEMBERS:
@@ -277,7 +279,7 @@ def _members(file: object, chunk: bytes) -> Iterator[bytes]:
 
 
 def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> bytes:
-    """The first bytes of a file, unpacked; fewer if it is damaged. `is_after_zeros`: skip leading zero bytes."""
+    """First bytes of a file, unpacked; fewer if it is damaged. `is_after_zeros`: skip leading zero bytes."""
     found = b""
     max_bytes = MAX_ZEROS_BYTES if is_after_zeros else CHUNK_BYTES
     try:
@@ -294,8 +296,9 @@ def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> 
 
 
 def rank_of_name(path: Path) -> int | None:
-    """The rank in a file's name: the number after `rank` in its own or its folder's name, else the last number before
-    its suffixes."""
+    """Rank in a path: the number after `rank` in the name of the file or its folder, else the last number before the
+    suffixes.
+    """
     stem = path.name.split(".")[0] if path.name.split(".")[0] else path.name
     for name in (path.name, stem):
         marked = _RANK.findall(name)

@@ -1,9 +1,9 @@
-"""An HTTP request with a total deadline that follows no redirect, and whose errors contain no text of the server.
+"""HTTP requests with a total deadline, without redirects, and without the server's text in errors.
 
     with HttpDeadline(10.0) as opener, opener.open(request, timeout=10.0) as answer:
         body = answer.read(limit)
 
-A socket timeout restarts with each byte: a server that sends one now and then would hold a caller for hours.
+A socket timeout restarts with each byte, so a server that sends single bytes could block a caller for hours.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer like any other that is not a success: HTTPError."""
+    """Redirects raise HTTPError, like any other unsuccessful response."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 class HttpDeadline:
-    """Closes the connections of its opener at the deadline. Raises TimeoutError if that is reached."""
+    """Closes the opener's connections at the deadline, and then raises TimeoutError."""
 
     def __init__(self, limit_s: float) -> None:
         self._ends_s = time.monotonic() + limit_s
@@ -57,7 +57,7 @@ class HttpDeadline:
         for opened in self._opened:
             opened.close()
         if time.monotonic() >= self._ends_s:
-            raise TimeoutError("no whole answer in time")
+            raise TimeoutError("no complete answer in time")
 
     def _watched(self, kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPConnection]:
         deadline = self
@@ -71,7 +71,7 @@ class HttpDeadline:
 
     def _connect(self, *args: Any, **kwargs: Any) -> socket.socket:
         connection = socket.create_connection(*args, **kwargs)
-        self._opened.append(connection.dup())  # a TLS handshake takes the socket itself away until it is over
+        self._opened.append(connection.dup())  # a TLS handshake detaches the socket until it is over
         if time.monotonic() >= self._ends_s:  # the timer may have fired before the socket was listed
             connection.close()
             raise TimeoutError("no connection in time")
@@ -84,7 +84,7 @@ class HttpDeadline:
 
 
 def plain_reason(error: Exception) -> str:
-    """The reason without the server's text, which may contain anything, even the address with its token."""
+    """Reason of an error without the server's text, which may contain anything, even the address with its token."""
     if isinstance(error, urllib.error.HTTPError):
         if error.code in REDIRECTS:
             return f"it answers with a redirect ({error.code}), which is not followed"

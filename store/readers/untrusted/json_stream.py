@@ -1,9 +1,9 @@
-"""One JSON object read piece by piece: its long arrays item by item, so that a trace of a gigabyte needs a megabyte.
+"""Read one JSON object incrementally, its long arrays item by item: a trace of a gigabyte needs a megabyte of memory.
 
     for key, value, is_item in members(unpacked(path), {"traceEvents"}):
         ...                            # ("schemaVersion", 1, False), ("traceEvents", {...}, True), ...
 
-Raises SourceError in the middle where the text is cut off or broken: what came before is the caller's to keep.
+If the text is truncated or malformed, raises SourceError after the members before that place.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from store.readers.untrusted.external_files import SourceError
 __all__ = ["members"]
 
 MAX_ITEM_CHARS = 4 << 20
-"""One value or one item of an array. An event of a trace has a few hundred."""
+"""Maximum characters of a value or an array item. An event of a trace has a few hundred."""
 MAX_MEMBER_CHARS = 96 << 20
-"""A value outside the arrays: metadata of the host, stacks of the host's calls."""
+"""Maximum characters of a value outside the arrays, such as metadata of the host or call stacks."""
 MAX_ITEMS = 12_000_000
 NUMBER_TAIL = 2
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class _Text:
-    """A window on the text that moves forward."""
+    """A window that moves forward over the text."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -39,7 +39,7 @@ class _Text:
         self.at_end = False
 
     def more(self) -> bool:
-        """Read another chunk, dropping what was read."""
+        """Read another chunk, and drop what was consumed."""
         if self.at_end:
             return False
         chunk = next(self._chunks, None)
@@ -49,14 +49,14 @@ class _Text:
         return True
 
     def _double(self) -> bool:
-        """Read as much again as is there: a long value is not parsed from its start with each chunk."""
+        """Double the window, so that a long value is not parsed again from its start with each chunk."""
         wanted, is_more = 2 * (len(self.text) - self.at), False
         while len(self.text) - self.at < wanted and self.more():
             is_more = True
         return is_more
 
     def peek(self) -> str:
-        """The next character that is not a space, without taking it; "" at the end."""
+        """Next non-blank character, without consuming it; "" at the end."""
         skipped = 0
         while True:
             found = _SPACE.match(self.text, self.at)
@@ -70,14 +70,14 @@ class _Text:
                 return ""
 
     def take(self, expected: str) -> None:
-        """Take one character that must be there."""
+        """Consume one character. Raises SourceError unless it is `expected`."""
         found = self.peek()
         if found != expected:
             raise SourceError("is cut off" if not found else f"is not a JSON object: expected {expected!r}")
         self.at += 1
 
     def value(self, max_chars: int = MAX_ITEM_CHARS) -> Any:
-        """The next JSON value."""
+        """Parse the next JSON value."""
         self.peek()
         while True:
             try:
@@ -92,7 +92,7 @@ class _Text:
                     raise SourceError("is cut off or not JSON" if cut else "is not JSON") from None
                 continue
             if len(self.text) - end <= NUMBER_TAIL and isinstance(value, (int, float)) and self.more():
-                continue  # "1.", "2e+": a number may go on in the next chunk
+                continue  # "1.", "2e+": a number may continue in the next chunk
             self.at = end
             return value
 
@@ -109,9 +109,11 @@ def _open_array(text: _Text) -> Iterator[Any]:
 
 
 def members(chunks: Iterator[bytes], arrays: Collection[str]) -> Iterator[tuple[str, Any, bool]]:
-    """(key, value, False) of each member of the object, and (key, item, True) for each item of the arrays named."""
+    """Yield (key, value, False) for each member of the object, and (key, item, True) for each item of the named
+    arrays.
+    """
     text = _Text(chunks)
-    if text.peek() == "[":  # the array alone, whose end may be missing: profilers append to it as they go
+    if text.peek() == "[":  # only the array, whose end may be missing because profilers append events as they go
         yield from ((array, item, True) for array in list(arrays)[:1] for item in _open_array(text))
         return
     text.take("{")

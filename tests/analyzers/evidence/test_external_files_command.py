@@ -73,8 +73,8 @@ def test_torch_is_not_loaded(hung: Path) -> None:
     ("name", "text", "said"),
     [
         ("empty.log", "", "is empty"),
-        ("config.json", '{"model": {"dim": 64}, "seed": 7}', "is a JSON document (model, seed) of no format"),
-        ("table.csv", "name,width\na,1\nb,2\n", "is a CSV table (name, width) of no format"),
+        ("config.json", '{"model": {"dim": 64}, "seed": 7}', "is a JSON document (model, seed) of no supported format"),
+        ("table.csv", "name,width\na,1\nb,2\n", "is a CSV table (name, width) of no supported format"),
     ],
 )
 def test_a_file_of_no_format_says_what_it_is_and_where_to_read_on(

@@ -119,5 +119,5 @@ def test_an_error_file_of_torchelastic_that_is_cut(tmp_path: Path) -> None:
 
 def test_json_lines_longer_than_the_head_are_named_as_such(tmp_path: Path) -> None:
     row = json.dumps({f"metric_{place}": place for place in range(2_000)})
-    with pytest.raises(SourceError, match=r"is JSON of an object a line \(metric_0, metric_1"):
+    with pytest.raises(SourceError, match=r"is JSON with one object per line \(metric_0, metric_1"):
         diagnosed(tmp_path, "results.jsonl", f"{row}\n{row}\n")

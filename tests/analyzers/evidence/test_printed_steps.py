@@ -145,7 +145,7 @@ def test_other_files_are_named_as_what_they_are(tmp_path: Path, name: str, text:
     except SourceError as error:
         verdict = str(error)
     assert said in verdict
-    assert "rankscope analyze --help lists what is read" in verdict
+    assert "rankscope analyze --help lists the supported formats" in verdict
 
 
 def _noisy(losses: dict[int, float], *, steps: int = 400, values: str = "") -> str:

@@ -128,7 +128,7 @@ def test_the_command_names_them_as_json(tmp_path: Path) -> None:
     [
         (404, b"", {}, "/fr_trace_nccl_json answered 404: is it torch's debug server?"),
         (302, b"", {"Location": "file:///etc/passwd"}, "answered 302"),
-        (200, b"", {}, "no rank is on its page"),
+        (200, b"", {}, "its page lists no rank"),
         (200, b"\xff\x00<h2>Rank 0: x</h2><pre>" + b"[" * 100_000, {}, "an empty answer"),
         (200, b"<h2>Rank 0: x</h2><pre>" + b"[" * 100_000 + b"</pre>", {}, "[[["),
         (200, b"<h2>Rank 0: x</h2><pre>[1, 2]</pre>", {}, "[1, 2]"),

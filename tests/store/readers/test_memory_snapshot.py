@@ -52,7 +52,7 @@ def test_our_file_is_read_and_says_what_it_lacks(tmp_path: Path) -> None:
     assert read_memory_snapshot(path).state == summarise(exhausted())
     assert read_memory_snapshot(path).problem == ""
     path.write_bytes(gzip.compress(json.dumps(reduced(exhausted(), 300)).encode()))
-    assert "was cut when it was written" in read_memory_snapshot(path).problem
+    assert "was shortened when it was written" in read_memory_snapshot(path).problem
 
 
 def test_a_snapshot_without_a_failure_proves_nothing(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'{"format": "rankscope.memory_snapshot", "segments": [', "is damaged: no JSON"),
+        (b'{"format": "rankscope.memory_snapshot", "segments": [', "is damaged: not JSON"),
         (b'{"format": "rankscope.memory_snapshot"}', "holds no memory of a CUDA device"),
         (b'{"format": "rankscope.memory_snapshot", "segments": ' + b"[" * 100_000, "nested too deeply|no JSON"),
         (pickle.dumps(exhausted())[:-40], "is cut off"),

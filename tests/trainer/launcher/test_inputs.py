@@ -61,7 +61,7 @@ SETTINGS: dict[str, tuple[list[str], str]] = {
     ),
     "no certificate": (
         ["metrics.listen=127.0.0.1:0", f"metrics.tls_cert={__file__}", f"metrics.tls_key={__file__}"],
-        "are no certificate and its key",
+        "are not a certificate and its key",
     ),
     "captures without records": (["profiler.on_anomaly=true", "probes.enabled=false"], "profiler.on_anomaly needs"),
     "stragglers without records": (["recovery.on_straggler=exclude", "probes.enabled=false"], "on_straggler needs"),

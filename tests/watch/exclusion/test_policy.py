@@ -29,8 +29,8 @@ def test_a_slow_device_may_be_left_out(cause: str) -> None:
 @pytest.mark.parametrize(
     ("finding", "reason"),
     [
-        (straggler("data"), "waits for its data"),
-        (straggler("host"), "host keeps it"),
+        (straggler("data"), "waits for data"),
+        (straggler("host"), "host delays it"),
         (straggler("sequence_length"), "longer sequences"),
         (straggler("communication"), "two ends"),
         (straggler("of_a_plugin"), "of_a_plugin"),
@@ -39,8 +39,8 @@ def test_a_slow_device_may_be_left_out(cause: str) -> None:
         (straggler(pattern="pauses"), "pauses"),
         (straggler(pattern="rotating"), "rotating"),
         (straggler(speedup_without_it_ratio=1.1), "1.10x"),
-        (straggler(speedup_without_it_ratio=None), "not known"),
-        (straggler(whatif_withheld="too few calls"), "not known"),
+        (straggler(speedup_without_it_ratio=None), "gain is unknown"),
+        (straggler(whatif_withheld="too few calls"), "gain is unknown"),
     ],
 )
 def test_what_another_device_would_not_change_stays(finding: Finding, reason: str) -> None:

@@ -307,15 +307,15 @@ def answers(head: bytes, piece: bytes = b"", *, ends: bool = True) -> Iterator[s
 
 OK = b"HTTP/1.0 200 OK\r\n\r\n"
 HOSTILE: dict[str, tuple[bytes, bytes, str]] = {
-    "slow headers": (b"HTTP/1.0 200 OK\r\n", b"A", "no whole answer in time"),
-    "slow bytes": (OK, b"#", "no whole answer in time"),
+    "slow headers": (b"HTTP/1.0 200 OK\r\n", b"A", "no complete answer in time"),
+    "slow bytes": (OK, b"#", "no complete answer in time"),
     "a redirect": (b"HTTP/1.0 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", b"", "redirect"),
     "no HTTP": (b"SSH-2.0-OpenSSH\r\n", b"", "not HTTP"),
     "a long line": (
         OK + b'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-0",a="' + b"\\\\" * 7_500_000 + b'"} 1\n', b"", "a line of more than"),
     "too many bytes": (OK + b"# x\n" * (5 << 20), b"", "more than 16,777,216 bytes"),
-    "rows without a device": (OK + b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} 40\n' * 150_000, b"", "holds no reading"),
-    "rows of another exporter": (OK + b'node_cpu{cpu="0"} 40\n' * 150_000, b"", "holds no reading"),
+    "rows without a device": (OK + b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} 40\n' * 150_000, b"", "has no reading"),
+    "rows of another exporter": (OK + b'node_cpu{cpu="0"} 40\n' * 150_000, b"", "has no reading"),
     "devices without end": (
         OK + b"".join(b'DCGM_FI_DEV_GPU_TEMP{UUID="%d"} 1\n' % i for i in range(5_000)), b"", "1,000 devices"),
 }  # fmt: skip

@@ -4,8 +4,8 @@
     Sample("rankscope_rank_step_duration_seconds", {"rank": "3"}, 0.041)
 
 `/metrics`, OTLP, `docs/metrics.md` and the tests of rules and Grafana's dashboards all read this table. Names follow
-Prometheus: base units, `_total` for counters, timestamps instead of ages. All samples have the labels `run_id` and
-`node` besides those given here.
+Prometheus: base units, `_total` for counters, timestamps instead of ages. All samples also have the labels `run_id` and
+`node`.
 
     python -m watch.exporting.metrics.catalogue > docs/metrics.md
 """
@@ -28,7 +28,7 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric. `unit` is the suffix of its name (empty for a bare number); `group` a heading in the documents."""
+    """One metric. `unit` is the suffix of its name (empty for a bare number); `group`: heading in the documentation."""
 
     name: str
     kind: Kind

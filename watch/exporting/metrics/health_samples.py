@@ -2,7 +2,7 @@
 
     samples = list(health_samples(store))
 
-Joined to ranks by the devices' UUIDs in `rankscope_rank_info`. A reading that a device does not support is NULL in the
+Device UUIDs join them to ranks through `rankscope_rank_info`. A reading that a device does not support is NULL in the
 table and omitted here.
 """
 

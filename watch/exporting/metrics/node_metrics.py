@@ -3,8 +3,8 @@
     metrics = NodeMetrics(run.manifest(), node_rank=0)
     samples = metrics.measure(store, now_ns)      # each tick; names from `watch.exporting.metrics.catalogue`
 
-Speed and shares are of the newest `WINDOW_STEPS` steps of the newest attempt. The account of the whole run's time is
-measured every `SLOW_EVERY_S` only. Nothing is judged here: findings are those that `watch` has reported.
+Speed and shares cover the newest `WINDOW_STEPS` steps of the newest attempt. The time account of the whole run is
+measured only every `SLOW_EVERY_S`. Nothing is judged here: findings are those that `watch` has reported.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ __all__ = ["STALLED_HOLD_S", "STATES", "NodeMetrics"]
 STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
 SLOW_EVERY_S = 15.0
 STALLED_HOLD_S = 10.0
-"""How long a run counts as stalled once a reported hang was measured: recovery takes a second or two, and no scrape may
-miss it. Two scrapes of `grafana/prometheus/prometheus.yml`."""
+"""Seconds for which a run counts as stalled after a reported hang was first measured: recovery takes a second or two,
+which a scrape might miss. Two scrape intervals of `grafana/prometheus/prometheus.yml`.
+"""
 
 
 class NodeMetrics:
-    """Measures repeatedly; the result of slow queries is kept between two measurements."""
+    """Measures repeatedly, and keeps results of slow queries between measurements."""
 
     def __init__(self, manifest: Mapping[str, Any], *, node_rank: int, stall: StallPolicy | None = None) -> None:
         self.common = {"run_id": str(manifest.get("run_id", "")), "node": str(node_rank)}
@@ -56,11 +57,11 @@ class NodeMetrics:
         self._slow: list[Sample] = []
         self._slow_ns: int | None = None
         self._was_live = True
-        self._hang_ns: int | None = None  # hangs reported until then have been measured
+        self._hang_ns: int | None = None  # hangs reported up to this time have been measured
         self._stalled_until_ns = 0
 
     def measure(self, source: Source, now_ns: int) -> list[Sample]:
-        """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is omitted."""
+        """All samples at `now_ns` (epoch nanoseconds). Samples whose tables are missing are omitted."""
         log = EventLog.load(
             source,
             (
@@ -73,7 +74,7 @@ class NodeMetrics:
         )
         state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9 or state.is_live != self._was_live:
-            until_ns = now_ns if state.is_live else None  # of a run that has ended the account ends, too
+            until_ns = now_ns if state.is_live else None  # after the end of the run, its time account does not grow
             self._slow = list(account_samples(source, self._stall, until_ns, self._manifest))
             self._slow += planned_bubble_samples(source, self._manifest) if self._slow else []
             self._slow_ns, self._was_live = now_ns if self._slow else None, state.is_live
@@ -94,8 +95,9 @@ class NodeMetrics:
         ]
 
     def _hang_is_shown(self, source: Source, now_ns: int) -> bool:
-        """Return True for `STALLED_HOLD_S` from the measurement that first sees a hang. It counts from there, not from
-        the report: on a crowded machine there may be more than that between two measurements."""
+        """Return True for `STALLED_HOLD_S` after the measurement that first sees a hang. Counting from the report would
+        not do: on a busy machine measurements may be further apart than that.
+        """
         after_ns = now_ns - int(STALLED_HOLD_S * 1e9) if self._hang_ns is None else self._hang_ns
         newest_ns = _newest_hang_ns(source, after_ns, now_ns)
         self._hang_ns = after_ns if newest_ns is None else newest_ns
@@ -162,7 +164,7 @@ class NodeMetrics:
 
 
 def _newest_hang_ns(source: Source, after_ns: int, now_ns: int) -> int | None:
-    """When `watch` last reported a hang (epoch nanoseconds); None if it did not in this time."""
+    """Time at which `watch` last reported a hang in this interval (epoch nanoseconds); None if it did not."""
     if not source.has("events"):
         return None
     rows = source.rows(

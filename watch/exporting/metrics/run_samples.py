@@ -1,4 +1,6 @@
-"""Samples of a node's metrics, one function a table or part of the store: steps, experts, ranks, findings, recovery."""
+"""Samples of a node's metrics, one function per table or part of the store: steps, experts, ranks, findings,
+recovery.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +44,17 @@ __all__ = [
 WINDOW_STEPS = NEWEST_STEPS
 EXPERT_SAMPLES = 5
 MAX_SCALARS = 50
-"""Maximum series of user-logged numbers: each name is a label value."""
+"""Maximum number of series of user-logged numbers, since each name is a label value."""
 OPEN_FOR_S = 300
 MAX_REPORTS = 10_000
-"""Newest reports of an attempt that are read; of older ones nothing is open that is not reported again."""
+"""Number of newest reports of an attempt that are read. Open findings are reported repeatedly, so older reports are not
+needed.
+"""
 _NEWEST = "attempt = (SELECT max(attempt) FROM steps) AND rank >= 0 AND duration_ns IS NOT NULL"
 
 
 def step_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample]:
-    """The newest steps over all ranks of the node."""
+    """Samples of the newest steps over all ranks of the node."""
     if missing_tables(source, "steps"):
         return
     ((step, last_ns),) = source.rows(
@@ -80,7 +84,9 @@ def step_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample
 
 
 def _shares(accounts: Sequence[StepAccount], *, has_exposed: bool) -> Iterator[Sample]:
-    """Shares of the steps' time, over all ranks; what was not measured, or a trace contradicts, is omitted."""
+    """Shares of the steps' time over all ranks. Shares that were not measured, or that a trace contradicts, are
+    omitted.
+    """
     took = sum(account.duration_ns for account in accounts)
     data = [account.own_ns["data"] for account in accounts if account.has_phases and "data" in account.own_ns]
     moved = [account.transfer_ns for account in accounts if account.transfer_ns is not None and has_exposed]
@@ -90,7 +96,7 @@ def _shares(accounts: Sequence[StepAccount], *, has_exposed: bool) -> Iterator[S
 
 
 def scalar_samples(source: Source) -> Iterator[Sample]:
-    """Means over the ranks of the newest numbers that the user logged, each in the newest attempt that has the name."""
+    """Mean over the ranks of each number that the user logged, from the newest attempt that has it."""
     if not source.has("scalars"):
         return
     rows = source.rows(
@@ -107,7 +113,7 @@ def scalar_samples(source: Source) -> Iterator[Sample]:
 
 
 def validation_samples(source: Source) -> Iterator[Sample]:
-    """The newest evaluation: the mean over the validation sets, and each set that has a name."""
+    """The newest evaluation: mean over the validation sets, and each named set."""
     found = evaluations(source)
     if not found:
         return
@@ -118,7 +124,7 @@ def validation_samples(source: Source) -> Iterator[Sample]:
 
 
 def expert_samples(source: Source) -> Iterator[Sample]:
-    """Load balance of a mixture's experts in the newest samples."""
+    """Load balance of the MoE experts in the newest samples."""
     _, layers = layer_loads(source, EXPERT_SAMPLES)
     if not layers:
         return
@@ -131,7 +137,9 @@ def expert_samples(source: Source) -> Iterator[Sample]:
 
 
 def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample]:
-    """Idle share of the configured pipeline schedule; none for other loops and schedules without a closed form."""
+    """Theoretical idle share of the configured pipeline schedule. No sample for attached loops, or for schedules
+    without a closed form.
+    """
     parallel = read(ParallelFacts, manifest)
     if not parallel.schedule or missing_tables(source, "spans", "ranks"):
         return
@@ -150,7 +158,7 @@ def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Itera
 def account_samples(
     source: Source, stall: StallPolicy, now_ns: int | None, manifest: Mapping[str, Any]
 ) -> Iterator[Sample]:
-    """The account of the whole run's time; `now_ns` is None once the run has ended."""
+    """Time account of the whole run; `now_ns` is None once the run has ended."""
     account = measure(source, stall, now_ns)
     if account is None:
         return
@@ -166,7 +174,7 @@ def account_samples(
 
 
 def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
-    """State, place, speed and memory of each rank of the newest attempt."""
+    """State, host, device, speed and memory of each rank of the newest attempt."""
     lives = attempts(source)
     if not lives or missing_tables(source, "ranks"):
         return
@@ -212,7 +220,7 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
 
 
 def finding_samples(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sample]:
-    """Findings as `watch` reported them; of each the newest report counts."""
+    """Findings as `watch` reported them; the newest report of each counts."""
     if missing_tables(source, "findings"):
         return
     newest_ns: dict[str, int] = {}
@@ -239,12 +247,12 @@ def finding_samples(source: Source, lives: Sequence[int], now_ns: int) -> Iterat
 
 
 def in_words(name: str) -> str:
-    """`not_entered` as `not entered`."""
+    """Convert `not_entered` to `not entered`."""
     return name.replace("_", " ")
 
 
 def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:
-    """Findings that are open: lasting kinds until reported as over, incidents for `OPEN_FOR_S` after their report."""
+    """Open findings: lasting kinds until they are reported as over, incidents for `OPEN_FOR_S` after their report."""
     reports: dict[tuple[object, ...], tuple[Finding, int]] = {}
     for kind, severity, status, ranks, first_step, cause, evidence, wall_ns in source.rows(
         "SELECT finding_kind, severity, status, finding_ranks, first_step, cause, evidence, wall_ns FROM findings "

@@ -1,11 +1,11 @@
 """Send spans, metrics and logs to an OpenTelemetry collector: OTLP over HTTP, from a thread of `watch`.
 
-    if wanted():                                   # OTEL_EXPORTER_OTLP_ENDPOINT or a variable like it is set
+    if wanted():                                   # OTEL_EXPORTER_OTLP_ENDPOINT or a similar variable is set
         with otlp(run_id="demo", node_rank=0) as collector:
             collector.spans(rows); collector.metrics(samples, now_ns); collector.logs(findings)
 
-The endpoint, headers, certificates, compression and timeouts are OpenTelemetry's own variables. Nothing here blocks the
-caller: batches for a slow or dead collector wait in a bounded queue; batches that find it full are dropped and counted.
+OpenTelemetry's environment variables set the endpoint, headers, certificates, compression and timeouts. The caller is
+never blocked: batches for a slow or dead collector wait in a bounded queue, and are dropped and counted if it is full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIGNALS = ("", "_TRACES", "_METRICS", "_LOGS")
 _MAX_WAITING = 64
 _BATCH = 512
 CLOSE_S = 5.0
-_SEVERITY = {"info": 9, "warning": 13, "critical": 21}  # INFO, WARN, FATAL of OpenTelemetry's scale
+_SEVERITY = {"info": 9, "warning": 13, "critical": 21}  # INFO, WARN, FATAL on OpenTelemetry's scale
 
 
 def wanted(environment: Mapping[str, str] | None = None) -> bool:
@@ -39,7 +39,7 @@ def wanted(environment: Mapping[str, str] | None = None) -> bool:
 
 
 class Otlp:
-    """Encodes and sends in its own thread. `num_dropped` counts batches that found the queue full, or failed."""
+    """Encodes and sends in a separate thread. `num_dropped` counts batches that failed, or found the queue full."""
 
     def __init__(self, *, run_id: str, node_rank: int) -> None:
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
@@ -50,7 +50,7 @@ class Otlp:
 
         given: dict[str, Any] = {"service.name": "rankscope", "rankscope.run_id": run_id, "rankscope.node": node_rank,
                  "host.name": os.uname().nodename}  # fmt: skip
-        self._resource = Resource(given).merge(Resource.create())  # OTEL_RESOURCE_ATTRIBUTES go before ours
+        self._resource = Resource(given).merge(Resource.create())  # OTEL_RESOURCE_ATTRIBUTES take precedence
         self._scope = InstrumentationScope("rankscope")
         self._exporters: dict[str, Any] = {}
         self._made: dict[str, Callable[[], Any]] = {
@@ -74,7 +74,7 @@ class Otlp:
         self._offer("metrics", lambda: self._metrics(shown, now_ns))
 
     def logs(self, findings: Sequence[Mapping[str, Any]], now_ns: int) -> None:
-        """Send findings (as `Finding.to_json` has them) as log records."""
+        """Send findings (in the form of `Finding.to_json`) as log records."""
         sent = tuple(findings)
         if sent:
             self._offer("logs", lambda: [self._log(finding, now_ns) for finding in sent])
@@ -101,7 +101,7 @@ class Otlp:
                     self._exporters[signal] = self._made[signal]()
                 done = self._exporters[signal].export(encode())
                 sent = getattr(done, "name", "") == "SUCCESS"
-            except Exception:  # of the collector, the network, or the SDK: counted, and the run goes on
+            except Exception:  # any error of the collector, the network or the SDK is counted, and the run continues
                 sent = False
             self.num_sent += sent
             self.num_dropped += not sent

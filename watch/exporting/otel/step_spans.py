@@ -1,16 +1,16 @@
 """Spans of finished steps, their phases and collectives, read from the store.
 
     cursor = StepSpans(run_id="demo", group="per_step", ranks="single_rank")
-    for span in cursor.take(store): ...            # those of steps that ended since the last call
+    for span in cursor.take(store): ...            # spans of steps that ended since the last call
 
-All ranks of a step share a trace: its id is a hash of run, attempt and step, which every node computes by itself. Its
-root is the span of the step, sent by the first node.
+All ranks of a step share a trace, whose id is a hash of run, attempt and step that every node can compute. Its root is
+the span of the step, sent by the first node.
 
-* Groups: `default` has a span per step and rank, with its account (own work, waiting, not measured, in seconds);
-  `per_step` its phases and the gaps between them besides; `all` also the recorded spans (microbatches, stages) and
+* Groups: `default` has a span per step and rank, with its time account (own work, waiting, not measured, in seconds);
+  `per_step` adds its phases and the gaps between them; `all` adds the recorded spans (microbatches, stages) and
   collectives.
-* Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly spaced), `all_ranks`. A rank that
-  was chosen stays so to the end of the attempt, also where others come later.
+* Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly spaced), `all_ranks`. The choice
+  does not change within an attempt, even if ranks appear later.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ SAMPLED_RANKS = 8
 MAX_STEPS = 200
 """Steps per call; the next call returns more."""
 MAX_ROWS = 20_000
-"""Spans or collectives per call; beyond, the rest of those steps is dropped and counted."""
+"""Maximum spans or collectives per call; further ones of these steps are dropped and counted."""
 
 
 class Rows(Protocol):
-    """A store that answers SQL."""
+    """Anything that answers SQL queries."""
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRow:
-    """One span. Ids are OpenTelemetry's integers (128 and 64 bits); times epoch nanoseconds."""
+    """One span. Ids are integers as in OpenTelemetry (128 and 64 bits); times are epoch nanoseconds."""
 
     name: str
     trace_id: int
@@ -68,12 +68,12 @@ class StepSpans:
 
     def __init__(self, *, run_id: str, group: str, ranks: str, is_first_node: bool = True) -> None:
         self._run_id, self._group, self._strategy, self._roots = run_id, group, ranks, is_first_node
-        self._done: dict[int, int] = {}  # attempt -> start of the newest step that was taken, epoch ns
-        self._sent: dict[int, list[int]] = {}  # attempt -> ranks of the steps that were taken
+        self._done: dict[int, int] = {}  # attempt -> start of the newest step already returned, epoch ns
+        self._sent: dict[int, list[int]] = {}  # attempt -> ranks chosen for the returned steps
         self.num_left_out = 0
 
     def take(self, source: Rows) -> list[SpanRow]:
-        """Spans of the steps that have finished on all chosen ranks since the last call."""
+        """Return the spans of steps that have finished on all chosen ranks since the last call."""
         found = source.rows("SELECT max(attempt) FROM steps WHERE rank >= 0")
         if not found or found[0][0] is None:
             return []
@@ -115,7 +115,7 @@ class StepSpans:
         )
         if self._strategy == "all_ranks":
             return [int(rank) for rank, _ in rows]
-        # `_done` is the start on a rank already sent; steps of other ranks may start later and would be sent again
+        # `_done` is the earliest start of a step: on other ranks it may start later, and would be sent again
         sent = self._sent.get(attempt, [])
         rows.sort(key=lambda row: row[0] not in sent)
         ranks = [int(rank) for rank, _ in rows]
@@ -150,7 +150,7 @@ class StepSpans:
                           is_error=committed is False)  # fmt: skip
             if self._group == "default":
                 continue
-            at_ns = start_ns  # places follow one another; where exactly each began is in the recorded spans
+            at_ns = start_ns  # phases are laid out one after another; their exact starts are in the recorded spans
             for place, place_ns in zip(_PLACES, places, strict=True):
                 if place_ns:
                     yield SpanRow(name=place, trace_id=trace, span_id=self._id(place, own), parent_id=own,

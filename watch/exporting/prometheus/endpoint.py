@@ -1,11 +1,11 @@
-"""`/metrics` of a watch: measured after a tick, served from a thread, announced in `runs/targets.json`.
+"""The `/metrics` endpoint of a watch: measured after a tick, served from a thread, announced in `runs/targets.json`.
 
     with metrics_endpoint(run, node_rank=0, stall=policy, events=events) as metrics:
         metrics.tick(store, now_ns, facts)          # while the store is open
 
-If the endpoint cannot be opened (its port is in use), an event reports this and the run goes on without it. A
-measurement takes several queries, so a node without scrapes is measured only every `UNSCRAPED_EVERY_S`.
-Names, units and help of the metrics are in `watch.exporting.metrics.catalogue`.
+If the endpoint cannot be opened (its port is in use), an event reports this and the run continues without it. A
+measurement takes several queries, so a node that is not scraped is measured only every `UNSCRAPED_EVERY_S`. Names,
+units and help of the metrics are in `watch.exporting.metrics.catalogue`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ MAX_BYTES = 4 << 20
 
 UNSCRAPED_EVERY_S = 15.0
 SCRAPED_FOR_S = 60.0
-"""Seconds after a scrape during which a node counts as scraped; longer intervals would miss a run that dies."""
+"""Seconds after a scrape during which a node counts as scraped. Scrapers with longer intervals would miss a run that
+dies anyway.
+"""
 COST_FACTOR = 9.0
-"""Pause after a measurement / its duration: watch spends at most a tenth of its time on measuring."""
+"""Minimum pause after a measurement / its duration: watch spends at most a tenth of its time on measuring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickFacts:
-    """A watch's own telemetry."""
+    """Telemetry of the watch itself."""
 
     tick_s: float
     rows: int
@@ -57,7 +59,7 @@ class TickFacts:
 
 
 class Metrics:
-    """Measures a node and holds the snapshot that scrapes read."""
+    """Measures a node and keeps the snapshot that scrapes read."""
 
     def __init__(self, run: RunDir, node_rank: int, stall: StallPolicy) -> None:
         self._run = run
@@ -67,14 +69,14 @@ class Metrics:
         self.samples: tuple[Sample, ...] = ()
         """The newest measurement."""
         self.is_wanted = wanted()
-        """True if there may be a reader: a collector or a scraper."""
+        """True if someone may read the metrics: a collector or a scraper."""
         self._measured_ns, self._scraped_ns, self._num_scrapes = 0, 0, 0
         self._cost_s = 0.0
         self._num_scrapes_before = 0
-        """Scrapes that did not see the newest measurement."""
+        """Number of scrapes at the newest measurement."""
 
     def tick(self, source: Source, now_ns: int, facts: TickFacts, *, measure_now: bool = False) -> None:
-        """Measure each tick while the node is scraped, else every `UNSCRAPED_EVERY_S`, within the cost limit."""
+        """Measure at each tick while the node is scraped, else every `UNSCRAPED_EVERY_S`, within the cost limit."""
         pause_s = COST_FACTOR * self._cost_s if self.is_scraped(now_ns) else UNSCRAPED_EVERY_S
         if not self.is_wanted or not (measure_now or now_ns - self._measured_ns >= pause_s * 1e9):
             return
@@ -95,7 +97,7 @@ class Metrics:
         return now_ns - self._scraped_ns < SCRAPED_FOR_S * 1e9
 
     def linger(self) -> None:
-        """After the run: wait until its end has been scraped, if the node was scraped recently."""
+        """After the run: if the node was scraped recently, wait until the end of the run has been scraped."""
         deadline = time.monotonic() + SCRAPED_FOR_S
         if self.endpoint is None or time.time_ns() - self._scraped_ns > SCRAPED_FOR_S * 1e9:
             return
@@ -134,7 +136,7 @@ def metrics_endpoint(
 
 
 def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
-    """The configured address of the metrics; None if not served. Raises ListenError."""
+    """Configured address of the metrics; None if they are not served. Raises ListenError."""
     given = read(MetricsSettings, manifest)
     if not given.listen:
         return None
@@ -147,7 +149,7 @@ def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file, without its line end. Raises ListenError."""
+    """Read the token in a file, without the line end. Raises ListenError."""
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -160,10 +162,10 @@ def read_token(path: Path) -> str:
 
 @contextmanager
 def announced(runs_dir: Path, run_id: str, node_rank: int, address: str, *, is_tls: bool = False) -> Iterator[None]:
-    """Keep an entry for this endpoint in the targets file until the block ends. Errors of writing it are ignored.
+    """Keep an entry for this endpoint in the targets file until the block ends. Write errors are ignored.
 
-    A killed watch leaves its entry behind; Prometheus then sees `up == 0`, which is right as long as the run should be
-    alive. The next watch of the same folder removes entries whose process on this machine is gone.
+    A killed watch leaves its entry behind. Prometheus then sees `up == 0`, which is right while the run should be
+    alive. The next watch of the same folder removes entries of processes on this machine that have exited.
     """
     entry = {
         "targets": [address],
@@ -207,6 +209,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _is_alive(entry: dict[str, Any]) -> bool:
     labels = entry.get("labels")
     if not isinstance(labels, dict) or labels.get("__meta_rankscope_host") != os.uname().nodename:
-        return True  # from another machine, or not written by Rankscope
+        return True  # of another machine, or not written by Rankscope
     pid = str(labels.get("__meta_rankscope_pid", ""))
     return not pid.isdecimal() or Path(f"/proc/{pid}").exists()

@@ -1,4 +1,4 @@
-"""Hosts, devices and configurations of a fleet as Prometheus series, for the textfile collector of a node_exporter.
+"""Prometheus series on a fleet's hosts, devices and configurations, for node_exporter's textfile collector.
 
 fleet_series(found)      # "# HELP rankscope_fleet_hours ..."
 """
@@ -16,7 +16,7 @@ __all__ = ["fleet_series"]
 
 
 def fleet_series(found: Fleet) -> str:
-    """The text of `/metrics`; the label `device` is empty for a host."""
+    """Return the series in Prometheus' text format. The label `device` is empty for a host."""
     registry = CollectorRegistry()
 
     def gauge(name: str, help: str) -> Gauge:
@@ -36,7 +36,7 @@ def fleet_series(found: Fleet) -> str:
         low.labels(host, device).set(member.rate.low_per_h)
         high.labels(host, device).set(member.rate.high_per_h)
         suspicious.labels(host, device).set(member.is_suspicious)
-    if found.mtbf_h is not None:  # absent where nothing failed: not measured is not 0
+    if found.mtbf_h is not None:  # absent if nothing failed: not measured is not 0
         mtbf = Gauge("rankscope_fleet_mtbf_hours", "Hours between failures, over all runs.", registry=registry)
         mtbf.set(found.mtbf_h)
     _configurations(found.speeds, registry)
@@ -44,7 +44,7 @@ def fleet_series(found: Fleet) -> str:
 
 
 def _configurations(speeds: Sequence[ConfigurationSpeed], registry: CollectorRegistry) -> None:
-    """Absent where no configuration has two runs; the ratio, where no change was found."""
+    """Series of configurations: absent if none has two runs. The ratio is absent if no change was found."""
     if not speeds:
         return
     labels = ("configuration", "title", "unit")

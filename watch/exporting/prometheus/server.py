@@ -1,12 +1,12 @@
-"""HTTP server of a node's `/metrics`: Prometheus' text of the newest snapshot, from a thread of `watch`.
+"""HTTP server of a node's `/metrics`: the newest snapshot in Prometheus' text format, served from a thread of `watch`.
 
     snapshot = Snapshot({"run_id": "demo", "node": "0"})
     with serve(snapshot, Listen("127.0.0.1", 0)) as endpoint:
-        snapshot.replace(samples)           # each tick; a scrape never mixes two of them
+        snapshot.replace(samples)           # at each tick; a scrape never mixes two ticks
         endpoint.url
 
-A scrape reads the snapshot of the last tick and touches neither store nor ranks, so it costs the training nothing and
-works while the ranks hang. On loopback it is open; elsewhere it needs TLS and a bearer token.
+A scrape reads the snapshot of the last tick and touches neither the store nor the ranks, so it does not cost training
+time and works while the ranks hang. On loopback it is open; otherwise it needs TLS and a bearer token.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ from watch.exporting.metrics.catalogue import METRICS, Sample
 __all__ = ["Endpoint", "Listen", "ListenError", "Snapshot", "serve"]
 
 REQUEST_TIMEOUT_S = 10.0
-"""A client that is silent for so long is disconnected."""
+"""Seconds of silence after which a client is disconnected."""
 LAST_ANSWERS_S = 2.0
-"""Seconds that closing waits for answers in progress: `watch` exits next, and its last state would be lost."""
+"""Seconds that closing waits for answers in progress: `watch` exits next, and its last state would otherwise be
+lost.
+"""
 _POLL_S = 0.05
 """Seconds that closing waits for the thread that accepts connections."""
 
 
 class ListenError(ValueError):
-    """The endpoint cannot be opened; the text is one line: what, why, what to do."""
+    """The endpoint cannot be opened; the message is one line: what, why, what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Address to listen on. `port` 0 takes a free one. Beyond loopback certificate, key and token are needed."""
+    """Address to listen on. `port` 0 takes a free port. Beyond loopback, certificate, key and token are required."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -75,7 +77,7 @@ class Listen:
             return False
 
     def check(self) -> None:
-        """Raises ListenError if others can reach the address without TLS and a token, or TLS cannot work."""
+        """Raise ListenError if other machines can reach the address without TLS and a token, or if TLS cannot work."""
         where = f"{self.host}:{self.port}"
         if not self.is_loopback and not (self.certificate and self.key and self.token):
             raise ListenError(
@@ -83,25 +85,25 @@ class Listen:
                 "listen on 127.0.0.1"
             )
         if bool(self.certificate) != bool(self.key):
-            raise ListenError(f"{where}: TLS needs a certificate and its key, and one of them was given")
+            raise ListenError(f"{where}: TLS needs a certificate and its key, but only one of them was given")
         self.tls()
 
     def tls(self) -> ssl.SSLContext | None:
-        """The server's side of TLS; None without a certificate. Raises ListenError."""
+        """TLS context of the server; None without a certificate. Raises ListenError."""
         if not self.certificate or not self.key:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key)
-        except OSError as error:  # ssl.SSLError too
+        except OSError as error:  # includes ssl.SSLError
             raise ListenError(
-                f"{self.host}:{self.port}: {self.certificate} and {self.key} are no certificate and its key "
+                f"{self.host}:{self.port}: {self.certificate} and {self.key} are not a certificate and its key "
                 f"({error.strerror or error})"
             ) from None
         return context
 
     def refuse_taken_port(self) -> None:
-        """Raises ListenError if the port cannot be bound. Serving itself never stops a watch, which also records."""
+        """Raise ListenError if the port cannot be bound. (`serve` failing never stops a watch, which also records.)"""
         try:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             socket.create_server((self.host, self.port), family=family).close()
@@ -125,7 +127,7 @@ class Snapshot(Collector):
         self._samples = fresh
 
     def collect(self) -> Iterator[Metric]:
-        """One family per metric, in the order in which they first appear."""
+        """Yield one family per metric, in order of first appearance."""
         samples = self._samples
         self.num_scrapes += 1
         families: dict[str, Metric] = {}
@@ -151,7 +153,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """`host:port` for Prometheus' targets; the machine's name where it listens on all interfaces."""
+        """`host:port` for Prometheus' targets, with the machine's name if it listens on all interfaces."""
         host = os.uname().nodename if self.host in ("0.0.0.0", "::") else self.host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
@@ -172,7 +174,7 @@ def serve(snapshot: Snapshot, listen: Listen) -> Iterator[Endpoint]:
             listen.host, listen.port, _guarded(make_wsgi_app(registry), listen.token), _server_class(listen), _Quiet
         )
         if context := listen.tls():
-            # The handshake is done in the thread of the connection: a silent client must not delay the others.
+            # The TLS handshake is done in the connection's thread: a silent client must not delay the others.
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     except (OSError, ssl.SSLError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -195,19 +197,19 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*args, **options)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer one request in its own thread, which is known until it ends."""
+        """Answer one request in a separate thread, which is kept in a list until it ends."""
         thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
         self._answering = [*(other for other in self._answering if other.is_alive()), thread]
         thread.start()
 
     def finish_answers(self) -> None:
-        """Wait for the answers that are being sent, for `LAST_ANSWERS_S` at most."""
+        """Wait for answers in progress, for `LAST_ANSWERS_S` at most."""
         deadline = time.monotonic() + LAST_ANSWERS_S
         for thread in self._answering:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def server_bind(self) -> None:
-        """Bind like HTTPServer, without its reverse lookup of the host's name, which may take seconds."""
+        """Bind like HTTPServer, but without its reverse lookup of the host name, which may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -215,7 +217,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect or do not speak TLS."""
+        """Ignore clients that disconnect or do not use TLS."""
 
 
 class _ServerV6(_Server):
@@ -234,7 +236,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def _guarded(app: Callable[..., Any], token: str) -> Callable[..., Any]:
-    """Allow only GET of `/metrics` and `/`, and only with the token if there is one."""
+    """Allow only GET of `/metrics` and `/`, and only with the token if one is set."""
     expected = f"Bearer {token}".encode()
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Sequence[bytes]:

@@ -1,7 +1,7 @@
-"""Feed a run into an experiment tracker from its store, while it is alive or afterwards (`rankscope export`).
+"""Feed a run from its store into an experiment tracker, during the run or afterwards (`rankscope export`).
 
 feed = TrackerFeed(open_tracker("tensorboard", run))
-while feed.steps(store): ...            # hands over what is new since the last call
+while feed.steps(store): ...            # passes on what is new since the last call
 feed.finish(store)
 """
 
@@ -25,11 +25,11 @@ __all__ = ["INSTALL", "NAMES", "TrackerFeed", "open_tracker"]
 NAMES = ("tensorboard", "wandb")
 INSTALL = "pip install 'rankscope[trackers]'"
 _SLACK_NS = 60 * 10**9
-"""Seconds by which an older finding may be stored after a newer one: each node and thread writes its own."""
+"""Seconds by which an older finding may be stored after a newer one, because each node and thread writes separately."""
 
 
 class TrackerFeed:
-    """Feeds one tracker from a store. `progress` is that of a former process of the run."""
+    """Feeds one tracker from a store. `progress`: the progress of an earlier process of the run, to continue from."""
 
     def __init__(self, tracker: Tracker, *, ranks: Any = "sampled", progress: Mapping[str, Any] | None = None) -> None:
         progress = progress or {}
@@ -37,19 +37,20 @@ class TrackerFeed:
         done, leads = ({int(attempt): n for attempt, n in progress.get(of, {}).items()} for of in ("done", "leads"))
         self._steps = TrackedSteps(ranks=ranks, done=done, leads=leads)
         self._last_step = int(progress.get("last_step", 0))
-        # Findings up to `told_ns` were handed over; of later ones, those in `told`.
-        self._sent_until_ns = int(progress.get("told_ns", 0))  # of an older version: the newest finding, and no `told`
+        # Findings up to `told_ns` were passed on, and of later ones those in `told`.
+        # an older version stored the newest finding, and no `told`
+        self._sent_until_ns = int(progress.get("told_ns", 0))
         self._sent = {tuple(key) for key in progress.get("told", ())}
         self._ends: dict[int, float] = {}
 
     @property
     def progress(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Progress as plain JSON values."""
         progress: dict[str, Any] = {"done": self._steps.done, "leads": self._steps.leads}
         return progress | {"last_step": self._last_step, "told_ns": self._sent_until_ns, "told": sorted(self._sent)}
 
     def steps(self, source: Source, *, is_over: bool = False) -> int:
-        """Hand over new steps; returns how many. Call it again until it is 0. Raises TrackerError."""
+        """Pass on new steps and return their number. Call it again until it returns 0. Raises TrackerError."""
         taken = self._steps.take(source, is_over=is_over)
         for step in taken:
             if step.step <= self._last_step:
@@ -60,11 +61,11 @@ class TrackerFeed:
         return len(taken)
 
     def ended_s(self, step: int | None) -> float:
-        """End of a step (epoch seconds); of the newest one if the step did not end, or is None."""
+        """End of a step (epoch seconds); that of the newest step if the step did not end, or is None."""
         return self._ends.get(step or 0) or max(self._ends.values(), default=0.0)
 
     def findings(self, source: Source) -> int:
-        """Hand over findings of watch that are new; returns how many. Raises TrackerError."""
+        """Pass on new findings of watch and return their number. Raises TrackerError."""
         num_new = 0
         for event in EventLog.load(source, [event_kinds.FINDING]).of(event_kinds.FINDING):
             key = (event.wall_ns, event.attempt, event.text("id"), event.text("status"))
@@ -80,7 +81,7 @@ class TrackerFeed:
         return num_new
 
     def finish(self, source: Source | None, **more: str | float) -> None:
-        """Hand over the summary and close. Raises TrackerError."""
+        """Pass on the summary and close. Raises TrackerError."""
         account = measure(source, StallPolicy(), None) if source is not None else None
         summary: dict[str, str | float] = {"last_step": self._last_step}
         if account is not None:
@@ -93,7 +94,7 @@ class TrackerFeed:
 
 
 def open_tracker(name: str, run: RunDir, folder: Path | None = None, *, again: bool = False, **wandb: str) -> Tracker:
-    """The tracker called `name`. Raises ImportError without the `trackers` extra, TrackerError."""
+    """Open the tracker called `name`. Raises ImportError without the `trackers` extra, and TrackerError."""
     manifest = run.manifest()
     config = manifest.get("config")
     config = config if isinstance(config, dict) else {}

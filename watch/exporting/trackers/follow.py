@@ -1,10 +1,11 @@
-"""The process that follows a run into one experiment tracker until its standard input ends; started by watch.
+"""Process that feeds a live run into one experiment tracker until its standard input ends; started by `watch`.
 
     python -m watch.exporting.trackers.follow RUN --to tensorboard
 
-The store is the queue: each poll takes what is new since the last, so a tracker that is slow or was away for a while
-misses nothing and delays nothing. The last poll also reads the tapes: a watch that had no time left after a signal has
-not ingested the newest records. Progress is kept in `RUN/trackers/<name>.json`, where the next process continues.
+The store serves as the queue: each poll reads what is new since the last one, so a tracker that is slow or temporarily
+unavailable misses nothing and delays nothing. The last poll also reads the tapes, because a watch that had to exit
+quickly after a signal has not ingested the newest records. Progress is kept in `RUN/trackers/<name>.json`, from which
+the next process continues.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Calla
     path = run.path / "trackers" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     alone = path.with_suffix(".lock").open("w")
-    while not _locked(alone):  # a process of a former launch of the run is still finishing
+    while not _locked(alone):  # the process of an earlier launch of the run is still finishing
         if is_closed(0.2):
             return
     progress: dict[str, Any] = {}
@@ -49,11 +50,11 @@ def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Calla
     while True:
         num_new = 1
         while num_new:
-            try:  # a short connection for each piece: the writer waits while one is open
+            try:  # open the store briefly for each piece, since the writer waits while it is open
                 with Store.open(run, catch_up=is_over) as store:
                     num_new = feed.steps(store, is_over=is_over)
                     feed.findings(store)
-            except StoreError as error:  # not there yet, or locked for long: the next poll sees all of it
+            except StoreError as error:  # it does not exist yet, or is locked: the next poll reads everything
                 sys.stderr.write(f"{error}\n")
                 break
             tracker.flush()
@@ -79,7 +80,7 @@ def _locked(file: IO[str]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry of the process: 0 after a run that ended, 2 if the tracker cannot be written."""
+    """Entry point of the process. Returns 0 at the end of the run, 2 if the tracker cannot be written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--to", choices=NAMES, required=True)

@@ -1,11 +1,11 @@
-"""Processes of `watch`'s experiment trackers: one each, which reads the store as any reader does.
+"""Run `watch`'s experiment trackers, each in a separate process that reads the store like any reader.
 
     with trackers(run, node_rank=0, events=events) as tracked:
-        tracked.poll()                       # each tick: one that died is started again, a few times
+        tracked.poll()                       # at each tick: restart processes that died, a few times
 
 Section `trackers` of the configuration names them (`to = ["tensorboard", "wandb"]`). Only the first node's watch starts
-them: one connection per run. They are separate processes because W&B's library brings threads, an exit handler and
-its own server. Watch waits for them only at the end of the run, for at most `CLOSE_S`.
+them: one connection per run. They are separate processes because W&B's library starts threads, an exit handler and a
+server. Watch waits for them only at the end of the run, for at most `CLOSE_S`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from probes.tape.rundir import RunDir
 __all__ = ["TrackerProcesses", "trackers"]
 
 CLOSE_S = 60.0
-"""Time that a tracker has to write the end of a run."""
+"""Seconds that a tracker has to write the end of a run."""
 RETRY_S = (5.0, 60.0, 600.0)
-"""Pauses before a tracker that died is started again; after the last it stays off."""
+"""Seconds before each restart of a tracker that died. After the last one it stays off."""
 
 
 class _Process:
-    """One tracker's process, and how often it has failed."""
+    """One tracker's process, with its number of failures."""
 
     def __init__(self, run: RunDir, name: str, events: EventWriter) -> None:
         self._run, self._name, self._events = run, name, events
@@ -54,7 +54,7 @@ class _Process:
             self._failed(error.strerror or str(error))
 
     def poll(self) -> None:
-        """Detect a death, and start again after the pause."""
+        """Detect an exit, and restart the process after the pause."""
         if self._process is not None:
             code = self._process.poll()
             if code is not None:
@@ -63,7 +63,7 @@ class _Process:
             self._start()
 
     def _failed(self, reason: str, *, is_mistake: bool = False) -> None:
-        """Report a failure, and schedule the next start unless the cause is a mistake of the user."""
+        """Report a failure, and schedule a restart unless the cause is a user's mistake."""
         self.request_end()
         self._process = None
         self._failures = len(RETRY_S) + 1 if is_mistake else self._failures + 1
@@ -80,7 +80,7 @@ class _Process:
             return ""
 
     def request_end(self) -> None:
-        """Close its standard input: it writes the rest and exits."""
+        """Close its standard input, so that it writes the rest and exits."""
         if self._process is not None and self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -115,12 +115,12 @@ class TrackerProcesses:
         self._processes = [_Process(run, name, events) for name in dict.fromkeys(names)]
 
     def poll(self) -> None:
-        """Restart what died; once a tick, never waits."""
+        """Restart processes that died. Called once a tick; never waits."""
         for process in self._processes:
             process.poll()
 
     def close(self) -> None:
-        """Have all of them write the end, in parallel. A second call does nothing."""
+        """Let all of them write the end of the run, in parallel. A second call does nothing."""
         deadline = time.monotonic() + CLOSE_S
         ending, self._processes = self._processes, []
         for process in ending:
@@ -131,7 +131,7 @@ class TrackerProcesses:
 
 @contextmanager
 def trackers(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[TrackerProcesses]:
-    """Run the trackers of the run's configuration until the block ends, on the first node only."""
+    """Run the configured trackers until the block ends, on the first node only."""
     found = TrackerProcesses(run, read(TrackersSettings, run.manifest()).to if node_rank == 0 else (), events)
     try:
         yield found

@@ -1,13 +1,13 @@
-"""Write a run as TensorBoard's event files: one folder for the run, and one inside it for each rank.
+"""Write a run as TensorBoard event files: one folder for the run, and a folder in it for each rank.
 
     log = TensorBoardLog(Path("runs/demo/tensorboard"), run_id="demo", config=manifest["config"])
     log.step(step); log.finding(finding, wall_s); log.finish({"goodput_ratio": 0.9})
 
     tensorboard --logdir runs/demo/tensorboard
 
-Ranks have their own folders because TensorBoard draws the same value of several folders into one chart. Steps that
-were repeated after a rollback or restart replace the former ones (TensorBoard's own session mark). Records are
-buffered until `flush` and then appended, so that a thousand ranks need neither threads nor open files.
+Ranks have separate folders because TensorBoard draws the same scalar of several folders in one chart. Steps that are
+repeated after a rollback or restart replace the former ones (by TensorBoard's session-start mark). Records are buffered
+and appended at `flush`, so that a thousand ranks need neither threads nor open files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from watch.exporting.trackers.tracker import TrackedStep, TrackerError, flat
 __all__ = ["SUFFIX", "TensorBoardLog", "remove_logs"]
 
 SUFFIX = ".rankscope"
-"""Suffix of our files: an export replaces files with this suffix only."""
+"""Suffix of Rankscope's event files: an export replaces only files with this suffix."""
 HISTOGRAM = "gradients/log10_layer_norm"
 
 
@@ -56,16 +56,16 @@ class TensorBoardLog:
 
     @property
     def place(self) -> str:
-        """The folder that is written."""
+        """Folder of the event files."""
         return str(self._folder)
 
     @property
     def next_step(self) -> str:
-        """The command that shows it."""
+        """Command that shows the run."""
         return f"tensorboard --logdir {self._folder}"
 
     def step(self, step: TrackedStep) -> None:
-        """Add the scalars of the step, of its ranks and layers."""
+        """Add the scalars of a step, of its ranks and layers."""
         self._last_step = step.step
         layers = {f"gradients/norm/{layer}": norm for layer, norm in step.layers.items()}
         self._scalars(self._folder, step, {**step.values, **layers})
@@ -76,7 +76,7 @@ class TensorBoardLog:
             self._add(self._folder, step.wall_s, step.step, self._histogram(HISTOGRAM, norms))
 
     def rolled_back(self, step: int, wall_s: float) -> None:
-        """Have TensorBoard drop its values from this step on."""
+        """Make TensorBoard drop its values from this step on."""
         for folder in list(self._begun):
             mark = self._event(wall_time=wall_s, step=step, session_log=self._session(status=self._session.START))
             self._keep(folder, mark)
@@ -90,7 +90,7 @@ class TensorBoardLog:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Append what is buffered. Raises TrackerError."""
+        """Append the buffered records to the files. Raises TrackerError."""
         try:
             for folder, events in self._waiting.items():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class TensorBoardLog:
 
 
 def remove_logs(folder: Path) -> None:
-    """Remove our former event files from the folder. Raises TrackerError."""
+    """Remove earlier event files of Rankscope from the folder. Raises TrackerError."""
     try:
         for path in [*folder.glob(f"events.out.tfevents.*{SUFFIX}"), *folder.glob(f"rank-*/events.*{SUFFIX}")]:
             path.unlink()

@@ -1,16 +1,15 @@
 """Steps of a run for experiment trackers (TensorBoard, Weights & Biases), in the order of training.
 
     cursor = TrackedSteps(ranks="sampled")
-    for step in cursor.take(store): tracker.step(step)        # those that ended since the last call
+    for step in cursor.take(store): tracker.step(step)        # steps that ended since the last call
 
-1. The lowest rank with steps is the reference: the start times of its steps define the order of training. A step is
-   executed again with the same number after a rollback; each execution counts. It remains the reference to the end of
-   the attempt, even if records of a lower rank arrive later, because the same step starts at different times on each
-   rank.
+1. The lowest rank with steps is the reference: the start times of its steps define the order of training. After a
+   rollback a step is executed again with the same number, and each execution counts. The reference does not change
+   within an attempt, even if records of a lower rank arrive later, because start times differ between ranks.
 2. Records of other ranks are assigned to the execution of the same step whose start is nearest in time.
-3. An execution is taken once all ranks have ended it, or a later one is, or the run is over (`is_over`).
+3. An execution is returned once all ranks have ended it or a later one, or the run is over (`is_over`).
 
-Times are medians over the ranks and their maximum; loss, norm and learning rate are the same on all ranks.
+Times are medians and maxima over the ranks; loss, norm and learning rate are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SHARED = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/learning
 class TrackedSteps:
     """A cursor over the executions of steps.
 
-    `done` is {attempt: start of the newest one taken, epoch ns}, `leads` {attempt: the rank that leads}.
+    `done`: {attempt: start of the newest returned execution, epoch ns}; `leads`: {attempt: reference rank}.
     """
 
     def __init__(
@@ -53,13 +52,13 @@ class TrackedSteps:
         self.leads: dict[int, int] = dict(leads or {})
 
     def take(self, source: Source, *, is_over: bool = False) -> list[TrackedStep]:
-        """At most `MAX_STEPS` new steps."""
+        """Return at most `MAX_STEPS` new steps."""
         if missing_tables(source, "steps"):
             return []
         attempts = [int(a) for (a,) in source.rows("SELECT DISTINCT attempt FROM steps WHERE rank >= 0 ORDER BY 1")]
         for attempt in attempts:
             if any(later in self.done for later in attempts if later > attempt):
-                continue  # late records of an attempt that is over are dropped: they would break the order
+                continue  # late records of an earlier attempt are dropped, because they would break the order
             taken = list(self._of(source, attempt, is_over or attempt < attempts[-1]))
             if taken:
                 return taken
@@ -97,9 +96,9 @@ class TrackedSteps:
         self.done[attempt], self.leads[attempt] = int(executions[-1][1]), int(lead)
 
     def _executions(self, source: Source, attempt: int, lead: int, is_over: bool) -> list[tuple[Any, ...]]:
-        """(step, start, end, finished ranks, ...) of the executions that can be taken."""
+        """(step, start, end, finished ranks, ...) of the executions that can be returned."""
         medians = ", ".join(f"median({own(phase)})" for phase in PHASES)
-        shared = ", ".join(f"max({column})" for column in _SHARED.values())  # NaN is the largest of all
+        shared = ", ".join(f"max({column})" for column in _SHARED.values())  # NaN compares as the largest value
         rows = source.rows(
             f"""
             WITH {_NEAREST}
@@ -123,7 +122,7 @@ class TrackedSteps:
     def _by_rank(
         self, source: Source, attempt: int, lead: int, begins: Sequence[int]
     ) -> dict[int, dict[int, dict[str, float]]]:
-        """{start of the execution: {rank: values}}."""
+        """Return {start of the execution: {rank: values}}."""
         ranks = self._ranks(source, attempt)
         if not ranks:
             return {}
@@ -159,7 +158,7 @@ class TrackedSteps:
 
 
 _SLACK_NS = 60 * 10**9
-"""Maximum lag of another node's clock behind that of the leading rank."""
+"""Maximum lag of another node's clock behind that of the reference rank."""
 _NEAREST = """
     lead AS (SELECT step, start_ns AS begin_ns FROM steps
              WHERE attempt = ? AND rank = ? AND duration_ns IS NOT NULL AND start_ns > ? ORDER BY start_ns LIMIT ?),
@@ -171,7 +170,9 @@ _NEAREST = """
 
 
 def _layers(source: Source, attempt: int, steps: Sequence[int]) -> dict[int, dict[str, float]]:
-    """{step: {layer: norm}}: root of the sum of squares over a layer's parameters, largest over the ranks."""
+    """Return {step: {layer: norm}}: the root of the sum of squares over a layer's parameters, maximum over the
+    ranks.
+    """
     if missing_tables(source, "gradients"):
         return {}
     squares: dict[int, dict[str, float]] = {}

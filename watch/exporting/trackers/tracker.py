@@ -1,6 +1,6 @@
 """Interface of experiment trackers: steps, findings, and a summary at the end.
 
-    tracker = TensorBoardLog(folder, config)            # or WandbRun, or any other that fits `Tracker`
+    tracker = TensorBoardLog(folder, config)            # or WandbRun, or any other `Tracker`
     tracker.step(TrackedStep(step=40, attempt=0, wall_s=..., values={"train/loss": 2.1}))
     tracker.finding(finding.to_json(), wall_s)
     tracker.finish({"goodput_ratio": 0.92})
@@ -18,12 +18,12 @@ __all__ = ["TrackedStep", "Tracker", "TrackerError", "flat"]
 
 
 class TrackerError(Exception):
-    """A tracker that cannot be written to; the text is one line: what, where, what to do."""
+    """A tracker cannot be written to; the message is one line: what, where, what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedStep:
-    """One execution of a step. `ranks` are values by rank; `layers` gradient norms by layer."""
+    """One execution of a step. `ranks`: values by rank; `layers`: gradient norms by layer."""
 
     step: int
     attempt: int
@@ -37,7 +37,7 @@ class TrackedStep:
 class Tracker(Protocol):
     """Receives a run. All calls come from one thread; each may raise TrackerError.
 
-    `place` is a folder or an address, `next_step` the command that shows the run.
+    `place`: folder or address of the run; `next_step`: the command that shows it.
     """
 
     @property
@@ -50,10 +50,10 @@ class Tracker(Protocol):
         """Add one step, in the order of training."""
 
     def rolled_back(self, step: int, wall_s: float) -> None:
-        """The run was rolled back: steps from this one on follow again."""
+        """The run was rolled back: steps from this one on will be added again."""
 
     def finding(self, finding: Mapping[str, Any], wall_s: float, *, is_news: bool = True) -> None:
-        """Add a finding (`Finding.to_json`). `is_news`: the run is alive, an alert may be sent."""
+        """Add a finding (`Finding.to_json`). `is_news`: the run is alive, so that an alert may be sent."""
 
     def flush(self) -> None:
         """Make everything so far visible."""

@@ -1,11 +1,11 @@
-"""Write a run to Weights & Biases through its own library, online or into files that `wandb sync` uploads later.
+"""Write a run to Weights & Biases through its library, online or to files that `wandb sync` uploads later.
 
     run = WandbRun(Path("runs/demo/wandb"), run_id="demo", config=manifest["config"], project="llm")
     run.step(step); run.finish({"goodput_ratio": 0.9})
 
-The step is a separate value (`step`) and the axis of all charts: W&B's own counter cannot decrease, and a rollback
-needs that. W&B's variables (WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE ...) apply. Without a key and a
-mode the run is written offline. Statistics of the machine are off: this process is not the training.
+The step is logged as a value (`step`) and used as the axis of all charts, because W&B's step counter cannot decrease,
+which a rollback requires. W&B's variables (WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE ...) apply. Without
+a key and a mode the run is written offline. System statistics are off, since this is not the training process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_FINDINGS = 1000
 
 
 class WandbRun:
-    """One W&B run. Raises ImportError without the `trackers` extra, TrackerError where W&B refuses."""
+    """One W&B run. Raises ImportError without the `trackers` extra, and TrackerError if W&B refuses."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class WandbRun:
         mode: str = "",
         again: bool = False,
     ) -> None:
-        os.environ.setdefault("WANDB_SILENT", "true")  # before its import
+        os.environ.setdefault("WANDB_SILENT", "true")  # before wandb is imported
         import wandb
 
         self._wandb: Any = wandb
@@ -83,11 +83,11 @@ class WandbRun:
 
     @property
     def next_step(self) -> str:
-        """The command that shows it."""
+        """Command that shows the run."""
         return f"wandb sync {self.place}" if self._run.offline else f"open {self.place}"
 
     def step(self, step: TrackedStep) -> None:
-        """Add one row to W&B's history, at the step's own time."""
+        """Add one row to W&B's history, with the time of the step."""
         row: dict[str, Any] = {"step": step.step, "attempt": step.attempt, "_timestamp": step.wall_s, **step.values}
         for rank, values in step.ranks.items():
             row |= {f"rank-{rank:05d}/{name.rpartition('/')[2]}": value for name, value in values.items()}
@@ -98,7 +98,9 @@ class WandbRun:
         self._run.log(row)
 
     def rolled_back(self, step: int, wall_s: float) -> None:
-        """Both executions stay: W&B's history is append-only; `attempt` and `_timestamp` distinguish them."""
+        """Do nothing: W&B's history is append-only, so both executions stay; `attempt` and `_timestamp` distinguish
+        them.
+        """
         self._run.log({"step": step, "went_back_to": step, "_timestamp": wall_s})
 
     def finding(self, finding: Mapping[str, Any], wall_s: float, *, is_news: bool = True) -> None:
@@ -112,7 +114,7 @@ class WandbRun:
             self._run.alert(str(finding.get("kind"))[:64], str(finding.get("summary"))[:1000], level)
 
     def flush(self) -> None:
-        """Nothing to do: W&B's own process writes and uploads."""
+        """Do nothing: W&B's process writes and uploads."""
 
     def finish(self, summary: Mapping[str, str | float]) -> None:
         """Add the table of findings and the summary; waits for W&B to write (online: to upload) them."""
@@ -122,14 +124,14 @@ class WandbRun:
 
 
 def _mode(wandb: Any, mode: str) -> Any:
-    """The given mode, else W&B's own setting, else online only where there is a key."""
+    """The given mode, else W&B's setting, else online only if there is a key."""
     if mode or os.environ.get("WANDB_MODE"):
         return mode or None
     return None if wandb.login(prompt=False) else "offline"
 
 
 def _safe_id(run_id: str) -> str:
-    """A valid W&B id for the run's id, the same for the same run."""
+    """Convert the run's id to a valid W&B id, always to the same one."""
     if len(run_id) <= _MAX_ID and re.fullmatch(r"[\w.-]+", run_id):
         return run_id
     return hashlib.blake2b(run_id.encode(), digest_size=16).hexdigest()

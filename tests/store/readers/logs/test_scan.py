@@ -163,7 +163,7 @@ def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
     log = read(tmp_path, b"A" * (12 << 20) + b"ValueError: x")
     assert log.num_bytes == (12 << 20) + 13
     assert log.num_lines == 1
-    assert log.given_up == ["line 1 is longer than 4 MiB: its rest was not read"]
+    assert log.given_up == ["line 1 is longer than 4 MiB: the rest of it was not read"]
 
 
 def test_what_follows_a_line_without_end_is_read(tmp_path: Path) -> None:
