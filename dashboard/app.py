@@ -2,8 +2,9 @@
 
     rankscope dashboard runs/
 
-Streamlit runs this file from top to bottom for each visitor and each click. The folder of runs is in the variable
-RANKSCOPE_DASHBOARD_RUNS; what is shown is in the address: `?run=<id>&finding=<id>`, and on each page its own choices.
+Streamlit runs this file from top to bottom for each visitor and each click. The environment variable
+RANKSCOPE_DASHBOARD_RUNS names the folder of runs. The page's address holds the state: `?run=<id>&finding=<id>`, and the
+choices made on the page.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from store.runs_folder import RunsFolder  # noqa: E402
 
 
 def main() -> None:
-    """One run of the script."""
+    """Run the script once."""
     st.set_page_config(page_title="Rankscope", page_icon=str(_HERE / "icon.png"), layout="wide")
     style()
     login.require()
@@ -45,7 +46,7 @@ def main() -> None:
         _no_runs(folder)
         return
     page = st.navigation(navigation.pages(), position="hidden")
-    # Started on one run, the first address without anything in it is that run's; later the reader asks for the table.
+    # If the dashboard was started on one run, the first bare address shows that run; later it means the table of runs.
     starts_on_run = bool(os.environ.get("RANKSCOPE_DASHBOARD_RUN")) and frame.RUN_ID not in st.session_state
     is_home = page.url_path == "" and not {"run", "finding"} & set(st.query_params)
     if is_home and ("filter" in st.query_params or not starts_on_run):
@@ -53,7 +54,7 @@ def main() -> None:
         navigation.links(frame.current_run())
         page.run()
         return
-    if page.title in ("Fleet", "Runbook"):  # of no single run
+    if page.title in ("Fleet", "Runbook"):  # pages that are not about a single run
         st.set_page_config(page_title=f"{page.title} · Rankscope")
         navigation.links(frame.current_run())
         page.run()
@@ -66,7 +67,8 @@ def main() -> None:
     if page.url_path:
         st.set_page_config(page_title=markdown_text(f"{page.title} · {chosen}", 120))
         page.run()
-    elif "finding" in st.query_params:  # the short form of a link: shown here, since Back would lead into a redirect
+    elif "finding" in st.query_params:
+        # the short form of a link: drawn here, because after a redirect the Back button would return to it
         findings.findings()
     else:
         overview.overview()

@@ -1,6 +1,6 @@
-"""Links from one page to another: real ones, with an address that can be copied and one step of Back.
+"""Links from one page to another as real links: the address can be copied, and Back takes one step.
 
-`st.switch_page` writes the new page's address below the old page's path first: Back would lead there.
+`st.switch_page` would first write the new page's address below the old page's path, to which Back would then lead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGES_BY_TITLE = "pages_by_title"
 def page_link(
     title: str, label: str, icon: str, address: Mapping[str, Any], *, key: str, is_disabled: bool = False
 ) -> None:
-    """Draw a link to another page, with parts of its address."""
+    """Draw a link to another page, with the query parameters `address`."""
     with st.container(key=key, width="content"):
         st.page_link(
             st.session_state[PAGES_BY_TITLE][title], label=label, icon=f":material/{icon}:", disabled=is_disabled,

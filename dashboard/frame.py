@@ -5,9 +5,9 @@
         answer = view.ask(load_ranks, measure)      # None: a message was drawn, there are no data yet
         ...
 
-The body is a fragment: while the run is alive or a query is running, it alone runs every `POLL_S` seconds. Parts whose
-query is slow show a message, the others are drawn at once; as soon as a result has arrived the page is drawn again,
-where unchanged charts come from a cache (`cached_figure`).
+The body is a fragment: while the run is alive or a query is running, only the body runs, every `POLL_S` seconds. Parts
+with a slow query show a message, and the other parts are drawn immediately. When a result arrives, the page is drawn
+again; unchanged charts come from a cache (`cached_figure`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 ]  # fmt: skip
 
 RUN_ID = "run_id"
-"""Key of the run that the page shows, in the session."""
+"""Session-state key of the run that the page shows."""
 PATIENCE_S = 0.6
-"""Seconds that a page waits for first answers before it is drawn without them."""
+"""Seconds that a page waits for its first answers before it is drawn without them."""
 POLL_S = 2.0
 IDLE_S = 15.0
-"""Seconds between two polls of a run that has ended: it may be resumed."""
+"""Seconds between polls of an ended run, which may be resumed."""
 OLD_S = 15.0
-"""Age of the last record from which it is orange while the run is alive."""
+"""Age of the last record (seconds) from which it is shown in orange while the run is alive."""
 _STATE_COLOURS: dict[str, BadgeColour] = {
     "training": "green", "starting": "blue", "stalled": "red", "recovering": "orange", "finished": "gray",
     "preempted": "gray", "interrupted": "gray", "died": "red", "failed": "red", "given up": "red", "fenced": "gray",
@@ -59,7 +59,7 @@ _STATE_ICONS = {
 
 @st.cache_resource(show_spinner=False)
 def shared_answers() -> Answers:
-    """The answers of all visitors."""
+    """Answers shared by all visitors."""
     return Answers()
 
 
@@ -71,12 +71,12 @@ def _access(path: str) -> RunAccess:
 
 
 def access_to(run: RunDir) -> RunAccess:
-    """The shared reader of a run."""
+    """The shared access to a run."""
     return _access(str(run.path))
 
 
 def runs_folder() -> RunsFolder:
-    """The folder that the dashboard was started on."""
+    """Folder that the dashboard was started on."""
     folder: RunsFolder = st.session_state["runs_folder"]
     return folder
 
@@ -96,9 +96,9 @@ class View:
     is_pending: bool = False
     manifest: dict[str, Any] = field(default_factory=dict)
     awaited: list[Future[None]] = field(default_factory=list)
-    """Running queries without which a part of the page is empty."""
+    """Running queries that a part of the page is waiting for."""
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
-    """Deadline (monotonic) of the page's wait for first answers; later ones are drawn later."""
+    """Deadline (monotonic) for first answers; later answers are drawn later."""
 
     @property
     def patience_s(self) -> float:
@@ -111,9 +111,9 @@ class View:
         return self.access.run.run_id
 
     def ask(self, load: Callable[..., Any], *parameters: Hashable, often: bool = False) -> Any:
-        """`load(store, *parameters)` of the run, or None after a message why there is no result yet.
+        """Return `load(store, *parameters)` for the run, or draw a message why there is no result yet and return None.
 
-        `often`: a quick query that shows what happens now, repeated with shorter pauses.
+        `often`: a quick query that shows the present, repeated with shorter pauses.
         """
         answer = self.access.ask(load, *parameters, first_s=min(FIRST_S, self.patience_s), often=often)
         if answer.error is not None:
@@ -193,13 +193,13 @@ def _page(title: str, body: Callable[[View], None]) -> None:
             st.session_state["polls"] = pending or live
             st.rerun()
 
-    # The run's id in the key: another run is another fragment, which keeps nothing of the former one.
+    # The key contains the run's id, so that another run is another fragment without the state of the former.
     st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
 
 
 @st.fragment(run_every=POLL_S)
 def _retry(run_id: str) -> None:
-    """Draw the page again as soon as the run can be opened."""
+    """Draw the page again when the run can be opened."""
     try:
         runs_folder().open(run_id)
     except RunError:
@@ -208,17 +208,17 @@ def _retry(run_id: str) -> None:
 
 
 def _has_arrived(awaited: list[Future[None]]) -> bool:
-    """Wait until the next poll for one of the results; the browser shows the rest of the page meanwhile."""
+    """Wait for one of the results until the next poll, while the browser shows the rest of the page."""
     slot, until = st.empty(), time.monotonic() + POLL_S
     while awaited and time.monotonic() < until:
         if wait(awaited, timeout=0.1, return_when=FIRST_COMPLETED).done:
             return True
-        slot.caption("Loading more…")  # here Streamlit handles a click that came in between
+        slot.caption("Loading more…")  # here Streamlit handles a click that happened in the meantime
     return False
 
 
 def _view(access: RunAccess, answer: Answer) -> View | None:
-    """The run's access with its state; None while there is none."""
+    """View of the run with its state; None while there is no state."""
     if answer.value is None:
         return None
     return View(
@@ -255,7 +255,7 @@ def _head(title: str, access: RunAccess, view: View | None) -> None:
 def _since(state: RunState) -> str:
     if state.last_ns is None:
         return ":gray[no record yet]"
-    if state.word == "stalled":  # its ranks are silent, as the reason says; `watch` goes on to write
+    if state.word == "stalled":  # the ranks are silent, as the reason says, while `watch` still writes
         return ""
     old_s = max(0.0, time.time() - state.last_ns / 1e9)
     text = f"last record {units.age(old_s)} ago"

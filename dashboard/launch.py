@@ -30,12 +30,12 @@ __all__ = ["LOOPBACK", "DashboardError", "DashboardServer", "usable_port"]
 
 READY_S = 60.0
 PORT_TRIES = 3
-"""Tries to choose a free port: another process may take it before the server does."""
+"""Attempts to find a free port, since another process may take it before the server does."""
 LOOPBACK = "127.0.0.1"
 
 
 class DashboardError(ValueError):
-    """The dashboard cannot be started; the text is one line: what, where, what to do."""
+    """The dashboard cannot be started; the message is one line: what, where, what to do."""
 
 
 class _EndedError(DashboardError):
@@ -76,7 +76,7 @@ class DashboardServer(Closing):
     def close(self) -> None:
         """Stop the server."""
         if self._process.poll() is None:
-            self._process.terminate()  # a SIGINT is a traceback while it starts
+            self._process.terminate()  # SIGINT would print a traceback while the server starts
             try:
                 self._process.wait(5)
             except subprocess.TimeoutExpired:
@@ -84,9 +84,9 @@ class DashboardServer(Closing):
                 self._process.wait()
 
     def _start(self, command: list[str], environment: dict[str, str], url: str) -> None:
-        """Start the server at an address, and wait until it answers."""
+        """Start the server at an address, and wait until it responds."""
         self.url = url
-        self._process = subprocess.Popen(  # its problems are on standard error
+        self._process = subprocess.Popen(  # errors go to standard error
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
         try:
@@ -110,7 +110,7 @@ class DashboardServer(Closing):
 
 
 def _token_variable(token_file: Path | None) -> dict[str, str]:
-    """Environment variable with the path of the token file. Raises DashboardError for a file that is not safe."""
+    """Environment variable with the path of the token file. Raises DashboardError if the file is not safe."""
     if token_file is None:
         return {}
     try:
@@ -121,7 +121,7 @@ def _token_variable(token_file: Path | None) -> dict[str, str]:
 
 
 def _folder_and_run(runs: Path) -> tuple[Path, str]:
-    """The folder of runs, and the run to open if `runs` is one."""
+    """Return the folder of runs, and the run to open if `runs` is a run."""
     found = what_is(runs)
     if found.kind in ("address", "missing"):
         raise DashboardError(no_folder(runs))
@@ -132,7 +132,7 @@ def _folder_and_run(runs: Path) -> tuple[Path, str]:
 
 
 def usable_port(preferred: int = DEFAULT_PORT) -> int:
-    """The preferred port, by default that of the links in reports, if it is free on this machine; else any other."""
+    """Return the preferred port (by default that of links in reports) if it is free, else any free port."""
     return _free_port(LOOPBACK, preferred if _is_free(LOOPBACK, preferred) else 0)
 
 

@@ -1,9 +1,9 @@
-"""Login of the dashboard with one token for all visitors, where the server was started with `--token-file`.
+"""Login with one token for all visitors, if the server was started with `--token-file`.
 
     login.require()          # first in the script: without the token nothing below it runs
 
-The token is typed into a form and compared in the server's process; a session that has shown it stays logged in until
-its page is closed. It never stands in an address. A wrong one costs all visitors a second, so it cannot be guessed.
+The token is typed into a form and compared in the server; the session then stays logged in until its page is closed.
+The token never appears in an address. A wrong token delays all visitors by a second, so it cannot be guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _checking = threading.Lock()
 
 
 def require() -> None:
-    """Show the form and stop the script, unless there is no token or this session has shown it."""
+    """Show the form and stop the script, unless there is no token or this session has entered it."""
     if VARIABLE not in os.environ or st.session_state.get("is_logged_in") is True:
         return
     st.title("Rankscope", anchor=False)

@@ -1,4 +1,4 @@
-"""The pages in the order of the sidebar: first what is wrong, then where, then why."""
+"""The pages in the order of the sidebar: what is wrong, then where, then why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dashboard.views import (
 __all__ = ["FIRST_QUERIES", "pages"]
 
 _SECTIONS = "page_sections"
-"""Key of the sections, in the session."""
+"""Session-state key of the sections."""
 FIRST_QUERIES: tuple[Query, ...] = (
     (overview.load_lines, ()),
     (ranks.load_matrix, ("own work", True)),
@@ -56,9 +56,9 @@ FIRST_QUERIES: tuple[Query, ...] = (
 
 
 def pages() -> dict[str, list[Any]]:
-    """Sections and their pages for `st.navigation`; made in each run of the script, as Streamlit requires.
+    """Sections and their pages for `st.navigation`, created in each run of the script, as Streamlit requires.
 
-    Its own menu is hidden: its links would not name the run.
+    Streamlit's menu is hidden, because its links would not name the run.
     """
     first, *others = [
         [_page(place) for place in places]
@@ -85,7 +85,7 @@ def pages() -> dict[str, list[Any]]:
 
 
 def links(run_id: str | None) -> None:
-    """Draw the menu in the sidebar: the address behind each link names the run, so that it can be copied."""
+    """Draw the menu in the sidebar. The address of each link names the run, so that it can be copied."""
     with st.sidebar, st.container(key="menu", gap=None):
         for section, pages_of_section in st.session_state[_SECTIONS].items():
             st.caption(section)

@@ -1,10 +1,10 @@
-"""Tell Streamlit's frontend where the server's root is; by default it looks below the open page first.
+"""Tell Streamlit's frontend the server's root, which by default it searches for below the open page first.
 
-    name_the_root()        # before Streamlit makes its app
+    name_the_root()        # before Streamlit creates its app
 
-Opened at `/ranks`, it requests `/ranks/_stcore/health` and `/ranks/_stcore/host-config`, gets two 404s (shown in the
-browser's console), and connects only then. The root is the folder of the page's address, as for the scripts that the
-document loads, so this also works behind a proxy that serves the dashboard below a path.
+When opened at `/ranks`, the frontend requests `/ranks/_stcore/health` and `/ranks/_stcore/host-config`, gets two 404s
+(shown in the browser's console), and only then connects. The root is the folder of the page's address, as for the
+scripts of the document, so this also works behind a proxy that serves the dashboard below a path.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _HEAD = b"<head>"
 
 
 class RootName:
-    """ASGI middleware: one more script at the beginning of the document of the pages."""
+    """ASGI middleware that inserts a script at the start of the pages' HTML document."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Send) -> None:
-        """Pass a request on; the answer gets the script if it is the document."""
+        """Forward a request, and insert the script into the response if it is the document."""
         await self._app(scope, receive, send if scope["type"] != "http" else _with_script(send))
 
 
 def _with_script(send: Send) -> Send:
-    """`send` that holds the document back until it is whole, and writes the script into it."""
+    """Wrap `send`: buffer the document until it is complete, and insert the script."""
     start: Message = {}
     parts: list[bytes] = []
 
@@ -62,7 +62,7 @@ def _is_document(start: Message) -> bool:
 
 
 def name_the_root() -> None:
-    """Have each document name the root. Raises AttributeError where the middleware cannot be put."""
+    """Install the middleware. Raises AttributeError if Streamlit has no place for it."""
     from starlette.middleware import Middleware
     from streamlit.web.server.starlette import starlette_app
 

@@ -20,7 +20,7 @@ App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[N
 
 
 def is_own_request(host: str | None, origin: str | None, allowed_hosts: Collection[str]) -> bool:
-    """Return True if `Host` is a name of the server and `Origin`, if there is one, has the same host and port."""
+    """Return True if `Host` is a name of the server and `Origin`, if present, has the same host and port."""
     try:
         own = urlsplit(f"//{host or ''}")
         own_port, name = own.port, (own.hostname or "").rstrip(".")
@@ -51,7 +51,8 @@ class SiteCheck:
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
             await send({"type": "http.response.body", "body": b"Refused: this address is not the dashboard's own.\n"})
         else:
-            await send({"type": "websocket.close", "code": 1008})  # the server answers 403, as it is not yet accepted
+            # before the WebSocket is accepted, the server answers 403
+            await send({"type": "websocket.close", "code": 1008})
 
     def _is_own(self, scope: Scope) -> bool:
         headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]

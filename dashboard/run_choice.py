@@ -1,8 +1,8 @@
-"""Choice of the shown run: always the one in the page's address; the list in the sidebar changes the address.
+"""Choice of the run: the page's address names it, and the list in the sidebar changes the address.
 
     run_id = choose_run(folder, folder.run_ids())      # draws the list; the address names the run from then on
 
-The session keeps no choice of its own, because after Back or a link the address is newer.
+The session stores no choice, because after Back or a link the address is newer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from store.runs_folder import RunsFolder
 __all__ = ["choose_run"]
 
 PICKED = "run_choice"
-"""Key of the list in the sidebar."""
+"""Session-state key of the list in the sidebar."""
 
 
 def choose_run(folder: RunsFolder, names: list[str]) -> str | None:
-    """Draw the list of `names`, and return the run of the address; without one the run shown last, or the newest.
+    """Draw the list of `names`, and return the run in the address, else the run shown last, else the newest.
 
-    None if the address names a missing run; showing another one instead would be misleading.
+    Returns None if the address names a missing run: showing another run instead would mislead.
     """
     asked, before = st.query_params.get("run"), current_run()
     chosen = _resolved(folder, names, asked)
@@ -48,14 +48,14 @@ def choose_run(folder: RunsFolder, names: list[str]) -> str | None:
 
 
 def _into_address() -> None:
-    """Put the choice into the address, without the finding of the former run."""
+    """Write the choice to the address, and remove the former run's finding from it."""
     if "finding" in st.query_params:
         del st.query_params["finding"]
     st.query_params["run"] = st.session_state[PICKED]
 
 
 def _resolved(folder: RunsFolder, names: list[str], run_id: str | None) -> str | None:
-    """The id if it is in the list, which is read once for a page; for `latest` the run that it links to."""
+    """Return the id if it is in the list (which is read once per page); for `latest`, the run that it links to."""
     if not run_id or run_id in names:
         return run_id or None
     found = folder.resolved(run_id)

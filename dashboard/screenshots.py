@@ -37,11 +37,11 @@ WIDTHS = {"desktop": 1440, "laptop": 1280, "tablet": 800, "narrow": 390}
 MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
-"""The page's script has ended."""
+"""Selector of a page whose script has ended."""
 PENDING = "[data-testid=stCaptionContainer]:has-text('Loading more')"
-"""The foot of a page while a part of it is computed."""
+"""Selector of a page's foot while a part of it is computed."""
 _UNDRAWN = "[data-testid=stSkeleton], .rankscope-chart:not(:has(.main-svg))"
-"""Elements whose script has not come yet: on a crowded machine it takes seconds."""
+"""Selector of elements whose script has not loaded yet, which takes seconds on a busy machine."""
 _IS_WHOLE = """([settled, pending, undrawn]) => document.querySelector(settled) !== null &&
   document.querySelector(undrawn) === null &&
   ![...document.querySelectorAll(pending)].some(foot => foot.innerText.includes('Loading more'))"""
@@ -54,7 +54,7 @@ def browser_path() -> str | None:
 
 
 def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: list[str], run: str) -> Iterator[Path]:
-    """Write one picture per page, theme and width; yields its path."""
+    """Write one picture per page, theme and width; yields the paths."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -66,18 +66,18 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
                     color_scheme=theme,  # type: ignore[arg-type]
                 )
                 page = context.new_page()
-                page.set_default_timeout(120_000)  # a crowded machine starts the server slowly
+                page.set_default_timeout(120_000)  # a busy machine starts the server slowly
                 for name in pages:
                     address = PAGES[name] if name != "home" else PAGES["overview"]
                     page.goto(f"{url}/{address}?{urlencode({'run': run})}")
-                    if name == "home":  # the server may have been started on one run, which its bare address shows
+                    if name == "home":  # the server may have been started on one run, which the bare address shows
                         if page.locator(
                             "[data-testid=stExpandSidebarButton]"
-                        ).is_visible():  # folded where it is narrow
+                        ).is_visible():  # collapsed on narrow screens
                             page.locator("[data-testid=stExpandSidebarButton]").click()
                         page.get_by_role("link", name="Runs", exact=True).click()
                         page.get_by_role("heading", name="Runs", exact=True).wait_for()
-                        page.mouse.move(WIDTHS[width] / 2, 2)  # the link under it looks chosen
+                        page.mouse.move(WIDTHS[width] / 2, 2)  # a link under the pointer looks selected
                     path = out / f"{name}-{theme}-{width}.png"
                     path.write_bytes(small(_picture(page, WIDTHS[width])))
                     yield path
@@ -89,7 +89,7 @@ def _picture(page: Page, width: int) -> bytes:
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_selector("h1")
     wait_until_whole(page, timeout_ms=120_000)
-    page.wait_for_timeout(800)  # charts are drawn after their data have come
+    page.wait_for_timeout(800)  # charts are drawn after their data have arrived
     height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
     page.set_viewport_size({"width": width, "height": int(min(MAX_HEIGHT, max(600, height + 24)))})
     page.wait_for_timeout(1_500)
@@ -99,7 +99,7 @@ def _picture(page: Page, width: int) -> bytes:
 def wait_until_whole(page: Page, *, timeout_ms: float) -> None:
     """Wait until the page's script has ended with nothing left to compute, and every element is drawn.
 
-    Between two runs of the script the foot is gone, too.
+    Between two runs of the script the foot is missing, too.
     """
     caption = PENDING.partition(":")[0]
     page.wait_for_function(_IS_WHOLE, arg=[SETTLED, caption, _UNDRAWN], timeout=timeout_ms)
@@ -116,7 +116,7 @@ def small(png: bytes) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry: 0, or 2 after a mistake."""
+    """Entry point. Returns 0, or 2 after a usage error."""
     parser = argparse.ArgumentParser(
         prog="python -m dashboard.screenshots", description="Take screenshots of every page."
     )

@@ -1,9 +1,8 @@
-"""The server's process, which runs Streamlit; it ends with the command that started it, however that ends.
+"""The server process, which runs Streamlit and ends with the command that started it, however that ends.
 
     RANKSCOPE_DASHBOARD_PARENT=4711 python -m dashboard.serve --server.port 8501
 
-A command that is killed by SIGKILL cannot stop its server; the kernel does (PR_SET_PDEATHSIG), and no server is left on
-the port.
+A command killed by SIGKILL cannot stop its server, so the kernel does (PR_SET_PDEATHSIG), and the port is freed.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ FOR_THE_PAGES = (
     "dashboard.navigation", "dashboard.login", "dashboard.run_choice", "duckdb", "plotly.io", "plotly.offline",
     "PIL.Image", "streamlit.elements.lib.image_utils", "streamlit.material_icon_names",
 )  # fmt: skip
-"""Modules that a first page loads, where Streamlit has not."""
+"""Modules that the first page needs, unless Streamlit has already loaded them."""
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel send SIGTERM to this process when its parent ends; exit if it has ended already."""
+    """Make the kernel send SIGTERM to this process when its parent ends; exit if the parent has already ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(0)
 
 
 def import_pages() -> threading.Thread:
-    """Do in the background what the pages need once, a second of work that the first visitor would wait for."""
+    """Do one-time work of the pages in the background: a second for which the first visitor would otherwise wait."""
     thread = threading.Thread(target=_import_all, name="import-pages", daemon=True)
     thread.start()
     return thread
@@ -47,15 +46,15 @@ def _import_all() -> None:
     for module in FOR_THE_PAGES:
         import_module(module)
     mimetypes.init()  # for the page's icon
-    inspect.getmodule(inspect.currentframe())  # keeps the file of each module, for which the chart's component asks
+    inspect.getmodule(inspect.currentframe())  # caches the file of each module, which the chart component looks up
     from analyzers.figures.drawing.theme import new_figure
 
-    new_figure().add_scatter(x=[0], y=[0]).to_json()  # Plotly loads its checks with the first figure
+    new_figure().add_scatter(x=[0], y=[0]).to_json()  # Plotly loads its validators with the first figure
 
 
 def skip_start_check() -> None:
-    """Disable the check on each first page whether Streamlit was started by its own command: it looks up the file of
-    each loaded module, about 0.2 s of CPU.
+    """Disable Streamlit's check, on each first page, that its own command started it: it looks up the file of each
+    loaded module, about 0.2 s of CPU time.
     """
     vars(import_module("streamlit.delta_generator"))["_use_warning_has_been_displayed"] = True
 
@@ -76,5 +75,5 @@ if __name__ == "__main__":
     try:
         cli.main()
     except SystemExit as ended:
-        # At once: Python would wait for each query and diagnosis that runs in a thread, minutes for a large run.
+        # Exit immediately: Python would wait for queries and diagnoses in threads, minutes for a large run.
         os._exit(ended.code if isinstance(ended.code, int) else bool(ended.code))

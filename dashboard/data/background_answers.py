@@ -3,13 +3,13 @@
     answers = Answers()
     answer = answers.get(("runs/demo", "loss"), version, lambda: load_loss(store), patience_s=2.0)
     answer.value, answer.is_fresh, answer.error
-    answer.pending                      # future of the computation that runs; None: there is none
+    answer.pending                      # future of the running computation, or None
 
-Every open page polls its queries every two seconds. Each is computed once for all of them, in a thread, and again only
-when the store has changed. A page waits for `patience_s`, once; a slower result is returned by a later poll, and until
-then the previous one is shown (`is_fresh` False). After a slow query there is a pause of ten times its duration, so
-that watching a huge run costs at most a tenth of a core and rarely delays its writer. The pause never exceeds the time
-for which the query has been polled, because results of a run's first seconds are soon out of date.
+Every open page polls its queries every two seconds. Each query is computed once for all pages, in a thread, and again
+only when the store has changed. A page waits once, for `patience_s`; a slower result is returned by a later poll, and
+until then the previous one is shown (`is_fresh` False). After a slow query there is a pause of ten times its duration,
+so that watching a huge run costs at most a tenth of a core and rarely delays its writer. The pause never exceeds the
+time for which the query has been polled, because results of a run's first seconds are soon out of date.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Answer", "Answers"]
 
 MAX_ENTRIES = 256
 REST_FACTOR, OFTEN_REST_FACTOR = 10.0, 1.0
-"""Pause of a query in units of its duration; shorter for those that show what happens now."""
+"""Pause after a query, as a multiple of its duration; shorter for queries that show the present."""
 AFTER_ERROR_S = 1.0
 QUICK_S = 0.25
-"""Faster queries are repeated whenever the store has changed."""
+"""Queries that take less time than this (seconds) are repeated whenever the store has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class _Entry:
 
 
 class Answers:
-    """Keeps up to `max_entries` answers, the most recently used ones."""
+    """Keeps the `max_entries` most recently used answers."""
 
     def __init__(self, *, max_entries: int = MAX_ENTRIES, threads: int = 3) -> None:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
@@ -75,7 +75,9 @@ class Answers:
         again_s: float = 0.1,
         rest_factor: float = REST_FACTOR,
     ) -> Answer:
-        """The newest answer; waits `patience_s` from when it was first asked, `again_s` for a newer one."""
+        """Return the newest answer. Waits up to `patience_s` after the first request, and `again_s` for a newer
+        answer.
+        """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
@@ -100,14 +102,14 @@ class Answers:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Cancel what has not started."""
+        """Cancel computations that have not started."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _is_due(self, entry: _Entry, rest_factor: float) -> bool:
         if not entry.has_value and entry.error is None:
             return True
         rest_s = min(rest_factor * entry.took_s, entry.done_at - entry.first_at) if entry.took_s > QUICK_S else 0.0
-        if entry.error is not None:  # most often another process held the store for a moment
+        if entry.error is not None:  # usually another process briefly had the store open
             rest_s = AFTER_ERROR_S
         return time.monotonic() - entry.done_at >= rest_s
 
@@ -116,7 +118,7 @@ class Answers:
         value, error = None, None
         try:
             value = compute()
-        except Exception as problem:  # shown on the page; other queries go on
+        except Exception as problem:  # shown on the page; other queries are not affected
             error = problem
         with self._lock:
             if error is None:

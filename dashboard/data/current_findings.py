@@ -5,8 +5,8 @@
     known.closed.get("rank_lost-0-r1")            # "the run continued as attempt 1"; None: it is open
     found = pick(known.findings, "straggler-0-r3")
 
-A diagnosis of a live run is some seconds old; `watch` reports within one. What it reported and the diagnosis does not
-have is added, and nothing is judged here. A finding is closed when the run has recovered from it.
+A diagnosis of a live run is some seconds old; `watch` reports within one. Findings that it reported and the diagnosis
+lacks are added; nothing is judged here. A finding is closed when the run has recovered from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CurrentFindings:
 def current_findings(
     diagnosis: Diagnosis | None, reports: Sequence[Finding], *, newest_attempt: int | None = None
 ) -> CurrentFindings:
-    """All of them in the order of the verdict, open ones first. `reports`: the newest first."""
+    """Join the findings in the order of the verdict, open ones first. `reports`: newest first."""
     found = list(diagnosis.fired) if diagnosis is not None else []
     for report in newest_reports(reports):
         if report.status in ("fired", "suspect") and not any(is_same_finding(finding, report) for finding in found):

@@ -1,6 +1,6 @@
 """Prefetch the first queries of the other pages of a large run.
 
-    use(((overview.load_lines, ()), ...))   # once: the loaders, in the order in which they are computed
+    use(((overview.load_lines, ()), ...))   # once: the loaders, in order of computation
     prefetch(access)                        # once per run; does nothing for a small run
 
 One query at a time, so that a query of the open page never waits for more than one of them.
@@ -30,7 +30,7 @@ def use(queries: Sequence[Query]) -> None:
 
 
 def prefetch(access: RunAccess) -> None:
-    """Start prefetching once, if the run is large."""
+    """Start prefetching if the run is large, once per run."""
     name = str(access.run.path)
     if name in _prefetched or access.size_bytes() < LARGE_BYTES:
         return

@@ -1,4 +1,4 @@
-"""One rank in one step: its account next to its peers', its calls, and its events.
+"""One rank in one step: its time account compared with its peers', its collectives and its events.
 
 found = rank_at_step(store, rank=3, step=60)
 found["account"]["forward"]         # (own milliseconds, median of the peers)
@@ -26,7 +26,9 @@ _CLASSES = {
 
 
 def rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
-    """`attempt` None if the rank has no such step. Of a step that ran again, the last time counts."""
+    """Load one rank in one step. `attempt` is None if the rank has no such step. If the step ran repeatedly, the last
+    execution counts.
+    """
     found: dict[str, Any] = {"attempt": None, "account": {}, "calls": [], "events": [], "num_peers": 0, "place": None}
     if not source.has("steps"):
         return found
@@ -45,7 +47,7 @@ def rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
 
 
 def _place(source: Source, attempt: int, rank: int) -> tuple[str, str] | None:
-    """Host and device of the rank in the attempt; None where they were not recorded."""
+    """Host and device of the rank in the attempt; None if they were not recorded."""
     if lacking(source, ranks=("host", "device", "wall_ns")):
         return None
     ((host, device),) = source.rows(
@@ -56,7 +58,7 @@ def _place(source: Source, attempt: int, rank: int) -> tuple[str, str] | None:
 
 
 def _account(source: Source, attempt: int, rank: int, step: int) -> dict[str, Any]:
-    """Milliseconds by class: of the rank, and the median of the other ranks of its pipeline stage."""
+    """Milliseconds by class: (the rank's, the median of the other ranks in its pipeline stage)."""
     picked = ", ".join(f"{sql} / 1e6 AS c{number}" for number, sql in enumerate(_CLASSES.values()))
     columns = ", ".join(
         f"max(c{number}) FILTER (rank = $1), median(c{number}) FILTER (rank <> $1)" for number in range(len(_CLASSES))
@@ -81,7 +83,7 @@ def _account(source: Source, attempt: int, rank: int, step: int) -> dict[str, An
 
 
 def _calls(source: Source, attempt: int, rank: int, step: int, start_ns: int) -> list[dict[str, Any]]:
-    """The rank's collectives of the step: those that never ended first, then the longest waits."""
+    """The rank's collectives in the step: first those that never ended, then by descending wait."""
     if lacking(source, collectives=("wait_ns", "issue_ns", "end_ns", "caller")):
         return []
     rows = source.rows(
@@ -108,7 +110,7 @@ def _calls(source: Source, attempt: int, rank: int, step: int, start_ns: int) ->
 
 
 def _events(source: Source, attempt: int, rank: int, step: int) -> list[dict[str, Any]]:
-    """Events of the rank, and of the nodes, in the step."""
+    """Events of the rank and of the nodes in the step."""
     if lacking(source, events=("detail",)):
         return []
     rows = source.rows(

@@ -35,13 +35,15 @@ from store.sql.console import ConsoleAnswer
 __all__ = ["FIRST_S", "LARGE_BYTES", "RunAccess"]
 
 LARGE_BYTES = 256 << 20
-"""Store size from which pages are noticeably slow."""
+"""Store size in bytes from which pages are noticeably slow."""
 SEPARATE_PROCESS_BYTES = 16 << 20
-"""Store size from which a run is diagnosed in a separate process: the analyzers would hold the GIL for seconds."""
+"""Store size in bytes from which a run is diagnosed in a separate process, because the analyzers would hold the GIL for
+seconds.
+"""
 FIRST_S, AGAIN_S = 0.4, 0.1
-"""How long drawing a part of a page waits for its first result, and for a newer one, before it draws the next part."""
+"""Seconds that a part of a page waits for its first result, and for a newer one, before the next part is drawn."""
 STATE_S = 0.6
-"""How long a page waits for the run's state before it says that the run is being read."""
+"""Seconds that a page waits for the run's state before it says that the run is being read."""
 
 
 class RunAccess:
@@ -72,7 +74,7 @@ class RunAccess:
         return parts
 
     def open(self) -> AbstractContextManager[Store]:
-        """A reader for one query. Raises StoreError."""
+        """Open a reader for one query. Raises StoreError."""
         return self._store.session(may_grow=self.is_watched or self._may_grow())
 
     def ask_sql(self, statement: str, *, max_rows: int, limit_s: float) -> ConsoleAnswer:
@@ -87,7 +89,7 @@ class RunAccess:
     def ask(
         self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S, often: bool = False
     ) -> Answer:
-        """`load(store, *parameters)` for the newest version of the run; `often`: refresh with shorter pauses."""
+        """Return `load(store, *parameters)` for the newest version of the run. `often`: refresh with shorter pauses."""
 
         def compute() -> Any:
             with self.open() as store:
@@ -105,7 +107,7 @@ class RunAccess:
         )
 
     def state(self, *, first_s: float = STATE_S) -> Answer:
-        """The RunState; while the run may be alive, computed every second even without new records."""
+        """Return the RunState. While the run may be alive, it is computed every second even without new records."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
         def compute() -> RunState:
@@ -122,7 +124,7 @@ class RunAccess:
         )  # fmt: skip
 
     def summary(self, answers: Answers) -> Answer:
-        """The run's row in the table of runs (`run_summary`), cached in `answers`; never waits."""
+        """Return the run's row in the table of runs (`run_summary`), cached in `answers`. Never waits."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
         def compute() -> dict[str, Any]:
@@ -134,22 +136,23 @@ class RunAccess:
         return answers.get(key, (self.version(), watched), compute, patience_s=0.0, again_s=0.0)
 
     def judged(self, answers: Answers) -> Answer:
-        """The worst finding of the run's diagnosis (`worst_of`), cached in `answers`; never waits."""
+        """Return the worst finding of the run's diagnosis (`worst_of`), cached in `answers`. Never waits."""
         version = (self.version(), self.is_watched)
         key = ("judged", str(self.run.path))
         return answers.get(key, version, lambda: worst_of(self._diagnosed(version)), patience_s=0.0, again_s=0.0)
 
     def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
-        """The Diagnosis of the whole run, as in `rankscope analyze`; a slow one is returned by a later poll."""
+        """Return the Diagnosis of the whole run, as in `rankscope analyze`. A slow one is returned by a later poll."""
         watched = self.is_watched
 
         version = (self.version(), watched)
         key = ("diagnosis", str(self.run.path))
-        patience_s = 0.0 if self.size_bytes() >= SEPARATE_PROCESS_BYTES else first_s  # it would not finish in time
+        # do not wait for it: it would not finish in time
+        patience_s = 0.0 if self.size_bytes() >= SEPARATE_PROCESS_BYTES else first_s
         return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
 
     def compared_with(self, other: RunAccess) -> Answer:
-        """The Comparison of this run (B) with another one (A), and both loss curves."""
+        """Return the Comparison of this run (B) with another run (A), and both loss curves."""
 
         def compute() -> dict[str, Any]:
             found_a, found_b = (one._diagnosed((one.version(), one.is_watched)) for one in (other, self))
@@ -169,14 +172,14 @@ class RunAccess:
         return Side(source=store, manifest=self.manifest(), diagnosis=diagnosis)
 
     def _diagnosed(self, version: Hashable) -> Diagnosis:
-        """The diagnosis of this version of the run, computed once; in a separate process for a large run."""
-        with self._diagnosing:  # the table of runs, the Overview and a comparison may ask for it at the same time
+        """Diagnosis of this version of the run, computed once, and in a separate process for a large run."""
+        with self._diagnosing:  # the table of runs, the Overview and a comparison may request it at the same time
             known = self._last_diagnosis
             if known is not None and known[0] == version:
                 return known[1]
             now_ns = stored_until_ns(self.run) if self.is_watched else None
             if self.size_bytes() >= SEPARATE_PROCESS_BYTES:
-                with self.open():  # ingests the tapes of a run without a watch
+                with self.open():  # ingests the tapes if the run has no watch
                     pass
                 found = diagnose_in_process(self.run, now_ns=now_ns)
             else:

@@ -1,11 +1,11 @@
-"""Lines that the processes of a run printed, with the rank and, if it can be determined, the step of each.
+"""Lines printed by the processes of a run, each with its rank and, if it can be determined, its step.
 
     found = run_logs(store, "runs/demo-20260101-120000")
     found.lines[0].rank, found.lines[0].step, found.lines[0].step_from, found.lines[0].text
 
 The ends of the regular files below `logs` in the run's folder are read. A line belongs to the step that it names, or to
 the step of its rank in which its timestamp lies. Lines without either belong to the step of the line above them. If no
-line gives a step to the end of a file (a traceback, or the last line), the file's time of modification does.
+line gives a step for the end of a file (a traceback, or the last line), the file's modification time does.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WATCH = "watch-node"
 MAX_FILES = 4_096
 MAX_FILE_BYTES = 1 << 20
 MAX_BYTES = 24 << 20
-"""Maximum bytes over all files; beyond it, each contributes a shorter tail."""
+"""Maximum bytes over all files; beyond that, each file contributes a shorter tail."""
 MIN_FILE_BYTES = 4 << 10
 MAX_LINE_CHARS = 2_000
 SLACK_NS = 60 * 10**9
-"""A file that was modified longer than this after the run's last event is a copy, so its time is not used."""
+"""A file modified more than this after the run's last event is a copy, so its modification time is not used."""
 TRACEBACK = "Traceback (most recent call last)"
 _ATTEMPT = re.compile(r"attempt[-_](\d{1,6})")
 
@@ -57,18 +57,18 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLogs:
-    """Lines in the order of their files, and what was not read."""
+    """Lines in order of files, and what was not read."""
 
     lines: tuple[LogLine, ...] = ()
     num_files: int = 0
-    """Files found, empty ones included, except those of `watch`."""
+    """Number of files found, including empty ones, except those of `watch`."""
     num_cut: int = 0
-    """Files whose end alone was read."""
+    """Number of files of which only the end was read."""
     problems: tuple[str, ...] = ()
 
 
 def run_logs(source: Source, path: str) -> RunLogs:
-    """The lines of a run's logs. Unsafe or unreadable files are named in `problems`."""
+    """Read the lines of a run's logs. Unsafe or unreadable files are listed in `problems`."""
     folder = Path(path) / "logs"
     if problem := folder_problem(folder):
         return RunLogs(problems=(f"logs: {problem}",))
@@ -105,9 +105,10 @@ def lines_at(lines: Sequence[LogLine], *, rank: int, step: int, attempt: int) ->
 
 
 def _plain_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """(path, size, time of modification) of regular files, two folders deep; links are skipped, as they may lead out.
+    """(path, size, modification time) of regular files, two folders deep. Links are skipped, because they may lead out
+    of the run.
 
-    `rank-00000.error.json` repeats the traceback of the log next to it.
+    `rank-00000.error.json` is skipped, since it repeats the traceback in the log.
     """
     for parent, folders, names in os.walk(folder):
         depth = len(Path(parent).relative_to(folder).parts)
@@ -122,7 +123,7 @@ def _plain_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _lines_of(name: str, content: bytes, *, is_cut: bool) -> Iterator[LogLine]:
-    """Lines of one file; numbers count from the part that was read."""
+    """Lines of one file, numbered from the start of the part that was read."""
     attempt = _ATTEMPT.search(name)
     rank = rank_of_log(Path(name))
     clock = Clock(year=1970)
@@ -155,7 +156,7 @@ def _aligned(lines: Iterator[LogLine], clocks: _StepClocks) -> Iterator[LogLine]
 
 
 def _with_end(lines: list[LogLine], written_ns: int, clocks: _StepClocks) -> list[LogLine]:
-    """Put the end of a file into the step in which the file was last written."""
+    """Assign the end of a file to the step in which the file was last written."""
     rank = lines[-1].rank if lines else None
     if rank is None or lines[-1].step is not None or written_ns > clocks.last_event_ns + SLACK_NS:
         return lines

@@ -3,7 +3,7 @@
     summary = run_summary(store, state)
     summary["finding"], summary["losses"]         # "Straggler", forty values of the loss over the run
 
-Of a run's records only the newest steps, the findings that `watch` reported and a few losses are read.
+Only the newest steps, the findings that `watch` reported, and a few losses are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUM_LOSSES = 40
 def run_summary(source: Source, state: RunState) -> dict[str, Any]:
     """Plain values by name; None or empty where nothing was recorded."""
     pulse = queries.pulse(source)
-    pace = pulse if state.is_live else whole_pace(source)  # of a run that has ended, as its report says
+    pace = pulse if state.is_live else whole_pace(source)  # for a run that has ended, as in its report
     reports = [
         _as_of_now(one, state)
         for one in newest_reports(reported_findings(source))
@@ -44,7 +44,7 @@ def run_summary(source: Source, state: RunState) -> dict[str, Any]:
 
 
 def worst_of(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The finding with which the report of a run begins; "none" where the run was judged and has none."""
+    """The first finding in the run's report; "none" if the run was judged and has no finding."""
     fired = diagnosis.fired
     return _worst(fired[0], len(fired)) if fired else {"finding": "none", "severity": "", "num_findings": 0}
 
@@ -58,7 +58,9 @@ def _worst(finding: Finding | None, number: int) -> dict[str, Any]:
 
 
 def _as_of_now(report: Finding, state: RunState) -> Finding:
-    """The report; what ended an earlier attempt of a run that went on is a warning, as in the diagnosis."""
+    """The report, in which the end of an earlier attempt is only a warning if the run continued, as in the
+    diagnosis.
+    """
     went_on = report.attempt is not None and state.attempt is not None and report.attempt < state.attempt
     return replace(report, severity="warning") if went_on and report.severity == "critical" else report
 

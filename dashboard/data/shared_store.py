@@ -1,4 +1,4 @@
-"""The store of a run, shared by queries that come close together, and the ingestion of its tapes before it is opened.
+"""Open a run's store once for queries in quick succession, after ingesting the run's tapes.
 
     shared = SharedStore(run)
     with shared.session(may_grow=False) as store: ...
@@ -32,9 +32,9 @@ APART_BYTES = 16 << 20
 CATCH_UP_S = 4.0
 """Seconds between two ingests of a run without a watch."""
 WAIT_S = 3.0
-"""Seconds that a reader waits for another process that holds the store."""
+"""Seconds that a reader waits while another process has the store open."""
 KEPT_S = 2.0
-"""Seconds that the store of a run that has ended stays open after a query."""
+"""Seconds that the store of an ended run stays open after a query."""
 
 
 def files_version(run: RunDir) -> tuple[Hashable, ...]:
@@ -70,7 +70,7 @@ class SharedStore:
 
     @contextlib.contextmanager
     def session(self, *, may_grow: bool) -> Iterator[Store]:
-        """A reader for one query. Raises StoreError."""
+        """Yield a reader for one query. Raises StoreError."""
         with self._lock:
             opened = self._open(may_grow=may_grow)
             reader = opened.store.session()
@@ -80,7 +80,7 @@ class SharedStore:
                 yield reader
         except BaseException:
             with self._lock:
-                self._forget(opened)  # a file may be damaged or gone
+                self._forget(opened)  # a file may be damaged or missing
             raise
         finally:
             with self._lock:
@@ -95,7 +95,7 @@ class SharedStore:
                     self._close_later(KEPT_S)
 
     def is_due(self, *, may_grow: bool) -> bool:
-        """Return True if the tapes are to be ingested before the next answer."""
+        """Return True if the tapes should be ingested before the next answer."""
         if not self._run.stores():
             return True
         if time.monotonic() - self._caught_up_at < CATCH_UP_S or is_watched(self._run.stores()):
@@ -127,7 +127,7 @@ class SharedStore:
                 self._forget(self._opened)
 
     def _forget(self, opened: _Opened) -> None:
-        """Give it to no other query; it is closed with its last one."""
+        """Do not give the store to further queries; close it after the current ones."""
         if opened is self._opened:
             self._opened = None
             if not opened.num_users:
@@ -151,7 +151,7 @@ class SharedStore:
 
 
 def _written(run: RunDir) -> tuple[Hashable, ...]:
-    """A value that changes when a process of the run begins, ends or reports something."""
+    """Value that changes when a process of the run starts, ends or writes an event."""
     parts: list[Hashable] = []
     for path in run.event_files():
         try:

@@ -2,9 +2,9 @@
 
     figure_json = cached_figure(("demo", "overview-loss"), loss.draw, (curve, marks, findings), {}, dark=False)
 
-A page runs every two seconds, and most of its charts have not changed. Plotly takes 40 to 100 ms to build and validate
-a figure, and Streamlit sends to the browser only what differs from what it sent before. So the JSON is kept with the
-answers that it was built from; answers are the same objects until the store has changed.
+A page is drawn every two seconds, and most of its charts have not changed. Plotly takes 40 to 100 ms to build and
+validate a figure, and Streamlit sends only changed elements to the browser. So the JSON is kept together with the
+answers from which it was built; answers are the same objects until the store changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from analyzers.figures.drawing.theme import template
 __all__ = ["cached_figure"]
 
 MAX_KEPT = 96
-"""Charts that are kept, the most recent ones; the largest, a heatmap, is 1 MB."""
+"""Number of most recent charts that are kept; the largest, a heatmap, is 1 MB."""
 _PLAIN = (str, int, float, bool, tuple, list, dict)
 
 
@@ -39,10 +39,10 @@ def cached_figure(
     dark: bool,
     selected: tuple[Hashable, ...] = (),
 ) -> str:
-    """JSON of `draw(*shown, **options)` in its theme, from the cache if all of `shown` are unchanged.
+    """JSON of `draw(*shown, **options)` in the given theme, from the cache if all of `shown` are unchanged.
 
-    `selected`: the user's choice. The zoom stays while the data of the same choice grow, and is reset by another
-    choice: it could show an empty range of the other data.
+    `selected`: the user's choice. The zoom is kept while the data of the same choice grow, and reset for another
+    choice, because it might show an empty range there.
     """
     inputs = (*shown, *options.values(), *selected)
     with _lock:

@@ -37,14 +37,14 @@ SEVERITY_COLOURS: dict[str, BadgeColour] = {"critical": "red", "warning": "orang
 MAX_TEXT = 600
 MAX_NAME = 80
 MAX_ROWS_SHOWN = 14
-"""Rows of a table that are visible at once; more are scrolled."""
+"""Number of table rows visible without scrolling."""
 _CHART = {
     "displaylogo": False,
     "showLink": False,
     "showSendToCloud": False,
     "plotlyServerURL": "",
     "scrollZoom": False,
-    "doubleClick": False,  # resets the zoom of the address instead
+    "doubleClick": False,  # the address holds the zoom, so Plotly's reset button is replaced
     "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "resetScale2d"],
     "toImageButtonOptions": {"format": "png", "scale": 2},
@@ -78,7 +78,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 
 
 def style() -> None:
-    """Add our style sheet: no dimming while a part refreshes, digits of equal width in metrics."""
+    """Add the style sheet: no dimming while a part refreshes, digits of equal width in metrics."""
     st.html(_STYLE)
 
 
@@ -96,11 +96,11 @@ def chart(
     clickable: bool = False,
     **options: Any,
 ) -> dict[str, Any] | None:
-    """Draw the figure `draw(*shown, **options)`, built again only if one of `shown` has changed.
+    """Draw the figure `draw(*shown, **options)`, which is rebuilt only if one of `shown` has changed.
 
-    With the same `key` and the same `selected` (steps, ranks: what the user chose, not what grows by itself) zoom and
-    hidden lines stay at every refresh, and the zoom is in the address; `what` is the text for screen readers. Returns
-    the mark that was clicked just now, if `clickable`.
+    While `key` and `selected` (the user's choice, such as steps or ranks) stay the same, each refresh keeps the zoom
+    and hidden lines; the zoom is stored in the address. `what`: text for screen readers. If `clickable`, returns the
+    mark that was just clicked.
     """
     name = (st.session_state.get("run_id"), key)
     figure = cached_figure(name, draw, shown, options, dark=is_dark_theme(), selected=selected)
@@ -111,7 +111,7 @@ def chart(
 
 
 def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str) -> None:
-    """Draw numbers in boxes of equal size that wrap: (name, value, text beneath, help)."""
+    """Draw numbers in boxes of equal size that wrap: (name, value, text below, help)."""
     with st.container(horizontal=True, gap="small", key=f"tiles-{key}"):
         for name, value, beneath, more in shown:
             st.metric(
@@ -133,7 +133,7 @@ def with_runbook_links(markdown: str) -> str:
 
 
 def empty_state(sentence: str, hint: str = "") -> None:
-    """Draw in place of an empty chart: what is missing, and how to get it. Never with text of a run."""
+    """Draw a message in place of an empty chart: what is missing, and how to get it. Must not contain text of a run."""
     with st.container(border=True):
         st.markdown(f":gray[{sentence}]")
         if hint:
@@ -152,14 +152,14 @@ def table(
 
 
 def _shown_values(values: Any) -> Any:
-    """Values of a column; text literally, before pandas sees it: a lone surrogate is not one of its strings."""
+    """Values of a column, with text escaped before it reaches pandas, whose strings cannot hold lone surrogates."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufM":
         return values
     return [visible(value[:2_000]) if isinstance(value, str) else value for value in values]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Unique column names: equal ones, and those that are equal when shortened, get a number."""
+    """Make column names unique: names that are equal, or equal when shortened, get a number."""
     found: list[str] = []
     for name in names:
         shown = visible(name)[:MAX_NAME]
@@ -169,7 +169,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def location(finding: Finding) -> str:
-    """Steps, ranks and attempt of a finding, in short."""
+    """Short text with the steps, ranks and attempt of a finding."""
     first, last = finding.first_step, finding.last_step
     steps = "" if first is None else f"step {first:,}" if last in (None, first) else f"steps {first:,} to {last:,}"
     who = ranks_text(finding.ranks) if finding.ranks else ""

@@ -1,4 +1,4 @@
-"""Runs of one configuration in the order of their starts: the speed of each, and the medians between changes.
+"""Chart of the runs of one configuration in order of start: each run's speed, and the medians between changes.
 
 figure = speed_history(configuration)
 """
@@ -17,7 +17,7 @@ __all__ = ["speed_history"]
 
 
 def speed_history(configuration: ConfigurationSpeed) -> Figure:
-    """Runs are numbered from 1."""
+    """Draw the speed of each run; runs are numbered from 1."""
     speeds = np.array(configuration.speeds)
     medians = np.empty_like(speeds)
     bounds = [0, *(change.index for change in configuration.changes), len(speeds)]

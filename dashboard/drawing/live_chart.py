@@ -1,14 +1,13 @@
-"""A Plotly chart that is updated in place: new data move its lines, while zoom and hidden lines stay.
+"""A Plotly chart that is updated in place: new data change its lines and keep zoom and hidden lines.
 
     prepare()                                    # once in each run of the script
     show_in_place(figure_json, key="loss", config={...}, what="Loss over the steps", zoomed={}, on_zoom=keep)
 
-Streamlit's own Plotly chart creates a new element when its data change, so that the zoom is lost at each refresh; with
-a fixed id it keeps its first figure. Here the element is identified by its key, and each new figure is passed to
+Streamlit's Plotly chart creates a new element when its data change, which loses the zoom at each refresh; with a fixed
+id it keeps showing its first figure. Here the element is identified by its key, and each new figure is passed to
 `Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. A zoom is reported to the page,
-which writes it into the address and returns it with the figure, so that the Back button and other browsers show the
-same. plotly.js is served from the Python package. If it does not load, the chart shows an error, and loading is tried
-again.
+which writes it to the address and passes it back with the figure, so that the Back button and other browsers show the
+same. plotly.js is served from the Python package. If it does not load, the chart shows an error and retries.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ _URL = f"component/{__name__}.plotly/plotly.min.js"
 
 
 def prepare() -> None:
-    """Have the server serve plotly.js, and the browser load it while the page's queries are answered."""
+    """Make the server serve plotly.js, and the browser load it while the page's queries run."""
     v1.declare_component("plotly", path=str(_PACKAGE_DATA))
     with st.container(key="chart-library"):  # hidden by the style sheet
         _loader(key="library", data=_URL)
@@ -173,8 +172,8 @@ def show_in_place(
 ) -> dict[str, Any] | None:
     """Draw a figure (Plotly's JSON, with its height); `what` is the text for screen readers.
 
-    `zoomed`: ranges of axes; `on_zoom` is called with all of them before the page is drawn after a zoom. Returns
-    {"x", "y"} of the mark that was clicked just now, if `clickable`; y is the first of its custom data, if it has some.
+    `zoomed`: axis ranges; after a zoom, `on_zoom` is called with all of them before the page is drawn. If `clickable`,
+    returns {"x", "y"} of the mark that was just clicked; y is its first custom data, if any.
     """
     shown = {"key": key, "config": config, "alt": what, "url": _URL, "clickable": clickable, "zoomed": zoomed}
     rest = json.dumps(shown)
@@ -189,4 +188,4 @@ def show_in_place(
 
 
 def _nothing() -> None:
-    """A click is handled where the chart is drawn."""
+    """Do nothing: clicks are handled where the chart is drawn."""

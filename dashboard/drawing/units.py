@@ -15,7 +15,7 @@ _NONE = "–"
 
 
 def duration(seconds: float | None) -> str:
-    """Format seconds in a fitting unit."""
+    """Format seconds in a suitable unit."""
     if seconds is None or not math.isfinite(seconds):
         return _NONE
     if abs(seconds) < 1e-3:
@@ -40,7 +40,7 @@ def age(seconds: float | None) -> str:
 
 
 def amount(number: float | None) -> str:
-    """Format a count, with a decimal prefix from ten thousand on."""
+    """Format a count, with a decimal prefix from ten thousand upwards."""
     if number is None or not math.isfinite(number):
         return _NONE
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):

@@ -1,10 +1,10 @@
 """The zoom of a chart in the address: `zoom-overview-loss=x~20~60~y2~0~3`.
 
-    zoom.in_address("timeline", selected=(0, 12))       # {"xaxis": (10.0, 35.5)}; empty: all is shown
+    zoom.in_address("timeline", selected=(0, 12))       # {"xaxis": (10.0, 35.5)}; empty: no zoom
     zoom.into_address("timeline", (0, 12), {"xaxis": [10, 35.5]})
 
-A zoom counts for what was selected when it was made (steps, ranks, a measure): a short digest of that comes first, and
-a zoom of another selection is ignored.
+A zoom applies to what was selected at the time (steps, ranks, a measure). It starts with a short digest of the
+selection, and is ignored for another selection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def in_address(key: str, selected: tuple[Hashable, ...]) -> Zoom:
 
 
 def into_address(key: str, selected: tuple[Hashable, ...], ranges: Mapping[str, Any]) -> None:
-    """Write the ranges that a reader has zoomed to; without any the address names no zoom of the chart."""
+    """Write the zoomed ranges to the address; without ranges, remove the chart's zoom from it."""
     parts = [_digest(selected)]
     for name, range_of_axis in sorted(ranges.items())[:MAX_AXES]:
         axis, bounds = name.replace("axis", ""), _bounds(range_of_axis)
@@ -59,7 +59,7 @@ def _digest(selected: tuple[Hashable, ...]) -> str:
 
 
 def _bounds(values: Any) -> tuple[float, float] | None:
-    """Two different finite numbers; None for anything else, such as the dates of an axis of time."""
+    """Return two different finite numbers; None for anything else, such as dates of a time axis."""
     try:
         low, high = (float(value) for value in values)
     except (TypeError, ValueError):

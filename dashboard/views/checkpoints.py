@@ -1,4 +1,4 @@
-"""Page of checkpoints and recovery: failures, rollbacks, and which checkpoints are good."""
+"""Page on checkpoints and recovery: failures, rollbacks, and which checkpoints are good."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _title(kind: str) -> str:
 @framed("Recovery")
 def checkpoints(view: View) -> None:
     """Draw the timeline of the run, then its rollbacks and checkpoints."""
-    # Rounded, so that the polls of four seconds share a cache entry.
+    # Rounded, so that polls within four seconds share a cache entry.
     data = view.ask(load_timeline, int(time.time()) // 4 * 4 if view.state.is_live else None)
     if data is None:
         return

@@ -1,4 +1,4 @@
-"""Page of collectives: bandwidth by operation, size and group, exposed communication, waiting."""
+"""Page on collectives: bandwidth by operation, size and group, exposed communication, waiting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_calls(source: Source) -> Any:
 
 
 def load_exposure(source: Source) -> dict[str, Any]:
-    """Means over the ranks, step by step, of the newest attempt; empty where waits were not recorded."""
+    """Load means over the ranks for each step of the newest attempt; empty if waits were not recorded."""
     attempt = queries.newest_attempt(source)
     if attempt is None or lacking(source, collectives=("wait_ns", "issue_ns", "end_ns"), steps=("duration_ns",)):
         return {}
@@ -40,7 +40,7 @@ def load_exposure(source: Source) -> dict[str, Any]:
 
 
 def load_exposed_calls(source: Source) -> Any:
-    """Load exposed calls by operation, group and size; empty where waits were not recorded."""
+    """Load exposed calls by operation, group and size; empty if waits were not recorded."""
     attempt = queries.newest_attempt(source)
     if attempt is None or lacking(source, collectives=("wait_ns", "issue_ns", "end_ns"), steps=("duration_ns",)):
         return queries.none("op")
@@ -48,7 +48,7 @@ def load_exposed_calls(source: Source) -> Any:
 
 
 def load_below(source: Source) -> dict[str, Any]:
-    """{heading: rows}: sums of steps whose calls were taken out, and the NCCL plugin's records."""
+    """{heading: rows}: sums of steps whose calls were removed, and records of the NCCL plugin."""
     return {
         "Older steps in sums": call_queries.older_totals(source), "As NCCL ran them": call_queries.nccl_kernels(source),
         "Channels of NCCL": call_queries.nccl_channels(source), "Network links": call_queries.nccl_transfers(source),
@@ -102,7 +102,7 @@ def collectives(view: View) -> None:
 
 
 def _below(found: dict[str, Any]) -> None:
-    """Draw the sums of older steps and the records of the NCCL plugin, where there are any."""
+    """Draw the sums of older steps and the records of the NCCL plugin, if there are any."""
     for title, rows in found.items():
         if rows:
             st.subheader(title, anchor=False)

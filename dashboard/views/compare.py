@@ -1,4 +1,4 @@
-"""Page to compare two to eight runs with a baseline: speed, loss, settings, findings."""
+"""Page that compares two to eight runs with a baseline: speed, loss, settings, findings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["MAX_RUNS", "compare", "without_common_beginning"]
 
 MAX_RUNS = 8
 SENTENCE, SENTENCE_PX = 60, 96
-"""Characters from which a value is a sentence, and the height of rows with one: it breaks into lines."""
+"""Characters from which a value counts as a sentence, which wraps; and the height of its row in pixels."""
 _OF_MANIFESTS = ("Setting", "Version", "Launch")
-"""Tables of settings and facts: a long value is one of many, and no reason for tall rows."""
+"""Tables of settings and facts, in which a long value does not make the row taller."""
 _BASELINE_COLOUR = SEQUENCE[7]
 
 
@@ -68,7 +68,7 @@ def compare(view: View) -> None:
 
 
 def _chosen(view: View, names: list[str]) -> tuple[list[str], str]:
-    """The runs, the newest first, and the baseline among them: by default the oldest."""
+    """The runs, newest first, and the baseline, which by default is the oldest of them."""
     others = [name for name in names if name != view.run_id]
     place = names.index(view.run_id) if view.run_id in names else -1
     named = st.query_params.get("baseline")
@@ -86,7 +86,7 @@ def _chosen(view: View, names: list[str]) -> tuple[list[str], str]:
 
 
 def _access(name: str) -> RunAccess | None:
-    """The reader of a run; None after a message why there is none."""
+    """Access to a run; if it cannot be read, draw a message and return None."""
     try:
         return access_to(runs_folder().open(name))
     except RunError as error:
@@ -96,7 +96,7 @@ def _access(name: str) -> RunAccess | None:
 
 
 def _answer(view: View, run: RunAccess, base: RunAccess, name: str) -> dict[str, Any] | None:
-    """The comparison with the baseline; None after a message why there is none yet."""
+    """The comparison with the baseline; if there is none yet, draw a message and return None."""
     answer = run.compared_with(base)
     shown = markdown_text(name, 100)
     if answer.value is None:
@@ -145,7 +145,7 @@ def _summary(baseline: str, found: dict[str, dict[str, Any]]) -> None:
         column_config={"run": st.column_config.TextColumn("run", pinned=True, width="medium")},
     )  # fmt: skip
     st.caption(
-        "Speed and loss against the baseline. What lies within its interval or noise is not called a difference."
+        "Speed and loss against the baseline. A change within the interval or the noise is not called a difference."
     )
 
 
@@ -177,7 +177,7 @@ def _details(baseline: str, name: str, comparison: Comparison) -> None:
 
 
 def without_common_beginning(one: str, other: str) -> tuple[str, str]:
-    """Names as headings, so that two columns fit on a narrow page: `…051125` and `…051335`."""
+    """Shorten names for headings, so that two columns fit on a narrow page: `…051125` and `…051335`."""
     words, others = re.split(r"(?<=[-_.])", one), re.split(r"(?<=[-_.])", other)
     pairs = enumerate(zip(words[:-1], others[:-1], strict=False))
     common = next((place for place, (a, b) in pairs if a != b), min(len(words), len(others)) - 1)

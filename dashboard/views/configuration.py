@@ -1,4 +1,4 @@
-"""Page of the configuration: every setting of the run, how it was started, and the faults that were asked for."""
+"""Page on the configuration: all settings of the run, how it was started, and the faults to inject."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["configuration"]
 
 
 def load_framework_settings(source: Source) -> dict[str, Any]:
-    """Hyperparameters as an attached framework was given them; empty without one."""
+    """Hyperparameters that the attached framework reported; empty without a framework."""
     if not source.has("events"):
         return {}
     rows = source.rows(
@@ -38,7 +38,7 @@ def configuration(view: View) -> None:
     """Draw the command, a filter and the settings."""
     manifest = view.manifest
     if not manifest:
-        empty_state("`run.json` of this run is missing or damaged.", "What was configured is not known.")
+        empty_state("`run.json` of this run is missing or damaged.", "The configuration is not known.")
     _started(manifest)
     given = view.ask(load_framework_settings)
     if given is None:

@@ -1,4 +1,4 @@
-"""Page of events: the story of a run, of chosen kinds, ranks and steps."""
+"""Page on events: the history of a run, filtered by kind, rank and step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_events(source: Source, kinds: tuple[str, ...], ranks: Ranges, steps: Ra
 
 @framed("Events")
 def events(view: View) -> None:
-    """Draw the filter, the newest matching events, the chosen one in full, and what the kinds mean."""
+    """Draw the filter, the newest matching events, the selected event in full, and what the kinds mean."""
     counted = view.ask(load_kinds)
     if counted is None:
         return
@@ -105,7 +105,7 @@ def _routine(is_all: bool) -> str:
 def _meaning(kind: str) -> dict[str, str]:
     known = EVENT_KINDS.get(kind)
     if known is None:
-        return {"meaning": "a kind of the script's own", "written by": "rank"}
+        return {"meaning": "a kind defined by the script", "written by": "rank"}
     return {"meaning": known.meaning, "written by": known.written_by}
 
 

@@ -1,4 +1,4 @@
-"""Page of findings: all of them, or one with its evidence, the response of the run, and the runbook."""
+"""Page on findings: all of them, or one with its evidence, the run's response and the runbook."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MAX_LISTED = 60
 def card(
     view: View, finding: Finding, number: int, *, closed: str = "", has_link: bool = False, is_numbered: bool = False
 ) -> None:
-    """Draw one finding in three lines, `has_link`: with a link to its evidence; `closed` is why it is not open.
+    """Draw one finding in three lines. `has_link`: with a link to its evidence; `closed`: why it is not open.
 
     `is_numbered`: show the number that marks its steps in the loss chart.
     """
@@ -68,7 +68,7 @@ def card(
 
 
 def as_of(finding: Finding, state: RunState) -> str:
-    """The last judged step of an open finding on a live run, if the page's figures are newer."""
+    """Note on the last judged step of an open finding, if the figures of a live run's page are newer."""
     lasts = finding.kind in KINDS and KINDS[finding.kind].may_last
     if not (state.is_live and lasts and finding.last_step and state.step and finding.last_step < state.step):
         return ""
@@ -90,13 +90,13 @@ def findings(view: View) -> None:
         return
     note, listed = st.empty(), st.container()
     if diagnosis is None:
-        note.caption("The analyzers are reading the whole run. Shown are the findings that watch has reported.")
+        note.caption("The analyzers are reading the whole run. Until then, findings reported by watch are shown.")
     with listed:
         _all(view, known, diagnosis)
 
 
 def verdict_text(diagnosis: Diagnosis, listed: str = "see Findings") -> str:
-    """The verdict for `st.markdown`. `listed`: heading of the list of checks that were not made."""
+    """The verdict as Markdown. `listed`: heading of the list of checks that were not made."""
     return "  \n".join(map(markdown_text, diagnosis.verdict.replace(LISTED_BELOW, listed).splitlines()))
 
 
@@ -123,7 +123,7 @@ def _list(view: View, known: CurrentFindings) -> None:
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         there = [severity for severity in SEVERITIES if any(f.severity == severity for f in found)]
         severities = st.pills("Severity", there, selection_mode="multi", key="severity", bind="query-params")
-        # The kind of an alert's link (`?kind=hang&rank=3`) stays a choice while no such finding is known yet.
+        # Offer the kind in an alert's link (`?kind=hang&rank=3`) even before such a finding is known.
         linked = {kind for kind in st.query_params.get_all("kind") if kind in KINDS}
         chosen = st.multiselect(
             "Kind", sorted({finding.kind for finding in found} | linked), key="kind", placeholder="all kinds",
@@ -152,7 +152,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         st.rerun()
     finding = pick(known.findings + advised, asked)
     if finding is None:
-        if diagnosis is not None:  # on a live run the report is never the newest; do not wait for it
+        if diagnosis is not None:  # on a live run the report is never up to date; do not wait for it
             empty_state("This run has no such finding now.", "It may be over, or the link is for another run.")
         if diagnosis is None or view.is_pending:
             st.caption("The analyzers are reading the run…")
@@ -190,7 +190,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
 
 
 def _why(finding: Finding) -> str:
-    """The evidence in one line, or the summary if the evidence has an unknown form."""
+    """The evidence in one line, or the summary if the evidence has an unexpected form."""
     try:
         return why(finding)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -203,7 +203,7 @@ def _evidence_of(view: View, finding: Finding) -> dict[str, Any] | None:
 
 
 class _ById:
-    """A finding as a query parameter: equal to later versions of itself with other numbers."""
+    """A finding as a query parameter, equal to later versions of the same finding with other numbers."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
@@ -216,7 +216,7 @@ class _ById:
 
 
 def load_evidence(source: Source, asked: _ById) -> dict[str, Any]:
-    """Figures of a finding, and the run's response to it."""
+    """Load the figures of a finding, and the run's response to it."""
     found = drawings(source, asked.finding)
     return {
         "drawings": [(drawing.title, drawing.figure.to_dict()) for drawing in found],

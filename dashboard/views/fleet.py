@@ -1,4 +1,4 @@
-"""Page of the fleet: hosts and devices over all runs of the folder, those with the most trouble first; and speeds."""
+"""Page on the fleet: hosts and devices over all runs of the folder, those with the most trouble first; and speeds."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["fleet"]
 
 PATIENCE_S = 0.4
 RETRY_S = 10.0
-"""Between two tries to read runs that could not be read."""
+"""Seconds between attempts to read runs that could not be read."""
 MAX_SHOWN = 500
-"""Members a table, those with the highest rates."""
+"""Maximum members per table; those with the highest rates are shown."""
 MAX_PROBLEMS = 5
 MAX_DRAWN = 5
-"""Configurations whose runs are drawn."""
+"""Maximum number of configurations whose runs are drawn."""
 ALL_WELL = "No host or device has more trouble than chance explains."
 
 
 def fleet() -> None:
-    """Draw the page, and judge again while it is open."""
+    """Draw the page, and update it while it is open."""
     st.title("Fleet", anchor=False)
     polls = st.session_state.get("fleet_polls", True)
 
@@ -45,9 +45,9 @@ def fleet() -> None:
 
 
 def _page() -> bool:
-    """Draw what is known; returns whether there is more to come soon."""
+    """Draw what is known; returns True if more will follow soon."""
     folder = runs_folder()
-    # A run that another process held is read again, although it has not changed.
+    # Runs that another process had open are read again, although they have not changed.
     turn = int(time.time() / RETRY_S) if st.session_state.get("fleet_problems") else 0
     version = (fleet_version(folder), turn)
     answer = shared_answers().get(
@@ -59,7 +59,7 @@ def _page() -> bool:
     if found is None:
         if answer.error is None:
             empty_state(
-                "Diagnosing the runs…", "Each is diagnosed once and remembered: the first time takes minutes for many."
+                "Diagnosing the runs…", "Each run is diagnosed once: the first time takes minutes for many runs."
             )
         return True
     st.session_state["fleet_problems"] = bool(found.problems)
@@ -94,16 +94,16 @@ def _draw(found: Fleet) -> None:
     st.subheader("Devices", anchor=False)
     _members(found.devices, key="fleet-devices", missing="No run names a device. Ranks on a CPU have none.")
     st.caption(
-        f"{COUNTED} In how many runs a member had trouble is what counts. The rate is "
-        "that of its hours and of the fleet together (empirical Bayes), with its interval of 90 %; `chance` is the "
-        "probability that an ordinary member has as many. The same in a terminal: `rankscope fleet RUNS_DIR`."
+        f"{COUNTED} The number of runs with trouble counts. The rate combines the member's hours with the fleet's "
+        "(empirical Bayes), with a 90 % interval; `chance` is the probability that an ordinary member has as many. "
+        "In a terminal: `rankscope fleet RUNS_DIR`."
     )
     st.subheader("Speed of the same configuration", anchor=False)
     _speeds(found.speeds)
 
 
 def _exclude(found: Fleet) -> None:
-    """The suspicious hosts, to be copied."""
+    """Draw the suspicious hosts, for copying."""
     texts = {form: exclude_list(found, form) for form in FORMS}
     if not any(texts.values()):
         return
@@ -122,7 +122,7 @@ def _members(members: Sequence[Member], *, key: str, missing: str) -> None:
 
 
 def _speeds(speeds: Sequence[ConfigurationSpeed]) -> None:
-    """A row a configuration and change, and the runs of those that changed."""
+    """Draw a row per configuration and change, and the runs of configurations that changed."""
     if not speeds:
         empty_state("No two runs of the same configuration say how fast they were.")
         return

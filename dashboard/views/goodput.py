@@ -1,4 +1,4 @@
-"""Page of goodput: the account of the wall time, of the run and of each rank."""
+"""Page on goodput: the wall-time account of the run and of each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["goodput"]
 
 @framed("Goodput")
 def goodput(view: View) -> None:
-    """Draw the account of the whole run."""
+    """Draw the time account of the whole run."""
     diagnosis = view.diagnosis()
     if diagnosis is None:
         empty_state("Computing the account…", "It reads every step of every rank once.")

@@ -1,4 +1,4 @@
-"""Page of GPU and host health: load, memory, temperature, power, clocks, errors."""
+"""Page on GPU and host health: load, memory, temperature, power, clocks, errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load_health(source: Source) -> dict[str, Any]:
 
 @framed("Health")
 def health(view: View) -> None:
-    """Draw the device problems, then a chart per reading that any device supports."""
+    """Draw the device problems, then a chart for each reading that any device supports."""
     data = view.ask(load_health)
     if data is None:
         return
@@ -100,7 +100,7 @@ def _problems(data: dict[str, Any]) -> None:
 
 
 def _reading(trend: Trend, name: str) -> Figure:
-    """One reading over time: a line per device, and with many devices the range of all as a band."""
+    """Draw one reading over time: a line per device, and with many devices the range of all as a band."""
     _, axis, factor, _ = _READINGS[name]
     shown = [
         series.Series(

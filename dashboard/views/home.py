@@ -27,21 +27,23 @@ from store.runs_folder import RunsFolder
 __all__ = ["home"]
 
 MAX_SUMMARIES = 100
-"""Runs whose records are read, the newest that match the filter; older ones are listed by name."""
+"""Number of newest matching runs whose records are read; older ones are listed by name only."""
 MAX_PROBLEMS = 3
 MAX_WHOLE = 20
-"""Rows of a table without a scroll bar."""
+"""Rows that the table shows without a scroll bar."""
 _HIDDEN = ["name", "problem", "pending", "is_live", "last_ns", "is_settled"]
 _WIDTHS = {"state": 90, "severity": 75, "step": 65, "step time": 80, "tokens/s": 70, "loss": 65}
-"""Pixels of columns: the browser fits them to the first cells, which are empty while the runs are being read."""
+"""Widths of columns in pixels: the browser would fit them to the first cells, which are empty while runs are being
+read.
+"""
 MAX_KEPT = 2_000
-"""Ended runs whose cells are kept."""
+"""Number of ended runs whose cells are cached."""
 _SHOWN_NAME = "(?:run=|#)([^#]*)$"
-"""Part of an address that the table shows, decoded."""
+"""Part of an address that the table shows decoded."""
 
 
 def home() -> None:
-    """Draw the table, and read the runs again while it is open."""
+    """Draw the table, and update it while it is open."""
     st.title("Runs", anchor=False)
     polls = st.session_state.get("home_polls", True)
 
@@ -55,7 +57,7 @@ def home() -> None:
 
 
 def _table() -> bool:
-    """Draw filter, buttons and table; returns whether there is more to come soon."""
+    """Draw filter, buttons and table; returns True if more will follow soon."""
     folder = runs_folder()
     names = folder.run_ids()
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
@@ -80,14 +82,13 @@ def _table() -> bool:
         return is_pending
     frame = pd.DataFrame([row | {"run": _address(row["name"])} for row in rows]).drop(columns=_HIDDEN)
     frame = frame.drop(columns=[name for name in ("tags", "note") if not any(row[name] for row in rows)])
-    # Above the table: its toolbar, which appears under the pointer, covers what stands there.
+    # Not directly above the table, where its toolbar appears on hovering.
     st.caption(
-        f"A run's name opens it in a new tab. Select one to open it here, two to {MAX_RUNS} to compare them. "
-        "A live run shows what watch "
-        "reported, an ended one its diagnosis, which is made in the background. "
+        f"A run's name opens it in a new tab. Select one run to open it here, or two to {MAX_RUNS} to compare them. A "
+        "live run shows what watch has reported, an ended run its diagnosis, which is computed in the background. "
         "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
     )
-    # Selected are places in the table: with other rows they would be other runs.
+    # The selection consists of row numbers, so it is only valid for the same rows.
     place = hash(tuple(row["name"] for row in rows))
     chosen = st.dataframe(
         frame, hide_index=True, key=f"runs-table-{place}", on_select="rerun",
@@ -109,14 +110,16 @@ def _table() -> bool:
 
 
 def _address(name: str) -> str:
-    """Address of a run's Overview, relative to this page; a name that is not shown as it is follows as it is shown."""
+    """Address of a run's Overview, relative to this page. If the name contains unprintable characters, the printable
+    form is appended.
+    """
     shown = visible(name)
     address = f"overview?run={quote(name, safe='')}"
     return address if shown == name else f"{address}#{quote(shown, safe='')}"
 
 
 def _matches(row: dict[str, Any], words: list[str]) -> bool:
-    """True if all words occur in what the row shows; `tag:x` is a whole tag."""
+    """Return True if all words occur in the row's text. `tag:x` must match a whole tag."""
     tags = {tag.lower() for tag in row["tags"]}
     text = f"{row['run']} {row['state']} {row['finding']} {' '.join(tags)} {row['note']}".lower()
     return all(word[4:] in tags if word.startswith("tag:") and len(word) > 4 else word in text for word in words)
@@ -134,35 +137,37 @@ def _actions(place: Any, selected: list[str]) -> None:
 
 @st.cache_resource(show_spinner=False)
 def _summaries() -> Answers:
-    """Summaries for all visitors, read one after the other: a run that is opened meanwhile waits for none of them."""
+    """Summaries for all visitors, computed one at a time, so that a run that is opened does not have to wait for
+    them.
+    """
     return Answers(threads=1)
 
 
 @st.cache_resource(show_spinner=False)
 def _judgements() -> Answers:
-    """Diagnoses of ended runs for all visitors, one after the other in the background."""
+    """Diagnoses of ended runs for all visitors, computed one at a time in the background."""
     return Answers(threads=1)
 
 
 @st.cache_resource(show_spinner=False)
 def _ended() -> dict[Path, tuple[Hashable, dict[str, Any]]]:
-    """Cells of ended runs with the stamp of the folder that they were read from, of all visitors."""
+    """Cells of ended runs for all visitors, with the stamp of the folder at the time."""
     return {}
 
 
 def _stamp(path: Path) -> Hashable:
-    """A value that changes with any file directly in the folder of a run, and with each new attempt."""
+    """Value that changes with any file directly in a run's folder, and with each new attempt."""
     with os.scandir(path) as entries:
         found = [
             (entry.name, entry.stat(follow_symlinks=False))
             for entry in entries
-            if not entry.name.endswith(".lock")  # readers write it
+            if not entry.name.endswith(".lock")  # written by readers
         ]
     return tuple(sorted((name, of.st_mtime_ns, of.st_size) for name, of in found))
 
 
 def _row(folder: RunsFolder, name: str, *, is_read: bool) -> dict[str, Any]:
-    """A run's cells; those of an ended run are read again only when its folder has changed."""
+    """A run's cells. Those of an ended run are read again only if its folder has changed."""
     path = folder.path / name
     kept = _ended()
     try:
@@ -181,7 +186,7 @@ def _row(folder: RunsFolder, name: str, *, is_read: bool) -> dict[str, Any]:
 
 
 def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
-    """A run's cells; those that are not known yet are empty."""
+    """Read a run's cells. Cells that are not known yet are empty."""
     name = path.name
     found: dict[str, Any] = {}
     notes = RunNotes()
@@ -194,7 +199,7 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
             found, problem = answer.value or {}, "" if answer.error is None else str(answer.error)
             pending = not found and not problem
             is_settled = answer.is_fresh and not found.get("is_live")
-            if found and not found["is_live"]:  # of a live run watch reports what there is
+            if found and not found["is_live"]:  # watch reports the findings of a live run
                 judged = access_to(run).judged(_judgements())
                 found = found | (judged.value or ({} if found["finding"] else {"finding": "not analysed"}))
                 pending |= not judged.is_fresh and judged.error is None

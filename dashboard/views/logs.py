@@ -1,4 +1,4 @@
-"""Page of logs: what the processes of the run printed, next to the steps in which they did."""
+"""Page on logs: what the processes of the run printed, and in which step."""
 
 from __future__ import annotations
 
@@ -85,34 +85,33 @@ def _draw(shown: list[LogLine], found: RunLogs) -> None:
     more = f"The last {MAX_ROWS:,} of {len(shown):,} lines. " if len(shown) > MAX_ROWS else f"{len(shown):,} lines. "
     cut = f"Of {found.num_cut} long files only the end was read; their lines are counted from there. "
     st.caption(
-        f"{more}{cut if found.num_cut else ''}The step is that which the line names, or that of its rank at the line's "
-        "time (taken for UTC where it names no zone); `above`: as the line above it; `last write`: that in which "
-        "the file was written last. " + _unaligned(found)
+        f"{more}{cut if found.num_cut else ''}The step is the one that the line names, or the rank's step at the "
+        "line's time (UTC unless it names a zone). `above`: step of the line above. `last write`: step in which the "
+        "file was last written. " + _unaligned(found)
     )
 
 
 def _unaligned(found: RunLogs) -> str:
     num = sum(line.step is None for line in found.lines)
-    return f"Of {num:,} lines the step is not known: they carry neither a step nor a time." if num else ""
+    return f"The step of {num:,} lines is not known: they have neither a step nor a time." if num else ""
 
 
 def _nothing(found: RunLogs, *, of_address: bool) -> None:
     if of_address:
         empty_state(
-            "Logs are not published: they lie in the run's folder on its nodes.",
-            "These pages show what the nodes have sent to an address. For the logs open the folder itself.",
+            "Logs are not published: they are in the run's folder on its nodes.",
+            "These pages show what the nodes have published to an address. For logs, open the run's folder.",
         )
     elif found.num_files:
         empty_state(
             f"The ranks of this run printed nothing: {counted(found.num_files, 'log file')} without a line.",
-            "What a training script prints stands here; the trainer itself writes to its tapes (see Events).",
+            "This page shows what a training script prints; Rankscope's trainer writes to its tapes (see Events).",
         )
     else:
         empty_state(
-            "The folder of this run holds no logs.",
-            "`rankscope train` keeps what its ranks print. Where `rankscope run` or another launcher started them, it "
-            "has their output "
-            "(torchrun: `--log-dir`): give that folder and the run to `rankscope analyze`.",
+            "The folder of this run has no logs.",
+            "`rankscope train` keeps what its ranks print. With `rankscope run` or another launcher, the launcher "
+            "has the output (torchrun: `--log-dir`): pass that folder and the run to `rankscope analyze`.",
         )
 
 

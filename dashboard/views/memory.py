@@ -1,4 +1,4 @@
-"""Page of memory: over the steps, by rank, and its growth."""
+"""Page on memory: over the steps, by rank, and its growth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["memory"]
 
 
 def load_memory(source: Source) -> dict[str, Any]:
-    """Curves over the ranks, values by rank, the matrix rank x step."""
+    """Load curves over the ranks, values by rank, and the matrix rank x step."""
     return {
         "curve": queries.memory_curve(source), "ranks": queries.memory_by_rank(source),
         "matrix": rank_step.rank_step(source, "memory"),

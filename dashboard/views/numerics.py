@@ -1,4 +1,4 @@
-"""Page of numerics: loss, gradients by parameter, NaN and Inf, learning rate, loss scale."""
+"""Page on numerics: loss, gradients by parameter, NaN and Inf, learning rate, loss scale."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["numerics"]
 
 
 def load_numerics(source: Source) -> dict[str, Any]:
-    """Curves, gradients and the scale's changes."""
+    """Load curves, gradients and changes of the loss scale."""
     scale = [
         (event.step, event.number("scale"))
         for event in EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(event_kinds.LOSS_SCALE)

@@ -1,4 +1,4 @@
-"""First page: state, speed, open findings, loss, goodput."""
+"""First page of a run: state, speed, open findings, loss, goodput."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["overview"]
 
 MAX_CARDS = 4
 _IN_REPORT = {"step_ms": "step_ms_median", "tokens_per_s": "tokens_per_s"}
-"""{number of the newest steps: the report's fact with the same meaning over all steps}."""
+"""{value over the newest steps: the report's fact for the same value over all steps}."""
 _UNWELL = ("stalled", "recovering", "died", "failed", "given up", "fenced")
 
 
@@ -113,7 +113,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
 def _shown(
     pulse: dict[str, float | None], diagnosis: Diagnosis | None, name: str, *, is_live: bool
 ) -> tuple[float | None, float | None]:
-    """A number of the newest steps and of all steps; for an ended run only the latter, from the report."""
+    """A value over the newest steps and over all steps; for an ended run only the latter, from the report."""
     of_all: Any = None if diagnosis is None else diagnosis.run.get(_IN_REPORT[name])
     return (pulse[name], of_all) if is_live or of_all is None else (of_all, None)
 
@@ -121,7 +121,7 @@ def _shown(
 def _speed(
     label: str, pulse: dict[str, float | None], diagnosis: Diagnosis | None, *, is_live: bool
 ) -> tuple[str, str, str | None, str]:
-    """Step time or tokens a second."""
+    """Draw the step time, or tokens per second."""
     name = "step_ms" if label == "Step time" else "tokens_per_s"
     value, of_all = _shown(pulse, diagnosis, name, is_live=is_live)
     beneath = f"{_speed_text(name, of_all)} of all steps" if of_all is not None else None
@@ -165,7 +165,7 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
 
 
 def _mark(view: View, diagnosis: Diagnosis) -> str:
-    """Colour and icon of a verdict without findings: green only if steps were judged and the run goes well."""
+    """Colour and icon of a verdict without findings: green only if steps were judged and the run is healthy."""
     if not diagnosis.run.get("steps") or view.state.word in ("starting", "empty"):
         return "gray[:material/hourglass_top:"
     if diagnosis.run.get("ended") == "failed" or view.state.word in _UNWELL:

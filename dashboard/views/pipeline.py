@@ -1,4 +1,4 @@
-"""Page of pipelines: the schedule of a step by microbatch, the bubble of each rank and its causes."""
+"""Page on pipelines: the schedule of a step by microbatch, and each rank's bubble with its causes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["pipeline"]
 
 
 def load_members(source: Source) -> dict[int, dict[str, Any]]:
-    """{attempt: its pipelines, and its newest finished step}, of the attempts that have both."""
+    """{attempt: (pipelines, newest finished step)} for attempts that have both."""
     if not (source.has("ranks") and source.has("spans")):
         return {}
-    last = queries.last_finished_steps(source)  # a step that is not finished yet has only some of its spans
+    last = queries.last_finished_steps(source)  # an unfinished step has only some of its spans
     found: dict[int, dict[str, Any]] = {}
     for attempt, members in pipelines(source):
         if attempt in last:
@@ -40,9 +40,9 @@ def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, .
 
 
 def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Bubble | None]:
-    """The bubble of all pipelines, as in the report, and that of one of them: None is a result, too.
+    """Load the bubble of all pipelines, as in the report, and of one of them; each may be None.
 
-    Spans of a GPU's host are not a measure of it: then there is none.
+    Host spans of a GPU run do not measure the bubble, so there is none.
     """
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
         return {"bubble": None, "chosen": None}

@@ -1,4 +1,4 @@
-"""Part of the page of ranks: the rank and step that the address names, `?rank=3&step=60`."""
+"""Part of the page on ranks: the rank and step in the address, `?rank=3&step=60`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from store.published.copy_time import is_copy
 __all__ = ["rank_and_step"]
 
 MAX_LINES = 16
-"""Lines of the log: the page of logs is one click away, and what is beneath them is to be seen."""
+"""Maximum log lines: the page on logs is one click away, and what is below them should stay visible."""
 MAX_CALLS, CALLS_HEIGHT = 7, 300
-"""Rows of the table of calls that are visible at once, and its height (pixels) where there are more."""
+"""Number of rows of the table of calls visible at once, and its height in pixels if there are more."""
 
 
 def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
-    """Account, calls and events."""
+    """Load time account, calls and events."""
     return rank_at_step(source, rank, step)
 
 
 def load_stack(source: Source, stacks_dir: str, rank: int, step: int) -> tuple[int, list[str]]:
     """Return the newest attempt with this step that has a stack of the rank, and its frames, innermost first.
 
-    A step that hung is run again in the next attempt, where no stack is taken. Without one the frames are empty.
+    A step that hung is repeated in the next attempt, where no stack is taken. Without a stack the frames are empty.
     """
     sql = "SELECT DISTINCT attempt FROM steps WHERE rank = ? AND step = ? ORDER BY attempt DESC"
     attempts = [int(attempt) for (attempt,) in source.rows(sql, [rank, step])]
@@ -43,7 +43,7 @@ def load_stack(source: Source, stacks_dir: str, rank: int, step: int) -> tuple[i
 
 
 def rank_and_step(view: View) -> None:
-    """Draw the account, calls, events, log lines and stack of one rank in one step; or how to choose one."""
+    """Draw the time account, calls, events, log lines and stack of one rank in one step, or how to select one."""
     rank, step = _number("rank"), _number("step")
     if rank is None or step is None:
         st.caption("Click a cell to see that rank in that step: its account, calls, events, log lines and stack.")
@@ -77,7 +77,7 @@ def _buttons(view: View, rank: int, step: int) -> None:
 
 def _draw(found: dict[str, Any]) -> None:
     if found["attempt"] is None:
-        empty_state("This rank has no such step.", "It may have ended before, or the step has not begun.")
+        empty_state("This rank has no such step.", "The rank may have ended before, or the step has not begun.")
         return
     with st.container(key="rank-columns"):
         left, right = st.columns([2, 3], gap="medium")
@@ -111,7 +111,7 @@ def _draw(found: dict[str, Any]) -> None:
 def _draw_texts(view: View, rank: int, step: int, attempt: int) -> None:
     """Draw what the rank printed in the step, and its newest stack."""
     if is_copy(view.access.run):
-        st.caption("Log lines and stacks are not published: they lie in the run's folder on its nodes.")
+        st.caption("Log lines and stacks are not published: they are in the run's folder on its nodes.")
         return
     logs: RunLogs | None = view.ask(load_logs, str(view.access.run.path))
     if logs is not None:
@@ -119,10 +119,10 @@ def _draw_texts(view: View, rank: int, step: int, attempt: int) -> None:
         if lines:
             st.code("\n".join(visible(line.text) for line in lines[-MAX_LINES:]), language=None)
             cut = f"The last {MAX_LINES} of {len(lines):,} lines" if len(lines) > MAX_LINES else "Lines"
-            more = " The page Logs has all." if len(lines) > MAX_LINES else ""
+            more = " The page Logs has all lines." if len(lines) > MAX_LINES else ""
             st.caption(f"{cut} that the rank printed in this step.{more}")
         else:
-            st.caption("No line of a log is known to be of this rank in this step.")
+            st.caption("No log line is known to belong to this rank and step.")
     stack: tuple[int, list[str]] | None = view.ask(load_stack, str(view.access.run.stacks), rank, step)
     if stack is None:
         return
@@ -130,11 +130,11 @@ def _draw_texts(view: View, rank: int, step: int, attempt: int) -> None:
     if frames:
         st.code("\n".join(visible(frame) for frame in frames), language=None)
         st.caption(
-            f"The newest stack of the rank in attempt {taken_in}, innermost frame first. It is of the moment in which "
-            "it was taken, whichever step that was."
+            f"The newest stack of the rank in attempt {taken_in}, innermost frame first. It may have been taken in "
+            "another step."
         )
     else:
-        st.caption(f"No stack of the rank was taken in attempt {attempt}: that is done where ranks stand still.")
+        st.caption(f"No stack of the rank was taken in attempt {attempt}: stacks are taken when ranks stand still.")
 
 
 def _ms(value: float | None) -> float | None:

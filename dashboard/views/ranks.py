@@ -1,4 +1,4 @@
-"""Page of ranks: heatmap of ranks and steps, slowest ranks, the mesh, and two ranks side by side."""
+"""Page on ranks: heatmap of ranks and steps, slowest ranks, the mesh, and two ranks side by side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ranks"]
 PREVIEW_ROWS = 5_000_000
 EXCESS = "over peers"
 MAX_MARKED_RANKS = 4
-"""Findings that name more ranks are not marked on the heatmap."""
+"""Findings that name more ranks than this are not marked on the heatmap."""
 _COLUMNS = {
     "rank": "rank", "own_ms": "own work (ms)", "step_ms": "step time (ms)", "waiting_ms": "waiting (ms)",
     "memory_mib": "memory, largest (MiB)",
@@ -52,7 +52,7 @@ def _matrix_of(source: Source, measure: str, is_excess: bool, max_rows: int | No
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
-    """Medians of each rank, its phases and its place in the mesh."""
+    """Load the medians of each rank, its phases, and its coordinates in the mesh."""
     return {
         "ranking": queries.ranking(source, 0, 1 << 60),
         "work": rank_step.own_work(source),
@@ -61,13 +61,13 @@ def load_ranks(source: Source) -> dict[str, Any]:
 
 
 def load_pair(source: Source, a: int, b: int, measure: str) -> Any:
-    """One measure of two ranks over the steps."""
+    """Load one measure of two ranks over the steps."""
     return queries.two_ranks(source, a, b, measure)
 
 
 @framed("Ranks")
 def ranks(view: View) -> None:
-    """Draw the heatmap with a chosen rank and step, then the ranking, the mesh and two ranks."""
+    """Draw the heatmap with the selected rank and step, then the ranking, the mesh, and two ranks."""
     measure, is_excess = _measure()
     matrix = _matrix(view, measure, is_excess)
     if matrix is None:
@@ -83,9 +83,9 @@ def ranks(view: View) -> None:
         if caption:
             st.caption(caption)
     elif is_excess and matrix.values.size:
-        empty_state(f"No rank has a peer to compare its {measure} with.", "Choose `as recorded`.")
+        empty_state(f"No rank has a peer to compare {measure} with.", "Choose `as recorded`.")
     else:
-        empty_state(f"Nothing was recorded of {measure} in this run.")
+        empty_state(f"No {measure} was recorded in this run.")
     rank_and_step(view)
     data = view.ask(load_ranks)
     if data is None:
@@ -109,7 +109,7 @@ def ranks(view: View) -> None:
 
 
 def _caption(matrix: Any) -> str:
-    """Caption: how cells aggregate ranks and steps."""
+    """Caption that says how cells aggregate ranks and steps."""
     parts = []
     if isinstance(matrix, Excess):
         largest = int(matrix.members.max(initial=1))
@@ -130,11 +130,12 @@ def _caption(matrix: Any) -> str:
 
 
 def _measure() -> tuple[str, bool]:
-    """The measure that the user chose, and whether it is shown as excess over peers."""
+    """Let the user choose the measure, and whether it is shown as excess over peers."""
     with st.container(horizontal=True, gap="medium"):
         measure = st.segmented_control(
             "Measure", list(rank_step.MEASURES), default="own work", key="measure", required=True, bind="query-params",
-            help="Own work is what a rank computes and loads without waiting for others: a slow rank stands out there. "
+            help="Own work is the time in which a rank computes and loads data without waiting for others, so a slow "
+            "rank stands out. "
             "Step time is about the same on all ranks, because they wait for one another.",
         )  # fmt: skip
         scale = st.segmented_control(
@@ -159,7 +160,7 @@ def _marks(view: View) -> tuple[heatmap.Mark, ...]:
 
 
 def _matrix(view: View, measure: str, is_excess: bool) -> Any:
-    """The matrix; for a large run a preview until it is computed."""
+    """The matrix, or for a large run a preview until the matrix is computed."""
     if view.access.size_bytes() < LARGE_BYTES:
         return view.ask(load_matrix, measure, is_excess)
     whole = view.access.ask(load_matrix, measure, is_excess, first_s=0.0)
@@ -192,7 +193,7 @@ def _mesh(data: dict[str, Any]) -> None:
     )
     others = [name for name in mesh.DIMENSIONS if name != columns]
     filled = {name: mesh.filled_ratio(places, name, columns) for name in others}
-    # Down the side: the dimension that fills most cells; in a mesh of one or two dimensions preferably the node.
+    # Rows: the dimension that fills most cells; in a mesh of one or two dimensions preferably the node.
     others.sort(
         key=lambda name: (
             name == "local_rank", -filled[name], name != "node_rank" or len(found) > 2, -sizes.get(name, 0),
@@ -206,8 +207,7 @@ def _mesh(data: dict[str, Any]) -> None:
         what="Own work of the ranks by mesh coordinates",
     )  # fmt: skip
     st.caption(
-        "The number in a cell is a rank: where a cell has several, the slowest of them. "
-        "The colour is the median own work per step of the slowest."
+        "The number in a cell is a rank, the slowest if a cell has several. The colour is its median own work per step."
     )
 
 

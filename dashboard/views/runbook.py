@@ -1,4 +1,4 @@
-"""Page of the runbook: what each finding means, how to confirm it, what to do. The address names the section."""
+"""Page with the runbook: what each finding means, how to confirm it, what to do. The address names the section."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["runbook"]
 
 
 def runbook() -> None:
-    """Draw the page: a choice of the section, and its text."""
+    """Draw the choice of the section, and its text."""
     st.title("Runbook", anchor=False)
     known = list(sections())
     asked = st.query_params.get("section", "")
@@ -20,7 +20,7 @@ def runbook() -> None:
         empty_state("The runbook has no such section.", "Choose one below.")
     chosen = st.selectbox(
         "Section", known, index=known.index(wanted) if wanted in known else None, key=f"section-{wanted}",
-        format_func=_name, placeholder="what a finding is called",
+        format_func=_name, placeholder="name of a finding",
     )  # fmt: skip
     if chosen is None:
         _list_of_sections()
@@ -36,7 +36,7 @@ def runbook() -> None:
 
 
 def _list_of_sections() -> None:
-    """All sections by chapter: without a choice there is no text to show."""
+    """Draw all sections by chapter, shown if no section is chosen."""
     by_chapter: dict[str, list[str]] = {}
     for found in sections().values():
         if found.title != found.chapter:

@@ -1,4 +1,4 @@
-"""Page of SQL: a read-only console, the tables, and examples."""
+"""Page with a read-only SQL console, the tables, and examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["sql"]
 MAX_ROWS = 1_000
 LIMIT_S = 20.0
 EXACT = 1 << 53
-"""Integers up to here are numbers in a browser; larger ones are shown as text."""
+"""Largest integer that a browser represents exactly; larger ones are shown as text."""
 EXAMPLES = {
     "Median step time by rank": "SELECT rank, round(median(duration_ns) / 1e6, 2) AS step_ms,\n"
     "       round(median(collective_wait_ns) / 1e6, 2) AS waiting_ms\nFROM steps GROUP BY rank ORDER BY rank",
@@ -67,8 +67,8 @@ def sql(view: View) -> None:
             st.session_state["sql-answer"], st.session_state["sql-run"] = _answer(view, text), view.run_id
         if st.session_state.get("sql-run") == view.run_id:
             _show(st.session_state.get("sql-answer"))
-        else:  # a link must not make the visitor's machine compute another person's query
-            st.caption("The query of this address was not run yet: press Run.")
+        else:  # a link must not make a visitor run another person's query
+            st.caption("The query in this address has not been run yet: press Run.")
     with right:
         _schema()
 
@@ -85,7 +85,7 @@ def _answer(view: View, text: str) -> dict[str, Any]:
 
 
 def _column(values: Sequence[Any]) -> pd.Series[Any]:
-    """A column that a browser shows exactly; text with control characters made visible."""
+    """Convert a column so that a browser shows it exactly, with control characters made visible."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int} and all(abs(value) <= EXACT for value in values if value is not None):
         return pd.Series(values, dtype="Int64")

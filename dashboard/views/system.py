@@ -1,4 +1,4 @@
-"""Page of the system: versions, topology, process groups, NCCL, and the settings of torch and its backends."""
+"""Page on the system: versions, topology, process groups, NCCL, and settings of torch and its backends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_VARIABLES = 100
 
 
 def load_system(source: Source) -> dict[str, Any]:
-    """Ranks, process groups, communicators, and the profiler plugin's state on each rank."""
+    """Load ranks, process groups, communicators, and the profiler plugin's state on each rank."""
     return {
         "ranks": system_queries.ranks(source), "groups": system_queries.groups(source),
         "communicators": system_queries.communicators(source), "plugin": system_queries.plugin_states(source),
@@ -56,7 +56,7 @@ def system(view: View) -> None:
     if found["groups"]:
         table(found["groups"], key="system-groups")
     else:
-        empty_state("No process group was recorded.", "A rank reports each at its first call.")
+        empty_state("No process group was recorded.", "A rank reports each group at its first call.")
     st.subheader("NCCL", anchor=False)
     _nccl(found)
 
@@ -109,7 +109,7 @@ def _settings(manifest: Mapping[str, Any]) -> None:
     if rows:
         table(rows, key="system-settings")
     else:
-        empty_state("The run has no recorded settings.", "Only the trainer of Rankscope records them.")
+        empty_state("The run has no recorded settings.", "Only Rankscope's trainer records them.")
     source = "are those of rank 0" if isinstance(variables, Mapping) else "were not recorded with this run"
     st.caption(f"Variables of NCCL, gloo, CUDA and torch {source}: `rankscope preflight` compares them between nodes.")
 
@@ -123,7 +123,7 @@ def _topology(ranks: list[dict[str, Any]]) -> None:
     left_out = {*constant, *unknown}
     table([{name: value for name, value in row.items() if name not in left_out} for row in ranks], key="system-ranks")
     if constant:
-        st.caption(f"Dimensions in which all ranks have coordinate 0 are left out: {', '.join(constant)}.")
+        st.caption(f"Dimensions in which all ranks have coordinate 0 are not shown: {', '.join(constant)}.")
 
 
 def _nccl(found: dict[str, Any]) -> None:
@@ -136,6 +136,6 @@ def _nccl(found: dict[str, Any]) -> None:
     else:
         empty_state(
             "No communicator of NCCL was recorded.",
-            "Ranks on a CPU use gloo. On GPUs the profiler plugin records them, where NCCL loads it "
-            "(`rankscope doctor` says whether it can).",
+            "Ranks on CPUs use gloo. On GPUs the profiler plugin records them if NCCL loads it (`rankscope doctor` "
+            "checks this).",
         )

@@ -1,4 +1,4 @@
-"""Page of the timeline: phases and collectives of chosen steps and ranks, and calls in flight."""
+"""Page with the timeline: phases and collectives of chosen steps and ranks, and calls in flight."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ MAX_TRACE_STEPS = 200
 
 
 def load_pieces(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
-    """Spans and calls."""
+    """Load spans and calls."""
     return activity.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
 
 
 def load_marks(source: Source, attempt: int) -> list[AttemptMark]:
-    """Begin and end of the attempt, and its rollbacks."""
+    """Load the start and end of the attempt, and its rollbacks."""
     return attempt_marks(source, attempt)
 
 
 def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
-    """Calls that never ended, and the activity of each rank, at the end of the attempt's records."""
+    """Load the calls that never ended, and each rank's activity, at the end of the attempt's records."""
     view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
     rows = []
     for rank in sorted(view.ranks):
@@ -81,13 +81,13 @@ def timeline(view: View) -> None:
             selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
         )  # fmt: skip
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
-        hatched = "Hatched aslant: never ended. " if any(p.end_ms is None for p in pieces) else ""
+        hatched = "Diagonal hatching: never ended. " if any(p.end_ms is None for p in pieces) else ""
         found = (
             f"{sum(gantt.matches(piece, find) for piece in pieces):,} of {len(pieces):,} entries match. "
             if find
             else ""
         )
-        st.caption(f"{found}Above: phases. Below, striped: collectives and transfers. {hatched}{flows}Drag to zoom.")
+        st.caption(f"{found}Top: phases. Bottom, striped: collectives and transfers. {hatched}{flows}Drag to zoom.")
         if len(pieces) >= activity.MAX_PIECES:
             st.caption(f"Only the first {activity.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
     else:
@@ -97,7 +97,7 @@ def timeline(view: View) -> None:
 
 
 def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int], bool]:
-    """Attempt, first and last step, ranks, and whether the user chose the steps."""
+    """Attempt, first and last step, ranks, and True if the user chose the steps."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         attempts = sorted(extent["last"], reverse=True)
         attempt = attempts[0]
@@ -141,9 +141,9 @@ def _download(view: View, attempt: int, first: int, last: int, ranks: list[int])
         f"Chrome trace of steps {first} to {last}", packed,
         file_name=f"{visible(view.run_id)[:80]}-{attempt}-{first}-{last}.json.gz",
         mime="application/gzip", icon=":material/download:", on_click="ignore", key="trace",
-        help="Of these ranks. All steps: rankscope export RUN --to chrome-trace --out trace.json.gz",
+        help="Only these ranks. For all steps: rankscope export RUN --to chrome-trace --out trace.json.gz",
     )  # fmt: skip
     st.caption(
-        "Open in Perfetto: download the trace and drop it on the page of a Perfetto UI, your own copy or "
-        "`ui.perfetto.dev`, which reads it inside the browser. The dashboard itself sends it nowhere."
+        "To view it, download the trace and drop it onto a Perfetto UI: your own copy, or `ui.perfetto.dev`, which "
+        "reads it in the browser. The dashboard does not send it anywhere."
     )

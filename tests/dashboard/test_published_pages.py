@@ -42,4 +42,4 @@ def test_logs_and_stacks_are_said_to_be_on_the_nodes(runs: Path) -> None:
     panel = shown(open_page(runs, "ranks", rank="1", step="5"))
     assert "Own work by phase" in panel
     assert "Log lines and stacks are not published" in panel
-    assert "No line of a log" not in panel
+    assert "No log line" not in panel

@@ -56,7 +56,7 @@ def test_the_panel_of_a_rank_shows_the_last_lines_of_a_step(tmp_path: Path) -> N
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"step 5 line {number}\n" for number in range(30)))
     app = page(found, "ranks", rank="1", step="5")
-    told = "The last 16 of 30 lines that the rank printed in this step. The page Logs has all."
+    told = "The last 16 of 30 lines that the rank printed in this step. The page Logs has all lines."
     text: str = wait_for(lambda: shown(app) if told in shown(app) else app.run() and "", "the panel")
     assert "line 13\n" not in text
     assert "line 14\n" in text
@@ -107,7 +107,7 @@ def test_the_system_page_shows_versions_ranks_and_what_is_not_recorded(run: RunD
 def test_a_run_without_logs_settings_or_versions_says_what_is_missing(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=1, steps=3)
     (run.path / "run.json").write_text(json.dumps({}))
-    assert "holds no logs" in shown(page(run, "logs"))
+    assert "has no logs" in shown(page(run, "logs"))
     text = shown(page(run, "configuration"))
     assert "missing or damaged" in text
     assert "No settings are recorded" in text
@@ -119,4 +119,4 @@ def test_a_run_without_logs_settings_or_versions_says_what_is_missing(tmp_path: 
     attached = make_run(tmp_path / "attached", ranks=1, steps=3)
     (attached.path / "logs").mkdir()
     (attached.path / "logs" / "watch-node0.log").touch()
-    assert "holds no logs" in shown(page(attached, "logs")), "watch's alone says nothing about what a script printed"
+    assert "has no logs" in shown(page(attached, "logs")), "watch's alone says nothing about what a script printed"

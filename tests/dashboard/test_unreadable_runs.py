@@ -58,7 +58,7 @@ READ_ANYHOW = {
     "overview": "Step: 12", "findings": "No problems were found", "goodput": "Goodput: ", "ranks": "Slowest first",
     "timeline": "Above: phases", "collectives": "Bandwidth", "pipeline": "no pipeline", "numerics": "Learning rate",
     "memory": "By rank", "health": "No health", "recovery": "Rollbacks", "compare": "only one run", "sql": "Tables",
-    "logs": "holds no logs", "events": "events, the newest first", "configuration": "No settings are recorded",
+    "logs": "has no logs", "events": "events, the newest first", "configuration": "No settings are recorded",
     "system": "Topology",
 }  # fmt: skip
 

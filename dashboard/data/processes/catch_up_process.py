@@ -17,7 +17,7 @@ LIMIT_S = 1_800.0
 
 
 def catch_up_in_process(run: RunDir) -> None:
-    """Have a child process bring the store up to date. Raises StoreError."""
+    """Bring the store up to date in a child process. Raises StoreError."""
     late = f"{run.path}: its tapes were not read within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
     ask_child("dashboard.data.processes.catch_up_process", str(run.path), limit_s=LIMIT_S, late=late)
 

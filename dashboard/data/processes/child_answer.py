@@ -1,14 +1,14 @@
-"""Have a separate process compute an answer for the pages, so that the server stays responsive.
+"""Compute an answer for the pages in a separate process, so that the server stays responsive.
 
     # in a module `dashboard.data.x_process`:
     def x_in_process(path: Path) -> X:
         return ask_child("dashboard.data.x_process", str(path), limit_s=60.0, late="not read within 60 s")
 
     if __name__ == "__main__":
-        answer_parent(compute)                  # is given the path as text
+        answer_parent(compute)                  # gets the path as text
 
 In a server thread the analyzers would hold the GIL that the pages need. The process has a lower priority than the
-server, ends when the server does, and frees its memory.
+server, ends when the server ends, and frees its memory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ from store import StoreError
 __all__ = ["answer_parent", "ask_child"]
 
 NICENESS = 10
-"""Leaves a tenth of a core that is in use to the child: at 5 it took a quarter, from each refresh of a page."""
+"""Niceness of the child: on a busy core it gets a tenth of the time. At 5 it took a quarter, which slowed each page
+refresh.
+"""
 
 
 def ask_child(module: str, *arguments: str, limit_s: float, late: str) -> Any:
-    """The answer of `python -m module`. Raises StoreError: with its last line if it fails, `late` after `limit_s`."""
+    """Return the answer of `python -m module`. Raises StoreError with the child's last line if it fails, or with `late`
+    after `limit_s`.
+    """
     command = [sys.executable, "-m", module, str(os.getpid()), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as child:
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, child.pid, max(NICENESS, own))  # by us: its imports take a second of a core
+        # a negative exit code is our own signal; importing takes a second of CPU time
+        os.setpriority(os.PRIO_PROCESS, child.pid, max(NICENESS, own))
         try:
             answer, errors = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -44,7 +49,7 @@ def ask_child(module: str, *arguments: str, limit_s: float, late: str) -> Any:
     if child.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         raise StoreError(lines[-1][:500] if lines else f"{module} ended with exit code {child.returncode}")
-    return pickle.loads(answer)  # noqa: S301 - our own child wrote it; nothing of a run is unpickled
+    return pickle.loads(answer)  # noqa: S301 - written by our child; nothing from a run is unpickled
 
 
 def answer_parent(compute: Callable[..., Any]) -> None:
@@ -53,7 +58,7 @@ def answer_parent(compute: Callable[..., Any]) -> None:
     if sys.platform == "linux":
         end_with(int(parent))
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed meanwhile must not mix with the answer
+    os.dup2(2, 1)  # what the computation prints must not mix with the answer
     try:
         found = compute(*arguments)
     except StoreError as error:

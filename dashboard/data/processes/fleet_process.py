@@ -1,4 +1,4 @@
-"""Judge hosts and devices over all runs of a folder in a separate process: each new run is diagnosed for it.
+"""Judge hosts and devices over all runs of a folder in a separate process, which diagnoses each new run.
 
 found = fleet_in_process(folder)
 found.fleet, found.problems
@@ -19,7 +19,7 @@ from store.runs_folder import RunsFolder
 __all__ = ["FleetAnswer", "fleet_in_process", "fleet_version"]
 
 LIMIT_S = 3 * 3_600.0
-"""A folder of two thousand runs not diagnosed before."""
+"""Time limit in seconds, enough for a folder of two thousand runs that were not diagnosed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class FleetAnswer:
 
 
 def fleet_version(folder: RunsFolder) -> Hashable:
-    """Changes when a run has come, gone or grown."""
+    """Value that changes when a run was added, removed or has grown."""
     found = []
     for name in folder.run_ids():
         for path in RunDir(folder.path / name).stores():
@@ -43,7 +43,7 @@ def fleet_version(folder: RunsFolder) -> Hashable:
 
 
 def fleet_in_process(folder: RunsFolder) -> FleetAnswer:
-    """The fleet, judged by a child process. Raises StoreError."""
+    """Return the fleet, judged in a child process. Raises StoreError."""
     late = f"the runs were not read in {LIMIT_S / 3600:.0f} h: try rankscope fleet"
     found = ask_child("dashboard.data.processes.fleet_process", str(folder.path), limit_s=LIMIT_S, late=late)
     assert isinstance(found, FleetAnswer)
@@ -56,6 +56,7 @@ def _judge(path: str) -> FleetAnswer:
 
 
 if __name__ == "__main__":
-    from dashboard.data.processes import fleet_process  # by its own name: the parent unpickles what is of this module
+    # import by the module's name, since the parent unpickles objects of this module
+    from dashboard.data.processes import fleet_process
 
     answer_parent(fleet_process._judge)

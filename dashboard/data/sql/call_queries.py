@@ -1,8 +1,8 @@
-"""SQL of the collectives page besides single calls: sums of older steps, and records of the NCCL plugin.
+"""SQL of the collectives page for what is not single calls: sums of older steps, and records of the NCCL plugin.
 
-older_totals(store)       # a row a (operation, group, phase) of the steps whose calls retention has taken out
-nccl_kernels(store)       # a row a (function, algorithm, protocol, type, channels)
-nccl_transfers(store)     # a row per link: sender, peer, channel, and what its steps waited for
+older_totals(store)       # a row per (operation, group, phase), for steps whose calls retention has removed
+nccl_kernels(store)       # a row per (function, algorithm, protocol, type, channels)
+nccl_transfers(store)     # a row per link: sender, peer, channel, and waits of the transfer's steps
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 
 def older_totals(source: Source) -> Rows:
-    """Sums of calls that are no longer recorded one by one, those with the longest waits first."""
+    """Sums of calls that are no longer stored individually, by descending wait."""
     names = ("operation", "group", "phase", "first step", "last step", "calls", "bytes", "in flight (s)", "waited (s)")
     return _rows(
         source, "collective_totals", names,
@@ -31,7 +31,7 @@ def older_totals(source: Source) -> Rows:
 
 
 def nccl_kernels(source: Source) -> Rows:
-    """Calls as NCCL ran them: algorithm, protocol and channels with the times of their kernels on the GPU."""
+    """Calls as NCCL ran them: algorithm, protocol, channels, and kernel times on the GPU."""
     names = (
         "function", "algorithm", "protocol", "type", "channels", "calls", "on the GPU (ms, median)",
         "slowest channel (ms, median)", "slowest channel, most often",
@@ -48,7 +48,7 @@ def nccl_kernels(source: Source) -> Rows:
 
 
 def nccl_channels(source: Source) -> Rows:
-    """Time of each channel of each rank's kernels on the GPU, the longest first."""
+    """Time of each channel in each rank's kernels on the GPU, in descending order."""
     return _rows(
         source, "nccl_channels", ("attempt", "rank", "communicator", "channel", "calls", "on the GPU (ms, median)"),
         """
@@ -60,7 +60,7 @@ def nccl_channels(source: Source) -> Rows:
 
 
 def nccl_transfers(source: Source) -> Rows:
-    """Network transfers by link: bytes, and what their steps waited for."""
+    """Network transfers by link: bytes, and waits of the transfer's steps."""
     names = (
         "rank", "communicator", "peer in it", "channel", "sends", "operations", "transfers", "bytes", "busy (s)",
         "waited for the GPU (s)", "for the peer (s)", "for the network (s)",

@@ -1,4 +1,4 @@
-"""Events for the page: a count of each kind, and the newest events that match a filter.
+"""Events for the page: counts by kind, and the newest events that match a filter.
 
 kinds(store)                                        # rows kind, events, first step, last step
 events(store, kinds=("rollback",), ranks=(), steps=((40, 60),), text="")
@@ -21,7 +21,7 @@ MAX_EVENTS = 500
 MAX_DETAIL_CHARS = 40_000
 MAX_VALUE_CHARS = 300
 ROUTINE = ("rank", "process_group", "rank_state", "rank_closed", "nccl_plugin")
-"""Kinds of which each rank of every run writes some: shown where they are asked for."""
+"""Kinds that every rank writes in every run; they are shown only if selected."""
 
 
 def kinds(source: Source) -> list[dict[str, Any]]:
@@ -33,7 +33,9 @@ def kinds(source: Source) -> list[dict[str, Any]]:
 
 
 def events(source: Source, kinds: tuple[str, ...], ranks: Ranges, steps: Ranges, text: str) -> dict[str, Any]:
-    """`num` of the matching events and the newest `MAX_EVENTS` of them as `rows`; without kinds all but `ROUTINE`."""
+    """`num` of the matching events, and the newest `MAX_EVENTS` of them as `rows`. Without kinds, all except
+    `ROUTINE`.
+    """
     if not source.has("events"):
         return {"num": 0, "rows": []}
     marks = ", ".join("?" for _ in kinds or ROUTINE)
@@ -53,7 +55,7 @@ def events(source: Source, kinds: tuple[str, ...], ranks: Ranges, steps: Ranges,
 
 
 def event_text(detail: str | None) -> str:
-    """Fields of an event's kind as `name=value, ...`; the common fields are columns."""
+    """Format the fields specific to an event's kind as `name=value, ...`; the common fields are columns."""
     fields: Mapping[str, Any] = parsed_detail(detail)
     if not fields:
         return (detail or "")[:MAX_VALUE_CHARS]

@@ -1,7 +1,7 @@
 """Gradients by parameter and step, limited to what a chart can show.
 
 found = gradient_table(store)
-found.columns["norm"], found.num_parameters          # what is shown, and the number of all
+found.columns["norm"], found.num_parameters          # the parameters shown, and the number of all
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_GRADIENT_STEPS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """`columns`: parameter, step, norm, nonfinite, one row per parameter and step shown; `num_`: numbers of all."""
+    """`columns`: parameter, step, norm, nonfinite; one row per parameter and step shown. `num_*`: total numbers."""
 
     columns: Columns
     num_parameters: int = 0
@@ -30,17 +30,17 @@ class Gradients:
 
 _BAD = """CASE WHEN nonfinite_count IS NULL AND NOT (isfinite(norm) AND isfinite(max_abs)) THEN 1
           ELSE nonfinite_count END"""
-"""Number of NaN and Inf of a gradient; 1 where a device reported only that there were some."""
+"""Number of NaN and Inf values in a gradient; 1 if a device reported only that there were some."""
 
 
 def gradient_table(source: Source) -> Gradients:
     """Norms and counts of NaN and Inf of at most `MAX_PARAMETERS` parameters in `MAX_GRADIENT_STEPS` steps.
 
-    1. The norm is the largest of the ranks', as the analyzers take it (`gradient_flow`): under plain data parallelism
-       each rank records the whole gradient, and shards of one parameter have equal size. Of a step run by several
-       attempts it is the newest attempt's. A count is that of all ranks and attempts.
-    2. Steps are evenly spaced, the newest included, and as many of those with NaN or Inf.
-    3. Parameters: those with NaN or Inf, the largest and the smallest norms, and evenly spaced ones of the others.
+    1. The norm is the maximum over the ranks, as in the analyzers (`gradient_flow`): under plain data parallelism each
+       rank records the whole gradient, and shards of one parameter have equal size. If several attempts ran a step, the
+       newest counts. Counts of NaN and Inf are summed over all ranks and attempts.
+    2. Steps are evenly spaced and include the newest, plus as many steps with NaN or Inf.
+    3. Parameters are those with NaN or Inf, those with the largest and the smallest norms, and evenly spaced others.
     """
     nothing = Gradients(columns=none("parameter", "step", "norm", "nonfinite"))
     if not source.has("gradients"):
@@ -73,7 +73,7 @@ def gradient_table(source: Source) -> Gradients:
 
 
 def _parameters(of_each: Sequence[tuple[str, bool, float | None]]) -> list[str]:
-    """Names of the parameters to show, of (name, whether it had NaN or Inf, largest norm)."""
+    """Choose the parameters to show from (name, True if it had NaN or Inf, largest norm)."""
     if len(of_each) <= MAX_PARAMETERS:
         return [name for name, _, _ in of_each]
     by_norm = [name for _, name in sorted((norm, name) for name, _, norm in of_each if norm is not None)]

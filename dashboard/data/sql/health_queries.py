@@ -1,8 +1,8 @@
 """Health readings for the page: lines of devices, bounds of all devices, throttling, errors and XIDs.
 
 found = health_trends(store)
-found["temperature_celsius"].lines           # one line per device; of many devices the outliers
-found["temperature_celsius"].all_devices     # least, median and largest of all, per bucket
+found["temperature_celsius"].lines           # one line per device; if there are many, the outliers
+found["temperature_celsius"].all_devices     # minimum, median and maximum of all, per bucket
 device_problems(store, 200), xids(store)     # rows for tables
 """
 
@@ -25,9 +25,11 @@ __all__ = ["AT_EACH_END", "MAX_DRAWN", "Line", "Trend", "device_problems", "heal
 
 MAX_PIECES, MIN_PIECES = 600, 100
 MAX_CELLS = 400_000
-"""Buckets of time of a line, and of all devices together."""
+"""Number of time buckets per line, and of all devices together."""
 MAX_DRAWN, AT_EACH_END = 16, 3
-"""Devices of one reading up to which each has a line; above, only those with the lowest and highest values."""
+"""Maximum number of devices that each get a line; with more devices, only those with the lowest and highest values
+do.
+"""
 REASONS = {1: "idle", 2: "clocks set by hand", 4: "power cap", 16: "sync boost", 256: "display clocks"} | {
     bit: words for bit, (_, words) in THROTTLE_BITS.items()
 }
@@ -39,9 +41,9 @@ TOTALS = {
     "infiniband_errors_total": "InfiniBand errors", "infiniband_downs_total": "InfiniBand links lost",
     "swapped_pages_total": "pages swapped",
 }  # fmt: skip
-"""Counters of which a rise is a problem of the device."""
+"""Counters whose increase is a problem of the device."""
 _COUNTER_END = "_total"
-"""End of the names of counters, which count from before the run."""
+"""Suffix of the names of counters, which start before the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A reading; a counter as its rise since the device's first reading. `all_devices`: seconds, low, middle, high."""
+    """One reading; a counter is shown as its increase since the device's first reading. `all_devices`: seconds, low,
+    middle, high.
+    """
 
     lines: Sequence[Line]
     num_devices: int
@@ -68,9 +72,10 @@ class Trend:
 def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Trend]:
     """Trends of the readings ({column: `avg`, `max` or `min` of a bucket}) that any device supports.
 
-    1. DuckDB reduces each device's readings to buckets of time, the fewer the more devices there are.
-    2. Each reading becomes a matrix device x bucket; from counters their least value during the run is subtracted.
-    3. Of many devices those with the least and the largest values get a line, and all of them bounds per bucket.
+    1. DuckDB reduces each device's readings to time buckets (fewer buckets if there are more devices).
+    2. Each reading becomes a matrix device x bucket. From counters, the minimum during the run is subtracted.
+    3. With many devices, those with the smallest and the largest values get a line, and bounds per bucket cover all
+       devices.
     """
     if missing_tables(source, "health"):
         return {}
@@ -114,12 +119,14 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
 
 
 def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *, is_counter: bool) -> Trend:
-    """Lines of the outliers, and of many devices the bounds of all. `grid`: device x bucket, NaN without a reading."""
+    """Lines of devices (with many, of the outliers) and the bounds of all. `grid`: device x bucket, NaN without a
+    reading.
+    """
     largest = np.fmax.reduce(grid, axis=1)
     having = np.flatnonzero(np.isfinite(largest))
     few = len(having) <= MAX_DRAWN
     shown = set(having.tolist())
-    if not few:  # by its least value, too: a clock that falls late was as high as the others
+    if not few:  # also by the minimum: a clock that drops late has the same maximum as the others
         lowest, highest = np.fmin.reduce(grid, axis=1)[having], largest[having]
         ends = (np.argsort(lowest, kind="stable")[:AT_EACH_END], np.argsort(highest, kind="stable")[-AT_EACH_END:])
         shown = set(having[np.concatenate(ends)].tolist())
@@ -145,7 +152,8 @@ def _bounds(grid: Floats, seconds: Floats) -> Columns:
 
 
 def device_problems(source: Source, limit: int) -> tuple[list[dict[str, Any]], int]:
-    """One row per device that was throttled, counted errors or has rows to remap, the worst first; and their number.
+    """One row per device that was throttled, counted errors or has rows to remap, worst first; and the number of such
+    devices.
 
     The power cap alone is not a problem: under full load it is always on.
     """
@@ -184,11 +192,11 @@ def device_problems(source: Source, limit: int) -> tuple[list[dict[str, Any]], i
 
 
 _LASTING = ("memory errors, uncorrected", "remapped rows")
-"""Counters that are shown also for errors before the run: the damage stays."""
+"""Counters that are also shown for errors before the run, since the damage is permanent."""
 
 
 def xids(source: Source) -> list[dict[str, Any]]:
-    """One row per device and XID code, the newest first."""
+    """One row per device and XID code, newest first."""
     table = xid_table()["xid"]
     seen: dict[tuple[str, str, int], list[Event]] = {}
     for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):

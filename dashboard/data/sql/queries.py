@@ -1,4 +1,4 @@
-"""SQL of the pages, except what they share with the report (`analyzers.figures`).
+"""SQL of the pages, except for what they share with the report (`analyzers.figures`).
 
     pulse(store)["tokens_per_s"]
     curve = speed(store)                 # columns step, low, middle, high (ms), tokens_per_s
@@ -28,7 +28,7 @@ __all__ = [
 
 MAX_BUCKETS = 1_000
 MAX_SCALARS = 12
-"""Maximum curves of the user's own scalars: more cannot be distinguished."""
+"""Maximum number of curves of user-logged scalars: more cannot be distinguished."""
 MAX_CHECKPOINTS = 500
 MAX_SAMPLE = 1_000_000
 """Maximum rows for a percentile; beyond that, every k-th step is used."""
@@ -36,7 +36,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 def none(*names: str) -> Columns:
-    """Empty columns of these names."""
+    """Empty columns with these names."""
     return {name: np.zeros(0) for name in names}
 
 
@@ -66,8 +66,9 @@ def pulse(source: Source) -> dict[str, float | None]:
     """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
     The newest steps are those that ran last; after a rollback, not the discarded ones. A NaN loss is returned as NaN.
-    The loss is that of the lowest rank with one, as in the report, since ranks of an attached loop have different ones.
-    The memory is that of the rank with the most. Tokens count once, however many ranks read the same text.
+    The loss is that of the lowest rank with a loss, as in the report, because the ranks of an attached loop have
+    different losses. Memory is that of the rank with the most. Tokens count once, even if several ranks read the same
+    text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
     measured = [name for name in names if name not in ("step_ms", "tokens_per_s")]
@@ -140,7 +141,9 @@ def places(source: Source) -> Columns:
 
 
 def ranking(source: Source, first_step: int, last_step: int) -> Columns:
-    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; for long runs from ranges of steps."""
+    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib. For long runs, ranges of steps are
+    sampled.
+    """
     names = ("rank", "own_ms", "step_ms", "waiting_ms", "memory_mib")
     if step_range(source) is None:
         return none(*names)
@@ -197,7 +200,7 @@ def expert_load(source: Source) -> Columns:
 
 
 def logged_scalars(source: Source) -> Columns:
-    """Columns name, step, value: means over the ranks of what the user logged, evenly spaced where there are many."""
+    """Columns name, step, value: means over the ranks of user-logged scalars, evenly spaced if there are many."""
     if not source.has("scalars"):
         return none("name", "step", "value")
     return source.query(
@@ -214,7 +217,7 @@ def logged_scalars(source: Source) -> Columns:
 
 
 def memory_curve(source: Source) -> Columns:
-    """Columns step, low, middle, high: MiB of the rank with the least, the median and the most memory."""
+    """Columns step, low, middle, high: minimum, median and maximum memory of the ranks in MiB."""
     span = step_range(source)
     if span is None:
         return none("step", "low", "middle", "high")

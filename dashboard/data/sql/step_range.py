@@ -1,4 +1,4 @@
-"""Ranks and steps as a reader types them into a filter.
+"""Parse ranks and steps as typed into a filter.
 
 numbers("3, 5-7")        # ((3, 3), (5, 7))
 numbers("x")             # None: it cannot be read
@@ -17,7 +17,7 @@ _PART = re.compile(r"(-?\d{1,12})(?:\s*(?:-|to|\.\.)\s*(\d{1,12}))?")
 
 
 def numbers(text: str) -> Ranges | None:
-    """Ranges, both ends included; empty for no filter, None for text that is not a list of numbers."""
+    """Ranges with both ends included; empty for no filter, None for text that is not a list of numbers."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     found = [_PART.fullmatch(part) for part in parts[:MAX_PARTS]]
     if len(parts) > MAX_PARTS or None in found:
@@ -26,10 +26,10 @@ def numbers(text: str) -> Ranges | None:
 
 
 def contains(ranges: Ranges, value: int | None) -> bool:
-    """True if the filter lets a value through; an unknown value passes only where nothing is asked for."""
+    """Return True if the value passes the filter. An unknown value passes only an empty filter."""
     return not ranges or (value is not None and any(first <= value <= last for first, last in ranges))
 
 
 def sql_of(column: str, ranges: Ranges) -> str:
-    """The filter as a condition."""
+    """The filter as an SQL condition."""
     return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges) or "true"

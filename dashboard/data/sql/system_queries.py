@@ -1,4 +1,4 @@
-"""Queries of the system page: ranks and their hosts, process groups, NCCL's communicators, states of its plugin."""
+"""Queries of the system page: ranks and hosts, process groups, NCCL communicators, states of the profiler plugin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = list[dict[str, Any]]
 
 
 def ranks(source: Source) -> Rows:
-    """The newest identity of each rank, with its coordinates."""
+    """Newest identity of each rank, with its mesh coordinates."""
     if not source.has("ranks"):
         return []
     names = (
@@ -30,7 +30,7 @@ def ranks(source: Source) -> Rows:
 
 
 def groups(source: Source) -> Rows:
-    """Process groups of the newest attempt, the largest first."""
+    """Process groups of the newest attempt, largest first."""
     if not source.has("process_groups"):
         return []
     rows = source.rows(
@@ -52,7 +52,7 @@ def groups(source: Source) -> Rows:
 
 
 def communicators(source: Source) -> Rows:
-    """NCCL's communicators, as the profiler plugin saw them: one row for all ranks of each."""
+    """NCCL communicators seen by the profiler plugin, one row each for all its ranks."""
     if not source.has("nccl_communicators"):
         return []
     rows = source.rows(
