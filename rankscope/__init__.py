@@ -12,7 +12,7 @@ and what a notebook or a service asks of runs:
 
     run = rankscope.open_run("runs/latest")     # docs/api.md
 
-Nothing is imported before it is used, so that a script that says `import rankscope` pays nothing for the command line.
+Everything is imported on first use, so that `import rankscope` in a script does not load the command line.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command. Ctrl-C while its modules are imported ends the process at once, without a traceback."""
+    """Run the command. Ctrl-C while modules are being imported ends the process immediately, without a traceback."""
     if is_default := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from rankscope.cli import main as run

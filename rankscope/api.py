@@ -3,15 +3,15 @@
     import rankscope
 
     run = rankscope.open_run("runs/latest")
-    run                                  # the verdict, in a notebook with where the time went
-    run.findings                         # what is wrong, the worst first
+    run                                  # the verdict; in a notebook also the time account
+    run.findings                         # what is wrong, worst first
     run.sql("SELECT rank, median(duration_ns) FROM steps GROUP BY rank").to_pandas()
     rankscope.open_files("logs/").verdict      # of a job that Rankscope did not record
 
 What a plug-in needs is here, too: Analysis, Drawing, Finding, Kind, Scope, Source, floats, ints, lacking, typed.
 
-For notebooks and services: a training process uses `rankscope.attach`. What stands here changes only with a new minor
-version and a note in CHANGELOG.md one version ahead (docs/api.md).
+For notebooks and services; a training process uses `rankscope.attach`. This interface changes only with a new minor
+version, announced in CHANGELOG.md one version ahead (docs/api.md).
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def open_run(path: str | PathLike[str]) -> Run:
 
 def open_files(path: str | PathLike[str], *more: str | PathLike[str]) -> Evidence:
     """Open files of a job that Rankscope did not record: logs, dumps, traces, archives, and folders of them. They are
-    read when something is asked."""
+    read on first use.
+    """
     return Evidence([Path(path), *map(Path, more)])
 
 
@@ -83,7 +84,7 @@ class _Diagnosed:
     """Base of a run and of the files of a job: both have a diagnosis."""
 
     def diagnose(self) -> Diagnosis:
-        """Judge what is recorded now. Takes about a second, longer for long runs."""
+        """Judge what has been recorded so far. Takes about a second, longer for long runs."""
         raise NotImplementedError
 
     @property
@@ -93,7 +94,7 @@ class _Diagnosed:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings that name something wrong, certain or suspected, the worst first."""
+        """Findings that name something wrong, certain or suspected, worst first."""
         return self.diagnose().fired
 
     def report(self) -> dict[str, object]:
@@ -107,7 +108,7 @@ class _Diagnosed:
 
 
 class Run(_Diagnosed):
-    """One recorded run. Each call reads what is recorded at that moment."""
+    """One recorded run. Each call reads the records that exist at that time."""
 
     def __init__(self, folder: RunDir, refresh: Callable[[], object] | None = None) -> None:
         self._run_folder, self._refresh = folder, refresh
@@ -115,14 +116,14 @@ class Run(_Diagnosed):
 
     @property
     def _folder(self) -> RunDir:
-        """The run's folder, brought up to date if it is the copy of a published run."""
+        """The run's folder, which is brought up to date if it is the copy of a published run."""
         if self._refresh is not None:
             self._refresh()
         return self._run_folder
 
     @property
     def path(self) -> Path:
-        """Folder of the run; for a published run, that of the local copy."""
+        """Folder of the run, or of the local copy of a published run."""
         return self._folder.path
 
     @property
@@ -147,9 +148,9 @@ class Run(_Diagnosed):
             return folder_state(self._folder, store, policy, now_ns=time.time_ns())
 
     def diagnose(self) -> Diagnosis:
-        """Judge what is recorded now; the last diagnosis is kept while no record is added.
+        """Judge what has been recorded so far; the last diagnosis is cached until records are added.
 
-        It is that of `rankscope analyze`: of a run that is ending it waits some seconds for the last records."""
+        The result is that of `rankscope analyze`: if the run is ending, it waits some seconds for the last records."""
         from analyzers.account.long_run import MEMORY_BYTES
         from store import is_watched
         from watch.verdicts.diagnosed_run import diagnosed_run
@@ -165,7 +166,7 @@ class Run(_Diagnosed):
         return diagnosis
 
     def account(self, *, first_step: int = 0, last_step: int | None = None) -> AccountByStep:
-        """Account of each rank's time in each step: nanoseconds by class, NaN where it was not measured."""
+        """Time account of each rank in each step: nanoseconds by class, NaN if not measured."""
         from analyzers.account.by_step import account_by_step
         from store import Store
 
@@ -180,7 +181,7 @@ class Run(_Diagnosed):
         max_rows: int = 1_000_000,
         limit_s: float = 300.0,
     ) -> QueryResult:
-        """Run one reading statement over the run's tables (docs/schema.md). `parameters` replace its `?` or `$name`.
+        """Run one read-only statement on the run's tables (docs/schema.md). `parameters` replace its `?` or `$name`.
 
         A second column `ms` is called `ms_2`. Raises StoreError (a ValueError).
         """
@@ -199,7 +200,7 @@ class Run(_Diagnosed):
         return self.sql(f"SELECT {names if columns else '*'} FROM steps WHERE rank >= 0 ORDER BY attempt, rank, step")
 
     def events(self, kind: str = "") -> list[dict[str, object]]:
-        """Rare facts in the order of time: rollbacks, restarts, checkpoints, injected faults, findings."""
+        """Events in order of time: rollbacks, restarts, checkpoints, injected faults, findings."""
         import json
 
         result = self.sql("SELECT wall_ns, attempt, rank, step, kind, detail FROM events ORDER BY wall_ns")
@@ -208,7 +209,9 @@ class Run(_Diagnosed):
 
     @property
     def stacks(self) -> dict[str, str]:
-        """Stacks of ranks that stood still or were slow, by file name, without secrets; empty where none were taken."""
+        """Stacks of ranks that stood still or were slow, by file name, with secrets redacted; empty if none were
+        taken.
+        """
         from probes.tape.files.safe_open import file_problem
         from probes.tape.redaction.secrets import Redactor
 
@@ -218,7 +221,7 @@ class Run(_Diagnosed):
         return {name: text for name, text in texts.items() if text.strip()}  # a rank opens its file as it starts
 
     def figures(self, finding: Finding) -> tuple[Drawing, ...]:
-        """Figures of one of its findings, as the pages have them: each with a title and Plotly's figure."""
+        """Figures of a finding, as on the dashboard's pages: each has a title and a Plotly figure."""
         from analyzers.report.evidence import drawings
         from store import Store
 
@@ -246,7 +249,7 @@ class Run(_Diagnosed):
         return f"Run({str(self.path)!r}): {self.verdict}"
 
     def _version(self) -> object:
-        """Changes whenever a record is added to the store."""
+        """Value that changes whenever a record is added to the store."""
         return tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._run_folder.stores())
 
 
@@ -277,7 +280,7 @@ class Evidence(_Diagnosed):
 
 
 def _published(address: str) -> Run:
-    """A run at an address; its copy is brought up to date when it is read, and removed with the object."""
+    """Open a run at an address. The local copy is updated when it is read, and removed with the object."""
     import weakref
     from tempfile import TemporaryDirectory
 

@@ -2,8 +2,8 @@
 
     python -m rankscope.attached_program ./a.out --size 1e9      # what `rankscope run --no-python` starts as each rank
 
-The program is a child with the rank's environment; signals are passed on, and it dies with this process. Neither torch
-nor any other library is loaded here or there.
+The program is a child process with the rank's environment. Signals are passed on, and it dies with this process. No
+library, not even torch, is loaded in either process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
         with failing_open("attached_program"):
             record = _Record(Identity.from_environment(), words)
     child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # came while the program was being started
+    early: list[int] = []  # the signal arrived while the program was being started
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if child is None:
@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
 
     def before_exec() -> None:
         signal_at_parent_death(signal.SIGKILL)
-        for number in ignored:  # `exec` would give it the default, and end a program under nohup
+        for number in ignored:  # after `exec` the default would apply, and end a program under nohup
             signal.signal(number, signal.SIG_IGN)
 
     try:
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
     if record is not None:
         with failing_open("attached_program"):
             record.ended(code)
-    if code < 0:  # die of the same signal: the parent then sees how the program ended
+    if code < 0:  # die of the same signal, so that the parent sees how the program ended
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
@@ -135,7 +135,7 @@ class _Record:
             print_retention(self._run, identity)
 
     def ended(self, code: int) -> None:
-        """Write the end of a program that succeeded; a failed one has none, like a rank that died."""
+        """Write the end of a successful program; a failed one has no end event, like a rank that died."""
         from rankscope.probes.tape import event_kinds
 
         if code == 0:

@@ -1,4 +1,4 @@
-"""Claims the short names of our packages when it is imported: before any import of `rankscope.analyzers`.
+"""Importing this module claims the short names of Rankscope's packages; import it before `rankscope.analyzers`.
 
 import rankscope.claim
 """

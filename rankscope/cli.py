@@ -95,19 +95,19 @@ Train with telemetry on every rank, find the faulty one, and recover the run.
 
 All commands: rankscope --help. One command: rankscope run --help.
 """
-"""Printed for `rankscope` alone: what people begin with, on one screen of a terminal."""
+"""Printed for `rankscope` without arguments: the first commands to use, on one screen of a terminal."""
 _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streamlit": "dashboard"}
 """Packages that only some commands need, and the extra that installs them."""
 
 
 _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
-"""A failing import of one of these packages is a bug, so its traceback is shown."""
+"""If the import of one of these packages fails, this is a bug, so the traceback is shown."""
 _NO_NUMBER = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (integer|number)")
 _NUMBERS = {"integer": "must be a whole number", "number": "must be a number"}
 
 
 def main() -> None:
-    """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
+    """Entry point of the `rankscope` command. A usage error prints one line to stderr and exits with code 2."""
     reopen_closed_streams()
     try:
         words = sys.argv[1:]
@@ -134,7 +134,7 @@ def main() -> None:
             raise
         sys.stderr.write(f"rankscope: {_import_problem(package, error)}\n")
         code = 2
-    except SystemExit as end:  # typer and rich end a command so whose reader has enough (`| head`)
+    except SystemExit as end:  # typer and rich end a command like this if its reader closes the pipe (`| head`)
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         code = 128 + signal.SIGPIPE
@@ -153,14 +153,16 @@ def main() -> None:
 
 @functools.cache
 def _entry(name: str) -> Callable[..., Any]:
-    """All commands, or only the named one: building the options of all others takes longer than many commands."""
+    """All commands, or only the named one, because building the options of all commands takes longer than running many
+    of them.
+    """
     some = copy.copy(app)
     some.registered_commands = [one for one in app.registered_commands if one.name == name] or app.registered_commands
     return typer.main.get_command(some)
 
 
 def _has_folder() -> bool:
-    """Return False if the folder in which the command was started is gone."""
+    """Return False if the current folder was deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -174,7 +176,7 @@ def _report_lost_output(problem: str) -> int:
 
 
 def _import_problem(package: str, error: ImportError) -> str:
-    """Name the package that is missing or broken, and how to install it."""
+    """Message with the package that is missing or broken, and how to install it."""
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(package)):
         return f"this command needs {error.name}: pip install 'rankscope[{extra}]'"
     reason = " ".join(str(error).split())
@@ -192,7 +194,7 @@ def _help_of(error: TyperException) -> str:
 
 
 def _example(error: TyperException) -> str:
-    """The first example of the command, where an argument or option is missing."""
+    """The first example of the command, if an argument or option is missing."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ != "MissingParameter" or context is None:
         return ""

@@ -19,10 +19,10 @@ from rankscope.help_text.plain_command import placeholder
 __all__ = ["markdown"]
 
 _SEVERAL = 3
-"""Commands from which a parameter of the same meaning is explained once for all."""
+"""Number of commands from which a shared parameter is explained only once."""
 
 _EXAMPLES = 2
-"""Examples of a command on the page; `--help` has all."""
+"""Maximum examples per command on the page; `--help` has all of them."""
 
 _HEAD = """# Commands
 
@@ -35,7 +35,7 @@ Arguments and options of several commands:
 
 
 def markdown() -> str:
-    """The page."""
+    """Return the page."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -50,7 +50,7 @@ def _lines() -> Iterator[str]:
 
 
 def _parameters(command: Any) -> list[str]:
-    """A line for each argument and option."""
+    """One line per argument and option."""
     return [_line(one) for one in command.params if one.name != "help"]
 
 
@@ -82,7 +82,7 @@ def _command(name: str, command: Any, common: frozenset[str]) -> Iterator[str]:
 
 
 def _paragraphs(command: Any) -> list[str]:
-    """The help text, a paragraph each."""
+    """Paragraphs of the help text."""
     text = inspect.cleandoc(command.help or "")
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
 

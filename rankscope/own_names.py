@@ -4,13 +4,13 @@
     rankscope.attach(model, optimizer)      # a user's process: only `rankscope.probes...` is imported, no short name
 
     from rankscope.own_names import claim_names
-    claim_names()                           # our process: `import trainer` is our trainer
+    claim_names()                           # a process of Rankscope: `import trainer` is Rankscope's trainer
 
-The packages `probes`, `trainer` and so on are folders at the top of the project, and names like these are taken: a
-training script may have a `trainer` package or a `probes.py` next to it. Code that runs in a user's process is
-therefore in `probes` and imports relatively, under the name `rankscope.probes`. A process that runs no user code calls
-`claim_names` first: it finds the short names before anything on `sys.path`, and gives `rankscope.<package>` the same
-modules, so that no module exists twice.
+The packages `probes`, `trainer` etc. are top-level folders of the project, and a training script may have a `trainer`
+package or a `probes.py` of the same name next to it. So code that runs in a user's process is in `probes`, with
+relative imports, under the name `rankscope.probes`. A process that runs no user code calls `claim_names` first: the
+short names then take precedence over `sys.path`, and `rankscope.<package>` gives the same modules, so that no module
+exists twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGES = ("probes", "store", "analyzers", "watch", "trainer", "dashboard")
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = _HERE if os.path.isdir(os.path.join(_HERE, PACKAGES[0])) else os.path.dirname(_HERE)
-"""The folder that holds the packages: in a wheel the package `rankscope` itself, in a checkout the one around it."""
+"""The folder with the packages: in a wheel the package `rankscope`, in a checkout its parent."""
 
 
 class _SameModule(Loader):
@@ -45,7 +45,7 @@ class _SameModule(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has just replaced it by the spec of the second name
+        module.__spec__ = self._spec  # the import system has just replaced it with the spec of the second name
 
 
 class _OwnNames(MetaPathFinder):
@@ -61,6 +61,8 @@ class _OwnNames(MetaPathFinder):
 
 
 def claim_names() -> None:
-    """Make the short names ours in this process. Not for a process that runs a user's code."""
+    """Make the short names mean Rankscope's packages in this process. Must not be called in a process that runs user
+    code.
+    """
     if not any(isinstance(finder, _OwnNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OwnNames())

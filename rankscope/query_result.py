@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl  # type: ignore[import-not-found]
     import pyarrow as pa
-else:  # for `get_type_hints`, also where they are not installed
+else:  # for `get_type_hints`, even if they are not installed
     pa = pd = pl = SimpleNamespace(DataFrame=object, Table=object)
 
 __all__ = ["QueryResult", "distinct_names"]
@@ -28,7 +28,7 @@ _TYPES = {
     "BIGINT": ("int64", "int64", "Int64"), "FLOAT": ("float32", "float32", "Float32"),
     "DOUBLE": ("float64", "float64", "Float64"), "VARCHAR": ("string", "object", "String"),
 }  # fmt: skip
-"""DuckDB's type: those of pyarrow, pandas and polars."""
+"""DuckDB type -> types of pyarrow, pandas and polars."""
 
 
 class QueryResult:
@@ -38,7 +38,7 @@ class QueryResult:
         self.columns: tuple[str, ...] = distinct_names(columns)
         self.rows: list[tuple[object, ...]] = list(rows)
         self.types: tuple[str, ...] = tuple(types)
-        """DuckDB's name of each column's type, also where there is no row; empty if not known."""
+        """DuckDB type of each column, also for an empty result; empty if unknown."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -47,14 +47,14 @@ class QueryResult:
         return iter(self.rows)
 
     def __getitem__(self, column: str) -> list[object]:
-        """The values of one column, None where NULL. Raises ValueError."""
+        """Values of one column, with None for NULL. Raises ValueError for an unknown column."""
         if column not in self.columns:
             raise ValueError(f"{column}: the columns are {', '.join(self.columns)}")
         place = self.columns.index(column)
         return [row[place] for row in self.rows]
 
     def to_dicts(self) -> list[dict[str, object]]:
-        """One dictionary a row."""
+        """Return one dictionary per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def to_arrow(self) -> pa.Table:
@@ -96,7 +96,7 @@ class QueryResult:
         return "\n".join([*head, *self._rest()])
 
     def _repr_html_(self) -> str:
-        """The first rows for a notebook; text of the run is escaped."""
+        """The first rows as HTML for a notebook, with text of the run escaped."""
         cells = "".join(
             "<tr>" + "".join(f"<td>{html.escape('' if value is None else str(value))}</td>" for value in row) + "</tr>"
             for row in self.rows[:SHOWN_ROWS]
@@ -110,7 +110,7 @@ class QueryResult:
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, each once: of several `x` the second is `x_2`."""
+    """Make names unique: the second `x` becomes `x_2`."""
     found: list[str] = []
     for name in names:
         number, apart = 2, name

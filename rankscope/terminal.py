@@ -16,7 +16,7 @@ __all__ = [
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
 FormatOption = Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")]
-"""Option of commands whose output is read by programs, too."""
+"""Option of commands whose output programs read, too."""
 
 
 def fail(message: str) -> NoReturn:
@@ -26,7 +26,9 @@ def fail(message: str) -> NoReturn:
 
 
 def refuse_bad_output(option: str, path: Path | None) -> None:
-    """Exit with 2 if an output file is a folder or has none: a misspelt folder would be created silently."""
+    """Exit with code 2 if an output file is a folder, or its folder does not exist (a misspelt one must not be created
+    silently).
+    """
     if path is not None and not path.parent.is_dir():
         fail(f"{option} {path}: there is no folder {path.parent}")
     if path is not None and path.is_dir():
@@ -41,16 +43,16 @@ def print_json(value: object) -> None:
 
 
 def echo(text: object = "", *, err: bool = False) -> None:
-    """Print a text without control characters, to standard output or to stderr."""
+    """Print a text without control characters, to stdout or stderr."""
     from probes.tape.redaction.printable import visible_lines
 
     typer.echo(visible_lines(str(text)), err=err)
 
 
 def console(*, err: bool = False) -> Console:
-    """Return a console: colours and width of the terminal, or plain text of a fixed width into a pipe or a file.
+    """Return a console with the terminal's colours and width, or plain text of a fixed width for pipes and files.
 
-    `err`: on stderr, for progress of a command whose stdout is a document.
+    `err`: write to stderr, for progress messages of a command whose stdout is a document.
     """
     from analyzers.report.terminal.safe_console import SafeConsole
 
@@ -59,7 +61,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def wants_json(output: str) -> bool:
-    """Return True for `--format json`; exit with 2 on an unknown format."""
+    """Return True for `--format json`. Exits with code 2 for an unknown format."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     return output == "json"

@@ -1,4 +1,4 @@
-"""One rank of a training under any launcher: `trainer.rank.worker`, also where another `trainer` is on the path.
+"""Run one rank under any launcher: `trainer.rank.worker`, even if another `trainer` is on the path.
 
 torchrun --standalone --nproc-per-node 4 -m rankscope.worker examples/gpt-demo.toml
 """

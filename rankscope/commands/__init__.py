@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from rankscope.own_names import claim_names
 
-claim_names()  # our process: a `trainer` in the working directory must not be imported
+claim_names()  # a `trainer` in the working directory must not be imported

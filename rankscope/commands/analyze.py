@@ -124,14 +124,14 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
 
 
 def _runs_there(names: Sequence[str]) -> str:
-    """Number of runs of a folder or an address, the newest, and the next."""
+    """Text with the number of runs in a folder or at an address, the newest one, and the next ones."""
     others = f"; others: {', '.join(names[1 : 1 + MAX_LISTED_RUNS])}" if len(names) > 1 else ""
     more = f" and {len(names) - 1 - MAX_LISTED_RUNS} more" if len(names) > 1 + MAX_LISTED_RUNS else ""
     return f"holds {len(names)} run{'s' * (len(names) > 1)}; newest: {names[0]}{others}{more}"
 
 
 def judge_run(run: Path) -> Diagnosis:
-    """Judge a run, live or dead, as the command does."""
+    """Judge a live or dead run as the command does."""
     from store.open import what_is
 
     return _of_run(what_is(run), "")[0]
@@ -148,7 +148,7 @@ def _of_run(run: Found, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
 
 @contextmanager
 def _opened(found: Found, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
-    """The store and the diagnosis of a run's folder or address, or of a file that `rankscope share` wrote."""
+    """Open a run's folder or address, or a file of `rankscope share`, and yield the store and the diagnosis."""
     from probes.tape.rundir import RunDir
     from store.published.listing import newest_run
     from watch.sharing.published_run import published_run
@@ -193,7 +193,7 @@ def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str, run: Path 
 
 
 def _progress(name: str, done: int, total: int) -> None:
-    """One line on a terminal while large input is read."""
+    """Show one line of progress on a terminal while large input is read."""
     if total >= SHOW_PROGRESS_BYTES and sys.stderr.isatty():
         from probes.tape.redaction.printable import visible
 

@@ -63,7 +63,7 @@ def compare(
     if len(runs) < 2:
         fail(f"{runs[0]}: name a second run to compare it with")
     folders = [path.resolve() for path in runs]
-    # A gate that compares a run with itself would let a candidate pass that was never made.
+    # A CI gate that compares a run with itself would pass a candidate that was never trained.
     if doubled := [str(path) for path in runs if folders.count(path.resolve()) > 1]:
         fail(f"{' and '.join(doubled)} are the same run: name different runs")
     refuse_bad_output("--html", html)
@@ -91,7 +91,7 @@ def compare(
 
 
 def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None, Scaling | None, int]:
-    """Compare two runs, or find how several scale; writes the page `html` and returns its size."""
+    """Compare two runs, or find how several scale. Writes the page `html` and returns its size."""
     from contextlib import ExitStack
 
     from analyzers.compare.scaling import ScalingError, scaling_of
@@ -105,7 +105,7 @@ def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None
         sides = []
         for path in runs:
             folder = RunDir.open(path)
-            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a run that trains is not a run that died
+            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a live run has not died
             sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
         if len(sides) == 2:
             comparison = compare_sides(sides[0], sides[1])

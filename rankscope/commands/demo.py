@@ -60,7 +60,7 @@ def demo(
 
 
 def _port_of_links() -> int:
-    """The port that the pages will have; links of the report that is printed before lead there."""
+    """The dashboard's future port, which the links in the printed report use."""
     from dashboard.launch import LOOPBACK, usable_port
 
     port = usable_port()
@@ -69,7 +69,7 @@ def _port_of_links() -> int:
 
 
 def _show_pages(runs_dir: Path, *, has_pages: bool, serve: bool, port: int) -> None:
-    """Serve the dashboard until Ctrl-C, or print the command that does."""
+    """Serve the dashboard until Ctrl-C, or print the command for it."""
     if not has_pages:
         echo("\nPages in the browser: pip install 'rankscope[dashboard]', then rankscope dashboard " + str(runs_dir))
     elif serve:
@@ -82,7 +82,8 @@ def _show_pages(runs_dir: Path, *, has_pages: bool, serve: bool, port: int) -> N
         except DashboardError as error:
             fail(str(error))
         except KeyboardInterrupt:
-            # The server has ended. An interpreter that has launched ranks takes long to end, and once did not at all.
+            # The server has ended. An interpreter that has launched ranks takes long to exit, and has been seen to
+            # hang.
             sys.stdout.flush()
             os._exit(0)
     else:

@@ -70,7 +70,7 @@ def _print_section(found: RunbookSection, as_json: bool) -> None:
         from rich.syntax import Syntax
 
         class Code(CodeBlock):
-            """Without the blank lines above and below that rich adds to those of the paragraph."""
+            """Code block without the blank lines that rich adds above and below."""
 
             def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
                 yield Syntax(str(self.text).rstrip(), self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 1))

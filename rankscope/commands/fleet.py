@@ -74,7 +74,7 @@ def fleet(
 
 
 def suspicious_hosts(path: Path) -> dict[str, str]:
-    """{host: what happened on it} of those with more trouble in the runs of a folder than chance explains."""
+    """Return {host: what happened on it} for hosts with more trouble in the runs of a folder than chance explains."""
     from analyzers.fleet.fleet import fleet as judge
     from store.runs_folder import RunsFolder
 
@@ -87,7 +87,7 @@ def suspicious_hosts(path: Path) -> dict[str, str]:
 
 
 def _histories(folder: RunsFolder) -> list[RunHistory]:
-    """Return one history for each run; name those that cannot be read."""
+    """Return one history per run, and report runs that cannot be read."""
     from analyzers.fleet.remembered import read_histories
 
     found = read_histories(folder)
@@ -155,7 +155,7 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
 
 
 def _print_speeds(speeds: tuple[ConfigurationSpeed, ...]) -> None:
-    """Changes of speed; configurations without one are counted."""
+    """Print changes of speed, and the number of configurations without a change."""
     from rich import box
     from rich.table import Table
 

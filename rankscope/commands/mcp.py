@@ -41,7 +41,7 @@ def mcp(
     if port:
         try:
             server.run("streamable-http", host="127.0.0.1", port=port)
-        except SystemExit:  # uvicorn's way to say that it could not start
+        except SystemExit:  # uvicorn exits like this if it could not start
             fail(f"cannot listen on 127.0.0.1:{port}: choose another --port")
     else:
         _end_on_signals()
@@ -49,7 +49,9 @@ def mcp(
 
 
 def _end_on_signals() -> None:
-    """End the process on a signal: the thread that reads standard input would be waited for, and nothing wakes it."""
+    """Exit immediately on a signal: otherwise Python would wait for the thread that reads standard input, which nothing
+    wakes up.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda received, frame: os._exit(128 + received))

@@ -88,7 +88,7 @@ def preflight(
     from trainer.preflight.verdict.policy import PreflightPolicy
 
     if CODE_FILE in os.environ:
-        signal_at_parent_death(signal.SIGKILL)  # of the launcher, which is killed where the command gets a signal
+        signal_at_parent_death(signal.SIGKILL)  # the launcher, which is killed if the command gets a signal
     try:
         place = join(timeout_s)
     except JoinError as error:
@@ -119,7 +119,7 @@ def _words(
 
 
 def _judged(readings: Readings, fleet: Path | None) -> PreflightReport:
-    """The verdict, with the fleet's past where a folder is given; the readings are added to it."""
+    """The verdict. With a folder, the fleet's earlier readings are included, and these readings are added to it."""
     from trainer.preflight.verdict.judge import judge
     from trainer.preflight.verdict.past import read_past, remember
 

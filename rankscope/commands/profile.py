@@ -89,7 +89,9 @@ def profile(
 def _wait(
     run: RunDir, request: CaptureRequest, wait_s: float, tapes: LiveTapes, screen: Console
 ) -> dict[int, str | None]:
-    """{rank: path of its trace}; exit code 1 if one is missing at the deadline or when the run has ended."""
+    """Wait for {rank: path of its trace}. Exits with code 1 if one is missing at the deadline or at the end of the
+    run.
+    """
     from rich.status import Status
 
     from probes.tape import event_kinds

@@ -20,7 +20,9 @@ EPILOG = (
     "rankscope replay runs/latest --step 40 --format json"
 )
 DRIFT_RATIO = 1e-3
-"""Relative difference of a loss between checkpoint and step above which the state differs from the run's."""
+"""Maximum relative difference between a recomputed and a recorded loss; above it the replayed state differs from the
+run's.
+"""
 
 
 def replay(
@@ -97,7 +99,7 @@ def _doubts(replayed: ReplayReport) -> list[str]:
         doubts.append("The data set is not the one that the run trained on: batches and samples differ.")
     worst = replayed.max_loss_deviation_ratio
     if worst is not None and (worst > DRIFT_RATIO or math.isnan(worst)):
-        doubts.append(f"A recomputed loss differs by {100 * worst:.2g} % from its record, so the state differs too.")
+        doubts.append(f"A recomputed loss differs by {100 * worst:.2g} % from its record, so the state differs, too.")
     if replayed.target.checkpoint and not replayed.target.is_good:
         doubts.append(f"The checkpoint of step {replayed.target.state_step} was not verified as good.")
     return doubts

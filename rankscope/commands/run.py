@@ -149,7 +149,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
 
 
 def _refuse_unrunnable(target: str, *, is_module: bool) -> None:
-    """Exit with 2 if every rank would fail before the first line of the script."""
+    """Exit with code 2 if every rank would fail before the first line of the script."""
     from trainer.launcher.script.startable import module_problem, script_problem
 
     if is_module:
@@ -177,7 +177,7 @@ def _max_nodes(options: argparse.Namespace) -> int:
 
 
 def _checked(overrides: list[str]) -> dict[str, dict[str, Any]]:
-    """The settings of `--set`, as JSON types; exits if one is wrong or belongs to the trainer."""
+    """The settings of `--set` as JSON types. Exits if one is invalid or belongs to the trainer."""
     from probes.attach.attached_config import SECTIONS
     from trainer.config.load import ConfigError, given_settings
 
@@ -191,7 +191,7 @@ def _checked(overrides: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _start_attached(options: argparse.Namespace) -> None:
-    """Have each rank start with `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
+    """Make each rank start `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
     if options.no_python:
         if options.module:
             fail("--no-python and -m exclude each other: a program or a module")
@@ -204,14 +204,14 @@ def _start_attached(options: argparse.Namespace) -> None:
 
 
 def _lost_rendezvous(options: argparse.Namespace, error: Exception) -> str:
-    """Error of a failed rendezvous in one line, without the C++ stack in torch's own text."""
+    """Error of a failed rendezvous in one line, without the C++ stack in torch's message."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     text = str(error.__cause__ or error).partition("\nException raised from")[0]
     return f"--rdzv-endpoint {where}: no rendezvous with the other nodes: {' '.join(text.split())[:200]}"
 
 
 def _first_failure(error: ChildFailedError) -> str:
-    """The first rank that failed, as torch's elastic agent found it."""
+    """Describe the first failed rank, as found by torch's elastic agent."""
     from probes.tape.signal_names import signal_name
 
     rank, failure = error.get_first_failure()

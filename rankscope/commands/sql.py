@@ -60,7 +60,7 @@ def sql(
 
 
 def _counts(store: Any) -> str:
-    """A statement that counts the rows of each table."""
+    """SQL statement that counts the rows of each table."""
     from probes.tape.format.schema import TABLES
 
     counts = [f"SELECT '{name}' AS name, count(*) AS num_rows FROM {name}" for name in TABLES if store.has(name)]

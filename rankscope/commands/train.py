@@ -16,7 +16,7 @@ from rankscope.terminal import console, echo, fail
 __all__ = ["EPILOG", "too_old_torch", "train"]
 
 OLDEST_TORCH = (2, 11)
-"""As in the extra `train` of pyproject.toml."""
+"""Oldest supported torch, as in the extra `train` of pyproject.toml."""
 
 EPILOG = (
     "\b\nExamples:\nrankscope train gpt-demo\n"
@@ -134,7 +134,7 @@ def _check_first(nproc: int, nnodes: str, node_rank: int, endpoint: str) -> None
 
 
 def too_old_torch(found: str) -> str:
-    """The reason why the trainer does not run with this version of torch; empty where it does."""
+    """Reason why the trainer does not run with this version of torch; empty if it does."""
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is None or (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH:
         return ""

@@ -4,7 +4,6 @@ from rankscope.frameworks.huggingface import RankscopeCallback      # transforme
 from rankscope.frameworks.lightning import RankscopeCallback        # lightning.Trainer
 from rankscope.frameworks.accelerate import RankscopeTracker        # accelerate.Accelerator
 
-All attach as `rankscope run` does (`probes.attach.auto_attach`): the process groups before the framework wraps the
-model, the model when it is first called, the optimizer at its first step. Each adds what only its
-framework knows.
+All attach like `rankscope run` (`probes.attach.auto_attach`): the process groups before the framework wraps the model,
+the model at its first call, the optimizer at its first step. Each adds what only its framework knows.
 """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.tracking import GeneralTracker
 from torch import Tensor
 
-if TYPE_CHECKING:  # a checker knows the packages by their short names only
+if TYPE_CHECKING:  # type checkers know the packages only by their short names
     from probes.attach.attach import Attached
     from probes.attach.auto_attach import attach_to_whatever_trains
     from probes.tape import event_kinds
@@ -29,10 +29,10 @@ __all__ = ["RankscopeTracker"]
 
 
 class RankscopeTracker(GeneralTracker):
-    """Records what an Accelerator trains, on every rank. Arguments as `rankscope.attach` takes them.
+    """Records the training of an Accelerator on every rank. Takes the arguments of `rankscope.attach`.
 
-    Make it before the Accelerator, as `log_with` asks for anyway: process groups and models are recorded from their
-    first use on.
+    Create it before the Accelerator (as `log_with` requires anyway), because process groups and models are recorded
+    from their first use on.
     """
 
     name = "rankscope"
@@ -55,7 +55,7 @@ class RankscopeTracker(GeneralTracker):
             self._attached.event(event_kinds.SETTINGS, **{str(name): value for name, value in values.items()})
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log all numbers; texts, tables and images are for other trackers."""
+        """Log all numbers; texts, tables and images are left to other trackers."""
         self._attached.log(**{name: value for name, value in values.items() if _is_number(value)})
 
     def finish(self) -> None:
@@ -63,5 +63,5 @@ class RankscopeTracker(GeneralTracker):
 
 
 def _is_number(value: Any) -> bool:
-    """True for a number, and for a tensor of one element."""
+    """Return True for a number, and for a tensor with one element."""
     return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-if TYPE_CHECKING:  # a checker knows the packages by their short names only
+if TYPE_CHECKING:  # type checkers know the packages only by their short names
     from probes.attach.attach import Attached
     from probes.attach.auto_attach import attach_to_whatever_trains
     from probes.tape import event_kinds
@@ -24,7 +24,7 @@ __all__ = ["RankscopeCallback"]
 
 
 class RankscopeCallback(TrainerCallback):
-    """Records a Trainer's training on every rank. Arguments as `rankscope.attach` takes them."""
+    """Records a Trainer's training on every rank. Takes the arguments of `rankscope.attach`."""
 
     def __init__(
         self, *, name: str = "", run_dir: str | os.PathLike[str] | None = None, gradient_interval: int = 50
@@ -34,7 +34,9 @@ class RankscopeCallback(TrainerCallback):
         self._tokens_before = 0
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attach with several ranks: the process group is recorded before the Trainer wraps the model with it."""
+        """With several ranks, attach now, so that the process group is recorded before the Trainer wraps the model with
+        it.
+        """
         if args.world_size > 1:
             self._attach(args)
 
@@ -43,14 +45,14 @@ class RankscopeCallback(TrainerCallback):
         self._tokens_before = state.num_input_tokens_seen
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log the step's tokens, where `include_num_input_tokens_seen` has the Trainer count them."""
+        """Log the step's tokens, if the Trainer counts them (`include_num_input_tokens_seen`)."""
         tokens = state.num_input_tokens_seen - self._tokens_before
         if self._attached is not None and tokens > 0:
             self._tokens_before = state.num_input_tokens_seen
             self._attached.log(tokens=round(tokens / args.world_size))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log the loss of the evaluation."""
+        """Log the evaluation loss."""
         loss = (kwargs.get("metrics") or {}).get("eval_loss")
         if self._attached is not None and loss is not None:
             self._attached.log(eval_loss=loss)

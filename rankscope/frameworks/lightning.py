@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-if TYPE_CHECKING:  # a checker knows the packages by their short names only
+if TYPE_CHECKING:  # type checkers know the packages only by their short names
     from probes.attach.attach import Attached
     from probes.attach.auto_attach import attach_to_whatever_trains
     from probes.profiling.memory_snapshots import record_exception
@@ -25,7 +25,7 @@ __all__ = ["RankscopeCallback"]
 
 
 class RankscopeCallback(Callback):
-    """Records a Trainer's `fit` on every rank. Arguments as `rankscope.attach` takes them."""
+    """Records a Trainer's `fit` on every rank. Takes the arguments of `rankscope.attach`."""
 
     def __init__(
         self, *, name: str = "", run_dir: str | os.PathLike[str] | None = None, gradient_interval: int = 50
@@ -45,19 +45,21 @@ class RankscopeCallback(Callback):
             self._attached = attach_to_whatever_trains(config={"lightning": about}, **self._options)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the loss of `training_step`; with accumulation it is divided by the batches, so it is not logged."""
+        """Log the loss of `training_step`. With gradient accumulation it is divided by the number of batches, so it is
+        not logged.
+        """
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if self._attached is not None and loss is not None and trainer.accumulate_grad_batches == 1:
             self._attached.log(loss=loss.detach() if hasattr(loss, "detach") else loss)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the loss of the validation, where the module logs one as `val_loss`."""
+        """Log the validation loss, if the module logs it as `val_loss`."""
         loss = trainer.callback_metrics.get("val_loss")
         if self._attached is not None and loss is not None and not trainer.sanity_checking:
             self._attached.log(val_loss=loss)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Record the exception: Lightning handles some itself, so that no hook of the process sees them."""
+        """Record the exception, because Lightning handles some exceptions, which no hook of the process then sees."""
         if self._attached is not None and not isinstance(exception, KeyboardInterrupt):
             record_exception(self._attached.recorder, exception)
 

@@ -1,8 +1,8 @@
-"""`--help` of the commands: names on the left, wrapped text on the right, examples that can be copied as they stand.
+"""`--help` of the commands: names on the left, wrapped text on the right, examples that can be copied unchanged.
 
     app.command(cls=PlainCommand, epilog="\b\nExamples:\nrankscope top runs/latest")(top)
 
-Typer's own panels cut long names, and show types (`<list[Path]>`) where a reader needs an example.
+Typer's panels cut long names, and show types (`<list[Path]>`) where a reader needs an example.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typer.core import TyperCommand, TyperGroup
 __all__ = ["PlainCommand", "PlainGroup", "placeholder"]
 
 MAX_WIDTH = 100
-"""Longer lines are hard to read, however wide the terminal is."""
+"""Maximum line width: longer lines are hard to read even on a wide terminal."""
 MAX_NAMES = 30
-"""Characters of the column of names; a longer name has a line for itself."""
+"""Width of the column of names; a longer name gets a separate line."""
 _VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help fits any terminal from 60 columns on."""
+    """A command whose help fits terminals of 60 or more columns."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Usage, text, arguments, options, examples."""
@@ -78,7 +78,7 @@ def _group_lines(group: Any, ctx: Any, width: int) -> Iterator[str]:
 
 
 def _example_lines(example: str, width: int) -> Iterator[str]:
-    """The command, continued on lines that a shell takes as one; a terminal would cut it within a word."""
+    """The command, split with backslashes, because a terminal would break it within a word."""
     line = " "
     for word in re.findall(r"""(?:'[^']*'|"[^"]*"|\S)+""", example):
         if line.strip() and len(line) + 1 + len(word) > width - 2:
@@ -137,12 +137,12 @@ def _choices(param: Any, ctx: Any) -> list[str]:
 
 
 def _type(param: Any, ctx: Any) -> str:
-    """The type as Typer shows it without a metavar, without its brackets."""
+    """The type as Typer shows it, without brackets."""
     return str(param.display_type_rich(ctx=ctx) or "").strip("<>")
 
 
 def _text(param: Any, ctx: Any) -> str:
-    """The help of an option, with its default where there is one to name."""
+    """The help of an option, with its default if it has one."""
     text = _one_line(param.help or "")
     choices = [] if param.metavar else _choices(param, ctx)
     if choices and placeholder(param, ctx) == "NAME":

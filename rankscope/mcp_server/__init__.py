@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol over the runs of a folder, for agents on call; it only reads.
+"""A read-only Model Context Protocol server over the runs of a folder, for agents on call.
 
 make_server(Path("runs")).run("stdio")
 """

@@ -1,4 +1,4 @@
-"""The server: each tool's answer is one compact, bounded JSON text, and each mistake one line that says its reason."""
+"""The server: each tool answers with one compact JSON text of bounded length, and each error with a one-line reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INSTRUCTIONS = (
 
 
 def make_server(runs_dir: Path) -> MCPServer[Any]:
-    """The server over the runs of one folder. Raises ModuleNotFoundError without the extra `mcp`."""
+    """Create the server over the runs of one folder. Raises ModuleNotFoundError without the extra `mcp`."""
     from mcp.server.mcpserver import MCPServer
 
     tools = Tools(RunsFolder(runs_dir))
@@ -45,7 +45,7 @@ def make_server(runs_dir: Path) -> MCPServer[Any]:
 
 
 def _tool(method: Callable[..., Any]) -> Tool:
-    """A tool that refuses arguments that it does not have, in one line that names those it has."""
+    """Create a tool that refuses unknown arguments, with one line that lists the valid ones."""
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
     from mcp.types import ToolAnnotations
@@ -70,7 +70,7 @@ def _tool(method: Callable[..., Any]) -> Tool:
 
 
 def _mistake(tool: Tool, problems: Sequence[Mapping[str, Any]]) -> str:
-    """One line about wrong arguments of a call, with the arguments that the tool takes."""
+    """One line about invalid arguments of a call, with the arguments that the tool takes."""
     mistakes = []
     for one in problems[:3]:
         name = visible(".".join(map(str, one["loc"])))[:100]
@@ -86,14 +86,14 @@ def _mistake(tool: Tool, problems: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., str]:
-    """The method with its answer as text, and whatever it raises as a ToolError with the reason."""
+    """Wrap a method: its answer becomes text, and any exception a ToolError with the reason."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(method)
     def answer(**arguments: Any) -> str:
         try:
             return compact(method(**arguments))
-        except ValueError as error:  # of the caller, or of the run's records
+        except ValueError as error:  # an error of the caller, or in the run's records
             reason = str(error)
         except Exception as error:  # a bug: the agent still needs to know what failed
             reason = f"{type(error).__name__}: {error} (a fault of Rankscope)"
@@ -103,7 +103,7 @@ def _answering(method: Callable[..., Any]) -> Callable[..., str]:
 
 
 def compact(answer: Any) -> str:
-    """The answer as JSON of at most `MAX_ANSWER_CHARS`; a text stays a text."""
+    """Convert an answer to JSON of at most `MAX_ANSWER_CHARS`; a text is unchanged."""
     if isinstance(answer, str):
         return answer if len(answer) <= MAX_ANSWER_CHARS else f"{answer[:MAX_ANSWER_CHARS]}\n(cut)"
     found = {"answer": _rounded(plain(answer))}
@@ -129,7 +129,7 @@ def _text(answer: Any, sizes: dict[str, int], found: dict[str, Any]) -> str:
 
 
 def _parts(value: Any, path: str = "", *, least: int = 2) -> Iterator[tuple[str, Any, Any]]:
-    """(path, holder, key) of each text, list and mapping of at least so many items within the answer."""
+    """Yield (path, holder, key) for each text, list and mapping with at least `least` items in the answer."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         where = "" if not path and key == "answer" else f"{path}.{key}" if path else str(key)

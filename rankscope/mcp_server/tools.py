@@ -1,9 +1,9 @@
-"""The questions that an agent can ask of the runs of a folder, one method a tool.
+"""The questions that an agent can ask about the runs of a folder, one method per tool.
 
     Tools(RunsFolder(Path("runs"))).verdict("latest")
 
-Runs and files are opened by their names in the folder, so no call leads out of it. SQL goes through the console that is
-locked down: one reading statement, no files, no network, in a process with limits of memory and time.
+Runs and files are opened by their names in the folder, so no call leads out of it. SQL runs in the locked-down console:
+one read-only statement, no files, no network, in a process with limits on memory and time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LIMIT_S = 20.0
 
 
 class Tools:
-    """One method a tool; what it raises is the tool's error, one line."""
+    """One method per tool. An exception is the tool's error, one line."""
 
     def __init__(self, folder: RunsFolder) -> None:
         self._folder = folder
         self._opened: dict[str, Run] = {}
 
     def all(self) -> tuple[Callable[..., Any], ...]:
-        """The tools, in the order in which an agent reads of them."""
+        """The tools, in the order in which they are listed to an agent."""
         return (
             self.list_runs, self.verdict, self.finding, self.account, self.sql, self.stacks, self.compare, self.runbook,
         )  # fmt: skip
@@ -80,7 +80,7 @@ class Tools:
         """Give the whole evidence of one finding, by its id from verdict, with the runbook's section."""
         from analyzers.report.runbook_sections import advice_text
 
-        wanted = finding_id.rpartition("finding=")[2].strip()  # also from the link to its page
+        wanted = finding_id.rpartition("finding=")[2].strip()  # also accept the link to the finding's page
         findings = self._opened_by_name(run).diagnose().findings
         for found in findings:
             if found.id == wanted:
@@ -108,7 +108,7 @@ class Tools:
         """
         from store.sql.process import ask
 
-        self._run(run)  # with its own words for what is not a run
+        self._run(run)  # raises with its message if it is not a run
         answer = ask(self._folder.open(run), statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         found: dict[str, Any] = {
             "columns": list(distinct_names(answer.names)),
@@ -151,7 +151,7 @@ class Tools:
         raise ValueError(f"the runbook has no section {anchor[:100]!r}{f'; near it: {near}' if near else ''}")
 
     def _opened_by_name(self, name: str) -> Run | Evidence:
-        """A run, or files. Raises RunError or SourceError."""
+        """Open a run, or files. Raises RunError or SourceError."""
         if self._folder.resolved(name) is None and name in self._files():
             return Evidence([self._folder.path / name])
         return self._run(name)

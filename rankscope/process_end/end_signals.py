@@ -1,9 +1,9 @@
-"""SIGTERM and SIGHUP of a command: restore its terminal, end its processes, exit with 128 + the signal.
+"""Handle SIGTERM and SIGHUP of a command: restore the terminal, end its processes, exit with 128 + the signal's number.
 
     code = run_to_signal(app)            # in `rankscope.cli.main`
 
-They raise an exception as Ctrl-C does, so that a command's resources are closed. A library may replace that exception
-by another error (DuckDB does), so after a signal no error is reported.
+Like Ctrl-C, they raise an exception, so that a command's resources are closed. A library may replace that exception
+with another error (DuckDB does), so after a signal no error is reported.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ Result = TypeVar("Result")
 
 
 class _EndRequest(KeyboardInterrupt):
-    """Raised on SIGTERM and SIGHUP; handlers of Ctrl-C handle it, too. It is a subclass since CPython turns a plain
-    KeyboardInterrupt that passes through `exec` (imports) into an end by SIGINT."""
+    """Raised on SIGTERM and SIGHUP; handlers of Ctrl-C handle it, too. A subclass is needed because CPython ends the
+    process with SIGINT if a plain KeyboardInterrupt passes through `exec` (imports).
+    """
 
 
 class _Received:
-    """Handler of both; `number` is the first that came. `is_interrupted`: Ctrl-C came."""
+    """Handler of both signals. `number`: the first one received. `is_interrupted`: Ctrl-C was pressed."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -39,7 +40,7 @@ class _Received:
         self.report_ignored = sys.unraisablehook
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self.number:  # a second one would break off the end
+        if not self.number:  # a second signal would interrupt the clean-up
             self.number = number
             leave_lost_terminal()
             raise _EndRequest
@@ -49,7 +50,9 @@ class _Received:
         signal.default_int_handler(number, frame)
 
     def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
-        """Repeat the signal where its exception could not pass: in a callback of the garbage collector, say."""
+        """Raise the signal again if its exception could not propagate, for instance from a callback of the garbage
+        collector.
+        """
         if not isinstance(ignored.exc_value, _EndRequest):
             self.report_ignored(ignored)
             return
@@ -60,11 +63,11 @@ class _Received:
                 again.daemon = True
                 again.start()
                 return
-            except _EndRequest:  # it came before this function was left, where it would be ignored, too
+            except _EndRequest:  # it arrived before this function was left, where it would be ignored as well
                 continue
 
     def leave(self) -> None:
-        """Give the signals back: after the command, and in a process forked from this one."""
+        """Restore the signal handlers: after the command, and in a forked process."""
         for number in SIGNALS:
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_DFL)
@@ -81,13 +84,14 @@ def _is_in_foreground() -> bool:
 
 
 def run_to_signal(command: Callable[[], Result]) -> Result:
-    """Run a command to its end, or to a signal: then SystemExit with its code. `nohup` stays respected."""
+    """Run a command to its end. After a signal, raises SystemExit with its exit code. `nohup` is respected."""
     received = _Received()
     sys.unraisablehook = received.raise_again
     os.register_at_fork(after_in_child=received.leave)
     try:
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and _is_in_foreground():
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a script began it so, and it has the terminal
+            # started like this by a script, and in the terminal's foreground
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, received.interrupt)
         for number in SIGNALS:
@@ -103,6 +107,6 @@ def run_to_signal(command: Callable[[], Result]) -> Result:
     finally:
         received.leave()
         sys.unraisablehook = received.report_ignored
-    if received.number:  # instead of the code of a Ctrl-C, or of a command that closed as it does at its end
+    if received.number:  # instead of the exit code for Ctrl-C, or of a command that ended normally
         raise SystemExit(128 + received.number)
     return result

@@ -1,7 +1,7 @@
 """Report a failing standard output (a full disk, `/dev/full`) in one line instead of a traceback.
 
-reopen_closed_streams()                 # first: a shell may have closed some (`<&-`)
-if problem := lost_output(error):       # "No space left on device", where it is standard output's error
+reopen_closed_streams()                 # first, since a shell may have closed some (`<&-`)
+if problem := lost_output(error):       # "No space left on device", if it is an error of standard output
     ...
 """
 
@@ -19,14 +19,16 @@ _ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def reopen_closed_streams() -> None:
-    """Open closed standard streams to nowhere: Python's are None, and the next file would get their number."""
+    """Open closed standard streams to /dev/null: in Python they are None, and the next file would get their
+    descriptor.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
             os.set_inheritable(number, True)
         setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115 - to the end of the process
 
@@ -34,16 +36,17 @@ def reopen_closed_streams() -> None:
 def lost_output(error: OSError | None = None) -> str:
     """Return why standard output cannot be written; "" if it can, or if `error` concerns another file.
 
-    Afterwards nothing is left in it that would fail at the exit.
+    Afterwards its buffer is empty, so that the exit cannot fail.
     """
     if error is not None and (error.errno not in _ERRNOS or error.filename is not None):
         return ""
     try:
         sys.stdout.flush()
-        if error is not None:  # what was not buffered is lost: only another write shows whose error it was
+        # unbuffered output is lost: only another write shows whether the error was standard output's
+        if error is not None:
             os.write(1, b"\n")
     except OSError as found:
-        if found.errno not in _ERRNOS:  # such as a reader that has enough
+        if found.errno not in _ERRNOS:  # such as a reader that closed the pipe
             return ""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)

@@ -1,10 +1,10 @@
-"""Keys of a command that redraws the terminal: `q` leaves, as in `top` and `less`.
+"""Read keys in a command that redraws the terminal: `q` quits, as in `top` and `less`.
 
     with pressed_keys() as asks_to_leave:
         while not asks_to_leave(1.0):        # waits up to a second
             ...
 
-Ctrl-C stays a signal. Where standard input is not a terminal, it is not read.
+Ctrl-C remains a signal. If standard input is not a terminal, it is not read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["pressed_keys"]
 
 @contextlib.contextmanager
 def pressed_keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits the given seconds and returns True as soon as `q` is pressed.
+    """Yield a function that waits the given seconds, and returns True as soon as `q` is pressed.
 
-    Keys are neither echoed nor left to the shell; the terminal is as before afterwards.
+    Keys are neither echoed nor passed to the shell. The terminal's mode is restored afterwards.
     """
     import termios
     import tty
@@ -34,7 +34,7 @@ def pressed_keys() -> Iterator[Callable[[float], bool]]:
     except (OSError, ValueError, termios.error):  # closed, a pipe, or no descriptor at all
         yield _wait
         return
-    if _is_background(keyboard):  # it would be stopped for changing the terminal
+    if _is_background(keyboard):  # a background process is stopped if it changes the terminal
         yield _wait
         return
     tty.setcbreak(keyboard)
@@ -52,7 +52,7 @@ def _wait(seconds: float) -> bool:
 def _is_background(keyboard: int) -> bool:
     try:
         return os.tcgetpgrp(keyboard) != os.getpgrp()
-    except OSError:  # not the terminal of this session
+    except OSError:  # it is not the terminal of this session
         return False
 
 
@@ -64,6 +64,6 @@ def _is_leaving(keyboard: int, seconds: float) -> bool:
                 keys = os.read(keyboard, 64)
             except OSError:
                 keys = b""
-            if not keys or b"q" in keys.lower():  # none: the terminal is gone
+            if not keys or b"q" in keys.lower():  # end of file: the terminal was closed
                 return True
     return False

@@ -1,1 +1,1 @@
-"""JSON Schemas of what commands print."""
+"""JSON Schemas of the commands' output."""

@@ -1,9 +1,9 @@
-"""The JSON Schema of every command with `--format json`, for programs that read them.
+"""JSON Schemas of all commands with `--format json`, for programs that read their output.
 
     python -m rankscope.schemas.commands > docs/commands.schema.json
 
-`docs/commands.schema.json` is this module's output: `$defs` has an entry for each command. That of `rankscope analyze`
-is `docs/report.schema.json`. Keys may be added; none is renamed or removed within a minor version.
+The output is `docs/commands.schema.json`, in which `$defs` has an entry per command; for `rankscope analyze` see
+`docs/report.schema.json`. Keys may be added; none is renamed or removed within a minor version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FINDINGS = array({"$ref": "#/$defs/finding"})
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema, draft 2020-12: `$defs` by command, and `finding`, which some of them hold."""
+    """JSON Schema, draft 2020-12: `$defs` by command, and the shared `finding`."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "rankscope COMMAND --format json: see $defs/COMMAND; of analyze, report.schema.json",
@@ -139,7 +139,7 @@ def _compare() -> dict[str, Any]:
     point["properties"]["lost_to"] = STRING | {"description": "largest part of a step besides training"}
     point["required"].append("lost_to")
     scaling = obj(kind={"enum": ["strong", "weak", "mixed"]}, points=array(point))
-    two_runs["properties"]["scaling"] = scaling  # of two runs with other numbers of ranks
+    two_runs["properties"]["scaling"] = scaling  # for runs with different numbers of ranks
     return any_of(two_runs, obj(scaling=scaling))
 
 

@@ -18,22 +18,22 @@ _PLAIN: dict[object, dict[str, Any]] = {
 
 
 def obj(**properties: dict[str, Any]) -> dict[str, Any]:
-    """An object that has all of these keys, and may have more."""
+    """Schema of an object that has all of these keys, and may have more."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def array(items: dict[str, Any]) -> dict[str, Any]:
-    """An array of equal items."""
+    """Schema of an array of items of one type."""
     return {"type": "array", "items": items}
 
 
 def by_name(values: dict[str, Any], description: str) -> dict[str, Any]:
-    """An object whose keys are names."""
+    """Schema of an object whose keys are names."""
     return {"type": "object", "additionalProperties": values, "description": description}
 
 
 def or_null(found: dict[str, Any], description: str = "") -> dict[str, Any]:
-    """Allow null in addition to what the schema allows."""
+    """Allow null in addition to the given schema."""
     described = {"description": description} if description else {}
     if isinstance(found.get("type"), str) and found.keys() <= {"type"}:
         return {"type": [found["type"], "null"]} | described
@@ -41,12 +41,12 @@ def or_null(found: dict[str, Any], description: str = "") -> dict[str, Any]:
 
 
 def any_of(*found: dict[str, Any]) -> dict[str, Any]:
-    """One of several."""
+    """Schema for one of several alternatives."""
     return {"anyOf": [*found]}
 
 
 def of_type(kind: Any) -> dict[str, Any]:
-    """The schema of a type: a dataclass, or what its fields are made of. Raises TypeError for any other."""
+    """Schema of a dataclass, or of the type of a field. Raises TypeError for any other type."""
     if kind in _PLAIN:
         return dict(_PLAIN[kind])
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
