@@ -1,4 +1,4 @@
-"""First line of an error of another library, for a message of one line.
+"""First line of another library's error, for one-line messages.
 
 first_line(RuntimeError("no such column\\n  at ..."))     # "no such column"
 """
@@ -11,5 +11,5 @@ MAX_CHARS = 200
 
 
 def first_line(error: Exception) -> str:
-    """The first line, cut where it is long; the type of an error that has no text."""
+    """Return the first line, shortened if it is long; the type of an error without text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:MAX_CHARS]

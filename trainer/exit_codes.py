@@ -22,20 +22,20 @@ EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 """The request cannot be carried out: configuration, fault, run folder, checkpoint."""
 EXIT_GIVEN_UP = 3
-"""The guard stopped the run: what fails would fail again."""
+"""The guard stopped the run, because a retry would fail again."""
 EXIT_FENCED = 4
-"""A later attempt has taken the run: this process came too late."""
+"""A later attempt has taken over the run."""
 EXIT_EXCLUDED = 5
-"""This node failed too often and leaves; the others go on without it."""
+"""This node failed too often and leaves; the other nodes continue without it."""
 EXIT_FINISHED = 6
 """`--resume` of a run that has finished: nothing was started."""
 EXIT_STORAGE = 75
-"""The disk is full or does not answer (EX_TEMPFAIL): nothing was renamed or removed, `--resume` may be tried again."""
+"""The disk is full or does not answer (EX_TEMPFAIL): nothing was renamed or removed, and `--resume` may be retried."""
 EXIT_PREEMPTED = 143
-"""SIGTERM: 128 + 15, as if it had not been handled. What was trained is saved; `--resume` goes on."""
+"""SIGTERM: 128 + 15, as if it had not been handled. The training is saved; `--resume` continues."""
 STORAGE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM}
 )
-"""Errors of the system that end in EXIT_STORAGE."""
+"""System errors that lead to EXIT_STORAGE."""
 NOT_RESTARTED = (EXIT_MISTAKE, EXIT_GIVEN_UP, EXIT_FENCED, EXIT_PREEMPTED)
-"""Codes that a restart would only repeat."""
+"""Exit codes that a restart would only repeat."""

@@ -1,4 +1,4 @@
-"""Write what is in the page cache to the disk, for a file or for the entries of a folder."""
+"""Flush a file, or the entries of a folder, from the page cache to disk."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Short exchanges with which all ranks come to the same decision. Every function here is collective.
+"""Small collectives by which all ranks reach the same decision. Every function here is collective.
 
 first_error(error)           # "" if no rank has one: all succeed or all fail
 from_rank_0(value)           # a plain JSON value of rank 0
-summed([1.0, 0.0], device)   # number by number, over all ranks
+summed([1.0, 0.0], device)   # element by element, over all ranks
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["first_error", "from_rank_0", "gather_from_all", "summed"]
 
 
 def gather_from_all(value: Any) -> list[Any]:
-    """The JSON value of every rank, in order of rank."""
+    """Return the JSON value of every rank, in rank order."""
     if not _distributed():
         return [value]
     texts: list[Any] = [None] * dist.get_world_size()
@@ -27,7 +27,7 @@ def gather_from_all(value: Any) -> list[Any]:
 
 
 def first_error(error: str) -> str:
-    """The message of the lowest rank that has one, with its number in front; empty if none has."""
+    """Return the error of the lowest rank that has one, prefixed with its number; empty if none has."""
     for rank, message in enumerate(gather_from_all(error)):
         if message:
             return f"rank {rank}: {message}"
@@ -35,7 +35,7 @@ def first_error(error: str) -> str:
 
 
 def from_rank_0(value: Any) -> Any:
-    """The value that rank 0 passes in; those of other ranks are ignored."""
+    """Return the value that rank 0 passes in; other ranks' values are ignored."""
     if not _distributed():
         return value
     texts = [json.dumps(value) if dist.get_rank() == 0 else None]

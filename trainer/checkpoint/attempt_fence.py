@@ -1,4 +1,4 @@
-"""The fence: only the newest attempt of a run may write what later attempts read.
+"""Fencing: only the newest attempt of a run may write what later attempts read.
 
     attempt = claim(run)      # the launcher, before it starts ranks; torchrun: rank 0
     hold(run, attempt)        # each rank, once
@@ -6,10 +6,11 @@
 
 A rank is fenced as soon as a later claim exists (`probes.tape.attempts`).
 
-Between the check and the rename a process may be stopped for hours. So:
+A process may be stopped for hours between the check and the rename. So:
 
-1. scratch files carry the attempt in their name (`scratch`), and `check` comes after they are made, before the rename,
-2. a new attempt removes the scratch files of all others (`sweep`) before it reads what there is.
+1. names of scratch files contain the attempt (`scratch`), and `check` is called after they are written and before the
+   rename,
+2. a new attempt removes the scratch files of all others (`sweep`) before it reads anything.
 
 A process that passed the check before the claim has then either renamed before the sweep, or finds nothing to rename.
 The attempt that a process belongs to is kept in this module; code that belongs to no attempt is never fenced.
@@ -31,9 +32,9 @@ _held: tuple[RunDir, int, HeldFolder] | None = None
 
 
 class Fenced(SystemExit):
-    """A later attempt has taken over, or another folder stands in the run's place (`problem`).
+    """A later attempt has taken over, or the run's folder was replaced (`problem`).
 
-    It is a SystemExit and no Exception, because code that tolerates a failed save must not tolerate this.
+    It is a SystemExit, not an Exception, because code that tolerates a failed save must not tolerate this.
     """
 
     def __init__(self, attempt: int, newest: int, problem: str = "") -> None:
@@ -44,12 +45,12 @@ class Fenced(SystemExit):
 
     def __str__(self) -> str:
         if self.problem:
-            return f"{self.problem}; this process leaves, so that it writes into neither"
-        return f"attempt {self.attempt} is over: attempt {self.newest} has taken the run; this process leaves"
+            return f"{self.problem}; this process exits, so that it writes to neither"
+        return f"attempt {self.attempt} is over: attempt {self.newest} has taken the run; this process exits"
 
 
 def hold(run: RunDir, attempt: int) -> None:
-    """Say which attempt this process belongs to."""
+    """Set the attempt that this process belongs to."""
     global _held
     if _held is not None:
         _held[2].close()
@@ -62,7 +63,7 @@ def held_attempt() -> int:
 
 
 def check() -> None:
-    """Raise Fenced if this process's attempt is over. A folder that cannot be read is not proof of that."""
+    """Raise Fenced if this process's attempt is over. An unreadable folder does not prove that."""
     if _held is None:
         return
     run, attempt, folder = _held
@@ -74,12 +75,12 @@ def check() -> None:
 
 
 def scratch(path: Path) -> Path:
-    """The name under which this attempt prepares `path`, in the same folder: `ledger.json.a0.tmp`."""
+    """Path of this attempt's scratch file for `path`, in the same folder: `ledger.json.a0.tmp`."""
     return path.with_name(f"{path.name}.a{held_attempt()}.tmp")
 
 
 def sweep(folder: Path) -> None:
-    """Remove every scratch file and folder in `folder`: what older attempts prepared can no longer be renamed."""
+    """Remove every scratch file and folder in `folder`, so that older attempts cannot rename theirs any more."""
     for path in folder.glob("*.tmp"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

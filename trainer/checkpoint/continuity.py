@@ -1,11 +1,11 @@
-"""Signatures of a training state, kept in a checkpoint's manifest, to verify that a resumed run continues exactly.
+"""Signatures of the training state in a checkpoint's manifest, to verify that a resumed run continues exactly.
 
     signature(tensors, rng)                       # {"parameters": ..., "optimizer": ..., "rng": ...} of this rank
-    order_signature(training.stream, position)    # of the data that come next, the same on all ranks
-    differing(saved, found)                       # ["rng"]: what is not as it was saved
+    order_signature(training.stream, position)    # of the next data, the same on all ranks
+    differing(saved, found)                       # ["rng"]: parts that differ from the saved state
 
-The manifest's hashes prove that the files are as they were written. Signatures prove that the resumed training has the
-state that was written: that nothing was left out, restored twice or changed on the way, and that the same data follow.
+The manifest's hashes prove that the files are unchanged. Signatures prove that the resumed training has the saved
+state: that nothing was left out, restored twice or altered on the way, and that the same data follow.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from trainer.data.batches import BatchStream
 __all__ = ["PARTS", "differing", "order_signature", "signature"]
 
 PARTS: dict[str, tuple[str, ...]] = {"parameters": ("model.",), "optimizer": ("optimizer.", "compression."), "rng": ()}
-"""Parts of a state and what the names of their tensors begin with."""
+"""Parts of a state, and the prefixes of their tensors' names."""
 
 
 def signature(tensors: Mapping[str, Tensor], rng: Mapping[str, Tensor]) -> dict[str, int]:
-    """64-bit checksums of a rank's own parameters, optimizer state and random generators. Plain tensors."""
+    """64-bit checksums of a rank's local parameters, optimizer state and random generators. `tensors` are plain
+    tensors.
+    """
     reader = FingerprintReader()
     found = {"rng": _combined(reader.read(rng).values())}
     values = reader.read(tensors).values()
@@ -46,12 +48,12 @@ def order_signature(stream: BatchStream, position: Position) -> str:
 
 
 def differing(saved: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
-    """Names of the signatures that both have and that differ, in the order of `found`."""
+    """Names of the signatures that are in both and differ, in the order of `found`."""
     return [part for part, value in found.items() if saved.get(part) not in (None, value)]
 
 
 def _combined(values: Mapping[str, int]) -> int:
-    """One number of many; each tensor's has a weight that depends on its name."""
+    """Combine checksums into one number, each weighted by a factor that depends on the tensor's name."""
     total = 0
     for name, value in values.items():
         weight = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1

@@ -1,10 +1,10 @@
-"""Writes a checkpoint's weights into one safetensors file, in one process, whatever mesh had saved it.
+"""Write a checkpoint's weights to one safetensors file, in one process, for any mesh that saved it.
 
     result = export(find_checkpoint(Path("runs/latest"), step=None), Path("model.safetensors"))
     result.num_parameters, result.step
     export_llama(folder, Path("llama/"), config.model)      # transformers' from_pretrained loads that folder
 
-All hashes are checked before torch opens any file. The file gets its name when it is whole and synced.
+All hashes are checked before torch opens any file. The output gets its name when it is complete and synced.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Exported:
 
 
 def find_checkpoint(path: Path, *, step: int | None) -> Path:
-    """The folder of a checkpoint: `path` itself, or that of a run's step (None: the last one that is complete).
+    """Find the folder of a checkpoint: `path` itself, or the checkpoint of a run's step (None: the last complete one).
 
-    Condemned ones do not count. Raises CheckpointError, one line, if there is none.
+    Condemned checkpoints do not count. Raises CheckpointError, one line, if there is none.
     """
     if (path / MANIFEST_NAME).is_file():
         if path.name.endswith(".condemned"):
@@ -64,7 +64,7 @@ def find_checkpoint(path: Path, *, step: int | None) -> Path:
     folder = path / "checkpoints"
     steps = checkpoint_steps(folder)
     if not steps:
-        raise CheckpointError(f"{path}: holds no finished checkpoint (expected checkpoints/step-*/{MANIFEST_NAME})")
+        raise CheckpointError(f"{path}: has no finished checkpoint (expected checkpoints/step-*/{MANIFEST_NAME})")
     if step is None:
         step = steps[-1]
     if step not in steps:
@@ -73,7 +73,9 @@ def find_checkpoint(path: Path, *, step: int | None) -> Path:
 
 
 def proven_step(folder: Path) -> int | None:
-    """The newest step that healthy training followed, if the checkpoint in `folder` is newer than that; else None."""
+    """Step of the newest checkpoint that healthy steps have followed, if the checkpoint in `folder` is newer; else
+    None.
+    """
     ledger, _ = Ledger.load(folder.parent / LEDGER_NAME)
     step = int(folder.name.rpartition("-")[2]) if folder.name.startswith("step-") else 0
     good_step = ledger.good_step or 0
@@ -83,7 +85,7 @@ def proven_step(folder: Path) -> int | None:
 def export_llama(folder: Path, out: Path, model: ModelConfig) -> Exported:
     """Write `model.safetensors` in Hugging Face's Llama naming with its `config.json` into the folder `out`.
 
-    Raises CheckpointError for a damaged checkpoint or a model that is not a Llama, OSError.
+    Raises CheckpointError for a damaged checkpoint or a model that is not a Llama, and OSError.
     """
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -95,7 +97,7 @@ def export_llama(folder: Path, out: Path, model: ModelConfig) -> Exported:
 
 
 def export(folder: Path, out: Path, *, rename: Callable[[str], str] = str) -> Exported:
-    """Write the full weights; replaces `out`. Raises CheckpointError for a damaged checkpoint, OSError."""
+    """Write the full weights, replacing `out`. Raises CheckpointError for a damaged checkpoint, and OSError."""
     manifest = read_manifest(folder)
     verify_files(folder, manifest, sorted(manifest["files"]))
     tensors = {rename(name): tensor for name, tensor in _weights(folder).items()}
@@ -104,7 +106,7 @@ def export(folder: Path, out: Path, *, rename: Callable[[str], str] = str) -> Ex
     fresh = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     about = {"format": "pt", "step": str(manifest["step"]), "mesh": json.dumps(manifest["mesh"])}
     try:
-        fresh.touch()  # where nothing can be written, an OSError with its reason
+        fresh.touch()  # raises OSError with the reason if nothing can be written
         save_file(tensors, fresh, metadata=about)
         fsync_path(fresh)
         fresh.replace(out)
@@ -124,7 +126,7 @@ def export(folder: Path, out: Path, *, rename: Callable[[str], str] = str) -> Ex
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Whole parameters by their names in the model. Raises CheckpointError for a description of anything else."""
+    """Full parameters by name. Raises CheckpointError if the checkpoint describes anything else."""
     reader = SafeReader(folder)
     whole = {
         name: torch.empty(found.size, dtype=found.properties.dtype)
@@ -132,6 +134,6 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
         if name.startswith(_PREFIX) and isinstance(found, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that there is no process group, and of deprecated calls
+        warnings.simplefilter("ignore")  # torch warns about the missing process group and deprecated calls
         dcp_load(whole, storage_reader=SafeReader(folder), no_dist=True)
     return {name.removeprefix(_PREFIX): tensor for name, tensor in whole.items()}

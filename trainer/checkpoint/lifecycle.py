@@ -1,17 +1,18 @@
-"""The states of a checkpoint, and which may follow which.
+"""The states of a checkpoint, and the allowed transitions.
 
     states = States()
     states.advance(50, "writing"); states.advance(50, "complete")
     states.of(50)                       # "complete"
     states.advance(50, "good")          # raises IllegalTransition: it was not verified
 
-writing -> complete -> verified -> good, and from there on condemned or removed:
+writing -> complete -> verified -> good; then condemned or removed:
 
-* writing: the shards are being written into a folder that no load reads,
-* complete: the manifest is there and the folder has its name,
+* writing: the shards are being written to a folder that loading ignores,
+* complete: the manifest is written and the folder has its final name,
 * verified: every file was read back from the disk and has the hash that was computed from memory,
-* good: enough healthy steps followed the state that it holds,
-* condemned: never to be used again; failed: the save broke off; removed: by retention, or it was never finished.
+* good: enough healthy steps have followed its state,
+* condemned: never to be used again; failed: the save was aborted; removed: by retention, or because it was never
+  finished.
 
 Every change is an event, so the table `checkpoints` of the store is the history.
 """
@@ -26,16 +27,16 @@ FOLLOWERS: dict[str, frozenset[str]] = {
     "complete": frozenset({"verified", "failed", "condemned", "removed"}),
     "verified": frozenset({"good", "condemned", "removed"}),
     "good": frozenset({"condemned", "removed"}),
-    # The step may be reached again: after a rollback, or with room on the disk.
+    # The step may be saved again: after a rollback, or when the disk has space again.
     "failed": frozenset({"writing"}),
     "condemned": frozenset({"writing", "removed"}),
     "removed": frozenset({"writing"}),
 }
-"""State -> states that may follow it; "" is none yet."""
+"""State -> states that may follow it; "" means no state yet."""
 
 
 class IllegalTransition(RuntimeError):
-    """A checkpoint cannot come into this state from the one that it is in: a mistake in our own code."""
+    """A transition that is not allowed: a bug in Rankscope."""
 
 
 class States:
@@ -49,12 +50,12 @@ class States:
         return self._states.get(step, "")
 
     def advance(self, step: int, state: str) -> None:
-        """Raises IllegalTransition."""
+        """Change the state, and record it. Raises IllegalTransition."""
         before = self.of(step)
         if state not in FOLLOWERS[before]:
             raise IllegalTransition(f"checkpoint of step {step}: {state!r} cannot follow {before or 'nothing'!r}")
         self._states[step] = state
 
     def found(self, step: int, state: str) -> None:
-        """Set the state of a checkpoint that an earlier attempt left."""
+        """Set the state of a checkpoint left by an earlier attempt."""
         self._states[step] = state

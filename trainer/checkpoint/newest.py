@@ -1,9 +1,9 @@
-"""The newest state that a restart may go on from: a copy in memory that outlived the processes, or a checkpoint.
+"""Load the newest state from which a restart may continue: a copy in memory that outlived its process, or a checkpoint.
 
     loaded = load_newest(memory, disk, ledger)      # all ranks; None if there is neither
 
-A copy in memory is taken if it is not older than the newest checkpoint on disk;
-`trainer.checkpoint.memory_tier.survivors` says which copies can be.
+A copy in memory is used if it is not older than the newest checkpoint on disk;
+`trainer.checkpoint.memory_tier.survivors` decides which copies are usable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ __all__ = ["load_newest"]
 
 
 def load_newest(memory: MemoryCopies, disk: DiskCheckpoints, ledger: Ledger) -> Loaded | None:
-    """Load it into the training. All ranks. Raises CheckpointError if there are checkpoints and none can be used."""
+    """Load the newest state into the training. All ranks. Raises CheckpointError if there are checkpoints but none is
+    usable.
+    """
     rank, world_size = memory.training.rank, memory.training.plan.world_size
     found = newest_survivor(
         memory.folder, memory.mesh(), rank, world_size, memory.peers, ledger, newer_than=max(0, disk.newest(ledger))

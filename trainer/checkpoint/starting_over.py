@@ -1,12 +1,13 @@
-"""Start a run over, once for the launch that asked for it, and move earlier checkpoints aside.
+"""Start a run over, once per launch that requests it, and move earlier checkpoints aside.
 
     first = start_over_if_asked(run, recorder, resume=True)     # all ranks, at the start of an attempt
     forget_copies(shared_folder, before_attempt=first)          # all ranks: copies in memory from before
 
 `rankscope train` requests it in `run.json`: `start_over_at` is the first attempt of the launch. Under another launcher
-the ranks' configuration requests it, which counts in their first attempt only. Rank 0 moves what there is into
-`checkpoints/before-attempt-3/`, then writes `started-over.json`: the first attempt of the launch that gets this far
-starts over, and later ones resume. Nothing is deleted on the disk; nothing that reads checkpoints looks there.
+the ranks' configuration requests it, which counts only in their first attempt. Rank 0 moves existing checkpoints to
+`checkpoints/before-attempt-3/`, then writes `started-over.json`, so that only the first attempt of the launch that gets
+this far starts over, and later attempts resume. Nothing is deleted from the disk, and nothing reads checkpoints from
+that folder.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ NOTE_NAME = "started-over.json"
 
 
 def start_over_if_asked(run: RunDir, recorder: Recorder, *, resume: bool, is_chief: bool) -> int:
-    """The attempt from which on the run counts. All ranks, before they load.
+    """Return the first attempt since the run was last started over. All ranks, before loading.
 
-    Raises StorageError on all if something cannot be moved: it would be taken for the run's own.
+    Raises StorageError on all ranks if something cannot be moved, because it would later be loaded.
     """
     first, problem = 0, ""
     if is_chief:
@@ -53,19 +54,19 @@ def start_over_if_asked(run: RunDir, recorder: Recorder, *, resume: bool, is_chi
 
 
 def start_over_is_due(run: RunDir) -> bool:
-    """True if the launch has asked to start over and rank 0 has not done it yet. Raises OSError."""
+    """Return True if the launch has requested to start over and rank 0 has not done so yet. Raises OSError."""
     asked = run.manifest().get("start_over_at")
     return isinstance(asked, int) and asked != _done_at(run.checkpoints)
 
 
 def forget_copies(folder: Path | None, *, before_attempt: int) -> None:
-    """Remove the copies in this node's shared memory whose state an earlier attempt computed.
+    """Remove the copies in this node's shared memory whose state was computed before `before_attempt`.
 
-    In every attempt: a node that was away when the run was started over comes back with what it had.
+    Needed in every attempt: a node that was absent when the run was started over may return with old copies.
     """
     for place in folder.glob("rank-*") if folder is not None else ():
         for slot in Slot.all_in(place):
-            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):  # of no use, or gone already
+            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):  # unusable, or already deleted
                 _, attempt, _ = state_of(slot.note())
                 if attempt < before_attempt:
                     slot.invalidate()
@@ -73,7 +74,7 @@ def forget_copies(folder: Path | None, *, before_attempt: int) -> None:
 
 
 def _asked_at(run: RunDir, *, resume: bool) -> int | None:
-    """The attempt as which starting over was asked for; None if it was not."""
+    """The attempt in which starting over was requested; None if it was not."""
     asked = run.manifest().get("start_over_at")
     if isinstance(asked, int):
         return asked
@@ -82,7 +83,7 @@ def _asked_at(run: RunDir, *, resume: bool) -> int | None:
 
 
 def _done_at(checkpoints: Path) -> int | None:
-    """The attempt as which the run was last started over; None if it never was."""
+    """The attempt in which the run was last started over; None if it never was."""
     try:
         return int(json.loads(read_plain(checkpoints / NOTE_NAME, 1 << 16))["attempt"])
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
@@ -90,9 +91,11 @@ def _done_at(checkpoints: Path) -> int | None:
 
 
 def _put_aside(checkpoints: Path, attempt: int, recorder: Recorder) -> None:
-    """Move all checkpoints, condemned ones too, oldest first: a launch that breaks off here has kept the newest."""
+    """Move all checkpoints, including condemned ones, oldest first, so that an interruption leaves the newest in
+    place.
+    """
     aside = checkpoints / f"before-attempt-{attempt}"
-    # Path.glob takes a folder that may not be read for an empty one.
+    # Path.glob treats an unreadable folder as empty.
     for path in sorted(checkpoints / name for name in os.listdir(checkpoints) if name.startswith("step-")):
         aside.mkdir(exist_ok=True)
         fence.check()

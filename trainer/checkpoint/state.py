@@ -3,8 +3,8 @@
     tensors = training_tensors(training)            # live: "model.blocks.0.mlp.up.weight", "optimizer.<name>.exp_avg"
     values = Values(position=Position(step=40, batch_index=41), scaler=None, detector={...})
 
-A parameter has the same name in every parallel layout, so a state can be loaded into another layout. Sharded tensors
-are DTensors, which know their part of the full tensor.
+Parameters have the same names in every parallel layout, so a state can be loaded in another layout. Sharded tensors are
+DTensors, which know their part of the full tensor.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def training_tensors(training: Training) -> dict[str, Tensor]:
     Parameters come first, because under ZeRO-1 the optimizer states of the ranks differ.
     """
     tensors: dict[str, Tensor] = {}
-    parameters = list(training.named_parameters())  # walks through all modules, so only once
+    parameters = list(training.named_parameters())  # walks all modules, so do it only once
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()
     state = optimizer_state(training.optimizer)
@@ -83,9 +83,9 @@ def local_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> None:
-    """Allocate the optimizer state tensors whose names are in `saved`; the loader fills them.
+    """Allocate the optimizer state tensors named in `saved`, for the loader to fill.
 
-    Under ZeRO-1 only for parameters that this rank updates. Raises ConfigError for the state of another optimizer.
+    Under ZeRO-1, only for parameters that this rank updates. Raises ConfigError for the state of another optimizer.
     """
     for compression in training.compressions:
         compression.allocate(saved)

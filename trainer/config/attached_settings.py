@@ -3,8 +3,9 @@
     echo '{"probes": {"retian": "window"}}' | python -m trainer.config.attached_settings
     {"settings": {"probes": {}}, "problems": ["probes.retian = 'window': unknown key; did you mean retain?"]}
 
-A user's process has `probes` alone: `probes.attach.attached_config` asks here, and records with what is left. Settings
-come on standard input, since a command line can be read by everyone on the machine and `alerts` may hold a token.
+A user's process imports only `probes`: `probes.attach.attached_config` runs this module, and records with the valid
+settings. Settings arrive on standard input, because other users can read a command line, and `alerts` may contain a
+token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The trainer's configuration: one pydantic model, a class for each section. `trainer.config.load` reads it.
+"""The trainer's configuration: a pydantic model with a class per section. `trainer.config.load` reads it.
 
-What depends on the number of ranks is checked by `trainer.layout.plan.resolve`.
+`trainer.layout.plan.resolve` checks what depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class PublishConfig(Section):
 
 
 class Config(Section):
-    """Everything a run is made from."""
+    """Complete configuration of a run."""
 
     run: RunConfig = Field(default_factory=RunConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -1,4 +1,4 @@
-"""The folder of a run's first launch: relative paths of the configuration start there.
+"""The folder of a run's first launch, to which the configuration's relative paths refer.
 
 enter_launch_folder(config, run.manifest())     # before the data is opened, by a later launch or a replay
 as_typed(run.path)                              # "runs/demo-1", from the folder in which this command was started
@@ -16,11 +16,11 @@ from trainer.config.load import ConfigError
 __all__ = ["as_typed", "enter_launch_folder"]
 
 _started_in: list[Path] = []
-"""The folder in which this process was started, once it has left it."""
+"""The folder in which this process was started, if it has changed to another."""
 
 
 def enter_launch_folder(config: Config, manifest: dict[str, Any]) -> None:
-    """Change to the folder of the first launch where the data's paths are relative. Raises ConfigError."""
+    """Change to the folder of the first launch if data paths are relative. Raises ConfigError."""
     folder = manifest.get("cwd")
     if isinstance(folder, str) and any(
         not Path(path).is_absolute() for path in (*config.data.path, *config.data.validation.values())

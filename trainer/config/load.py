@@ -1,9 +1,9 @@
-"""Reading of the configuration: a TOML file and `--set section.key=value`.
+"""Read the configuration: a TOML file and `--set section.key=value`.
 
     config = load_config(Path("examples/gpt-demo.toml"), ["train.steps=50", "parallel.tp=2"])
     config.train.steps  # 50
 
-A mistake of the user ends in a `ConfigError` whose text is one line: the key, the value, what is allowed.
+A mistake of the user raises a `ConfigError` whose message is one line: the key, the value, what is allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ConfigError", "changed_config", "check_trackers", "given_settings", 
 
 
 class ConfigError(ValueError):
-    """A mistake in the configuration; its text is one line for the user."""
+    """A mistake in the configuration; the message is one line for the user."""
 
 
 def load_config(path: Path | None, overrides: list[str] | None = None) -> Config:
@@ -50,7 +50,7 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Config
 
 
 def given_settings(overrides: list[str]) -> dict[str, dict[str, Any]]:
-    """{section: {key: value}} of `section.key=value` overrides alone, checked as a configuration with them is.
+    """Return {section: {key: value}} of `section.key=value` overrides only, validated like a configuration.
 
     Raises ConfigError, one line.
     """
@@ -64,7 +64,7 @@ def given_settings(overrides: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
-    """A configuration as `run.json` holds it, with `section.key=value` overrides. Raises ConfigError."""
+    """Apply `section.key=value` overrides to a configuration from `run.json`. Raises ConfigError."""
     copied = {key: dict(section) if isinstance(section, dict) else section for key, section in values.items()}
     for override in overrides:
         _apply_override(copied, override)
@@ -73,14 +73,16 @@ def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
 
 
 def check_trackers(config: Config) -> None:
-    """Raise ConfigError for a tracker that is not installed: it would fail unseen in a child of `watch`."""
+    """Raise ConfigError for a tracker that is not installed, which would otherwise fail silently in a child of
+    `watch`.
+    """
     for name in config.trackers.to:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"trackers.to = {name}: not installed. Run pip install 'rankscope[trackers]'.")
 
 
 def usable_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The sections without the settings that a configuration cannot have, and one line for each of those."""
+    """Return the sections without invalid settings, and one line for each invalid setting."""
     kept = {section: dict(given) if isinstance(given, dict) else given for section, given in values.items()}
     problems: list[str] = []
     while True:
@@ -98,7 +100,7 @@ def usable_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def _leave_out(values: dict[str, Any], where: tuple[int | str, ...], problem: str) -> None:
-    """Remove the setting at `where`; a check of several settings names them in its text only."""
+    """Remove the setting at `where`. If several settings were checked together, `problem` names them."""
     named = re.findall(r"\b(\w+)\.(\w+)", problem)
     for section, name in [where[:2], *named] if len(where) > 1 else named:
         table = values.get(section)
@@ -109,7 +111,9 @@ def _leave_out(values: dict[str, Any], where: tuple[int | str, ...], problem: st
 
 
 def _refuse_redacted(values: dict[str, Any]) -> None:
-    """Leave out redacted alerts of a run without its `secrets.json`. Raises ConfigError for any other such setting."""
+    """Drop redacted alerts of a run that lacks its `secrets.json`. Raises ConfigError for any other redacted
+    setting.
+    """
     for section, settings in values.items():
         for name, value in list(settings.items()) if isinstance(settings, dict) else []:
             if REDACTED not in str(value):
@@ -131,7 +135,7 @@ def _checked(values: dict[str, Any]) -> Config:
 
 
 def _of_a_setting_each(errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Join pydantic's errors about one value that may be of several types: `true`, `false` or "auto"."""
+    """Join pydantic's errors about one value that may have several types: `true`, `false` or "auto"."""
     found: list[ErrorDetails] = []
     for error in errors:
         setting, kind = error["loc"][:2], error["loc"][2:3]
@@ -158,7 +162,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(section: str, name: str, text: str) -> Any:
-    """TOML's reading of `text`, except that a field of text takes it as it is (`run.name=007`, `schedule=1f1b`)."""
+    """Parse `text` as TOML, except that string fields take it verbatim (`run.name=007`, `schedule=1f1b`)."""
     info = Config.model_fields.get(section)
     field = info.annotation.model_fields.get(name) if info is not None else None  # type: ignore[union-attr]
     if field is not None and (field.annotation is str or get_origin(field.annotation) is Literal):
@@ -173,14 +177,14 @@ def _parse_value(section: str, name: str, text: str) -> Any:
 
 
 def _unquoted(text: str) -> str:
-    """The text without the one pair of quotes around all of it; quotes of a command inside stay."""
+    """Remove one pair of quotes around the whole text; quotes within a command are kept."""
     is_quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]
     return text[1:-1] if is_quoted else text
 
 
 def _describe(error: ErrorDetails) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "value_error":  # most of our validators name the key
+    if error["type"] == "value_error":  # most validators name the key
         line = _one_line(str(error["ctx"]["error"]))
         return line if key in line else f"{key}: {line}"
     shown = REDACTED if _may_be_secret(error["loc"]) else _shown(error["input"])
@@ -203,7 +207,9 @@ def _in_words(pattern: str) -> str:
 
 
 def _may_be_secret(where: tuple[int | str, ...]) -> bool:
-    """Return True for a secret setting, its section, and unknown keys in it, which may be misspelt secrets."""
+    """Return True for a secret setting, its section, and unknown keys in that section, which may be misspelt
+    secrets.
+    """
     public = {("alerts", name) for name in AlertsConfig.model_fields} - set(SECRET_SETTINGS)
     return where[:1] == ("alerts",) and where[:2] not in public
 

@@ -1,9 +1,9 @@
-"""Settings that this machine cannot carry out, refused before anything is made: by the launcher, and by each rank.
+"""Refuse settings that this machine cannot run, before anything is created: in the launcher, and in each rank.
 
     check_machine(config, has_gpu=may_have_gpu())            # the launcher, without torch
     check_machine(config, has_gpu=torch.cuda.is_available())
 
-The launcher refuses what cannot work for certain; whether a GPU that is there can do it, its rank finds out.
+The launcher refuses what certainly cannot work. Each rank checks whether its GPU supports the settings.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trainer.config.load import ConfigError
 __all__ = ["check_compiler", "check_float8_on", "check_machine", "check_ranks_here", "may_have_gpu"]
 
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
-"""NVIDIA's, AMD's, and those of WSL."""
+"""Device files of NVIDIA, AMD and WSL."""
 _PACKAGES = ("safetensors", "fsspec")
-"""Besides torch, what every rank imports."""
+"""Packages that every rank imports, in addition to torch."""
 
 
 def check_machine(config: Config, *, has_gpu: bool) -> None:
-    """Raise ConfigError for a setting that needs a GPU where there is none, or a package that is not installed."""
+    """Raise ConfigError for a setting that needs a GPU if there is none, or a package that is not installed."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"training needs {' and '.join(missing)}: pip install 'rankscope[train]'")
     if config.train.device == "cuda" and not has_gpu:
@@ -47,18 +47,19 @@ def check_machine(config: Config, *, has_gpu: bool) -> None:
 
 
 def check_ranks_here(config: Config, num_ranks: int, devices: Path = Path("/dev")) -> None:
-    """Raise ConfigError for more ranks on this node than it can have GPUs. A launcher may show each rank its own one,
-    so a single one says nothing."""
+    """Raise ConfigError for more ranks on this node than visible GPUs. A single visible GPU proves nothing, because a
+    launcher may show each rank only its own.
+    """
     if config.train.device != "cuda":
         return
     listed = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     visible = len(listed) or len(list(devices.glob("nvidia[0-9]*")))
     if 1 < visible < num_ranks:
-        raise ConfigError(f"{num_ranks} ranks: only {visible} GPUs are visible here; start at most one rank a GPU")
+        raise ConfigError(f"{num_ranks} ranks: only {visible} GPUs are visible here; start at most one rank per GPU")
 
 
 def check_float8_on(train: TrainConfig, device_type: str) -> None:
-    """Raise ConfigError for products in fp8 without torchao, or on a kind of device that has none."""
+    """Raise ConfigError for fp8 matrix products without torchao, or on a device type that does not support them."""
     if train.float8 == "none":
         return
     setting = f"train.float8 = {train.float8!r}"
@@ -70,7 +71,7 @@ def check_float8_on(train: TrainConfig, device_type: str) -> None:
 
 
 def check_compiler(train: TrainConfig, device_type: str) -> None:
-    """Raise ConfigError where inductor would look for a C++ compiler in vain, in the first step."""
+    """Raise ConfigError if inductor needs a C++ compiler and would not find one in the first step."""
     if train.compile_backend != "inductor" or device_type != "cpu":
         return
     compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
@@ -82,12 +83,12 @@ def check_compiler(train: TrainConfig, device_type: str) -> None:
 
 
 def may_have_gpu(devices: Path = Path("/dev")) -> bool:
-    """Return False if torch can certainly use no GPU here; it is not imported for that."""
+    """Return False if torch can certainly not use a GPU here. Does not import torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
     try:
         if importlib.metadata.version("torch").endswith("+cpu"):
             return False
     except importlib.metadata.PackageNotFoundError:
-        pass  # of another name: built by a vendor
+        pass  # a vendor's build with another name
     return any(True for pattern in _DEVICE_FILES for _ in devices.glob(pattern))

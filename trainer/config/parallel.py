@@ -80,7 +80,7 @@ class ParallelConfig(Section):
     @field_validator("cpu_offload", mode="before")
     @classmethod
     def _offload_was_a_switch(cls, value: object) -> object:
-        """Runs that were recorded before 0.1.0 have true or false."""
+        """Accept true and false, as recorded before 0.1.0."""
         return {True: "all", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
     @model_validator(mode="after")

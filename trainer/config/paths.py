@@ -1,8 +1,8 @@
-"""Files, folders and programs that a configuration names: whether they can be used, before a run's folder is made.
+"""Check the files, folders and programs named in a configuration, before the run's folder is created.
 
     check_paths(config, base=Path.cwd())         # raises ConfigError
 
-What is in them is looked at where they are opened. Ranks and `watch` would find out, but while the run goes on.
+Their contents are checked when they are opened. Without this check, ranks and `watch` would fail during the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["check_paths"]
 
 
 def check_paths(config: Config, *, base: Path) -> None:
-    """Raise ConfigError for the first path that cannot be used; relative ones begin at `base`."""
+    """Raise ConfigError for the first unusable path; relative paths refer to `base`."""
     for setting, text in _read(config):
         path = base / Path(text).expanduser()
         if not path.exists():
@@ -37,7 +37,7 @@ def check_paths(config: Config, *, base: Path) -> None:
     if words := shlex.split(config.alerts.command):
         program = str(base / words[0]) if "/" in words[0] else words[0]
         if shutil.which(program) is None:
-            raise ConfigError("alerts.command = (redacted): there is no such program, or it cannot be executed")
+            raise ConfigError("alerts.command = (redacted): no such program, or it cannot be executed")
 
 
 def _read(config: Config) -> Iterator[tuple[str, str]]:
@@ -53,7 +53,7 @@ def _read(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _written(config: Config) -> Iterator[tuple[str, str]]:
-    """Folders that are made, with their parents, once something is written there."""
+    """Folders that are created, with their parents, when something is written to them."""
     if "tensorboard" in config.trackers.to and config.trackers.tensorboard_dir:
         yield "trackers.tensorboard_dir", config.trackers.tensorboard_dir
     for setting, address in (

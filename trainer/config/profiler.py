@@ -1,4 +1,4 @@
-"""Section `profiler` of the configuration: when torch.profiler records steps, and of which ranks."""
+"""Section `profiler` of the configuration: when torch.profiler records steps, and on which ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section `recovery` of the configuration: what the run does about what is found."""
+"""Section `recovery` of the configuration: automatic actions on findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of every section of the configuration: no unknown keys, immutable; defaults that other packages read, too."""
+"""Base class of the configuration's sections (no unknown keys, immutable), and defaults shared with other packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Section", "taken"]
 
 
 def taken(settings: type, name: str, **limits: Any) -> Any:
-    """A field with the default and the limits that it has in `probes.settings`, where other packages read it."""
+    """Return a field with the default and limits defined in `probes.settings`, where other packages read them."""
     one = next(field for field in dataclasses.fields(settings) if field.name == name)
     return Field(default=one.default, **one.metadata, **limits)
 

@@ -43,7 +43,7 @@ _SHOWN_BY_DEFAULT = frozenset({"integer", "number", "true or false", "text"})
 
 
 def markdown() -> str:
-    """The page."""
+    """Return the page."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -68,7 +68,7 @@ def _lines() -> Iterator[str]:
 
 
 def _values(described: Mapping[str, Any]) -> str:
-    """Choices or range of a setting, and the type where the default doesn't show it."""
+    """Choices or range of a setting, and the type if the default does not show it."""
     if choices := described.get("enum"):
         return ", ".join(f"`{choice}`" for choice in choices)
     if (choice := described.get("const")) is not None:

@@ -1,14 +1,15 @@
-"""Batches as a pure function of their number: there is no state to save or replay, and skipping a batch is adding one.
+"""Batches as a pure function of their number: there is no state to save or replay, and skipping a batch means adding
+one.
 
     stream = BatchStream(corpus, seq_len=256, global_batch_size=16, seed=0, validation_ratio=0.05)   # or a Mixture
     batch = stream.batch(40, data_rank=1, data_size=4)      # rows 4..7 of global batch 40
     batch.inputs, batch.targets                             # (4, 256) int64 each, targets one token ahead
     batch.sample_ids                                        # (4,) which sequences of the split these are
 
-The rows of data rank r are a slice of one global batch that no layout changes, so every layout trains on the same
-sequences in the same order. Sequences are cut from the split without overlap; each epoch visits all of them once in a
-new order. The order is computed for several batches at once, because it takes a hundred small array operations for any
-number of them. A mixture numbers the sequences of its corpora one corpus after the other; `trainer.data.mixture` orders
+The rows of data rank r are a slice of a global batch that does not depend on the layout, so every layout trains on the
+same sequences in the same order. Sequences are cut from the split without overlap; each epoch visits all of them once,
+in a new order. The order is computed for several batches at once, because it takes a hundred small array operations
+regardless of their number. A mixture numbers the sequences of its corpora consecutively; `trainer.data.mixture` orders
 them.
 """
 
@@ -28,7 +29,7 @@ from trainer.data.permutation import permute
 __all__ = ["Batch", "BatchStream"]
 
 MAX_ROWS_AHEAD = 512
-"""Sequences of a rank whose order is worked out at once."""
+"""Number of a rank's sequences whose order is computed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Batch:
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
     def piece(self, chunks: tuple[int, ...], count: int) -> Batch:
-        """Parts of every row, of `count` equal ones, one after the other."""
+        """Batch with only the given chunks of every row, of `count` equal ones, concatenated."""
         if len(chunks) == count:
             return self
         inputs, targets = (rows.reshape(len(rows), count, -1)[:, chunks] for rows in (self.inputs, self.targets))
@@ -106,7 +107,7 @@ class BatchStream:
         total = source.num_tokens
         boundary = total - int(total * validation_ratio)
         first, last = (0, boundary) if self.split == "train" else (boundary, total)
-        # The last token of a sequence is predicted, not read: each needs one more than its length.
+        # A sequence needs one more token than its length, because its last token is only predicted.
         num_sequences = max(0, last - first - 1) // self.seq_len
         if not num_sequences:
             raise ConfigError(
@@ -126,7 +127,7 @@ class BatchStream:
         return tuple(self._ahead[key][batch_index % batches].tolist())
 
     def _samples_at(self, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Sequences at these positions of the whole training, counted in sequences; any shape."""
+        """Sequences at these positions of the whole training (counted in sequences; any shape)."""
         if self.split != "train":
             return positions % self.num_sequences
         if self._order is not None:
@@ -152,12 +153,12 @@ class BatchStream:
         )
 
     def _place(self, sample_id: int) -> tuple[_Part, int]:
-        """Corpus of a sequence, and its first token there."""
+        """Corpus of a sequence, and the position of its first token."""
         number = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
         part = self._parts[number]
         return part, part.first_token + (sample_id - int(self._first_ids[number])) * self.seq_len
 
     def locate(self, sample_id: int) -> tuple[str, int]:
-        """File, or source and document, in which a sequence begins, and the place in it."""
+        """File (or source and document) in which a sequence begins, and the position in it."""
         part, start = self._place(sample_id)
         return part.source.locate(start)

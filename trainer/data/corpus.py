@@ -1,12 +1,12 @@
 """The tokens to train on: prepared folders, or text as bytes, columns of tables, a nanoGPT `.bin` as one memory map.
 
     corpus = open_corpus(config.data, vocab_size=256)
-    corpus.read(0, 10)                   # numpy array, one integer a token
+    corpus.read(0, 10)                   # numpy array, one integer per token
     corpus.locate(123_456)               # ("asyncio/base_events.py", 1817): file and byte
 
-Without `data.path` the text is the Python sources of the running interpreter's standard library: real text that is
-there on every machine. Files are taken in sorted order and separated by a zero byte. The bytes are written once into
-the cache folder, named by a hash of the files' contents, and mapped from there, so that ranks share the pages.
+Without `data.path` the text is the Python sources of the interpreter's standard library: real text that exists on every
+machine. Files are sorted and separated by a zero byte. The bytes are written once to the cache folder, named by a hash
+of the files' contents, and mapped from there, so that ranks share the pages.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["Corpus", "open_corpus", "open_validation"]
 
 SEPARATOR = b"\0"
 _BIN_DTYPES = {"uint8", "uint16", "uint32"}
-# Installed packages live inside the library's folder on some systems; they differ from machine to machine.
+# On some systems installed packages are in the library's folder; they differ between machines.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", ".git"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Tokens in order, with the hash of what they were made from and where each file starts."""
+    """Tokens in order, with the hash of their source and the start of each file."""
 
     tokens: np.ndarray[Any, Any]
     digest: str
@@ -53,8 +53,8 @@ class Corpus:
         return len(self.tokens)
 
     def read(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """`count` tokens from token `start` on."""
-        return self.tokens.view(np.ndarray)[start : start + count]  # a memmap's slices cost ten times more
+        """Return `count` tokens from position `start`."""
+        return self.tokens.view(np.ndarray)[start : start + count]  # slicing a memmap takes ten times as long
 
     def locate(self, position: int) -> tuple[str, int]:
         """File and token within it for a position in `tokens`; ("", position) if there are no files to name."""
@@ -63,7 +63,7 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig, vocab_size: int) -> TokenSource | Mixture:
-    """Open `data.path`. Raises ConfigError for paths that are missing, empty or not what they say."""
+    """Open `data.path`. Raises ConfigError for paths that are missing, empty or not of the expected kind."""
     if not config.path:
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [(path.relative_to(root).as_posix(), path) for path in _files_below(root, {".py"})]
@@ -93,7 +93,7 @@ def open_corpus(config: DataConfig, vocab_size: int) -> TokenSource | Mixture:
 
 
 def open_validation(config: DataConfig, vocab_size: int) -> dict[str, TokenSource]:
-    """Open `data.validation`, by name. Raises ConfigError."""
+    """Open `data.validation`; returns corpora by name. Raises ConfigError."""
     found: dict[str, TokenSource] = {}
     for name, folder in config.validation.items():
         if not is_prepared(Path(folder).expanduser()):
@@ -143,7 +143,7 @@ def _checked_corpus(folder: Path, config: DataConfig, vocab_size: int) -> Prepar
 
 
 def _files_below(root: Path, suffixes: set[str] | None) -> list[Path]:
-    """Regular files in sorted order, the same on every machine with the same tree; hidden ones are left out."""
+    """Regular files in sorted order, the same on every machine with the same tree; hidden files are left out."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
@@ -194,11 +194,13 @@ def _open_text(files: Iterable[tuple[str, Path]], config: DataConfig, vocab_size
 
 
 def _cached(path: Path, parts: list[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Map the cached bytes, writing them first where they are missing; in memory if the cache cannot be written."""
+    """Map the cached bytes, after writing them if they are missing; if the cache cannot be written, keep them in
+    memory.
+    """
     try:
         if not path.exists() or path.stat().st_size != size:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Ranks do this at the same time: each writes its own file, and the last rename wins with the same bytes.
+            # Ranks do this concurrently: each writes a separate file, and the last rename wins with the same bytes.
             scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
             scratch.write_bytes(b"".join(parts))
             os.replace(scratch, path)
@@ -208,7 +210,7 @@ def _cached(path: Path, parts: list[bytes], size: int) -> np.ndarray[Any, Any]:
 
 
 def _open_tables(tables: list[tuple[Path, Path]], config: DataConfig, vocab_size: int) -> Corpus:
-    """Tokens of all files one after the other; written once, by one of the ranks of a machine, while others wait."""
+    """Tokens of all files, concatenated; one rank per machine writes them while the others wait."""
     described = [[path.name, file.as_posix(), file.stat().st_size, file.stat().st_mtime_ns] for path, file in tables]
     key = hashlib.sha256(json.dumps([described, config.column, config.separator]).encode()).hexdigest()[:32]
     cache = _cache_dir(config)
@@ -262,7 +264,7 @@ def _write_tables(tables: list[tuple[Path, Path]], config: DataConfig, place: Pa
 
 
 def _open_bin(path: Path, vocab_size: int) -> Corpus:
-    """A flat array of tokens with a sidecar: {"dtype": "uint16", "vocab_size": 50257, "num_tokens": 1000000}."""
+    """Open a flat array of tokens with a sidecar: {"dtype": "uint16", "vocab_size": 50257, "num_tokens": 1000000}."""
     sidecar = path.with_suffix(".json")
     if not sidecar.exists():
         raise ConfigError(f"data.path = {str(path)!r}: needs {sidecar.name} with dtype, vocab_size and num_tokens")

@@ -1,14 +1,14 @@
-"""Mixture of several corpora: shares, and an order that is computed from seed and position.
+"""Mixture of several corpora: shares, and an order computed from seed and position.
 
     mixture = Mixture({"web": web, "code": code}, weights=(0.8, 0.2))
     order = MixtureOrder(mixture.pass_lengths([800, 100]), [800, 100])
     parts, numbers = order.samples(np.arange(16), seed=0)     # corpus and sequence of the first 16 positions
 
-A pass over the mixture has a fixed number of sequences of each corpus, in a random order that is another one each pass:
+A pass over the mixture has a fixed number of sequences of each corpus, in a random order that differs between passes:
 
-1. by `epochs`: epochs x its number of sequences, so a whole number of epochs gives each sequence exactly that often per
-   pass;
-2. by `weights`: its share of the total number of sequences, rounded to one sequence;
+1. by `epochs`: epochs x the corpus's number of sequences, so a whole number of epochs yields each sequence exactly that
+   often per pass;
+2. by `weights`: the corpus's share of the total number of sequences, rounded to one sequence;
 3. else each of its sequences once. Draws from a corpus continue across passes in the corpus's own epochs: no sequence
    is repeated before all of the corpus was drawn. Nothing is kept between calls, so any position costs the same and
    skipping is counting.
@@ -46,7 +46,7 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Corpora by name. At most one of `weights` and `epochs` is given, a number for each corpus."""
+    """Corpora by name. At most one of `weights` and `epochs` is given, with a number for each corpus."""
 
     parts: dict[str, TokenSource]
     weights: tuple[float, ...] = ()
@@ -83,7 +83,7 @@ class MixtureOrder:
         self.pass_length = int(self._ends[-1])
 
     def samples(self, positions: _Array, seed: int) -> tuple[_Array, _Array]:
-        """Corpus and sequence within it, for positions of any shape."""
+        """Return the corpus, and the sequence within it, for positions of any shape."""
         passes, within = np.divmod(positions, self.pass_length)
         places = np.empty_like(within)
         for number in np.unique(passes):

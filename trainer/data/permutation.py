@@ -1,4 +1,4 @@
-"""A random order of n numbers that is computed, not stored: `permute(i, n, key)` for any i in any order.
+"""A random permutation of n numbers that is computed instead of stored: `permute(i, n, key)` for any i in any order.
 
 A Feistel network on 2k bits is a permutation whatever its round function is; numbers that land at or above n are sent
 through again until they land below ("cycle walking"), which keeps it a permutation of 0..n-1. So a batch far into
@@ -19,7 +19,7 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def permute(positions: _Array, count: int, key: tuple[int, ...]) -> _Array:
-    """Permute `positions` (each in 0..count-1) in the order that `key` names, for example (seed, epoch)."""
+    """Map `positions` (each in 0..count-1) by the permutation for `key`, for example (seed, epoch)."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     keys = _round_keys(key)
     out = np.asarray(positions, dtype=np.uint64).copy()

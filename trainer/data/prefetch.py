@@ -1,12 +1,12 @@
-"""Prefetch batches in worker processes, for a reader that takes them one after the other.
+"""Prefetch batches in worker processes, for sequential reading.
 
     loader = Prefetcher(stream, data_rank=1, data_size=4, num_workers=2, ahead=2, pin=True)
     loader.batch(0); loader.batch(1)       # prepared by the workers
-    loader.batch(7)                        # anything but the next: the workers start again from here
+    loader.batch(7)                        # not the next batch: the workers restart from here
     loader.close()
 
-The workers are torch's `DataLoader`; since a batch is a pure function of its number, they share nothing but numbers,
-and a rollback or a skip is only another number. Batches prefetched in vain are dropped.
+The workers are those of torch's `DataLoader`. Since a batch is a pure function of its number, they only receive
+numbers, and a rollback or skip is just another number. Unused prefetched batches are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.data.token_folder import DataError
 __all__ = ["Prefetcher"]
 
 _DEATH_S = 2.0
-"""Seconds that a process may take to end after its connection broke."""
+"""Seconds that a process may take to exit after its connection broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _RankBatches(Dataset[Batch]):
 
 
 class Prefetcher:
-    """`stream.batch` for one data rank; with `num_workers` = 0 a plain call."""
+    """`stream.batch` for one data rank, prefetched; with `num_workers` = 0 a plain call."""
 
     def __init__(
         self, stream: BatchStream, data_rank: int, data_size: int, *, num_workers: int, ahead: int, pin: bool
@@ -53,7 +53,7 @@ class Prefetcher:
         self._running: Iterator[Batch] | None = None
 
     def batch(self, batch_index: int) -> Batch:
-        """Raises RuntimeError (torch's, with the pid) if a worker has died."""
+        """Return a batch. Raises RuntimeError (torch's, with the pid) if a worker has died."""
         if not self._num_workers:
             batch = self._batches[batch_index]
             return batch.pin_memory() if self._pin else batch
@@ -64,20 +64,21 @@ class Prefetcher:
         try:
             return next(self._running)
         except DataError as error:
-            last_line = str(error).strip().splitlines()[-1]  # the others are the traceback in the worker
+            last_line = str(error).strip().splitlines()[-1]  # the other lines are the worker's traceback
             damaged = type(error)(last_line.partition(": ")[2])
         except (OSError, EOFError) as error:
-            # A worker that dies while it hands a batch over breaks the connection before its death is known. Torch's
-            # handler of SIGCHLD raises here and names it; later it would break into the telling of this error.
+            # A worker that dies while it passes on a batch breaks the connection before its death is known. Wait here
+            # for torch's SIGCHLD handler, which raises with the worker's name; later it would interrupt the handling of
+            # this error.
             time.sleep(_DEATH_S)
             raise RuntimeError(f"A data worker ended in the middle of a batch: {error}") from error
-        # Out of the handler: the error's traceback holds the iterator, and workers end with that.
+        # Outside the handler: the error's traceback references the iterator, and workers end with the iterator.
         self.close()
         raise damaged
 
     def close(self) -> None:
-        """End the workers; `batch` would start them again."""
-        # The iterator's destructor tells them to stop and waits for them.
+        """Stop the workers; another `batch` would restart them."""
+        # The iterator's destructor stops the workers and waits for them.
         self._running = None
 
     def _start(self, first: int) -> Iterator[Batch]:
@@ -89,19 +90,21 @@ class Prefetcher:
             prefetch_factor=self._ahead,
             pin_memory=self._pin,
             worker_init_fn=_start_worker,
-            # fork: a memory map is inherited, where pickling it for a fresh process would copy the whole corpus.
+            # fork, because a memory map is inherited, whereas pickling it for a new process would copy the whole
+            # corpus.
             multiprocessing_context="fork",
-            # Else the workers' seed is drawn from the global generator, and dropout would depend on when they start.
+            # Otherwise the workers' seed is drawn from the global generator, and dropout would depend on when they
+            # start.
             generator=torch.Generator().manual_seed(0),
         )
         return iter(loader)
 
 
 def _start_worker(worker: int) -> None:
-    """A forked worker must not act on the signals that its parent handles: the parent ends it.
+    """Reset the signal handlers in a forked worker: the parent ends it.
 
-    A launcher sends SIGTERM to the rank's whole process group, and the rank still needs batches to finish its step and
-    save; a worker that died of it would raise in the middle of the save. torch's workers leave with their parent.
+    A launcher sends SIGTERM to the rank's whole process group, but the rank still needs batches to finish its step and
+    save, and the death of a worker would raise in the middle of the save. torch's workers exit with their parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

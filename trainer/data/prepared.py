@@ -1,12 +1,12 @@
-"""Tokens of a folder that `rankscope prepare` wrote, read and verified block by block.
+"""Read the tokens of a folder written by `rankscope prepare`, and verify them block by block.
 
     corpus = PreparedCorpus(Path("prepared/web"))
     corpus.read(1_000_000, 257)          # numpy array; DataError names a damaged, missing or changed file
     corpus.locate(1_000_000)             # ("web.jsonl, document 311", 17): source, document, and token in it
 
-A rank opens only shards that it reads from, a bounded number at a time, and reads only blocks of 16 KiB that hold its
-sequences. Every block is verified, each time, against the manifest that was read at the start; so nothing that was
-changed since can be trained on. Files are read, not mapped: a map of a file that becomes shorter ends the process.
+A rank opens only the shards that it reads from, a bounded number at a time, and reads only the 16 KiB blocks with its
+sequences. Each read verifies the block against the manifest loaded at the start, so data that were changed since cannot
+be trained on. Files are read instead of mapped, because truncating a mapped file kills the process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _OpenShard:
             os.close(self.descriptor)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Bytes `begin` to `end` of the file, out of verified blocks."""
+        """Bytes `begin` to `end` of the file, from verified blocks."""
         first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
         start = first * BLOCK_BYTES
         try:
@@ -67,7 +67,7 @@ class _OpenShard:
             block = view[number * BLOCK_BYTES - start : (number + 1) * BLOCK_BYTES - start]
             if block_hash(block) != self.hashes[number * BLOCK_HASH_BYTES : (number + 1) * BLOCK_HASH_BYTES]:
                 raise DamagedDataError(
-                    f"{self.path}: bytes {number * BLOCK_BYTES} to {(number + 1) * BLOCK_BYTES} are not what was "
+                    f"{self.path}: bytes {number * BLOCK_BYTES} to {(number + 1) * BLOCK_BYTES} differ from what was "
                     f"prepared (changed or damaged): {_REMEDY}"
                 )
         return found[begin - start : end - start]
@@ -103,7 +103,7 @@ class PreparedCorpus:
         return int(self._ends[-1])
 
     def read(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """`count` tokens from token `start` on, over shards. Raises DataError."""
+        """Return `count` tokens from position `start`, across shards. Raises DataError."""
         number = int(np.searchsorted(self._ends, start, side="right"))
         parts = []
         size = self._dtype.itemsize
@@ -115,7 +115,7 @@ class PreparedCorpus:
         return np.frombuffer(b"".join(parts), dtype=self._dtype)
 
     def locate(self, position: int) -> tuple[str, int]:
-        """Source and document that hold a token, and its place in the document. Raises DataError."""
+        """Source and document of a token, and its position in the document. Raises DataError."""
         number = int(np.searchsorted(self._ends, position, side="right"))
         shard = self._shards[number]
         within = position - (int(self._ends[number - 1]) if number else 0)
@@ -135,7 +135,7 @@ class PreparedCorpus:
         return [piece.source for piece in self._shards[number].pieces].index(source)
 
     def _documents_before(self, source: int, number: int) -> int:
-        """Documents of a source in the shards before `number`."""
+        """Number of documents of a source in the shards before `number`."""
         total = 0
         for shard in self._shards[:number]:
             bounds = (*shard.first_documents, shard.num_documents)

@@ -1,4 +1,4 @@
-"""The batches of a run: one stream to train on, and one for each validation set.
+"""Batch streams of a run: one for training, and one per validation set.
 
 corpus = open_corpus(config.data, config.model.vocab_size)
 stream = training_stream(config, corpus)
@@ -17,14 +17,14 @@ __all__ = ["training_stream", "validation_streams"]
 
 
 def training_stream(config: Config, corpus: TokenSource | Mixture) -> BatchStream:
-    """Batches of the part of `corpus` that is trained on. Raises ConfigError where it is shorter than a sequence."""
+    """Batches of the training part of `corpus`. Raises ConfigError if it is shorter than a sequence."""
     return _stream(config, corpus, "train", 0.0 if config.data.validation else config.data.validation_ratio)
 
 
 def validation_streams(config: Config, corpus: TokenSource | Mixture) -> dict[str, BatchStream]:
-    """Validation sets by name: `data.validation`, else the ends of the corpora that are trained on.
+    """Validation sets by name: `data.validation`, else the ends of the training corpora.
 
-    Raises ConfigError for one that cannot be used, and where there is none though the run evaluates.
+    Raises ConfigError for an unusable set, or if there is none although the run evaluates.
     """
     ratio = config.data.validation_ratio
     if config.data.validation:

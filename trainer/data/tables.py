@@ -1,11 +1,11 @@
-"""Tokens from columns of tables: Parquet files, or a folder that Hugging Face `datasets` has saved.
+"""Read tokens from columns of tables: Parquet files, or a folder saved by Hugging Face `datasets`.
 
     tables = table_files(Path("fineweb/"))          # its Parquet or Arrow files, sorted; [] if there are none
     for file in tables:
         for block in token_blocks(file, column="", separator=0): ...     # integer arrays
 
-A column of text becomes bytes, one of lists of numbers is tokens already; after each row comes the separator. Without
-a name the column is `input_ids`, `tokens`, `text` or `content`, whichever is there first.
+A text column becomes bytes, and a column of integer lists is taken as tokens; the separator follows each row. Without a
+name, the column is the first of `input_ids`, `tokens`, `text` and `content` that exists.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def is_table(path: Path) -> bool:
 
 
 def table_files(path: Path) -> list[Path]:
-    """All tables below a folder, or the file itself, in an order that is the same everywhere."""
+    """All tables below a folder, or the file itself, in a machine-independent order."""
     if path.is_file():
         return [path] if is_table(path) else []
     found = (file for file in path.rglob("*") if is_table(file) and file.is_file() and not file.name.startswith("."))
-    # `datasets` keeps the results of its transformations next to the data.
+    # `datasets` stores results of its transformations next to the data.
     return sorted((file for file in found if not file.name.startswith("cache-")), key=lambda f: f.as_posix())
 
 
 def token_blocks(file: Path, *, column: str, separator: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Blocks of some thousand rows: uint8 of text, else the column's integers. Raises ConfigError, one line."""
+    """Yield blocks of some thousand rows: uint8 for text, else the column's integers. Raises ConfigError, one line."""
     try:
         import pyarrow as pa
     except ImportError:

@@ -1,10 +1,10 @@
 """Copy batches to a GPU on a separate stream.
 
     to_device = ToDevice(device)
-    batch = to_device(batch)            # returns at once; what is enqueued after it waits for the copy
+    batch = to_device(batch)            # returns immediately; work enqueued later waits for the copy
 
-The host is one step ahead of the device, so a batch is copied from pinned memory while the device still computes the
-previous step. On a CPU a batch stays where it is.
+The host runs one step ahead of the device, so a batch is copied from pinned memory while the device still computes the
+previous step. On a CPU the batch is returned unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ToDevice:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: no types
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch on the device, for the stream that is current."""
+        """Return the batch on the device, usable on the current stream."""
         if self._stream is None:
             return batch.to(self._device)
         reader = torch.cuda.current_stream(self._device)
@@ -32,5 +32,5 @@ class ToDevice:
             moved = batch.to(self._device)
         reader.wait_stream(self._stream)
         for tensor in (moved.inputs, moved.targets):
-            tensor.record_stream(reader)  # its memory is the copying stream's
+            tensor.record_stream(reader)  # its memory was allocated on the copy stream
         return moved

@@ -3,15 +3,14 @@
     manifest = read_manifest(Path("prepared/web"))        # DataError: one line, file, what, what to do
     manifest.shards[0].num_tokens, manifest.tokenizer["end_id"]
 
-    manifest.json           tokenizer, sources, shards with counts and hashes; written last: without it not all is there
-    tokenizer.json          copy of the tokenizer (none for "bytes")
-    tokens-000000.bin       tokens of a shard, little-endian, one document after the other, each with its end token
-    documents-000000.bin    uint64 a document: where it ends in the shard, in tokens
-    blocks-000000.bin       8 bytes of BLAKE2b for each block of 16 KiB of the tokens
-    plan.json               sources with size and version: what a later `rankscope prepare` continues from
+    manifest.json tokenizer, sources, shards with counts and hashes; written last: without it the folder is incomplete
+    tokenizer.json copy of the tokenizer (none for "bytes") tokens-000000.bin tokens of a shard, little-endian,
+    documents concatenated, each with its end token documents-000000.bin one uint64 per document: its end in the shard,
+    in tokens blocks-000000.bin 8 bytes of BLAKE2b for each block of 16 KiB of the tokens plan.json sources with size
+    and version, from which a later `rankscope prepare` continues
 
-The manifest holds the hash of each `blocks` file and this one those of the tokens, so that a reader can verify the few
-blocks that it reads against the manifest it opened, without reading the rest.
+The manifest has the hash of each `blocks` file, which has the hashes of the token blocks. So a reader can verify the
+blocks that it reads against the manifest, without reading the rest.
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ DTYPES = ("uint8", "uint16", "uint32")
 
 
 class DataError(ConfigError):
-    """Data that are missing, damaged, changed or cannot be read; one line: which file, what, what to do."""
+    """Data are missing, damaged, changed or unreadable; one line: which file, what, what to do."""
 
 
 class DamagedDataError(DataError):
-    """Tokens that one rank read are not those of the manifest; other ranks may not know."""
+    """Tokens read by one rank do not match the manifest; other ranks may not have noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file that documents came from."""
+    """A file from which documents were read."""
 
     name: str
     size_bytes: int
@@ -70,7 +69,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a source: bytes of lines, row groups of Parquet, or the whole file."""
+    """A part of a source: a byte range of lines, row groups of Parquet, or the whole file."""
 
     source: int
     begin: int
@@ -79,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One token file. `first_documents[i]` is the document of the shard with which `pieces[i]` begins."""
+    """One token file. `first_documents[i]` is the index in the shard of the first document of `pieces[i]`."""
 
     number: int
     num_tokens: int
@@ -103,7 +102,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Contents of a prepared folder; the same whatever number of processes wrote it."""
+    """Contents of a prepared folder, independent of the number of processes that wrote it."""
 
     dtype: str
     tokenizer: dict[str, Any]
@@ -129,12 +128,12 @@ class Manifest:
 
 
 def is_prepared(folder: Path) -> bool:
-    """True for a folder that `rankscope prepare` wrote or has begun."""
+    """Return True for a folder that `rankscope prepare` has written or begun."""
     return (folder / MANIFEST).is_file() or (folder / PLAN).is_file()
 
 
 def shard_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
-    """Tokens, documents and blocks of a shard."""
+    """Names of a shard's files: tokens, documents, blocks."""
     tokens, documents, blocks = (folder / f"{name}-{number:06}.bin" for name in ("tokens", "documents", "blocks"))
     return tokens, documents, blocks
 
@@ -144,10 +143,10 @@ def block_hash(block: bytes | memoryview) -> bytes:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check `manifest.json`; files of shards are checked by who reads them. Raises DataError."""
+    """Read and check `manifest.json`. Shard files are checked when they are read. Raises DataError."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise DataError(f"{path}: is missing, the preparation has not ended: run the same `rankscope prepare` again")
+        raise DataError(f"{path}: is missing, so the preparation is incomplete: run the same `rankscope prepare` again")
     try:
         values = json.loads(path.read_bytes())
         if values["format"] != FORMAT or values["version"] != VERSION:
@@ -172,6 +171,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def digest_of(manifest: Manifest) -> str:
-    """Identity of the tokens: 32 hexadecimal digits, the same for equal tokens under any names of the sources."""
+    """Identity of the tokens, 32 hexadecimal digits: the same for equal tokens, regardless of the sources' names."""
     parts = [manifest.dtype, [[shard.num_tokens, shard.blocks_sha256] for shard in manifest.shards]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

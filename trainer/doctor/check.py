@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """`found` is what is there; `remedy` is what to do, empty where nothing is to be done."""
+    """`found`: what was found; `remedy`: what to do, empty if nothing is to be done."""
 
     name: str
     status: Status
@@ -29,7 +29,7 @@ class Check:
 
 
 def worst(checks: Sequence[Check]) -> Status:
-    """The worst status of all."""
+    """Worst status of all checks."""
     return STATUSES[max((STATUSES.index(check.status) for check in checks), default=0)]
 
 

@@ -17,11 +17,11 @@ __all__ = ["DCGM_URL", "device_checks"]
 DCGM_URL = "http://127.0.0.1:9400/metrics"
 """Default address of a dcgm-exporter."""
 DRIVER_S = 10.0
-"""A device that fell off the bus may never answer."""
+"""Seconds to wait for the driver: a device that has fallen off the bus may never answer."""
 
 
 def device_checks(dcgm_url: str = DCGM_URL) -> list[Check]:
-    """Driver and GPUs, and the exporter. Where there is no driver, the exporter is not missed."""
+    """Check the driver, the GPUs and the exporter. Without a driver, a missing exporter is not reported."""
     driver = nvml.has_driver()
     return [_driver(driver), _dcgm(dcgm_url, expected=driver)]
 

@@ -18,18 +18,18 @@ __all__ = ["disk_check", "machine_checks", "shared_memory_check"]
 
 GIB = 1 << 30
 LEAST_DISK_BYTES = 10 * GIB
-"""A day of tapes of eight ranks and a few checkpoints of a small model."""
+"""Minimum free disk: a day of tapes of eight ranks, and a few checkpoints of a small model."""
 LEAST_SHARED_BYTES = 1 * GIB
-"""Docker gives 64 MiB: enough for neither data workers nor the copies of the state."""
+"""Minimum shared memory. Docker's default of 64 MiB is too small for data workers or copies of the state."""
 LEAST_FILES = 4096
-"""Each rank holds sockets to its peers, its tapes and its workers' pipes."""
+"""Minimum open files: each rank has sockets to its peers, tapes and pipes to workers."""
 REMOTE = {"nfs", "nfs4", "lustre", "ceph", "fuse", "fuse.sshfs", "cifs", "smb3", "gpfs", "beegfs", "9p"}
 _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex
 _CAP_SYS_PTRACE = 19
 
 
 def machine_checks(runs: Path) -> list[Check]:
-    """All of them; `runs` is the folder in which runs are to lie."""
+    """All checks; `runs` is the folder for runs."""
     return [
         disk_check(runs),
         shared_memory_check(Path("/dev/shm")),
@@ -42,7 +42,7 @@ def machine_checks(runs: Path) -> list[Check]:
 
 
 def disk_check(runs: Path) -> Check:
-    """Check that a run can be written there, and the free space."""
+    """Check that a run can be written, and the free space."""
     place = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         remedy = "choose another with --set run.dir=FOLDER"
@@ -59,7 +59,7 @@ def disk_check(runs: Path) -> Check:
 
 
 def shared_memory_check(place: Path) -> Check:
-    """Data workers and the copies of the training state lie there."""
+    """Check /dev/shm, used by data workers and copies of the training state."""
     if not place.is_dir():
         remedy = "mount a tmpfs there; without it copies of the state stay in the processes"
         return Check(name="shared memory", status="warning", found=f"no {place}", remedy=remedy)
@@ -80,7 +80,9 @@ def _open_files() -> Check:
 
 
 def _clock() -> Check:
-    """The kernel knows whether the clock is synchronised; nodes whose clocks differ are still compared by durations."""
+    """Ask the kernel whether the clock is synchronised. (Nodes with different clocks are still compared by
+    durations.)
+    """
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))
     except (AttributeError, OSError):
@@ -92,7 +94,7 @@ def _clock() -> Check:
 
 
 def _own_name() -> Check:
-    """gloo and the rendezvous look up this machine's own name."""
+    """Check the host name's address, which gloo and the rendezvous look up."""
     name = socket.gethostname()
     try:
         addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
@@ -147,7 +149,7 @@ def _has_capability(number: int) -> bool:
 
 
 def _file_system(place: Path) -> str:
-    """The type of the file system that holds a folder, of the longest mount point above it; empty if unknown."""
+    """File system type of a folder, from the longest mount point above it; empty if unknown."""
     best, kind = "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()

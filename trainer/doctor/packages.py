@@ -2,8 +2,8 @@
 
     for check in package_checks(): ...
 
-PyTorch is imported in a separate process: an installation whose libraries do not fit may end the process that imports
-it, and `rankscope analyze` does without it anyway.
+PyTorch is imported in a separate process, because an installation with incompatible libraries may kill the importing
+process, and `rankscope analyze` works without torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXTRAS = {
     "torchao": ("fp8", "matrix products in fp8 (train.float8)"),
     "py-spy": ("stacks", "stacks of processes that hang (rankscope stacks)"),
 }
-"""Distribution -> the extra that brings it, and what for."""
+"""Distribution -> (extra that installs it, purpose)."""
 
 
 def package_checks() -> list[Check]:

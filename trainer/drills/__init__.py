@@ -1,1 +1,1 @@
-"""Faults made on purpose, to see that the suite names them and survives them."""
+"""Injected faults, to test that they are named and survived."""

@@ -2,7 +2,7 @@
 
     exit_code = run_drill(base, plan, runs=Path("runs"), output="json", html=None, keep=False, limit_s=180.0)
 
-Ctrl-C ends the current run and leaves the table of what was done.
+Ctrl-C ends the current run and prints the table of completed runs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ _PLAIN_WIDTH = 130
 def run_drill(
     base: Base, plan: DrillPlan, *, runs: Path, output: str, html: Path | None, keep: bool, limit_s: float
 ) -> int:
-    """0 if every fault was seen and every run recovered, 1 if not, 130 if it was interrupted."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job begins with it ignored
+    """Run the drill. Returns 0 if every fault was found and every run recovered, 1 if not, 130 if it was
+    interrupted.
+    """
+    # background jobs of a shell script start with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console = _console(to_stderr=output == "json")
     folder = (runs / time.strftime("drill-%Y%m%d-%H%M%S")).resolve()
     drill = Drill(base, plan, folder=folder, keep=keep, limit_s=limit_s)
@@ -63,7 +66,7 @@ def _console(*, to_stderr: bool) -> Console:
 
 
 def drill_page(tally: Tally, plan: DrillPlan, *, title: str, interrupted: bool = False) -> str:
-    """The whole page.
+    """Return the HTML page of the drill.
 
     Whatever comes from a run (names, messages) is escaped.
     """

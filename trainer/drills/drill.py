@@ -4,7 +4,7 @@
     for row in drill.rows(view): ...
     drill.tally.recall
 
-The score of a run comes from its store alone. Runs without a problem are deleted unless `keep` is set; the others stay
+The score of a run depends only on its store. Runs without a problem are deleted unless `keep` is set; others are kept
 for inspection.
 """
 
@@ -37,7 +37,7 @@ class View(Protocol):
 
 
 class Drill:
-    """Runs a plan, one scenario after the other."""
+    """Runs the scenarios of a plan one after another."""
 
     def __init__(self, base: Base, plan: DrillPlan, *, folder: Path, keep: bool, limit_s: float) -> None:
         self.base = base
@@ -48,7 +48,7 @@ class Drill:
         self.tally = Tally()
 
     def rows(self, view: View) -> Iterator[Row]:
-        """Each run as it is judged. After a KeyboardInterrupt `tally` holds the runs so far."""
+        """Yield each run after it was judged. After a KeyboardInterrupt, `tally` has the runs so far."""
         server = PreforkServer()
         try:
             for number, scenario in enumerate(self.plan.scenarios):
@@ -82,7 +82,7 @@ class Drill:
 
 
 def judge(scenario: Scenario, executed: Executed) -> Row:
-    """A finished run as a row; one that cannot be read is a row with its problem."""
+    """Score a finished run as a row; if it cannot be read, the row has the problem."""
     if executed.run is None:
         return Row(scenario=scenario, score=Score(injected=False), wall_s=executed.wall_s, problem=executed.problem)
     run, problem = executed.run, executed.problem

@@ -4,7 +4,7 @@
     plan.scenarios[0].faults          # (Fault(kind="stop", step=14, rank=2), )
     plan.skipped                     # [("missing_send", "fsdp", "needs a pipeline")]
 
-Step and rank follow from the seed, the mesh and the name, so a drill can be run again.
+Step and rank are determined by seed, mesh and name, so a drill is reproducible.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CLEAN", "DrillError", "DrillPlan", "Scenario", "choose_faults", "pla
 CLEAN = "none"
 """Name of the run without a fault: it must end without a finding."""
 PAIRS = ("nan_grad+kill", "slow_data+nan_grad", "kill+kill")
-"""Pairs of faults that `all` also runs in one run; the second strikes after the response to the first."""
+"""Pairs of faults that `all` also injects in one run; the second one strikes after the response to the first."""
 _CLEAN_STEPS = 30
 _SPREAD_STEPS = 6
 _BETWEEN_STEPS = 8
@@ -33,7 +33,7 @@ _RECOVERY_ORDER: tuple[Recovery, ...] = ("goes_on", "skips", "restarts", "stops"
 
 
 class DrillError(ValueError):
-    """A drill that cannot be run as asked for; its text is one line for the user."""
+    """The drill cannot be run as requested; the message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +61,22 @@ class Scenario:
 
     @property
     def expected(self) -> tuple[tuple[Fault, Expected], ...]:
-        """Every finding that there must be, with the fault that it is about."""
+        """Required findings, each with its fault."""
         return tuple((f, e) for f, kind in zip(self.faults, self.kinds, strict=True) for e in kind.expected)
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Kinds of findings that are not false alarms, though not asked for."""
+        """Kinds of findings that are neither required nor false alarms."""
         return tuple(name for kind in self.kinds for name in kind.allowed)
 
     @property
     def required_events(self) -> tuple[tuple[str, str], ...]:
-        """Events that must be on record: (kind, state)."""
+        """Events that must be recorded: (kind, state)."""
         return tuple(kind.required_event for kind in self.kinds if kind.required_event[0])
 
     @property
     def recovery(self) -> Recovery:
-        """The strongest of what its faults ask for."""
+        """The strongest recovery that its faults require."""
         return max((kind.recovery for kind in self.kinds), key=_RECOVERY_ORDER.index, default="goes_on")
 
 
@@ -89,7 +89,7 @@ class DrillPlan:
 
 
 def choose_faults(asked: Sequence[str]) -> list[str]:
-    """Names of scenarios for `all`, F-numbers, kinds, and kinds joined by `+`. Raises DrillError."""
+    """Resolve `all`, F-numbers, kinds, and kinds joined by `+` to scenario names. Raises DrillError."""
     chosen: list[str] = []
     for text in filter(None, (text.strip() for text in asked)):
         same_number = [name for name, kind in CATALOGUE.items() if text.upper() in kind.fault_ids]
@@ -109,7 +109,9 @@ def choose_faults(asked: Sequence[str]) -> list[str]:
 def plan_drill(
     config: Config, faults: Sequence[str], *, meshes: Sequence[str], seeds: int, num_ranks: int
 ) -> DrillPlan:
-    """Lay out every run. Raises DrillError for an unknown fault or mesh, or a mesh that the ranks do not allow."""
+    """Plan every run. Raises DrillError for an unknown fault or mesh, or a mesh that does not fit the number of
+    ranks.
+    """
     scenarios, skipped = [], []
     for mesh in meshes:
         shape = _mesh_settings(mesh, num_ranks)
@@ -145,7 +147,7 @@ def _mesh_settings(mesh: str, num_ranks: int) -> tuple[str, ...]:
 
 
 def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
-    """Why a scenario cannot be run on a mesh; empty if it can."""
+    """Reason why a scenario cannot be run on a mesh; empty if it can."""
     kinds = [] if name == CLEAN else [CATALOGUE[part] for part in name.split("+")]
     pipeline = mesh.startswith("pp") or (mesh == "config" and config.parallel.pp > 1)
     if any(kind.needs == "pipeline" for kind in kinds) and not pipeline:
@@ -200,6 +202,7 @@ def _short(config: Config) -> list[str]:
     if config.checkpoint.memory_interval:
         settings.append(f"checkpoint.memory_interval={min(5, config.checkpoint.memory_interval)}")
     settings.append(f"optim.warmup_steps={min(10, config.optim.warmup_steps)}")
-    settings.append("optim.schedule=constant")  # as at the start of a long run, not decayed to nothing in 40 steps
+    # the rate of the start of a long run, instead of decaying to zero within 40 steps
+    settings.append("optim.schedule=constant")
     settings.append(f"recovery.max_restarts={max(3, config.recovery.max_restarts)}")
     return settings

@@ -5,11 +5,11 @@
 
 1. The time of a fault is read from the events `fault_injected`; its findings are those that `watch` wrote during the
    run, with their times, and those of the post-mortem over the finished store.
-2. A finding is right if its kind is one that the fault asks for; then its rank and its cause are compared. Where
-   several are of the right kind, the one with the right rank counts, and the others are false alarms.
-3. Every other finding is a false alarm, also one that was made live and withdrawn later.
-4. A run has recovered if it did what the fault asks for (a rollback, a new attempt, a stop with a report) and came to
-   its end with every step taken.
+2. A finding is right if its kind is one that the fault requires; then rank and cause are compared. If several findings
+   have the right kind, the one with the right rank counts, and the others are false alarms.
+3. Every other finding is a false alarm, including one that was reported live and withdrawn later.
+4. A run has recovered if it did what the fault requires (a rollback, a new attempt, a stop with a report) and completed
+   every step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One finding about the run. `wall_ns` is 0 for one that only the post-mortem made."""
+    """One finding about the run. `wall_ns` is 0 if only the post-mortem reported it."""
 
     kind: str
     cause: str
@@ -44,13 +44,13 @@ class Statement:
 
     @property
     def what(self) -> tuple[str, tuple[int, ...], int | None]:
-        """Two statements with the same kind, ranks and attempt are one."""
+        """Identity of a statement: kind, ranks and attempt."""
         return (self.kind, self.ranks, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The finding about one fault. `finding_s` is None if it was not made during the run."""
+    """The finding about one fault. `finding_s` is None if it was not reported during the run."""
 
     fault: str
     rank: int
@@ -70,7 +70,7 @@ class Score:
     answers: tuple[Answer, ...] = ()
     false_alarms: tuple[Statement, ...] = ()
     num_right: int = 0
-    """Statements that were right in kind and rank."""
+    """Number of statements with the right kind and rank."""
     injected: bool = True
     recovered: bool = False
     ended: str = ""
@@ -78,7 +78,7 @@ class Score:
     """From the fault to the end of the first good step after it."""
     steps_lost: int = 0
     useful_s: float = 0.0
-    """Time in steps that lasted."""
+    """Time in steps that were kept."""
     span_s: float = 0.0
     """From the first step's begin to the last one's end."""
     problems: tuple[str, ...] = field(default=())
@@ -86,11 +86,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Expectations that a run is scored against."""
+    """Expectations against which a run is scored."""
 
     steps: int
     faults: Sequence[Fault] = ()
-    """Faults that the run was asked to inject."""
+    """Faults that the run should inject."""
     expected: Sequence[tuple[Fault, Expected]] = ()
     recovery: Recovery = "goes_on"
     required_events: Sequence[tuple[str, str]] = ()
@@ -106,7 +106,7 @@ def score_run(
     *,
     stacks_dir: Path | None = None,
 ) -> Score:
-    """Compare a finished run with what its faults ask for."""
+    """Compare a finished run with what its faults require."""
     struck = _struck(source)
     live = _live_statements(source)
     after = [
@@ -144,7 +144,7 @@ def score_run(
 
 
 def _struck(source: Source) -> dict[tuple[str, int], int]:
-    """(kind, rank) -> when it first struck, epoch nanoseconds."""
+    """Return {(kind, rank): time at which it first struck, epoch nanoseconds}."""
     rows = source.rows(
         "SELECT json_extract_string(detail, '$.fault'), rank, min(wall_ns) FROM events "
         f"WHERE kind = '{event_kinds.FAULT_INJECTED}' GROUP BY ALL"
@@ -184,7 +184,7 @@ def _answer(
     after: Sequence[Statement],
     used: Sequence[Statement],
 ) -> Answer:
-    """The finding about one fault; `used` belongs to the faults before."""
+    """The finding about one fault. `used`: findings already assigned to earlier faults."""
     when_ns = _when(struck, fault)
     free = [finding for finding in (*after, *live) if not any(finding.what == other.what for other in used)]
     right_kind = [finding for finding in free if finding.kind in wanted.kinds]
@@ -210,7 +210,7 @@ def _answer(
 
 
 def _peers(source: Source, rank: int) -> frozenset[int]:
-    """The rank's tensor-parallel group: the ranks that differ from it in no other coordinate."""
+    """The rank's tensor-parallel group: ranks with the same coordinates except for `tp`."""
     rows = source.rows(
         """
         WITH places AS (SELECT rank, (arg_max(pp, wall_ns), arg_max(dp_replicate, wall_ns), arg_max(dp_shard, wall_ns),
@@ -240,7 +240,7 @@ def _distinct(finding: Sequence[Statement]) -> list[Statement]:
 
 
 def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[str]]:
-    """The end of the run, and what is missing for it to count as recovered."""
+    """The end of the run, and why it does not count as recovered."""
     rows = source.rows(
         "SELECT json_extract_string(detail, '$.reason'), CAST(json_extract_string(detail, '$.exit_code') AS BIGINT) "
         f"FROM events WHERE kind = '{event_kinds.RUN_ENDED}'"
@@ -274,7 +274,7 @@ def _missing_events(source: Source, required: Sequence[tuple[str, str]]) -> list
 
 
 def _training_again_s(source: Source, injected_ns: int | None, recovery: Recovery) -> float | None:
-    """Seconds from the fault to the end of the first good step after what was done about it."""
+    """Seconds from the fault to the end of the first good step after the recovery action."""
     if injected_ns is None or recovery not in ("skips", "restarts"):
         return None
     restarted = f"kind = '{event_kinds.ATTEMPT_STARTED}' AND attempt > 0"
@@ -290,7 +290,7 @@ def _training_again_s(source: Source, injected_ns: int | None, recovery: Recover
 
 
 def _steps(source: Source) -> dict[str, int]:
-    """Counts and times of one rank: steps run, steps that lasted, their time, and the time from first to last."""
+    """Numbers and times of one rank: steps run, steps kept, time of these, and time from first to last step."""
     ((run, lasting, useful_ns, span_ns),) = source.rows(
         """
         WITH one AS (SELECT * FROM steps WHERE rank = (SELECT min(rank) FROM steps)),

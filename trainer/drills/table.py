@@ -1,4 +1,4 @@
-"""A drill on a terminal: a table that fills up while it runs, and its totals; plain lines where there is no terminal.
+"""Show a drill on a terminal: a table that grows during the drill, and its totals; plain lines without a terminal.
 
 with DrillView(plan, console) as view:
     for row in drill.rows(view): ...
@@ -76,7 +76,7 @@ class DrillView:
             self._spinner,
             Text("     " + self._line, style="dim", overflow="ellipsis", no_wrap=True),
         ]
-        # The newest rows: a terminal is only so high, and the whole table comes at the end.
+        # Only the newest rows, as many as fit on the terminal; the whole table is printed at the end.
         newest = Tally(self._tally.rows[-max(3, self.console.height - 8) :])
         return Group(result_table(newest), *parts) if newest.rows else Group(*parts)
 
@@ -132,7 +132,7 @@ def _seconds(value: float | None) -> str:
 
 
 def print_result(tally: Tally, plan: DrillPlan, console: Console, *, interrupted: bool = False) -> None:
-    """The whole table, what was not right, what could not be run, and the totals."""
+    """Print the whole table, the problems, what could not be run, and the totals."""
     if tally.rows:
         console.print(result_table(tally), highlight=False)
     bad = [row for row in tally.rows if not row.passed]
@@ -178,7 +178,7 @@ def totals(tally: Tally) -> str:
 
 
 def print_faults(console: Console) -> None:
-    """`rankscope drill --list`: what happens, and what must be found and done."""
+    """Print `rankscope drill --list`: what happens, the required finding and the required response."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for title in ("fault", "kind", "what happens", "expected finding", "expected recovery"):
         table.add_column(title, no_wrap=title in ("fault", "kind"))

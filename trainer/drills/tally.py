@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run of a drill and how it went. `problem` where the run could not be judged."""
+    """Result of one run of a drill. `problem`: set if the run could not be judged."""
 
     scenario: Scenario
     score: Score
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def finding_s(self) -> float | None:
-        """Seconds to the last of the findings that were asked for; None if one was not made live, or none is asked."""
+        """Seconds to the last required finding; None if one was not reported live, or none is required."""
         times = [answer.finding_s for answer in self.score.answers]
         known = [time for time in times if time is not None]
         return max(known) if times and len(known) == len(times) else None
@@ -116,7 +116,7 @@ class Row:
 
 @dataclass(slots=True)
 class Tally:
-    """The rows so far and their totals; a ratio of nothing is None."""
+    """The rows so far and their totals; a ratio without a denominator is None."""
 
     rows: list[Row] = field(default_factory=list)
 
@@ -148,23 +148,23 @@ class Tally:
 
     @property
     def unrecovered(self) -> int:
-        """Runs that did not do what their faults ask for and come to their end."""
+        """Number of runs that did not recover as their faults require."""
         return sum(bool(row.problem) or not row.score.recovered for row in self.rows)
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time from first to last step, over all runs, that went into steps that lasted."""
+        """Share of the time from first to last step, over all runs, spent in steps that were kept."""
         return _ratio(sum(row.score.useful_s for row in self.rows), sum(row.score.span_s for row in self.rows))
 
     @property
     def finding_s(self) -> float | None:
-        """Median seconds from a fault to its finding, where it was made live."""
+        """Median seconds from a fault to its live finding."""
         times = [a.finding_s for row in self.rows for a in row.score.answers if a.finding_s is not None]
         return median(times) if times else None
 
     @property
     def training_s(self) -> float | None:
-        """Median seconds from a fault to the next good step, where the run had to go back or restart."""
+        """Median seconds from a fault to the next good step, for runs that had to roll back or restart."""
         times = [row.score.training_s for row in self.rows if row.score.training_s is not None]
         return median(times) if times else None
 

@@ -1,11 +1,11 @@
-"""All kinds of faults: what happens, and the finding and response that are required. The single source of both.
+"""All kinds of faults: what happens, and the required finding and response. The single source of both.
 
     kind = CATALOGUE["nan_grad"]
     kind.fault_id, kind.what                  # "F22", "one element of a gradient becomes NaN before it is reduced"
     kind.expected.kinds, kind.expected.rank   # ("non_finite",), "rank"
 
-The numbers F1 to F47 refer to the list of faults that the suite is built against. `trainer/faults/injectors/` carries
-the kinds out; this module needs no torch, so that a command can list them.
+The numbers F1 to F47 refer to the list of faults that the suite is built against. `trainer/faults/injectors/`
+implements the kinds; this module does not need torch, so that a command can list them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CATALOGUE: dict[str, Kind] = {
     "hang": Kind(
         fault_id="F10",
         what="a rank stops joining collectives and sleeps",
-        expected=_stuck("not_entered", "p2p_unmatched"),  # the second: of a pipeline, where a stage awaits its message
+        expected=_stuck("not_entered", "p2p_unmatched"),  # the second: in a pipeline, a stage waits for its message
         recovery="restarts",
         needs="ranks",
     ),
@@ -230,7 +230,7 @@ CATALOGUE: dict[str, Kind] = {
         expected=(_LOST, Expected(("resume_differs",), ("rng",))),
         recovery="restarts",
         keys=("step", "rank", "where"),
-        # What a checkpoint on the disk says of itself is compared.
+        # The signatures in a checkpoint on disk are compared.
         settings=("checkpoint.interval=5", "checkpoint.memory_survives=false"),
         first_step=14,
     ),
@@ -336,7 +336,7 @@ CATALOGUE: dict[str, Kind] = {
         what="every fsync of a rank takes a second longer",
         keys=("step", "rank", "seconds", "until"),
         settings=("checkpoint.interval=5",),
-        allowed=("checkpoint_age",),  # where steps are short, saves that take seconds do come late
+        allowed=("checkpoint_age",),  # if steps are short, saves that take seconds do come late
         steps_after=24,
     ),
     # Two at once.
@@ -360,7 +360,7 @@ MESHES = {
     "pp": "a pipeline of all ranks",
     "pp*fsdp": "a pipeline of two stages, sharded over the rest",
 }
-"""Layouts that a drill can put a configuration on."""
+"""Layouts on which a drill can run a configuration."""
 
 NOT_DRILLED = {
     "F6, F7": "a kernel that never ends, a device-side assertion: needs a GPU",

@@ -1,10 +1,10 @@
-"""Arm a rank with the requested faults, by hooks and wrappers that exist only in such a run.
+"""Arm a rank with the requested faults, through hooks and wrappers that exist only in such a run.
 
     distort_clock(faults, rank=2)                                      # before anything is recorded
     arm(faults, training, recorder, run, rank=2, world_size=4)
 
-Each fault leaves a marker on the disk and an event before it acts; the marker keeps it from firing twice in a run. Each
-family of faults has a module with a table of the functions that arm its kinds.
+Before it acts, each fault writes a marker to disk and an event; the marker prevents it from firing twice in a run. Each
+family of faults has a module with a table of functions that arm its kinds.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def arm(
     rank: int,
     world_size: int,
 ) -> None:
-    """Prepare `training` on this rank for its faults. Raises FaultError for a rank or parameter that is not there.
+    """Prepare `training` on this rank for its faults. Raises FaultError for a rank or parameter that does not exist.
 
-    To be called on every rank: some kinds make their own process group.
+    Must be called on every rank, because some kinds create a process group.
     """
     for number, fault in enumerate(faults):
         if fault.rank >= world_size:
             if recorder.attempt > 0:
-                continue  # the world has shrunk since: the rank is gone
+                continue  # the world has shrunk since then, and the rank does not exist
             raise FaultError(f"--fault {fault.kind}: rank = {fault.rank}: the run has ranks 0 to {world_size - 1}")
         strikes = fault.rank in (-1, rank) or _same_rows(fault, training)
         if strikes or CATALOGUE[fault.kind].armed_everywhere:
@@ -60,5 +60,5 @@ def arm(
 
 
 def _same_rows(fault: Fault, training: Training) -> bool:
-    """Ranks of one tensor-parallel group read the same rows: a batch that is bad for one is bad for all."""
+    """Ranks of a tensor-parallel group read the same rows, so a batch that is bad for one rank is bad for all."""
     return "batch" in CATALOGUE[fault.kind].keys and training.plan.data_rank(fault.rank) == training.data_rank

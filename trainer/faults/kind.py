@@ -13,11 +13,12 @@ from typing import Literal
 __all__ = ["Expected", "Kind", "Recovery", "Whose"]
 
 Whose = Literal["rank", "tensor_group", "among", "none"]
-"""Ranks of a right finding: the fault's rank alone; or its tensor-parallel group, whose members hold parts of the same
-activations; it among others, where records cannot separate the cause from its victims; no rank alone, where all
-have the same (a batch, a rate)."""
+"""Ranks of a right finding: only the fault's rank; its tensor-parallel group, whose members hold parts of the same
+activations; the rank among others, if records cannot separate the cause from its victims; or no single rank, if all
+have the same cause (a batch, a rate).
+"""
 Recovery = Literal["goes_on", "skips", "restarts", "stops"]
-"""Required response: training goes on; a refused step and a rollback; a new attempt; an end with a report."""
+"""Required response: training continues; a refused step and a rollback; a new attempt; an end with a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Expected:
 
     @property
     def text(self) -> str:
-        """For a table: `hang (stopped), its rank`."""
+        """Text for a table: `hang (stopped), its rank`."""
         whose = {
             "rank": "its rank",
             "tensor_group": "its rank or tensor-parallel group",
@@ -42,7 +43,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of fault. `expected` is empty where the right answer is silence."""
+    """One kind of fault. `expected` is empty if no finding is right."""
 
     fault_id: str
     what: str
@@ -50,28 +51,28 @@ class Kind:
     recovery: Recovery = "goes_on"
     keys: tuple[str, ...] = ("step", "rank")
     all_ranks: bool = False
-    """It strikes every rank unless one is given."""
+    """True if it strikes every rank unless one is given."""
     armed_everywhere: bool = False
-    """Ranks besides the one that it strikes have a part in it."""
+    """True if other ranks take part in the fault."""
     needs: Literal["", "ranks", "data ranks", "groups", "pipeline"] = ""
     """Where it shows: with more than one rank, with more than one data rank, where several groups do the
     same in parallel, in a pipeline."""
     drilled_rank: int = -1
-    """The rank that a drill strikes; -1 = any, by seed."""
+    """Rank that a drill strikes; -1 = any, chosen by seed."""
     settings: tuple[str, ...] = ()
     """Settings that a drill changes for it."""
     parameters: str = ""
     """Options that a drill adds to the fault: `factor=3`."""
     allowed: tuple[str, ...] = ()
-    """Kinds of findings that may be true of it too, and are then no false alarms."""
+    """Kinds of findings that may also be true, and then are not false alarms."""
     required_event: tuple[str, str] = ("", "")
-    """An event that must be on record afterwards, as (its kind, its `state`, or empty)."""
+    """Event that must be recorded: (kind, `state` or empty)."""
     first_step: int = 8
-    """Earliest step for a drill: detectors that compare with a history need one."""
+    """Earliest step for a drill, because some detectors need a history."""
     steps_after: int = 8
-    """Steps that a drill still trains after the fault."""
+    """Number of steps that a drill trains after the fault."""
 
     @property
     def fault_ids(self) -> tuple[str, ...]:
-        """`fault_id` may be several: `F28, F30`."""
+        """The IDs in `fault_id`, which may be several: `F28, F30`."""
         return tuple(self.fault_id.split(", "))

@@ -1,9 +1,9 @@
-"""Faults that break a run on purpose, as `--fault KIND@key=value,...` asks for them.
+"""Parse `--fault KIND@key=value,...`: faults that break a run on purpose.
 
     fault = parse_fault("nan_grad@step=40,rank=2")
 
-The kinds are those of `trainer.faults.catalogue`; `rankscope drill --list` prints them. `rank` is the rank that is
-struck, `step` the step at, or from, which it is. Further keys, where a kind takes them:
+The kinds are those of `trainer.faults.catalogue`; `rankscope drill --list` prints them. `rank`: the struck rank;
+`step`: the step at (or from) which the fault strikes. Further keys that some kinds take:
 
 | key | meaning |
 |---|---|
@@ -17,9 +17,8 @@ struck, `step` the step at, or from, which it is. Further keys, where a kind tak
 | bit | which bit of the number: 31 is the sign, 23 to 30 the exponent (22) |
 | batch | the batch that is struck, instead of that of `step` |
 
-A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Those that
-are tied to a batch strike whenever it is trained, so skipping the batch avoids them. `trainer.faults.inject`
-carries the faults out.
+A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Faults tied
+to a batch strike whenever it is trained, so skipping the batch avoids them. `trainer.faults.inject` injects the faults.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ WHERE = ("parameter", "optimizer", "gradient", "rng", "data")
 
 
 class FaultError(ValueError):
-    """A `--fault` that cannot be understood or carried out; its text is one line for the user."""
+    """A `--fault` that is invalid or impossible; the message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +62,11 @@ class Fault:
     tensor: str = ""
     bit: int = -1
     text: str = ""
-    """As it was asked for."""
+    """The text of the option."""
 
     @property
     def batch_index(self) -> int:
-        """The batch that is struck; in a run that skipped nothing, step n trains on batch n - 1."""
+        """Index of the struck batch; in a run without skipped batches, step n trains on batch n - 1."""
         return self.batch if self.batch >= 0 else self.step - 1
 
     def parameters(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Faults that a run can never carry out, found before anything starts.
+"""Refuse faults that a run can never inject, before anything starts.
 
 check_faults(faults, config, plan)     # FaultError: --fault nan_grad@step=400,rank=1: step = 400: the run has 200 steps
 """
@@ -15,14 +15,14 @@ __all__ = ["check_faults"]
 
 
 def check_faults(faults: Sequence[Fault], config: Config, plan: Plan) -> None:
-    """Raise FaultError for the first fault whose rank, step, tensor or surroundings this run does not have."""
+    """Raise FaultError for the first fault whose rank, step, tensor or required setup this run lacks."""
     for fault in faults:
         if reason := _reason(fault, config, plan):
             raise FaultError(f"--fault {fault.text}: {reason}")
 
 
 def _reason(fault: Fault, config: Config, plan: Plan) -> str:
-    """Why the run cannot carry it out, or nothing."""
+    """Reason why the run cannot inject the fault, or None."""
     steps = config.train.steps
     if fault.rank >= plan.world_size:
         return f"rank = {fault.rank}: the run has {'only rank 0' if plan.world_size == 1 else _ranks(plan)}"

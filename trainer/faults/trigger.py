@@ -27,8 +27,8 @@ __all__ = ["FaultyLoader", "Trigger", "change_gradient", "in_training"]
 class Trigger:
     """Decides whether its fault is due on this rank, and records it before it acts.
 
-    `strikes` is False on a rank that only takes part in another rank's fault: it acts too, but leaves the record to the
-    other.
+    `strikes` is False on a rank that only takes part in another rank's fault: it acts, too, but does not record the
+    fault.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Trigger:
 
     @property
     def spent(self) -> bool:
-        """True if it has struck in this run already, maybe in an earlier attempt."""
+        """True if the fault has already struck in this run, possibly in an earlier attempt."""
         return self._spent
 
     @property
@@ -60,7 +60,7 @@ class Trigger:
         return True
 
     def lasting(self) -> bool:
-        """True while a lasting fault is active; it begins once and ends with its attempt."""
+        """True while a lasting fault is active. It begins once and ends with its attempt."""
         if self.firing:
             return not self.fault.until or self.step <= self.fault.until
         if self._spent or self.step < self.fault.step:
@@ -82,9 +82,9 @@ class Trigger:
 
 
 class FaultyLoader:
-    """A loader that does something before, or to, the batches that it hands out.
+    """Wraps the rank's loader, to do something before or to its batches.
 
-    Making one puts it before the rank's loader.
+    Creating it installs it.
     """
 
     def __init__(self, training: Training) -> None:
@@ -105,14 +105,14 @@ class FaultyLoader:
 
 
 def in_training(module: nn.Module) -> bool:
-    """True in a forward pass of training: not of evaluation, nor recomputed for a backward pass."""
+    """True in a training forward pass, but not in evaluation or recomputation."""
     return module.training and torch.is_grad_enabled()
 
 
 def change_gradient(trigger: Trigger, training: Training, name: str, change: Callable[[Tensor], Tensor]) -> None:
-    """Change the gradient of a parameter before it is reduced, in the step in which the fault is due.
+    """Change the gradient of a parameter before it is reduced, in the step at which the fault is due.
 
-    A block that is compiled calls no hooks of its layers, so the parameter's block runs eagerly.
+    Compiled blocks call no hooks of their layers, so the parameter's block runs eagerly.
     """
     path, _, attribute = name.rpartition(".")
     owner = next((m for part in training.modules for p, m in part.named_modules() if p == path), None)
@@ -124,7 +124,7 @@ def change_gradient(trigger: Trigger, training: Training, name: str, change: Cal
                 block.compiled = None  # type: ignore[assignment]
 
     def before_forward(module: nn.Module, inputs: Any) -> None:
-        # Only here does FSDP show the gathered parameter, whose gradient is the one before the reduction.
+        # Only here does FSDP expose the gathered parameter, whose gradient is not yet reduced.
         if in_training(module) and trigger.due():
             handles: list[Any] = []
 

@@ -93,7 +93,7 @@ def test_a_place_that_cannot_be_written_is_an_os_error(run: Path, tmp_path: Path
 
 
 def test_which_checkpoint_is_taken(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no finished checkpoint"):
+    with pytest.raises(CheckpointError, match="has no finished checkpoint"):
         find_checkpoint(tmp_path, step=None)
     for step in (4, 8):
         folder = tmp_path / "checkpoints" / f"step-{step:08d}"

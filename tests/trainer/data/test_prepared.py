@@ -87,7 +87,7 @@ def test_a_flipped_bit_is_named_by_who_reads_it(folder: Path) -> None:
     assert corpus.read(0, BLOCK_BYTES).tobytes() == ALL[:BLOCK_BYTES]
     with pytest.raises(DamagedDataError) as caught:
         corpus.read(BLOCK_BYTES + 100, 10)
-    words = f"tokens-000000.bin: bytes {BLOCK_BYTES} to {2 * BLOCK_BYTES} are not what was prepared"
+    words = f"tokens-000000.bin: bytes {BLOCK_BYTES} to {2 * BLOCK_BYTES} differ from what was prepared"
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -123,7 +123,7 @@ def test_folders_that_cannot_be_used_are_named(folder: Path) -> None:
     content = manifest.read_text()
     for path, words in (
         (folder / "tokens-000000.bin", "tokens-000000.bin: is missing"),
-        (manifest, "is missing, the preparation has not ended: run the same `rankscope prepare` again"),
+        (manifest, "is missing, so the preparation is incomplete: run the same `rankscope prepare` again"),
     ):
         moved = path.rename(path.with_suffix(".away"))
         with pytest.raises(DataError, match=words):

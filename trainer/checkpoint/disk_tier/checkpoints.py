@@ -2,16 +2,17 @@
 
     disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=3)
     disk.open(); loaded = disk.load_newest(ledger)      # all ranks; None if there is none
-    disk.start_save(copy, extra={"ledger": {...}})      # all ranks; returns at once
+    disk.start_save(copy, extra={"ledger": {...}})      # all ranks; returns immediately
     disk.advance(sums)                                  # all ranks, once a step, with the sums of `disk.vote()`
-    disk.settle()                                       # all ranks: wait for the save that is being written
+    disk.settle()                                       # all ranks: wait for the save in progress
 
 Saving: a folder is named `step-00000050.1.a0.tmp` while it is written (number of the save, attempt). Its manifest is
 written last, then one rename gives it its final name; `trainer.checkpoint.disk_tier.saving` has the stages. Only one
 save is written at a time. A folder that must not be used again is renamed to `step-00000050.condemned`.
 
-Loading: all hashes are verified before torch opens any file (`trainer.checkpoint.disk_tier.loading`). If a file differs
-from its hash, the next older one is used. Unreadable storage proves no damage: StorageError, and nothing is removed.
+Loading: all hashes are verified before torch opens any file (`trainer.checkpoint.disk_tier.loading`). If a file does
+not match its hash, the next older checkpoint is used. Unreadable storage does not prove damage: it raises StorageError,
+and nothing is removed.
 """
 
 from __future__ import annotations
@@ -62,15 +63,17 @@ class DiskCheckpoints:
         self.keep_every = keep_every
         self.is_chief = training.rank == 0
         self.saved: list[int] = []
-        """Steps of verified checkpoints that this run may go back to, oldest first; the same on all ranks."""
+        """Steps of verified checkpoints that this run may restore, oldest first; the same on all ranks."""
         self.unread: set[int] = set()
-        """Steps whose files are complete but could not be read back; loading verifies them. The same on all ranks."""
+        """Steps whose files are complete but could not be read back, so that they are verified when loaded; the same on
+        all ranks.
+        """
         self.states = States()
-        """Kept by rank 0 only."""
+        """Maintained by rank 0 only."""
         self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
-        """Runs background work one at a time; none of it may be a collective."""
-        # A thread that pickles holds the GIL for a whole switch interval; the training thread, which
-        # releases the GIL in each operation, would wait the default 5 ms each time to get it back.
+        """Runs background tasks one at a time; none of them may be collective."""
+        # A thread that pickles holds the GIL for a whole switch interval. The training thread releases the GIL in each
+        # operation, and would wait the default 5 ms to get it back each time.
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         self._save: Save | None = None
         self._plan: SavePlan | None = None
@@ -84,7 +87,7 @@ class DiskCheckpoints:
 
     @property
     def busy(self) -> bool:
-        """True while a save is being written; the same on all ranks."""
+        """True while a save is in progress; the same on all ranks."""
         return self._save is not None
 
     @property
@@ -107,20 +110,20 @@ class DiskCheckpoints:
         late_extra: Callable[[], Mapping[str, Any]] = dict,
         stall_ns: int = 0,
     ) -> None:
-        """Start to write a checkpoint of the state in `copy`. All ranks; none may be `busy`. `stall_ns` is recorded.
+        """Start writing a checkpoint of the state in `copy`. All ranks; none may be `busy`. `stall_ns` is recorded.
 
         `late_extra` is called in the background on rank 0, for values that take long to compute.
         """
         assert self._save is None
         start = time.monotonic_ns()
-        # Names and shapes change on all ranks, for instance when the optimizer gets its state; hardly ever.
+        # Names and shapes change rarely (for instance when the optimizer state is allocated), and on all ranks.
         if self._plan is None or self._planned != layout_of(copy.tensors):
             self.prepare()
         assert self._plan is not None
         values, step = copy.values, copy.step
         self._num_saves += 1
         final = self.path(step)
-        if step in self.unread:  # this save, if it can be read back, replaces it
+        if step in self.unread:  # this save replaces it if it can be read back
             self.states.found(step, "failed")
         self._report(step, "writing")
         content = self._content(values)
@@ -181,7 +184,9 @@ class DiskCheckpoints:
     # Loading.
 
     def open(self) -> None:
-        """Remove an earlier attempt's unfinished folders, recover those it was replacing. All ranks, before loading."""
+        """Remove unfinished folders of earlier attempts, and recover the checkpoints that they were replacing. All
+        ranks, before loading.
+        """
         if self.is_chief:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -191,15 +196,18 @@ class DiskCheckpoints:
                 self._report_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
 
     def newest(self, ledger: Ledger) -> int:
-        """Step of the newest finished checkpoint that includes no skipped batch; -1 if there is none. All ranks."""
+        """Step of the newest finished checkpoint without the update of a batch that was skipped later; -1 if there is
+        none. All ranks.
+        """
         steps, stale = self._scan(ledger)
         return max((step for step in steps if step not in stale), default=-1)
 
     def load_newest(self, ledger: Ledger) -> Loaded | None:
-        """Load the newest checkpoint whose hashes match; condemn those that do not. All ranks.
+        """Load the newest checkpoint whose hashes match; condemn those whose hashes do not. All ranks.
 
-        One that includes the update of a batch skipped later is condemned, too: the run ended before its rollback.
-        Raises CheckpointError if none of the existing ones is usable (start over explicitly), StorageError, LoadError.
+        A checkpoint with the update of a batch that was skipped later is also condemned: the run ended before the
+        rollback. Raises CheckpointError if checkpoints exist and none is usable (the user must start over explicitly),
+        StorageError, LoadError.
         """
         steps, stale = self._scan(ledger)
         candidates = [step for step in steps if step not in stale] or steps
@@ -209,7 +217,7 @@ class DiskCheckpoints:
                 continue
             self.saved = [older for older in steps if older <= step and older not in stale]
             for newer in [newer for newer in steps if newer > step and newer not in candidates]:
-                self.condemn(newer, f"it holds the update of a batch that was given up; step {step} is older")
+                self.condemn(newer, f"it has the update of a batch that was skipped later; step {step} is older")
             return loaded
         if steps:
             raise CheckpointError(
@@ -224,11 +232,11 @@ class DiskCheckpoints:
         return None
 
     def adopt(self, ledger: Ledger, before: int) -> None:
-        """Take over the list of checkpoints up to a step without loading any. All ranks."""
+        """Adopt the list of checkpoints up to a step without loading any. All ranks."""
         steps, stale = self._scan(ledger)
         self.saved = [step for step in steps if step <= before and step not in stale]
         for step in stale:
-            self.condemn(step, "it holds the update of a batch that was given up")
+            self.condemn(step, "it has the update of a batch that was skipped later")
 
     def load(self, step: int) -> Loaded | None:
         """Load one checkpoint; if its hashes do not match, condemn it and return None. All ranks. Raises StorageError,
@@ -238,8 +246,9 @@ class DiskCheckpoints:
     # Afterwards.
 
     def condemn(self, step: int, reason: str, *, is_damaged: bool = False) -> None:
-        """Never use a checkpoint again, even if it is still being written. All ranks; the folder is renamed and stays
-        until it is pruned. `is_damaged`: because of its files, not because of the training state that it holds."""
+        """Never use a checkpoint again, even if it is still being written. All ranks. The folder is renamed and kept
+        until it is pruned. `is_damaged`: because of its files, not because of its training state.
+        """
         self.saved = [other for other in self.saved if other != step]
         self.unread.discard(step)
         if self._save is not None and self._save.step == step:
@@ -261,13 +270,14 @@ class DiskCheckpoints:
             self.condemn(other, reason)
 
     def prune(self, good_step: int | None) -> None:
-        """Remove all but the newest `keep` good ones, those kept for ever, and those not yet known to be good.
+        """Remove all checkpoints except the newest `keep` good ones, those kept forever, and those not yet known to be
+        good.
 
         The newest good one is never removed. All ranks.
         """
         good = [step for step in self.saved if good_step is not None and step <= good_step]
         if len(good) < self.keep:
-            return  # until then a condemned one may be the only copy left
+            return  # until then a condemned checkpoint may be the only copy left
         old = [step for step in [*self.saved, *self.unread] if step < good[-self.keep]]
         spare = [step for step in old if not (self.keep_every and step % self.keep_every == 0)]
         self.saved = [step for step in self.saved if step not in spare]
@@ -283,7 +293,7 @@ class DiskCheckpoints:
                     self._discard(path)
 
     def mark_good(self, steps: list[int]) -> None:
-        """Mark checkpoints that enough healthy steps have followed."""
+        """Mark checkpoints as good that enough healthy steps have followed."""
         for step in steps:
             if self.states.of(step) == "verified":
                 self._report(step, "good")
@@ -303,16 +313,16 @@ class DiskCheckpoints:
         }
 
     def _break_off(self, save: Save) -> None:
-        """End a save that failed on some rank or was condemned; no rank is pending."""
+        """Abort a save that failed on some rank or was condemned, when no rank is pending."""
         self._save = None
         save.release()
         if not save.cancelled:
             save.cancel()
-            reason = first_error("" if save.is_unread else save.error)  # collective, in the one step that needs it
+            reason = first_error("" if save.is_unread else save.error)  # collective, but only in this step
             if reason:
                 took = time.monotonic_ns() - save.start_ns
                 self._report(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
-                if save.step in self.unread:  # the older one stays
+                if save.step in self.unread:  # the older one is kept
                     self.states.found(save.step, "complete")
                 if self.is_chief and save.renamed:
                     self._discard(save.final)
@@ -321,7 +331,7 @@ class DiskCheckpoints:
                 self.unread.add(save.step)
                 reason = first_error(save.error)
                 if self.is_chief:
-                    kept = f"{save.final.name} stays, and is verified when it is loaded"
+                    kept = f"{save.final.name} is kept, and verified when it is loaded"
                     self._report_problem(f"{kept}: {reason}", step=save.step)  # it remains in the state "complete"
                 if save.older is not None:
                     self._discard(save.older)
@@ -343,7 +353,7 @@ class DiskCheckpoints:
         return steps, set(stale)
 
     def _from_disk(self, read: Callable[[], _T]) -> _T:
-        """Share what rank 0 reads in the folder, as JSON. All ranks. Raises StorageError if it cannot be read now."""
+        """Share what rank 0 reads from the folder, as JSON. All ranks. Raises StorageError if it cannot be read now."""
         found, problem = None, ""
         if self.is_chief:
             try:
@@ -377,7 +387,7 @@ class DiskCheckpoints:
         return loaded
 
     def _discard(self, path: Path) -> None:
-        """Rename a folder at once and delete it in the background, which can take long."""
+        """Rename a folder immediately, and delete it in the background, which may take long."""
         fence.check()
         trash = fence.scratch(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""Note in a condemned checkpoint's folder with the reason, for the next attempt and for users.
+"""A note with the reason in a condemned checkpoint's folder, for the next attempt and for users.
 
     note_reason(folder, "__0_0.distcp has 7 bytes, not 9", is_damaged=True)
     condemned_as_damaged(checkpoints)           # ["step-00000050.condemned"]
 
-A checkpoint condemned by the guard for a bad update costs nothing: the run continues from an earlier one. If damaged
-files leave no other checkpoint, only the user may decide to start over.
+If the guard condemns a checkpoint for a bad update, the run continues from an earlier one. But if damaged files leave
+no other checkpoint, only the user may decide to start over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTE_NAME = "condemned.json"
 
 
 def note_reason(folder: Path, reason: str, *, is_damaged: bool) -> None:
-    """Write the note into a condemned folder; a disk that refuses is not a reason to stop."""
+    """Write the note to a condemned folder. Disk errors are ignored."""
     with contextlib.suppress(OSError):
         (folder / NOTE_NAME).write_text(json.dumps({"reason": reason, "damaged": is_damaged}) + "\n")
 

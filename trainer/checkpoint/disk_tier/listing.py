@@ -1,9 +1,9 @@
-"""List a folder of checkpoints; a folder that cannot be read is an error, not an empty list.
+"""List a folder of checkpoints. An unreadable folder is an error, not an empty list.
 
     checkpoint_steps(run.checkpoints)       # [50]
     subfolders(run.checkpoints)             # ["step-00000050", "step-00000100.condemned"]
 
-`Path.glob` treats an unreadable folder as an empty one, and the run would start over from step 1.
+`Path.glob` treats an unreadable folder as empty, so that the run would start over from step 1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     loaded = load_folder(folder, training)      # all ranks; raises CheckpointError on all if it cannot be used
     loaded.values.position.step
 
-Any mesh can load what another has saved: torch's reader reads what this rank's shards need.
+Any mesh can load what another mesh has saved: torch's reader reads what this rank's shards need.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LoadError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Contents of a checkpoint besides tensors."""
+    """Contents of a checkpoint other than tensors."""
 
     values: Values
     extra: Mapping[str, Any]
@@ -46,8 +46,8 @@ class Loaded:
 def load_folder(folder: Path, training: Training) -> Loaded:
     """Load a checkpoint into `training`. All ranks; each checks the hashes of its share of the files first.
 
-    Raises on all ranks what any of them finds, in one line: CheckpointError if the checkpoint is proven damaged,
-    StorageError if its storage cannot be read now, LoadError if it is as it was written and cannot be loaded.
+    If any rank finds a problem, all ranks raise it, in one line: CheckpointError if the checkpoint is proven damaged,
+    StorageError if the storage cannot be read now, LoadError if the files are intact but cannot be loaded.
     """
     found: dict[str, Any] = {}
 
@@ -61,13 +61,13 @@ def load_folder(folder: Path, training: Training) -> Loaded:
         found.update(extra=manifest["extra"], values=Values.from_json(manifest["values"]), signature=dict(saved))
 
     _together(verify, otherwise=CheckpointError)
-    # The files are as they were written, so later errors do not mean that they are damaged.
+    # The files are intact, so later errors do not mean damage.
     _together(lambda: _read(folder, training), otherwise=LoadError)
     return Loaded(values=found["values"], extra=found["extra"], signature=found["signature"])
 
 
 def _read(folder: Path, training: Training) -> None:
-    """Only after `verify`."""
+    """Load tensors and values; call only after `verify`."""
     reader = SafeReader(folder)
     names = reader.read_metadata().state_dict_metadata
     training.discard()
@@ -87,7 +87,9 @@ def _read(folder: Path, training: Training) -> None:
 
 
 def _together(action: Callable[[], None], *, otherwise: type[CheckpointError | LoadError]) -> None:
-    """Run it on all ranks. Raises StorageError if any rank's storage failed, else `otherwise` for the first error."""
+    """Run `action` on all ranks. Raises StorageError if storage failed on any rank, else `otherwise` with the first
+    error.
+    """
     failed, error = _attempt(action)
     if storage := first_error(error if failed else ""):
         raise StorageError(storage)
@@ -96,8 +98,9 @@ def _together(action: Callable[[], None], *, otherwise: type[CheckpointError | L
 
 
 def _attempt(action: Callable[[], None]) -> tuple[bool, str]:
-    """Run it; whether the storage failed, and the error in one line, or nothing. torch's checkpoint error is no
-    Exception."""
+    """Run `action`; returns (True if storage failed, error in one line or ""). torch's checkpoint error is not an
+    Exception.
+    """
     try:
         action()
     except CheckpointException as error:
@@ -115,7 +118,7 @@ def _is_of_storage(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns of deprecated calls inside its checkpoint code."""
+    """Suppress torch's warnings about deprecated calls in its own checkpoint code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,15 +1,16 @@
-"""The manifest of a checkpoint folder: its files with sizes and BLAKE2b hashes, written last; and their verification.
+"""The manifest of a checkpoint folder, which is written last: files with sizes and BLAKE2b hashes, and their
+verification.
 
     write_manifest(folder, {"step": 50, ...}, files={"__0_0.distcp": FileDigest(bytes=123, blake2b="...")})
     manifest = read_manifest(folder)            # raises CheckpointError unless it is intact
-    verify_files(folder, manifest, names)       # raises CheckpointError for a file that differs from what was written
+    verify_files(folder, manifest, names)       # raises CheckpointError if a file has changed
 
-torch's own format has no checksums, and its `.metadata` is a pickle: nothing in a folder is opened by torch before
-the hashes agree. They guard against damage, not against an attacker who can write both the files and the manifest:
-load checkpoints only from people you would run code from.
+torch's format has no checksums, and its `.metadata` is a pickle, so torch opens nothing before the hashes match. Hashes
+protect against damage, but not against an attacker who can write both the files and the manifest: load checkpoints only
+from people whose code you would run.
 
-A checkpoint counts as damaged only if two reads agree on that. A file that cannot be read now (EIO, ESTALE, too many
-open files, no memory) proves nothing about its content, and raises StorageError instead.
+A checkpoint counts as damaged only if two reads give the same result. If a file cannot be read now (EIO, ESTALE, too
+many open files, no memory), this proves nothing about its content, and raises StorageError instead.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class CheckpointError(ValueError):
 
 
 class StorageError(Exception):
-    """The storage of checkpoints cannot be read or written now; one line. It proves nothing about its files."""
+    """The storage of checkpoints cannot be read or written now; one line. This proves nothing about the files."""
 
 
 SETTLED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
@@ -69,9 +70,9 @@ class FileDigest:
 
 
 def digest_file(path: Path, *, from_disk: bool = False) -> FileDigest:
-    """Read a file and hash it. Refuses links and anything that is not a plain file.
+    """Read and hash a file. Refuses links and anything that is not a regular file.
 
-    `from_disk`: what the kernel still holds of it in memory is dropped first, as far as it is on the disk.
+    `from_disk`: drop the file's clean pages from the page cache first, so that it is read from the disk.
     """
     with open(open_plain(path), "rb", buffering=0) as file:
         if from_disk:
@@ -100,13 +101,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
-    """Compare files with the manifest. Raises CheckpointError for the first that differs, StorageError."""
+    """Compare files with the manifest. Raises CheckpointError for the first file that differs, and StorageError."""
     for name in names:
         _proven(folder, name, partial(_verify_file, folder, manifest, name, from_disk))
 
 
 def _proven(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
-    """Return `read(again)`. Damage counts only if a second reading from the disk finds exactly the same."""
+    """Return `read(again)`. Damage counts only if a second read, from the disk, finds exactly the same."""
     try:
         return _readable(folder, name, lambda: read(False))
     except CheckpointError as first:
@@ -117,7 +118,7 @@ def _proven(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
                 raise
         else:
             return result
-        raise StorageError(f"{folder.name}: {name} is read differently each time; check the disk") from None
+        raise StorageError(f"{folder.name}: {name} reads differently each time; check the disk") from None
 
 
 def _readable(folder: Path, name: str, read: Callable[[], _T]) -> _T:
@@ -172,7 +173,7 @@ def _verify_file(folder: Path, manifest: Mapping[str, Any], name: str, from_disk
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step that survives a power cut. Raises Fenced in a process of an older attempt."""
+    """Replace a JSON file atomically, even across a power cut. Raises Fenced in a process of an older attempt."""
     fresh = fence.scratch(path)
     with fresh.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, sort_keys=True)

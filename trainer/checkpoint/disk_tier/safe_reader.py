@@ -3,9 +3,9 @@
     reader = SafeReader(folder)
     reader.read_metadata()          # CheckpointError for a pickle that names anything else
 
-A checkpoint may come from somebody else: its manifest and hashes prove that it is complete, not that it is harmless.
-torch loads `.metadata`, and entries that are not tensors, with the plain unpickler, which can run any code. Tensors
-themselves are read with `weights_only=True`.
+A checkpoint may be untrusted: its manifest and hashes prove that it is complete, not that it is harmless. torch loads
+`.metadata`, and entries that are not tensors, with the plain unpickler, which can run any code. Tensors are read with
+`weights_only=True`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class SafeReader(FileSystemReader):
     """Reads a checkpoint folder of the trainer."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The description of the checkpoint. Raises OSError, and CheckpointError if it holds anything but tensors."""
+        """Read the description of the checkpoint. Raises OSError, and CheckpointError if it describes anything but
+        tensors.
+        """
         with open(open_plain(Path(self.path) / ".metadata"), "rb") as file:
             try:
                 metadata = _MetadataUnpickler(file).load()

@@ -1,17 +1,17 @@
-"""Plan of a sharded save: which rank writes which shard, computed once by torch and used for every save.
+"""Plan of a sharded save (which rank writes which shard), computed once by torch and reused for every save.
 
-    plan = SavePlan.make(tensors, rank=0)                  # collective; a few ten milliseconds
-    layout_of(tensors)                                     # another one (the optimizer has got its state) needs a plan
+    plan = SavePlan.make(tensors, rank=0)                  # collective; some tens of milliseconds
+    layout_of(tensors)                                     # another layout (e.g. with optimizer state) needs a new plan
     shard = plan.write_shard(folder, host_tensors)         # no collective: may run in the background
     plan.write_metadata(folder, shards)                    # rank 0, with what every rank's `write_shard` returned
 
-torch plans every save anew: each rank sends its list of tensors to rank 0, which removes duplicates and sends the plan
-to all ranks. The lists only depend on names and shapes, which do not change in a run, so with a cached plan the
+torch plans each save separately: each rank sends its list of tensors to rank 0, which removes duplicates and sends the
+plan to all ranks. The lists depend only on names and shapes, which do not change in a run, so with a cached plan the
 background thread needs no communication. The files are those of torch.distributed.checkpoint, whose reader loads them.
 
-Nor is anything pickled for a save. A tensor's file is a header, which depends on its shape and type and is cached
-(`trainer.checkpoint.disk_tier.tensor_frames`), and the tensor's bytes. Pickling the headers of 160 small tensors for
-each save held the GIL for 14 ms; writing cached ones takes 0.5 ms.
+Nothing is pickled for a save, either. A tensor is stored as a header, which depends on its shape and type and is cached
+(`trainer.checkpoint.disk_tier.tensor_frames`), and its bytes. Pickling the headers of 160 small tensors for each save
+held the GIL for 14 ms; writing cached ones takes 0.5 ms.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Layout = dict[str, tuple[torch.Size, torch.dtype]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One rank's file: where each of its plan's items lies, and the hash of what was meant to be written."""
+    """One rank's file: the location of each item of its plan, and the hash of the intended content."""
 
     name: str
     places: list[tuple[int, int]]
@@ -56,7 +56,7 @@ class Shard:
 
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Shard:
-        """Raises KeyError, TypeError or ValueError for anything else."""
+        """Inverse of the JSON form. Raises KeyError, TypeError or ValueError for anything else."""
         places = [(int(offset), int(length)) for offset, length in loaded["places"]]
         return cls(name=str(loaded["name"]), places=places, digest=FileDigest(**loaded["digest"]))
 
@@ -73,7 +73,7 @@ class SavePlan:
 
     @classmethod
     def make(cls, tensors: Mapping[str, Tensor], *, rank: int) -> SavePlan:
-        """Let torch plan. All ranks. Raises CheckpointError on all if it cannot be done."""
+        """Let torch make the plan. All ranks. Raises CheckpointError on all ranks if that fails."""
         planner = DefaultSavePlanner()
         planner.set_up_planner(dict(tensors), is_coordinator=rank == 0)
         local = planner.create_local_plan()

@@ -1,17 +1,17 @@
 """One save to disk, carried out in a background thread.
 
     save = Save(step=50, final=folder / "step-00000050", ..., executor=executor)
-    save.submit()                       # stage 1 of 3; returns at once
+    save.submit()                       # stage 1 of 3; returns immediately
     save.vote()                         # this rank's vote, once a step
-    save.submit()                       # the next stage, once no rank is pending and none has failed
+    save.submit()                       # the next stage, when no rank is pending and none has failed
 
-1. write: every rank writes its shard into the scratch folder, synced, and a note of its size and hash,
-2. finish: rank 0 writes torch's metadata and the manifest, and gives the folder its name in one rename; an older
-   checkpoint of the step becomes `step-00000050.older` for as long as the new one is not verified,
-3. verify: every rank reads its file back from the disk and compares its hash with the one computed from memory.
+1. write: every rank writes and syncs its shard in the scratch folder, with a note of its size and hash,
+2. finish: rank 0 writes torch's metadata and the manifest, and renames the folder; an older checkpoint of the step is
+   kept as `step-00000050.older` until the new one is verified,
+3. verify: every rank reads its file back from the disk, and compares the hash with that computed from memory.
 
-The ranks agree on each transition by votes in the reduction that every step makes anyway. The thread makes no
-collective, and touches neither the recorder nor the training's tensors.
+The ranks agree on each transition by votes in a reduction that every step does anyway. The thread does no collectives,
+and uses neither the recorder nor the training's tensors.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class SaveVote(NamedTuple):
 
 
 class Save:
-    """One rank's part of one save. All methods are for the training thread; `_write` and so on run in the other."""
+    """One rank's part of one save. All methods are for the training thread; `_write` etc. run in the background
+    thread.
+    """
 
     def __init__(
         self,
@@ -76,16 +78,18 @@ class Save:
         self.scratch = scratch
         self.start_ns = time.monotonic_ns()
         self.stall_ns = 0
-        """Time for which the training was blocked."""
+        """Nanoseconds for which the training was blocked."""
         self.nbytes = 0
-        """Size over all shards; on rank 0, after `finish`."""
+        """Total size of all shards; set on rank 0 after `finish`."""
         self.error = ""
         """Error on this rank, one line; empty if none."""
         self.is_unread = False
-        """True if that is only that the finished files cannot be read back now: it proves nothing against them."""
+        """True if the error is only that the finished files cannot be read back now, which does not prove that they are
+        damaged.
+        """
         self.renamed = False
         self.older: Path | None = None
-        """Path of an older checkpoint of the step that was moved aside; on rank 0."""
+        """Path of an older checkpoint of the step that was moved aside; set on rank 0."""
         self._plan = plan
         self._copy: HostCopy | None = copy
         self._manifest = manifest
@@ -106,7 +110,7 @@ class Save:
         return self._stage == len(STAGES) - 1
 
     def vote(self) -> SaveVote:
-        """This rank's vote: whether it is still working on the stage, and whether it failed."""
+        """This rank's vote: is it still working on the stage, and has it failed?"""
         pending = self._future is not None and not self._future.done()
         return SaveVote(pending=float(pending), failed=float(bool(self.error)))
 
@@ -133,7 +137,7 @@ class Save:
             self._copy = None
 
     def cancel(self) -> None:
-        """Prevent the folder from getting its final name; `renamed` is true if it already has it."""
+        """Prevent the final rename; `renamed` is True if the folder already has its final name."""
         with self._naming:
             self._cancelled = True
 
@@ -150,7 +154,7 @@ class Save:
             if not self._cancelled:
                 fence.check()
                 work()
-        except (Exception, fence.Fenced) as error:  # the training thread checks the fence by itself
+        except (Exception, fence.Fenced) as error:  # the training thread checks the fence separately
             self.is_unread = self.stage == "verify" and isinstance(error, (StorageError, OSError))
             self.error = one_line(f"{type(error).__name__}: {error}")
 
@@ -183,7 +187,9 @@ class Save:
         fsync_path(self.final.parent)
 
     def _take_name(self) -> None:
-        """Give the folder its final name. An older checkpoint of the step is kept aside until this one is verified."""
+        """Rename the folder to its final name. An older checkpoint of the step is kept aside until this one is
+        verified.
+        """
         with contextlib.suppress(FileNotFoundError):
             self.older = self.final.rename(older_of(self.final))
         try:
@@ -203,7 +209,7 @@ class Save:
         return self.scratch / f"__{rank}.json"
 
     def _read_note(self, rank: int) -> tuple[Shard, dict[str, int]]:
-        """Read what a rank says about its shard, and take the note away: it is not part of the checkpoint."""
+        """Read and remove a rank's note about its shard, since it is not part of the checkpoint."""
         path = self._note(rank)
         try:
             note = json.loads(path.read_bytes())
@@ -215,13 +221,14 @@ class Save:
 
 
 def older_of(final: Path) -> Path:
-    """The name under which an older checkpoint of the same step waits until the newer one is verified."""
+    """Path of an older checkpoint of the same step until the newer one is verified."""
     return final.with_name(final.name + _OLDER)
 
 
 def recover_older(folder: Path) -> None:
-    """Give older checkpoints that an interrupted save left aside their names back, or remove them if the newer one
-    stands. For the start of an attempt, after `fence.sweep`. Raises OSError."""
+    """Restore the names of older checkpoints that an interrupted save left aside, or remove them if the newer one
+    exists. Called at the start of an attempt, after `fence.sweep`. Raises OSError.
+    """
     names = subfolders(folder)
     for name in names:
         if name.endswith(_OLDER):

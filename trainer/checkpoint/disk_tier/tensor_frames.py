@@ -7,7 +7,7 @@
 
 torch's legacy (non-zip) format ends with the tensor's bytes, and the header before them depends only on shape and type.
 So the saving thread makes no large copies, and holds the GIL only for microseconds, because hashing and writing release
-it. Otherwise the training thread would wait for the GIL.
+it; the training thread does not wait for the GIL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Headers:
         self._known: dict[tuple[torch.Size, torch.dtype], bytes | None] = {}
 
     def of(self, tensor: Tensor) -> bytes | None:
-        """The bytes before the tensor's data; None if torch uses another format for such a tensor."""
+        """Return the bytes before the tensor's data; None if torch uses another format for such a tensor."""
         key = (tensor.shape, tensor.dtype)
         if key not in self._known:
             self._known[key] = _header(tensor)

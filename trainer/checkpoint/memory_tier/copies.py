@@ -1,20 +1,21 @@
-"""Copies of this rank's shard in host memory: the first thing to roll back to, and the source of saves to disk.
+"""Copies of this rank's shard in host memory: the first choice for a rollback, and the source of saves to disk.
 
     copies = MemoryCopies(training, healthy_steps=3, interval=10, folder=shared_folder(run.path), peers=None)
-    copies.take(values, vetted=True)        # the part that training waits for
+    copies.take(values, vetted=True)        # only this part blocks training
     copies.seal()                           # the rest, in the background
     copies.promote(step)                    # steps up to here were healthy
     values = copies.restore(before_step=40)  # newest vetted copy taken before step 40; None if there is none
-    copy = copies.lend(values)              # of the state as it is now, for a save in the background
+    copy = copies.lend(values)              # a copy of the current state, for a save in the background
     copies.adopt(survivor)                  # after a restart: what the killed process left
 
-Each rank keeps its own copies, and all ranks take, promote and restore them at the same steps, so nothing has to be
-agreed upon. A copy is vetted once `healthy_steps` steps after it were healthy; there are just enough copies that one
-is always vetted, and one more while a save reads an old one.
+All ranks take, promote and restore their copies at the same steps, so they do not have to agree on anything. A copy is
+vetted once `healthy_steps` healthy steps have followed it. There are just enough copies that one is always vetted, and
+one more while a save reads an old copy.
 
-A launcher restarts all ranks of a node when one of them dies, so a copy in a neighbouring process would be lost too.
-Copies are therefore in the node's shared memory, which belongs to no process, or in private memory if there is no room.
-With several nodes each copy has a duplicate in another node's shared memory (`trainer.checkpoint.memory_tier.peers`).
+A launcher restarts all ranks of a node when one of them dies, so a copy in another process of the node would be lost,
+too. Copies are therefore in the node's shared memory, which outlives processes, or in private memory if there is no
+space. With several nodes each copy has a duplicate in another node's shared memory
+(`trainer.checkpoint.memory_tier.peers`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class MemoryCopies:
             training.optimizer.register_step_pre_hook(lambda *_: stream.join())
         self.healthy_steps = healthy_steps
         self.problem = ""
-        """Why the copies do not outlive the process, in one line."""
+        """Reason why the copies do not outlive the process, one line."""
         self._limit = 1 + -(-healthy_steps // max(1, interval))
         self._copies: list[HostCopy] = []
         self._spare: list[HostCopy] = []
@@ -79,7 +80,7 @@ class MemoryCopies:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the copies that there are, oldest first."""
+        """Steps of the existing copies, oldest first."""
         return [copy.step for copy in self._copies]
 
     def take(
@@ -90,7 +91,7 @@ class MemoryCopies:
         extra: Mapping[str, Any] | None = None,
         origin: Sequence[int] | None = None,
     ) -> int:
-        """Copy the state as it is now; returns the size in bytes. `extra` is available again after a restart, as is
+        """Copy the current state; returns the size in bytes. `extra` and `origin` are available again after a restart.
         `origin`: the attempt that computed the state, and its number of rollbacks until then.
         """
         if len(self._copies) >= self._limit:
@@ -105,14 +106,16 @@ class MemoryCopies:
 
     def seal(self) -> None:
         """Hash the last copy and send it to another node, in the background. Best called at the end of a step, because
-        the hashing thread needs the GIL at once.
+        the hashing thread needs the GIL immediately.
         """
         if self._unsealed is not None:
             (copy, slot, content), self._unsealed = self._unsealed, None
             copy.sealing = self._sealer.submit(self._seal, copy, slot, content)
 
     def lend(self, values: Values) -> HostCopy:
-        """A copy of the current state, taken if there is none; it is not overwritten while it has borrowers."""
+        """Return a copy of the current state, taking one if there is none. It is not overwritten while it has
+        borrowers.
+        """
         if self._copies and self._copies[-1].step == values.position.step:
             return self._copies[-1]
         copy = self._free()
@@ -121,17 +124,17 @@ class MemoryCopies:
         return copy
 
     def promote(self, step: int) -> list[int]:
-        """Vet the copies that `healthy_steps` steps up to `step` have followed; returns their steps."""
+        """Vet the copies that `healthy_steps` steps up to `step` have followed. Returns their steps."""
         fresh = [copy for copy in self._copies if not copy.vetted and copy.step + self.healthy_steps <= step]
         for copy in fresh:
             copy.vetted = True
-            # Without its note it is still being hashed, and the hashing thread reads `vetted` after writing the note.
+            # A copy without a note is still being hashed; the hashing thread reads `vetted` after writing the note.
             if copy.slot is not None and copy.slot.note_path.exists():
                 copy.slot.vet()
         return [copy.step for copy in fresh]
 
     def forget_from(self, step: int) -> list[int]:
-        """Drop the copies that hold the update of `step` or a later one; returns their steps."""
+        """Drop the copies with the update of `step` or a later one. Returns their steps."""
         self._rewinds += 1
         gone = [copy for copy in self._copies if copy.step >= step]
         self._copies = [copy for copy in self._copies if copy.step < step]
@@ -144,7 +147,7 @@ class MemoryCopies:
         return [copy.step for copy in gone]
 
     def restore(self, before_step: int) -> Values | None:
-        """Put back the newest vetted copy that lacks the update of `before_step`, and forget the later ones."""
+        """Restore the newest vetted copy without the update of `before_step`, and drop later copies."""
         candidates = [copy for copy in self._copies if copy.vetted and copy.step < before_step]
         if not candidates:
             return None
@@ -157,11 +160,11 @@ class MemoryCopies:
     # After a restart.
 
     def adopt(self, survivor: Survivor) -> None:
-        """Load a surviving copy into the training, and forget this rank's others."""
+        """Load a surviving copy into the training, and drop this rank's other copies."""
         note = survivor.note
         values = survivor.copy.restore(self.training)
         self._remove_former(keep_step=values.position.step)
-        # Once it is sealed, the former process's can go too.
+        # Once it is sealed, the former process's copy can be deleted, too.
         self.take(values, vetted=True, extra=note["extra"], origin=note["origin"])
         self.seal()
 
@@ -172,10 +175,10 @@ class MemoryCopies:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
-                self._folder.parent.rmdir()  # by the last rank
+                self._folder.parent.rmdir()  # done by the last rank
 
     def mesh(self) -> dict[str, Any]:
-        """The layout; another process can only adopt a copy with the same one."""
+        """The layout: a process can only adopt a copy with the same one."""
         training = self.training
         return {
             "sizes": dict(training.plan.sizes),
@@ -191,7 +194,7 @@ class MemoryCopies:
     def _free(self) -> HostCopy:
         """Buffers without borrowers.
 
-        Waits where the thread that hashes is further behind than there are copies: memory stays bounded.
+        Waits if the hashing thread lags behind by more than the number of copies, so that memory stays bounded.
         """
         hashing = [copy.sealing for copy in self._spare if copy.sealing is not None and not copy.sealing.done()]
         if len(hashing) > self._limit:
@@ -209,7 +212,7 @@ class MemoryCopies:
         return copy
 
     def _allocate(self, copy: HostCopy, live: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Shared memory if it has room for all copies of all ranks on this node, else private."""
+        """Allocate shared memory if it has space for all copies of all ranks on this node, else private memory."""
         if copy.slot is not None:
             try:
                 copy.slot.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -234,6 +237,6 @@ class MemoryCopies:
             copy.sending = self.peers.offer(slot)
 
     def _remove_former(self, keep_step: int = -1) -> None:
-        """Delete what former processes left of this rank's copies, but not the copy of one step."""
+        """Delete this rank's copies left by former processes, except the copy of one step."""
         assert self._folder is not None
         remove_others(self._folder, f"slot-{self._prefix}", keep_step=keep_step)

@@ -1,7 +1,7 @@
-"""Copies of a GPU's state to the host on their own stream, joined before the next optimizer step writes it.
+"""Copy a GPU's state to the host on a separate stream, joined before the next optimizer step overwrites it.
 
     stream = CopyStream(device)
-    arrived = stream.copy(host_tensors, parameters)     # queued after what was computed so far; nothing waits
+    arrived = stream.copy(host_tensors, parameters)     # queued after the work so far, without waiting
     stream.join()                                       # before the optimizer writes: the device waits, not the host
     arrived.synchronize()                               # in the background, before the host reads them
 
@@ -27,7 +27,7 @@ class Arrival(Protocol):
 
 
 class Copying(Protocol):
-    """Protocol of a queue of copies: `CopyStream` and its stand-in."""
+    """Protocol of a queue of copies: `CopyStream`, or its fake in tests."""
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> Arrival: ...
 
@@ -42,7 +42,7 @@ class CopyStream:
         self._newest: torch.cuda.Event | None = None
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> Arrival:
-        """Queue the copies; returns when they will have arrived."""
+        """Queue the copies; returns an event for their arrival."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             foreach_copy(targets, sources, non_blocking=True)
@@ -52,7 +52,7 @@ class CopyStream:
         return arrived
 
     def join(self) -> None:
-        """Let the current stream go on only when all copies have read their sources."""
+        """Make the current stream wait until all copies have read their sources."""
         if self._newest is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(self._newest)
             self._newest = None

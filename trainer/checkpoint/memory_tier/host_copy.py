@@ -1,10 +1,10 @@
-"""One rank's state copied to host memory: what a rollback restores and what is written to the disk.
+"""One rank's state copied to host memory, for rollbacks and for saves to disk.
 
     copy = HostCopy()
-    copy.fill(training, values)                 # the only part that training waits for
+    copy.fill(training, values)                 # the only part that blocks training
     copy.restore(training)
 
-Buffers are kept from one filling to the next: fresh memory costs a page fault every 4 KiB, more than the copy itself.
+Buffers are reused: fresh memory costs a page fault every 4 KiB, which takes longer than the copy.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HostCopy:
         self.sealing: Future[None] | None = None
         """Hashes the slot in the background."""
         self.sending: Future[None] | None = None
-        """Sends the slot to another node, after that."""
+        """Sends the slot to another node after hashing."""
         self.allocate = allocate
         self._stream = stream
         self._arrival: Arrival | None = None
@@ -69,7 +69,7 @@ class HostCopy:
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken by the state that it holds."""
+        """Number of optimizer steps in the copied state."""
         return self.values.position.step
 
     @property
@@ -79,7 +79,7 @@ class HostCopy:
 
     @torch.no_grad()
     def fill(self, training: Training, values: Values, *, vetted: bool = False) -> None:
-        """Copy the state as it is now."""
+        """Copy the current state."""
         assert not self.in_use, "the buffers are still being read"
         if self.slot is not None:
             self.slot.invalidate()
@@ -90,20 +90,20 @@ class HostCopy:
         if self._stream is not None:
             self._arrival = self._stream.copy(targets, sources)
             if training.compressions:
-                self._stream.join()  # what they keep is written by the next backward pass already
+                self._stream.join()  # the next backward pass already writes these
         else:
             _copy(targets, sources)
         self.rng = rng_state(training.device)
         self.values, self.vetted = values, vetted
 
     def wait(self) -> None:
-        """Wait until the host may read the tensors: before it does, in the background as a rule."""
+        """Wait until the host may read the tensors; normally called in the background."""
         if self._arrival is not None:
             self._arrival.synchronize()
 
     @torch.no_grad()
     def restore(self, training: Training) -> Values:
-        """Put tensors and random generators back. Returns the other values, which are the caller's to set."""
+        """Restore tensors and random generators. Returns the other values, which the caller has to set."""
         self.wait()
         training.discard()
         if training_tensors(training).keys() != self.tensors.keys():
@@ -122,7 +122,7 @@ def _same_layout(buffers: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> b
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy all at once; on CUDA the copies are queued first and waited for once."""
+    """Copy all tensors; on CUDA, queue all copies and then wait once."""
     if targets:
         foreach_copy(targets, sources, non_blocking=True)
     if any(tensor.is_cuda for tensor in (*targets[:1], *sources[:1])):

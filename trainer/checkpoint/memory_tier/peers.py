@@ -1,18 +1,18 @@
-"""Copies of this rank's shard in the memory of another node, so that the loss of a whole node does not cost the tier.
+"""Copies of this rank's shard in another node's memory, which survive the loss of a node.
 
     peers = PeerCopies(shared_folder(run.path), rank=3)
     peers.connect()                          # all ranks; collective: exchange addresses, choose partners
-    peers.offer(slot)                        # in the background, once it is sealed; at most one is on its way
-    peers.send(slot, owner=3, to=5)          # after a restart: waits; raises OSError
-    peers.news()                             # what came of it, for the training thread to record
+    peers.offer(slot)                        # in the background, after sealing; at most one at a time
+    peers.send(slot, owner=3, to=5)          # after a restart: blocks; raises OSError
+    peers.news()                             # results, for the training thread to record
 
-Rank i of a node sends to rank i of the next node, which writes it into slots of its shared memory, under the sender's
-number. Bytes go from one node's shared memory to the other's through a socket, in pieces: neither side needs another
-copy or holds the GIL. The receiver compares the hash before the note is written.
+Rank i of a node sends to rank i of the next node, which writes to slots in its shared memory, under the sender's rank.
+Bytes go from shared memory to shared memory through a socket, in pieces, so neither side needs another copy or holds
+the GIL. The receiver compares the hash before it writes the note.
 
-The socket is separate from the process groups, so the death of a peer is an error in a background thread, and no
-collective waits for it. It listens only with several nodes, at the address by which this node reaches the rendezvous
-store, and drops every connection that does not begin with the secret that the ranks exchanged.
+The socket is separate from the process groups, so the death of a peer is an error in a background thread, and blocks no
+collective. It listens only if there are several nodes, at the address by which this node reaches the rendezvous store,
+and drops connections that do not begin with the secret exchanged by the ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from trainer.checkpoint.memory_tier.slots import Slot, remove_others
 __all__ = ["PeerCopies", "rank_folder"]
 
 TIMEOUT_S = 20.0
-"""Without a byte for so long the other side is given up."""
+"""Seconds without a byte after which the other side is given up."""
 MAX_HEADER_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 _SECRET_BYTES = 32
@@ -51,7 +51,7 @@ _LENGTHS = struct.Struct("!IQ")  # bytes of the header, bytes of the tensors
 
 
 def rank_folder(node_folder: Path, rank: int) -> Path:
-    """Folder with the copies of a rank on a node, its own or those kept for another."""
+    """Folder on a node with the copies of a rank, which may run on this node or another."""
     return node_folder / f"rank-{rank:05d}"
 
 
@@ -72,9 +72,9 @@ class PeerCopies:
         self.folder = folder
         self.rank = rank
         self.partner: int | None = None
-        """Rank that keeps this rank's copies; None before `connect`, and with one node."""
+        """Rank that keeps this rank's copies; None before `connect`, or with a single node."""
         self.hosted: set[int] = set()
-        """Ranks whose copies this one keeps."""
+        """Ranks whose copies this rank keeps."""
         self._ranks: list[_Rank] = []
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._slots: dict[Path, Slot] = {}
@@ -87,7 +87,7 @@ class PeerCopies:
     # All ranks.
 
     def connect(self) -> None:
-        """Listen, and learn how the others are reached. Collective. A bad address fails at first use."""
+        """Listen, and exchange addresses. Collective. A bad address fails on first use."""
         host, port = "", 0
         try:
             listener, host = _listen()
@@ -104,8 +104,9 @@ class PeerCopies:
     # The training thread.
 
     def offer(self, slot: Slot) -> Future[None] | None:
-        """Send a sealed copy to the partner in the background. Returns None without a partner, or if the copy before
-        is still being sent: this one is skipped, so that at most one buffer waits."""
+        """Send a sealed copy to the partner in the background. Returns None without a partner, or if the previous copy
+        is still being sent; then this copy is skipped, so that at most one buffer is waiting.
+        """
         if self.partner is None:
             return None
         if self._sending is not None and not self._sending.done():
@@ -115,8 +116,9 @@ class PeerCopies:
         return self._sending
 
     def news(self) -> list[dict[str, Any]]:
-        """Changes of state since the last call, as details of an event `peer_copy`: the first copy that was sent, and
-        from then on each change between complete, delayed and failed."""
+        """Changes of state since the last call, as details of an event `peer_copy`: the first copy sent, and then each
+        change between complete, delayed and failed.
+        """
         changes: list[dict[str, Any]] = []
         while True:
             try:
@@ -132,8 +134,8 @@ class PeerCopies:
         return self._ranks[rank].node
 
     def remove(self, *, at_end: bool) -> None:
-        """Free the memory that holds copies of other ranks. `at_end`: also refuse later ones, since the last copy of a
-        rank that ends later may still arrive.
+        """Free the memory with copies of other ranks. `at_end`: also refuse later copies, since those of ranks that end
+        later may still arrive.
         """
         if at_end:
             self._over.set()
@@ -156,9 +158,10 @@ class PeerCopies:
             self._outcomes.put({"state": "complete", "step": step, "bytes": size, "duration_ns": took})
 
     def send(self, slot: Slot, *, owner: int, to: int, name: str = "") -> int:
-        """Send a sealed copy of a rank to a rank, which keeps it under `name` (the slot's own); returns its bytes.
+        """Send a sealed copy of rank `owner` to rank `to`, which keeps it under `name` (default: the slot's name).
+        Returns its size in bytes.
 
-        Raises OSError or CheckpointError, with one line that gives the receiver's reason.
+        Raises OSError or CheckpointError with the receiver's reason, one line.
         """
         peer = self._ranks[to]
         header = json.dumps(
@@ -187,7 +190,7 @@ class PeerCopies:
     # Receiving.
 
     def _serve(self, listener: socket.socket) -> None:
-        """One connection after the other: a rank has one partner, and after a restart a few senders."""
+        """Serve one connection at a time: a rank has one partner, and after a restart a few senders."""
         while True:
             connection, _ = listener.accept()
             with connection:
@@ -201,14 +204,14 @@ class PeerCopies:
                     self._refuse(connection, str(error))
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
-        with contextlib.suppress(OSError):  # the sender may be gone
+        with contextlib.suppress(OSError):  # the sender may have exited
             connection.sendall(" ".join(reason.split()).encode()[:500] or b"unknown")
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(_PIECE_BYTES):
-                pass  # closing with bytes unread would take our answer back
+                pass  # closing with unread bytes would discard our answer
 
     def _keep(self, connection: socket.socket) -> None:
-        """Write what comes into a slot. Raises OSError, or a ValueError for anything that is not a copy."""
+        """Write a received copy to a slot. Raises OSError, or ValueError for anything that is not a copy."""
         header_size, size = _LENGTHS.unpack(_receive(connection, _LENGTHS.size))
         if header_size > MAX_HEADER_BYTES:
             raise CheckpointError("the header is too long")
@@ -225,20 +228,22 @@ class PeerCopies:
         (folder / PID_NAME).write_text(str(os.getpid()))
         slot = self._slots.setdefault(folder / name, Slot(folder / name))
         slot.receive(size, lambda view: _fill(connection, view), header["note"])
-        if self._over.is_set():  # since it began to come
+        if self._over.is_set():  # since it began to arrive
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
-                self.folder.rmdir()  # as the last one does
+                self.folder.rmdir()  # as the last copy does
             raise CheckpointError("its run has ended")
         if header["vetted"]:
             slot.vet()
             own = f"slot-a{fence.held_attempt()}-"
-            if name.startswith(own):  # and so what former attempts sent is no longer needed
+            if name.startswith(own):  # so copies sent by former attempts are no longer needed
                 remove_others(folder, own)
 
 
 def _partner(rank: int, nodes: list[int]) -> int | None:
-    """The rank at the same place on the next node; with fewer places there, they are shared. None with one node."""
+    """The rank with the same index on the next node; if that node has fewer ranks, they are shared. None for a single
+    node.
+    """
     present = sorted(set(nodes))
     if len(present) < 2:
         return None
@@ -253,7 +258,7 @@ def _listen() -> tuple[socket.socket, str]:
     store_host, store_port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", 1))
     family, _, _, _, address = socket.getaddrinfo(store_host, store_port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing: only asks which of our addresses leads there
+        probe.connect(address)  # sends nothing: only finds which of our addresses leads there
         own = probe.getsockname()[0]
     if own != address[0]:
         return socket.create_server((own, 0), family=family), own
@@ -270,7 +275,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _fill(connection: socket.socket, view: memoryview) -> None:
-    """Read until the view is full. Raises OSError if the other side ends before."""
+    """Read until the view is full. Raises OSError if the connection ends before."""
     done = 0
     while done < len(view):
         count = connection.recv_into(view[done : done + _PIECE_BYTES])

@@ -1,17 +1,17 @@
-"""A copy's buffers in shared memory, which a later process of the same rank finds again.
+"""A copy's buffers in shared memory, which a later process of the same rank can reopen.
 
     slot = Slot(folder / "rank-00003" / "slot-0")
     tensors = slot.allocate(live)               # raises OSError if there is no room
-    slot.invalidate(); ...copy...               # an unfinished copy must not pass for a whole one
+    slot.invalidate(); ...copy...               # an unfinished copy must not look complete
     slot.seal({"step": 40, ...}, tensors)       # in the background: hash, then the note that makes it valid
     slot.vet()                                  # healthy steps followed
     note, tensors, rng = slot.open()            # in the next attempt; raises CheckpointError unless the hashes agree
     slot.receive(size, fill, note)              # a copy that another node sends
 
-A slot is three files: the tensors' bytes, a note (written last, in one rename, with the hash of the bytes and of
-itself), and a mark once it is vetted. A process that is killed leaves them as they are: the pages are the kernel's. A
-later process never writes to the files of an earlier one, and reads them into its own memory before it compares the
-hash: the earlier process may be stopped rather than dead, and resume in the middle of a copy.
+A slot is three files: the tensors' bytes, a note (written last, by a rename, with the hash of the bytes and of the
+note), and a mark once it is vetted. They survive a killed process, because the kernel owns the pages. A later process
+never writes to files of an earlier one, and reads them into private memory before it compares the hash, because the
+earlier process may be stopped rather than dead, and resume in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger("rankscope.trainer")
 
 _ALIGNMENT = 64
 _LARGEST_SHARE = 0.5
-"""Share of free shared memory for all copies of all ranks of a node: data workers need some too."""
+"""Share of free shared memory for all copies of all ranks of a node; data workers need some, too."""
 
 
 class Slot:
@@ -52,12 +52,12 @@ class Slot:
         self.vetted_path = path.with_name(path.name + ".vetted")
         self._map: mmap.mmap | None = None
         self.locked = False
-        """True if the pages are locked, so that a GPU copies into them by itself."""
+        """True if the pages are locked, so that a GPU can copy to them by DMA."""
         self._layout: list[tuple[str, str, list[int], int]] = []
 
     def allocate(self, live: Mapping[str, Tensor], *, share_of: int = 1) -> dict[str, Tensor]:
-        """Allocate tensors of these shapes and types. Raises OSError unless `share_of` times their size leaves half of
-        the shared memory free.
+        """Allocate tensors with these shapes and types. Raises OSError unless `share_of` times their size leaves half
+        of the shared memory free.
         """
         self.invalidate()
         layout, size = [], 0
@@ -77,17 +77,17 @@ class Slot:
             raise OSError(f"{size * share_of / 1e6:.0f} MB of copies do not fit into {free / 1e6:.0f} MB")
         if self.locked and self._map is not None:
             self.locked = False
-            _unlock_pages(self._map)  # truncated, they are no longer the pages that the driver knows
+            _unlock_pages(self._map)  # after truncation they are not the pages that the driver knows
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)  # or a copy would end in SIGBUS where there is no room
+            os.posix_fallocate(fd, 0, size)  # otherwise a copy would end with SIGBUS if there is no space
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
         return self._map
 
     def invalidate(self) -> None:
-        """Mark the contents of the slot as no copy."""
+        """Mark the slot as not containing a copy."""
         self.note_path.unlink(missing_ok=True)
         self.vetted_path.unlink(missing_ok=True)
 
@@ -103,9 +103,9 @@ class Slot:
         self._write_note(json.dumps(note | {"digest": _digest(note)}))
 
     def receive(self, size: int, fill: Callable[[memoryview], None], note_text: str) -> None:
-        """Let `fill` write the bytes that belong to a note from elsewhere; the note is kept only if they have its hash.
+        """Let `fill` write the bytes for a note from another node; the note is kept only if the hash matches.
 
-        Raises CheckpointError if they have not, and what `fill` raises. Memory is kept from one copy to the next.
+        Raises CheckpointError if it does not, and what `fill` raises. Memory is reused for the next copy.
         """
         self.invalidate()
         region = self._map if self._map is not None and len(self._map) == size else self._reserve(size, 1)
@@ -123,7 +123,7 @@ class Slot:
         fresh.replace(self.note_path)
 
     def vet(self) -> None:
-        """Enough healthy steps followed."""
+        """Mark the copy as vetted: enough healthy steps have followed."""
         self.vetted_path.touch()
 
     @property
@@ -139,15 +139,16 @@ class Slot:
             return -1
 
     def note(self) -> dict[str, Any]:
-        """The note of the copy in the slot. Raises CheckpointError if there is none, or the note was changed."""
+        """Read the note of the copy in the slot. Raises CheckpointError if there is none, or if it was altered."""
         try:
             return _parse(self.note_path.read_text(encoding="utf-8"))
         except OSError as error:
             raise CheckpointError(f"copy in {self.path.name}: {error.strerror}") from None
 
     def open(self) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-        """Note, tensors and random generators that a former process left. Raises CheckpointError unless the hashes
-        agree."""
+        """Read note, tensors and random generators left by a former process. Raises CheckpointError unless the hashes
+        match.
+        """
         note = self.note()
         try:
             own = bytearray(self.path.read_bytes())
@@ -161,13 +162,14 @@ class Slot:
 
     @staticmethod
     def all_in(folder: Path) -> list[Slot]:
-        """The slots that a former process of this rank left with a note."""
+        """Slots with a note left by former processes of this rank."""
         return [Slot(path.with_suffix("")) for path in sorted(folder.glob("slot-*.json"))]
 
 
 def remove_others(folder: Path, prefix: str, *, keep_step: int = -1) -> None:
-    """Delete the slots of other processes than the one whose slots begin with `prefix`, unfinished ones too, but not
-    the copy of one step."""
+    """Delete all slots, including unfinished ones, except those whose name begins with `prefix` and the copy of one
+    step.
+    """
     kept = {slot.path.name for slot in Slot.all_in(folder) if slot.step == keep_step}
     for path in folder.glob("slot-*"):
         if path.name.partition(".")[0] not in kept and not path.name.startswith(prefix):
@@ -184,7 +186,9 @@ def _tensors(memory: Any, layout: list[tuple[str, str, list[int], int]]) -> dict
 
 
 def _lock_pages(region: mmap.mmap) -> bool:
-    """Let a GPU copy into it directly. It works without, only slower: False where the driver refuses."""
+    """Page-lock memory, so that a GPU can copy to it directly. Returns False if the driver refuses; copies are then
+    slower.
+    """
     whole = torch.frombuffer(region, dtype=torch.uint8)
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch: no types
     if int(runtime.cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)) == 0:
@@ -209,7 +213,7 @@ def _tensor(dtype: str, text: str) -> Tensor:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """A note whose own hash agrees. Raises CheckpointError."""
+    """Parse a note and check its hash. Raises CheckpointError."""
     try:
         note: dict[str, Any] = json.loads(text)
         if note.pop("digest") != _digest(note):

@@ -1,16 +1,16 @@
-"""Copies in memory that outlived their processes: choose a state for all ranks, and give each rank its part.
+"""Copies in memory that outlived their processes: choose a state for all ranks, and deliver each rank its part.
 
     found = newest_survivor(folder, mesh, peers, ledger, newer_than=40)     # all ranks; None if there is none
-    found.copy, found.note                                                  # this rank's, its hash compared
+    found.copy, found.note                                                  # this rank's part, with its hash verified
 
 1. Every node lists the copies in its shared memory: those of its own ranks, and those that it keeps for others.
 2. A state is usable if every rank's part is on some node, healthy steps followed it, and it includes no batch that was
    skipped since. The newest is tried first.
 3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
-4. If a hash differs on any rank, the next location and then the next state is tried. A rank may have another number
-   than before and thus another part, so its part is looked up, not assumed. One state is known by its step and its
-   origin, the attempt and the number of rollbacks that this attempt had made when the copy was taken: a copy of a step
-   that was rolled back must not be mixed with copies of the same step reached again.
+4. If a hash differs on any rank, the next location and then the next state is tried. A process may have another rank
+   than before and thus another part, so its part is looked up. A state is identified by its step and its origin (the
+   attempt and its number of rollbacks when the copy was taken), so that a copy of a rolled-back step is not mixed with
+   copies of the same step reached again.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from trainer.checkpoint.state import Values
 __all__ = ["Survivor", "newest_survivor", "remove_unused", "state_of"]
 
 State = tuple[int, int, int]
-"""(step, attempt, rollbacks): what copies of one state have in common."""
+"""(step, attempt, rollbacks): identifies copies of one state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """This rank's part of a state, in memory of this process."""
+    """This rank's part of a state, in memory private to this process."""
 
     copy: HostCopy
     note: Mapping[str, Any]
@@ -49,11 +49,11 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """A copy that lies somewhere, by its note."""
+    """A copy on some node, as described by its note."""
 
     node: int
     keeper: int
-    """Rank that listed it, and would send it."""
+    """Rank that listed it and can send it."""
     owner: int
     state: State
     name: str
@@ -62,7 +62,7 @@ class _Left:
 
 
 def state_of(note: Mapping[str, Any]) -> State:
-    """State of the copy that a note belongs to. Raises KeyError, TypeError or ValueError for another note."""
+    """State of a note's copy. Raises KeyError, TypeError or ValueError for a malformed note."""
     attempt, rewinds = note["origin"]
     return int(note["values"]["position"]["step"]), int(attempt), int(rewinds)
 
@@ -71,9 +71,9 @@ def newest_survivor(
     folder: Path | None, mesh: Mapping[str, Any], rank: int, world_size: int, peers: PeerCopies | None, ledger: Ledger,
     *, newer_than: int,
 ) -> Survivor | None:  # fmt: skip
-    """This rank's part of the newest usable state whose step is at least `newer_than`. All ranks; collective.
+    """Return this rank's part of the newest usable state whose step is at least `newer_than`. All ranks; collective.
 
-    `mesh` is what must be the same for a copy to fit; its "rank" is left out.
+    `mesh`: the layout, which must be equal for a copy to fit, except for "rank".
     """
     listed = [] if folder is None else [_plain(left) for left in _list(folder, mesh, rank, ledger)]
     left = [_Left(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part]
@@ -87,7 +87,7 @@ def newest_survivor(
 
 
 def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> Iterable[_Left]:
-    """The usable copies on this node. Its ranks share the work: each reads some owners' copies."""
+    """Usable copies on this node. The node's ranks share the work: each reads the copies of some owners."""
     local_rank, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     for place in sorted(folder.glob("rank-*")):
         for slot in Slot.all_in(place):
@@ -113,7 +113,7 @@ def _usable(left: list[_Left], world_size: int) -> list[State]:
     usable = []
     for state in {each.state for each in left}:
         parts = [each for each in left if each.state == state]
-        # Healthy steps are those of the whole run: one rank that came to vetting a copy speaks for all.
+        # Steps are healthy for the whole run, so a copy vetted by one rank is vetted for all.
         is_vetted, is_stale = any(each.vetted for each in parts), any(each.stale for each in parts)
         if is_vetted and not is_stale and {each.owner for each in parts} >= set(range(world_size)):
             usable.append(state)
@@ -123,7 +123,9 @@ def _usable(left: list[_Left], world_size: int) -> list[State]:
 def _collect(
     parts: list[_Left], folder: Path | None, rank: int, world_size: int, peers: PeerCopies | None
 ) -> Survivor | None:
-    """Every rank's part of a state from wherever it is whole; None on all ranks if one cannot be had."""
+    """Collect every rank's part of a state from a location where it is intact; None on all ranks if one is not
+    available.
+    """
     nodes = gather_from_all(this_node())
     places: dict[int, list[_Left]] = {}
     for owner in range(world_size):
@@ -139,10 +141,10 @@ def _collect(
         arrived = {owner: left.name if left.node == nodes[owner] else _arrival(left) for owner, left in tried.items()}
         for owner, left in tried.items():
             if left.node != nodes[owner] and left.keeper == rank and peers is not None and folder is not None:
-                with contextlib.suppress(OSError, CheckpointError):  # the owner sees that nothing came
+                with contextlib.suppress(OSError, CheckpointError):  # the owner notices that nothing arrived
                     slot = Slot(rank_folder(folder, owner) / left.name)
                     peers.send(slot, owner=owner, to=owner, name=arrived[owner])
-        gather_from_all(None)  # what was sent is there
+        gather_from_all(None)  # what was sent has arrived
         if rank in missing and folder is not None:
             found = _open(rank_folder(folder, rank) / arrived[rank], tried[rank].state)
         has_it = gather_from_all(rank not in missing or found is not None)
@@ -163,13 +165,13 @@ def _open(path: Path, state: State) -> Survivor | None:
 
 
 def _arrival(left: _Left) -> str:
-    """The name under which a copy from another node lies on its owner's."""
+    """Name on the owner's node of a copy received from another node."""
     return f"slot-from-{left.node}-in-{fence.held_attempt()}-{left.name.removeprefix('slot-')}"
 
 
 def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> None:
-    """Remove memory on each node of ranks that are gone or no longer keep copies there. Collective; when it returns all
-    removals are done, so new copies may be taken.
+    """Free memory on each node for ranks that have gone or no longer keep copies there. Collective; all removals are
+    done when it returns, so new copies may be taken.
     """
     nodes = gather_from_all({"node": this_node(), "keeps": [rank, *(peers.hosted if peers is not None else ())]})
     here = [other for other, each in enumerate(nodes) if each["node"] == this_node()]

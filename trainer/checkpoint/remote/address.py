@@ -4,11 +4,11 @@
     folder.put(Path("a.bin"), "objects/a.bin"); folder.sizes("objects")     # {"objects/a.bin": 123}
     folder.fetch("objects/a.bin", Path("b.bin")); folder.read("run.json", 1 << 20)
 
-Where the address needs a package (s3fs for `s3://`), it is imported here and nowhere else. Credentials and endpoint are
-those of that package: `AWS_ENDPOINT_URL`, `AWS_PROFILE`, fsspec's own configuration.
+If the address needs a package (s3fs for `s3://`), only this module imports it. Credentials and endpoint are configured
+as for that package: `AWS_ENDPOINT_URL`, `AWS_PROFILE`, fsspec's configuration.
 
     with folder.limit(3600.0, "Raise checkpoint.remote_limit_s."):
-        folder.fetch(...)               # RemoteError once the hour is over, also while an answer trickles
+        folder.fetch(...)               # RemoteError after an hour, even if data still trickle in
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["RemoteError", "RemoteFolder"]
 _T = TypeVar("_T")
 TRIES = 4
 FIRST_WAIT_S = 0.5
-"""Before the second try; twice as long before each further one. s3fs itself tries five times before, within seconds."""
+"""Seconds before the second attempt, doubled before each further one. s3fs itself retries five times within seconds."""
 _S3_OPTIONS = {
     "use_listings_cache": False,
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}},
@@ -43,8 +43,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "file": {"auto_mkdir": True},
     "local": {"auto_mkdir": True},
 }
-"""Defaults by protocol; fsspec's own configuration goes first. An S3 connection that stays silent is cut, and
-botocore does not try again beneath the tries of s3fs."""
+"""Defaults by protocol; fsspec's configuration takes precedence. Silent S3 connections time out, and botocore does not
+retry in addition to s3fs.
+"""
 
 
 class RemoteError(StorageError):
@@ -52,7 +53,7 @@ class RemoteError(StorageError):
 
 
 class RemoteFolder:
-    """Files by their names below one address. Methods raise RemoteError once all tries have failed."""
+    """Files by name below one address. Methods raise RemoteError when all attempts have failed."""
 
     def __init__(self, address: str, *, tries: int = TRIES, wait: Callable[[float], None] = time.sleep) -> None:
         self.address = address.rstrip("/")
@@ -72,8 +73,8 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def limit(self, seconds: float, advice: str) -> Iterator[None]:
-        """Limit the total time (seconds) of requests from any thread until the block ends. With s3fs, gcsfs and adlfs
-        running requests are cancelled; a synchronous package may make one more request after the limit.
+        """Limit the total time (seconds) of requests from any thread until the block ends. With s3fs, gcsfs and adlfs,
+        running requests are cancelled; a synchronous package may complete one more request.
         """
         self._limit_s, self._limit_advice, self._deadline = seconds, advice, time.monotonic() + seconds
         try:
@@ -82,7 +83,7 @@ class RemoteFolder:
             self._deadline = math.inf
 
     def put(self, local: Path, name: str) -> None:
-        """Copy a file there; it is there with its whole size when this returns."""
+        """Upload a file, and verify its size at the address."""
         size = local.stat().st_size
 
         def copy() -> None:
@@ -97,7 +98,7 @@ class RemoteFolder:
         self._try("written", name, lambda: self._fs.pipe_file(self._path(name), content, **self._left()))
 
     def read(self, name: str, limit_bytes: int) -> bytes | None:
-        """A small file, at most `limit_bytes` of it; None if there is none."""
+        """Read a small file, at most `limit_bytes` of it; None if it does not exist."""
 
         def read() -> bytes | None:
             try:
@@ -108,7 +109,7 @@ class RemoteFolder:
         return self._try("read", name, read)
 
     def fetch(self, name: str, local: Path, size: int) -> None:
-        """Copy a file of this size from there."""
+        """Download a file, and verify its size."""
 
         def copy() -> None:
             self._fs.get_file(self._path(name), str(local), **self._left())
@@ -118,7 +119,7 @@ class RemoteFolder:
         self._try("read", name, copy)
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Names of all files below `prefix`, with their sizes."""
+        """Return {name: size} of all files below `prefix`."""
 
         def find() -> dict[str, int]:
             self._fs.invalidate_cache()
@@ -131,7 +132,7 @@ class RemoteFolder:
         return self._try("listed", prefix, find)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files, those that are gone already too."""
+        """Remove files; missing ones are ignored."""
 
         def remove(name: str) -> None:
             try:
@@ -143,20 +144,22 @@ class RemoteFolder:
             self._try("removed", name, lambda name=name: remove(name))  # type: ignore[misc]
 
     def move(self, name: str, to: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         self._try("moved", name, lambda: self._fs.mv(self._path(name), self._path(to)))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _left(self) -> dict[str, float]:
-        """Time left of the limit, as an argument of a call."""
+        """Remaining time of the limit, as an argument of a call."""
         if self._deadline == math.inf or not isinstance(self._fs, AsyncFileSystem):
             return {}
         return {"timeout": max(0.001, self._deadline - time.monotonic())}
 
     def _try(self, done: str, name: str, action: Callable[[], _T]) -> _T:
-        """The result of `action`, which is tried again for every error: each package has its own error classes."""
+        """Return the result of `action`, which is retried after any error, because each package has different error
+        classes.
+        """
         for again in range(self._tries - 1, -1, -1):
             try:
                 return action()

@@ -1,8 +1,8 @@
-"""Checkpoints at an address: files named by their hashes, and a manifest per checkpoint, which is written last.
+"""Checkpoints at a remote address: files named by their hashes, and a manifest per checkpoint, written last.
 
     copies = RemoteCopies(RemoteFolder("s3://bucket/runs/gpt-20261122"))
     copies.open()
-    sent = copies.publish(run.checkpoints / "step-00000050")     # bytes sent; what is there already is not sent again
+    sent = copies.publish(run.checkpoints / "step-00000050")     # bytes sent; existing files are not sent again
     copies.fetch(50, run.checkpoints)                            # verified, under its name; CheckpointError if damaged
     copies.remove(40)
 
@@ -10,8 +10,8 @@
 |---|---|
 | `checkpoints/step-00000050.json` | the checkpoint's `manifest.json`; without it there is no checkpoint |
 | `objects/<blake2b>` | a file of one or several checkpoints, named by the hash in their manifests |
-| `condemned/step-00000050.json`, `condemned/<blake2b>` | a checkpoint that was not as its hashes say |
-| `run.json`, `ledger.json` | what a launch on another machine needs besides |
+| `condemned/step-00000050.json`, `condemned/<blake2b>` | a checkpoint or file that did not match its hash |
+| `run.json`, `ledger.json` | what a launch on another machine needs in addition |
 
 One process writes; any number read.
 """
@@ -44,7 +44,7 @@ __all__ = ["RemoteCopies"]
 _MANIFEST = re.compile(r"checkpoints/step-(\d{8,18})\.json")
 _HASH = re.compile(r"[0-9a-f]{64}")
 TRANSFERS = 4
-"""Files sent or fetched at the same time; s3fs also sends the parts of each concurrently."""
+"""Number of files transferred at the same time; s3fs also sends the parts of each file concurrently."""
 
 
 class RemoteCopies:
@@ -57,11 +57,11 @@ class RemoteCopies:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, oldest first."""
+        """Steps of the checkpoints at the address, oldest first."""
         return sorted(self._manifests)
 
     def open(self) -> None:
-        """Read what is there."""
+        """Read the list of checkpoints."""
         names = self.folder.sizes("checkpoints")
         self._objects = {name.rpartition("/")[2]: size for name, size in self.folder.sizes("objects").items()}
         self._manifests = {}
@@ -71,20 +71,22 @@ class RemoteCopies:
                 self._manifests[int(match[1])] = content
 
     def holds(self, step: int, manifest: bytes) -> bool:
-        """True if this very checkpoint of the step is there."""
+        """Return True if the address has this same checkpoint of the step."""
         return self._manifests.get(step) == manifest
 
     def publish(self, local: Path) -> int:
-        """Copy a finished checkpoint there; returns the bytes sent. Raises CheckpointError if it is damaged here."""
+        """Upload a finished checkpoint; returns the bytes sent. Raises CheckpointError if the local files are
+        damaged.
+        """
         raw = (local / MANIFEST_NAME).read_bytes()
         manifest = read_manifest(local)
         files: dict[str, FileDigest] = manifest["files"]
         due = {name: digest for name, digest in files.items() if self._objects.get(digest.blake2b) != digest.bytes}
 
         def send(name: str) -> None:
-            verify_files(local, manifest, [name])  # an object must be what its name says
+            verify_files(local, manifest, [name])  # an object's content must match its name
             self.folder.put(local / name, f"objects/{files[name].blake2b}")
-            self._objects[files[name].blake2b] = files[name].bytes  # not sent again where another file fails
+            self._objects[files[name].blake2b] = files[name].bytes  # not sent again if another file fails
 
         _all(send, due)
         step = int(manifest["step"])
@@ -93,7 +95,7 @@ class RemoteCopies:
         return sum(digest.bytes for digest in due.values()) + len(raw)
 
     def remove(self, step: int) -> None:
-        """Remove a checkpoint, and the files that no other one has."""
+        """Remove a checkpoint, and the files that no other checkpoint has."""
         self.folder.remove([_name(step)])
         self._manifests.pop(step, None)
         try:
@@ -106,13 +108,13 @@ class RemoteCopies:
             del self._objects[digest]
 
     def fetch(self, step: int, into: Path, *, condemn: bool = True) -> Path:
-        """Copy a checkpoint from there into the folder `into`; returns its folder, whose hashes agree.
+        """Download a checkpoint to the folder `into`. Returns its folder, whose hashes match.
 
-        Raises CheckpointError if what is there is damaged, found by fetching it twice; it is put aside then, unless a
-        reader asks.
+        Raises CheckpointError if the remote checkpoint is damaged, as proven by fetching it twice; with `condemn` it is
+        then moved aside.
         """
         final = into / f"step-{step:08d}"
-        scratch = into / f"{final.name}.remote.tmp"  # which the next attempt removes
+        scratch = into / f"{final.name}.remote.tmp"  # the next attempt removes it
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         (scratch / MANIFEST_NAME).write_bytes(self._manifests[step])
@@ -160,7 +162,9 @@ class RemoteCopies:
                 return
 
     def _condemn(self, step: int, damaged: Iterable[str]) -> None:
-        """Put a damaged checkpoint aside, and the files that are not what their names say: they are sent again."""
+        """Move a damaged checkpoint aside, with the files that do not match their names, so that they are sent
+        again.
+        """
         raw = self._manifests.pop(step)
         self.folder.write(f"condemned/step-{step:08d}.json", raw)
         self.folder.remove([_name(step)])
@@ -171,9 +175,9 @@ class RemoteCopies:
 
 
 def _all(action: Callable[[str], None], names: Iterable[str]) -> None:
-    """Do it for every name, some at the same time. Raises the first error.
+    """Call `action` for every name, several at a time. Raises the first error.
 
-    In daemon threads: an interpreter that ends waits for those of a pool, and a store that is slow may take hours.
+    Daemon threads are used because an exiting interpreter waits for those of a pool, and slow storage may take hours.
     """
     due = queue.SimpleQueue[str]()
     for name in sorted(names):

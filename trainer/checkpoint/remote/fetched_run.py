@@ -1,4 +1,4 @@
-"""A run's checkpoint from an address in a temporary folder, for commands that read one.
+"""Fetch a run's checkpoint from an address to a temporary folder, for commands that read one.
 
 with fetched_run("s3://bucket/runs/gpt-20261122", step=None) as folder:
     find_checkpoint(folder, step=None)
@@ -23,9 +23,10 @@ MAX_FILE_BYTES = 16 << 20
 
 @contextlib.contextmanager
 def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
-    """`path` itself, or for an address a folder with its `run.json`, ledger and checkpoint (None: the newest).
+    """Yield `path` itself, or for an address a folder with the run's `run.json`, ledger and checkpoint (None: the
+    newest).
 
-    Raises CheckpointError if there is none or it is damaged, RemoteError.
+    Raises CheckpointError if there is none or it is damaged, and RemoteError.
     """
     if "://" not in path:
         yield Path(path)
@@ -34,7 +35,7 @@ def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
     copies = RemoteCopies(folder)
     copies.open()
     if not copies.steps:
-        raise CheckpointError(f"{folder.address}: holds no finished checkpoint (expected checkpoints/step-*.json)")
+        raise CheckpointError(f"{folder.address}: has no finished checkpoint (expected checkpoints/step-*.json)")
     chosen = copies.steps[-1] if step is None else step
     if chosen not in copies.steps:
         there = ", ".join(map(str, copies.steps))

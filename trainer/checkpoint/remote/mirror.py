@@ -1,13 +1,13 @@
-"""Mirrors the finished checkpoints of a run to a remote address, in a thread of the launcher, so ranks lose no time.
+"""Mirror a run's finished checkpoints to a remote address, in a thread of the launcher, so that ranks lose no time.
 
     mirror = CheckpointMirror(run, config, events)
     mirror.restore()        # before the ranks start: fetch what this machine has lost
     mirror.start()
-    problem = mirror.close()                    # after they ended: "" if the newest has been sent, else the reason
+    problem = mirror.close()                    # after the ranks ended: "" if the newest has been sent, else the reason
 
 The newest readable checkpoint is sent first. Checkpoints condemned or pruned locally are removed remotely. Failed
-uploads are retried for as long as the run lives, without an effect on the training. A local checkpoint that cannot be
-read at the moment is neither damaged nor gone: until it can be read, nothing is removed remotely.
+uploads are retried during the run, without affecting the training. A local checkpoint that is temporarily unreadable is
+neither damaged nor deleted: until it is readable, nothing is removed remotely.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["CheckpointMirror", "address_of"]
 
 POLL_S = 1.0
 MAX_WAIT_S = 60.0
-"""Maximum seconds between two retries of a failed upload."""
+"""Maximum seconds between retries of a failed upload."""
 END_S = 900.0
 """Seconds that the upload of the newest checkpoint may take after the run."""
 MAX_LEDGER_BYTES = 16 << 20
@@ -77,10 +77,10 @@ class CheckpointMirror:
     # Before the ranks start.
 
     def restore(self) -> int | None:
-        """Fetch the newest remote checkpoint if it is newer than all local ones; returns its step, or None. Then write
-        the run's description to the address.
+        """Fetch the newest remote checkpoint if it is newer than all local ones, and return its step or None. Then
+        write the run's description to the address.
 
-        If its hashes do not match, the one before is fetched. Raises RemoteError if this fails and there is no local
+        If its hashes do not match, the previous one is fetched. Raises RemoteError if this fails and there is no local
         checkpoint, or if the address cannot be written: a run that cannot save as configured must not start.
         """
         here: list[int] = []
@@ -123,13 +123,13 @@ class CheckpointMirror:
         path = self._run.checkpoints / LEDGER_NAME
         content = None if path.exists() else copies.folder.read(LEDGER_NAME, MAX_LEDGER_BYTES)
         if content is not None:
-            for each in (copy_of(path), path):  # a single copy would be reported as the loss of the other
+            for each in (copy_of(path), path):  # if only one copy existed, the other would be reported as lost
                 each.write_bytes(content)
 
     # While they train.
 
     def start(self) -> None:
-        """Start to send."""
+        """Start sending."""
         self._thread.start()
 
     def _work(self) -> None:
@@ -139,7 +139,9 @@ class CheckpointMirror:
                 wait_s = POLL_S if self.sync() else min(max(2 * wait_s, 5.0), MAX_WAIT_S)
 
     def sync(self) -> bool:
-        """Mirror the folder to the address, sending one checkpoint at most; False if something is unreadable now."""
+        """Mirror the folder to the address, sending at most one checkpoint. Returns False if something is unreadable
+        now.
+        """
         if self._run.manifest().get("launcher_pid", os.getpid()) != os.getpid():
             return True  # a later launch has taken the run
         try:
@@ -169,7 +171,7 @@ class CheckpointMirror:
         return False
 
     def _send_next(self, copies: RemoteCopies, here: dict[int, bytes]) -> dict[int, str]:
-        """Send the newest due checkpoint that can be read; returns {step: reason} of those that cannot be read now."""
+        """Send the newest due checkpoint that is readable. Returns {step: reason} for those that cannot be read now."""
         unread = {}
         for step in self._due(copies, here):
             try:
@@ -193,7 +195,7 @@ class CheckpointMirror:
         try:
             num_bytes = copies.publish(folder)
         except (FileNotFoundError, CheckpointError) as error:
-            if folder.is_dir():  # else it was removed meanwhile
+            if folder.is_dir():  # otherwise it was removed in the meantime
                 self._refused.add((step, raw))
                 self._report("failed", step=step, reason=f"it is damaged here: {error}")
             return
@@ -211,7 +213,7 @@ class CheckpointMirror:
         try:
             names = set(os.listdir(self._run.checkpoints))
         except FileNotFoundError:
-            return []  # the whole local folder is lost: the remote copies are all that is left
+            return []  # the whole local folder is lost: only the remote copies are left
         every = self._config.keep_every
         oldest = min(here) if len(here) >= self._config.keep else -1
         damaged = condemned_as_damaged(self._run.checkpoints)  # only damaged locally: the remote copy is still good
@@ -232,7 +234,7 @@ class CheckpointMirror:
             try:
                 found[step] = (self._run.checkpoints / f"step-{step:08d}" / MANIFEST_NAME).read_bytes()
             except FileNotFoundError:
-                pass  # removed meanwhile
+                pass  # removed in the meantime
             except OSError as error:
                 unread[step] = _line(error)
         return found, unread
@@ -240,7 +242,7 @@ class CheckpointMirror:
     # After they ended.
 
     def close(self, *, limit_s: float = END_S) -> str:
-        """Send the rest; returns "" if the newest checkpoint has been sent, else the reason. A signal ends the wait."""
+        """Send the rest. Returns "" if the newest checkpoint has been sent, else the reason. A signal ends the wait."""
         self._stop.set()
         given_up = threading.Event()
 

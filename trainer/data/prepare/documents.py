@@ -1,11 +1,11 @@
-"""Documents of a piece of a source: whole text files, lines of text, lines of JSON, rows of Parquet.
+"""Read the documents in a piece of a source: whole text files, lines of text, lines of JSON, rows of Parquet.
 
     reader = DocumentReader(options)
     for text in reader.read(source, piece): ...
     reader.num_empty, reader.num_skipped
 
-A piece of lines has every line that begins in it, whichever piece it ends in, so pieces that divide a file divide its
-lines. What is not a document (no JSON, no text, not UTF-8) is an error that names file and place, or is counted.
+A piece contains every line that begins in it, even if the line ends in another piece, so each line belongs to exactly
+one piece. Invalid documents (not JSON, without text, not UTF-8) are an error with file and position, or are counted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from trainer.error_text import first_line
 __all__ = ["MAX_DOCUMENT_BYTES", "DocumentReader", "ReadOptions", "is_split_by_lines"]
 
 MAX_DOCUMENT_BYTES = 256 << 20
-"""A document is encoded in memory as a whole."""
+"""Maximum size of a document, which is encoded in memory as a whole."""
 _FIELDS = ("text", "content")
 _ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Options of reading. `text_field` empty: `text` or `content`, whichever is there."""
+    """Options for reading. `text_field` empty: `text` or `content`, whichever exists."""
 
     text_field: str = ""
     document: Literal["file", "line"] = "file"  # of text
@@ -47,7 +47,7 @@ def is_split_by_lines(source: Source, options: ReadOptions) -> bool:
 
 @dataclass(slots=True)
 class DocumentReader:
-    """Reads pieces one after the other and counts what is not a document."""
+    """Reads pieces one after another, and counts invalid documents."""
 
     options: ReadOptions
     num_empty: int = 0
@@ -91,7 +91,8 @@ class DocumentReader:
             at = 0 if whole else piece.begin
             if at:
                 file.seek(at - 1)
-                at += len(file.readline()) - 1  # the rest of a line that began before; nothing if one begins here
+                # the rest of a line that began in the piece before; empty if a line begins here
+                at += len(file.readline()) - 1
             while whole or at < piece.end:
                 line = file.readline(MAX_DOCUMENT_BYTES + 1)
                 if not line:
@@ -124,7 +125,7 @@ class DocumentReader:
             self._bad(f"{place} has no {wanted} of text (it has {', '.join(map(str, list(record)[:10]))}): see --field")
             return
         try:
-            text.encode()  # a lone surrogate is valid JSON and no text
+            text.encode()  # a lone surrogate is valid JSON, but not valid text
         except UnicodeEncodeError:
             self._bad(f"{place} is not valid Unicode")
             return

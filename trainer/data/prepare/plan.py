@@ -1,10 +1,10 @@
-"""Plan of a preparation: which pieces of which sources make up each shard; the same for any number of processes.
+"""Plan of a preparation: the pieces of sources that make up each shard, independent of the number of processes.
 
     plan = make_plan(sources, tokenizer.facts, options, shard_bytes=64 << 20)
     plan.shards[3].pieces
 
-A shard is the unit of work, of resuming and of the output: one process writes it from beginning to end. Files of lines
-are cut at multiples of `shard_bytes`, Parquet between row groups; other files are whole. Small pieces share a shard.
+A shard is the unit of work, resuming and output: one process writes it from beginning to end. Line-based files are cut
+at multiples of `shard_bytes`, Parquet files between row groups; other files are not cut. Small pieces share a shard.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from trainer.error_text import first_line
 __all__ = ["PlannedShard", "PreparePlan", "difference", "make_plan"]
 
 _COMPRESSION_FACTOR = 3
-"""Bytes of text for one of a compressed file, to share out work; nothing depends on its being right."""
+"""Estimated bytes of text per byte of a compressed file, used only to distribute work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedShard:
     number: int
     pieces: tuple[Piece, ...]
-    text_bytes: int  # an estimate where sources are compressed
+    text_bytes: int  # estimated if sources are compressed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class PreparePlan:
     shards: tuple[PlannedShard, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Contents of `plan.json`, to recognise the same preparation later; shards follow from it."""
+        """Contents of `plan.json`, which identify the preparation and determine the shards."""
         return {
             "tokenizer": asdict(self.tokenizer),
             "options": {**asdict(self.options), "shard_bytes": self.shard_bytes},
@@ -54,7 +54,7 @@ class PreparePlan:
 def make_plan(
     sources: list[Source], tokenizer: TokenizerFacts, options: ReadOptions, *, shard_bytes: int
 ) -> PreparePlan:
-    """Share all sources out over shards. Reads the footers of Parquet files. Raises DataError."""
+    """Distribute all sources over shards. Reads the footers of Parquet files. Raises DataError."""
     shards: list[PlannedShard] = []
     pieces: list[Piece] = []
     filled = 0
@@ -109,7 +109,7 @@ def _row_groups(source: Source, shard_bytes: int) -> list[tuple[int, int, int]]:
 
 
 def difference(saved: dict[str, Any], found: dict[str, Any]) -> str:
-    """Describe why shards of a saved plan cannot be kept for another one, as a clause; empty if they can."""
+    """Clause that says why shards of a saved plan cannot be reused for another plan; empty if they can."""
     saved, found = json.loads(json.dumps([saved, found]))
     if saved.get("tokenizer") != found["tokenizer"]:
         old, new = (plan.get("tokenizer", {}) for plan in (saved, found))

@@ -1,14 +1,14 @@
-"""Prepare data: plan, write the shards that are missing, then the manifest.
+"""Prepare data: plan, write the missing shards, then the manifest.
 
     done = prepare(PrepareRequest(sources=["web/*.jsonl"], tokenizer="gpt2/tokenizer.json", out=Path("prepared/web")),
                    num_processes=2, on_progress=print)
     done.manifest.num_tokens
 
-1. Find the sources and plan the shards; write `plan.json` and the copy of the tokenizer.
+1. Find the sources and plan the shards; write `plan.json` and a copy of the tokenizer.
 2. Write each shard that has no record yet, in any order, in several processes.
-3. Write `manifest.json` from the records, and remove those.
+3. Write `manifest.json` from the records, and remove the records.
 
-The same call continues after any end of the process. A folder that was prepared from anything else is refused.
+After an interruption the same call continues. A folder that was prepared from anything else is refused.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class PrepareRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Progress of a preparation; counts of tokens and documents are those of this process's start on."""
+    """Progress of a preparation. Tokens and documents are counted from the start of this process."""
 
     num_shards: int
     shards_done: int
-    text_bytes: int  # of all shards, an estimate where sources are compressed
+    text_bytes: int  # of all shards; estimated if sources are compressed
     text_bytes_done: int
     num_documents: int = 0
     num_tokens: int = 0
@@ -80,7 +80,7 @@ class Prepared:
 
 
 def prepare(request: PrepareRequest, *, num_processes: int, on_progress: Callable[[Progress], None]) -> Prepared:
-    """Raises DataError, one line."""
+    """Prepare the data. Raises DataError, one line."""
     tokenizer = load_tokenizer(request.tokenizer, request.end_token)
     is_bytes = tokenizer.facts.name == BYTES
     options = ReadOptions(**{**asdict(request.options), "refuse_nul": is_bytes})
@@ -109,7 +109,7 @@ def prepare(request: PrepareRequest, *, num_processes: int, on_progress: Callabl
 
 
 def _claim_folder(request: PrepareRequest, plan: PreparePlan, is_bytes: bool) -> bool:
-    """Check that the folder is empty or belongs to this plan; returns True if everything is there already."""
+    """Check that the folder is empty or belongs to this plan. Returns True if the preparation is already complete."""
     folder, path = request.out, request.out / PLAN
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     is_complete = MANIFEST in names
@@ -182,7 +182,7 @@ def _remove_records(folder: Path, plan: PreparePlan) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder alone; the lock goes with the process, however that ends."""
+    """Lock the folder exclusively; the lock ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""Progress of a preparation: a bar on a terminal, else a line every few seconds.
+"""Show the progress of a preparation: a bar on a terminal, else a line every few seconds.
 
 with ProgressView(console) as view:
     prepare(request, num_processes=2, on_progress=view.show)

@@ -1,11 +1,11 @@
-"""Files to prepare: paths, folders, globs and fsspec URLs as a list of files in a fixed order.
+"""Find the files to prepare: paths, folders, globs and fsspec URLs as a list of files in a fixed order.
 
     sources = find_sources(["web/*.jsonl.gz", "s3://bucket/books/", "notes.txt"])
     sources[0].kind, sources[0].compression       # "jsonl", "gzip"
 
-The order is that of the arguments and sorted within each, so it does not depend on the machine. Of a folder that holds
-JSONL or Parquet only those files are taken; of any other folder all files, as text. A `.json` is read as JSONL if it is
-named, or if a folder holds nothing else. Hidden files are left out.
+Files are in the order of the arguments, and sorted within each argument, so the order does not depend on the machine.
+If a folder contains JSONL or Parquet, only those files are used; otherwise all its files, as text. A `.json` is read as
+JSONL if it is named, or if a folder contains nothing else. Hidden files are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = Literal["text", "jsonl", "parquet"]
 _KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _VERSIONS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "modified", "created")
-"""Fields of `fs.info` that change when a file does, the best first."""
+"""Fields of `fs.info` that change when a file changes, best first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Source:
 
 
 def find_sources(given: list[str]) -> list[Source]:
-    """All files that the arguments name. Raises DataError for one that names nothing, or a file named twice."""
+    """All files named by the arguments. Raises DataError for an argument without files, or a file named twice."""
     found: list[Source] = []
     named_by: dict[str, str] = {}
     for text in given:
@@ -74,7 +74,7 @@ def open_source(source: Source) -> BinaryIO:
 
 
 def current_version(name: str) -> tuple[int, str]:
-    """Size and version of a file as it is now. Raises DataError."""
+    """Current size and version of a file. Raises DataError."""
     fs, path = _filesystem(name)
     try:
         info = fs.info(path)
@@ -88,7 +88,7 @@ def _below(text: str) -> Iterator[Source]:
     has_protocol = "://" in text or "::" in text
     is_text = False
     try:
-        if has_protocol and "::" in text:  # zip://a.jsonl::s3://...: one file, by its whole address
+        if has_protocol and "::" in text:  # zip://a.jsonl::s3://...: one file, by its full address
             yield _source(text, fs.info(path))
             return
         if any(character in path for character in "*?["):
@@ -102,7 +102,7 @@ def _below(text: str) -> Iterator[Source]:
             is_text = not sure and len(tables) < len(names)
         else:
             chosen = [fs.info(path)["name"]]
-        # `info` for each: what a listing says of a file is not the same in every file system.
+        # call `info` for each file, because listings have different fields in different file systems
         found = [(name, fs.info(name)) for name in sorted(chosen)]
     except FileNotFoundError:
         raise DataError(f"{text}: no such file or folder") from None

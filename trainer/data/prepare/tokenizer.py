@@ -4,8 +4,8 @@
     tokenizer = load_tokenizer("gpt2/tokenizer.json")         # the end token is found by its usual names
     tokens, lengths = tokenizer.encode(["some text", "more"]) # one array, each text with its end token
 
-Text is encoded as text: special tokens that stand in a document are split like any other word, so that only
-the end of a document is an end token; truncation and padding that the file asks for are off.
+Special tokens that occur in a document are encoded like any other text, so that only the end of a document is an end
+token. Truncation and padding configured in the file are turned off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFacts:
-    """Identity of a tokenizer, as the manifest holds it."""
+    """Identity of a tokenizer, as stored in the manifest."""
 
     name: str
     sha256: str
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
     facts: TokenizerFacts
 
     def encode(self, texts: Sequence[str]) -> tuple[_Array, list[int]]:
-        """Tokens of all texts, each with its end token, and their number for each."""
+        """Return the tokens of all texts, each with its end token, and the number of tokens of each text."""
 
 
 class _Bytes:
@@ -97,7 +97,7 @@ def load_tokenizer(given: str, end_token: str = "") -> Tokenizer:
         raise DataError(f"{path}: needs tokenizers: pip install 'rankscope[train]', or use bytes") from None
     try:
         made = LibraryTokenizer.from_buffer(content)
-    except Exception as error:  # the library raises plain exceptions
+    except Exception as error:  # the library raises plain Exception
         raise DataError(
             f"{path}: is not a tokenizer.json that the tokenizers library can read ({first_line(error)})"
         ) from None

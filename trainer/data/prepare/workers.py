@@ -1,8 +1,8 @@
-"""Processes that write shards: each asks for the next one when it is done, and ends with the process that started it.
+"""Worker processes that write shards: each requests the next shard when it is done, and exits with its parent.
 
     write_shards(writer_setup, plan.shards, num_processes=2, on_progress=..., on_shard=...)
 
-With one process the shards are written in the calling one. Which process writes a shard changes nothing in it.
+With `num_processes=1` the calling process writes the shards. Shards do not depend on which process writes them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class WorkerSetup:
     tokenizer: str
 
     def writer(self) -> ShardWriter:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per process; the library would take all in each
+        # one core per process; otherwise the library would use all cores in each
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return ShardWriter(self.folder, self.plan, load_tokenizer(self.tokenizer, self._end_token()))
 
     def _end_token(self) -> str:
@@ -57,7 +58,7 @@ def write_shards(
     on_progress: Callable[[Advance], None],
     on_shard: Callable[[Shard], None],
 ) -> None:
-    """Write all `shards`. Raises DataError, the first one that any process meets; OSError if the disk is full."""
+    """Write all `shards`. Raises the first DataError of any process, and OSError if the disk is full."""
     num_processes = min(num_processes, len(shards))
     if num_processes <= 1:
         writer = setup.writer()
@@ -89,7 +90,7 @@ def write_shards(
 
 
 def _start(setup: WorkerSetup) -> _Worker:
-    context = multiprocessing.get_context("spawn")  # threads of file systems and of pyarrow do not survive a fork
+    context = multiprocessing.get_context("spawn")  # threads of fsspec and pyarrow do not survive a fork
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, setup, os.getpid()), daemon=True)
     process.start()
@@ -103,7 +104,7 @@ def _give_next(worker: _Worker, waiting: list[PlannedShard]) -> None:
         try:
             worker.connection.send(worker.shard)
         except OSError:
-            pass  # it has ended: receiving reports it
+            pass  # it has exited: receiving reports this
 
 
 def _receive(worker: _Worker, plan: PreparePlan) -> Advance | Shard | Exception:
@@ -126,7 +127,7 @@ def _serve(connection: Connection, setup: WorkerSetup, parent: int) -> None:
     """Main function of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     signal_at_parent_death(signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call took effect
+    if os.getppid() != parent:  # the parent died before the call took effect
         return
     try:
         writer = setup.writer()

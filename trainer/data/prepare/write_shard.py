@@ -1,12 +1,11 @@
-"""Write one shard: read its pieces, encode, write tokens, ends of documents and hashes of blocks, then a record.
+"""Write one shard: read its pieces, encode them, write tokens, document ends and block hashes, then a record.
 
     writer = ShardWriter(folder, plan, tokenizer)
     shard = writer.write(plan.shards[3], on_progress)
     finished_shard(folder, plan.shards[3], dtype)       # the same Shard, or None if it has to be written
 
-Each file is written under another name, synced and renamed; the record `shard-000003.json` comes last. Killed at any
-moment, a shard is there as a whole or not at all, and is then written again from its sources: no document is lost, and
-none is there twice.
+Each file is written under a temporary name, synced and renamed; the record `shard-000003.json` is written last. After a
+kill at any time, a shard exists completely or is written again from its sources: no document is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def record_file(folder: Path, number: int) -> Path:
 
 
 def finished_shard(folder: Path, planned: PlannedShard, dtype: str) -> Shard | None:
-    """The shard if its record and all its files are there."""
+    """Return the shard if its record and all its files exist, else None."""
     try:
         shard = Shard.from_json(json.loads(record_file(folder, planned.number).read_bytes()))
         sizes = [path.stat().st_size for path in shard_files(folder, planned.number)]
@@ -60,7 +59,7 @@ def finished_shard(folder: Path, planned: PlannedShard, dtype: str) -> Shard | N
 
 
 class ShardWriter:
-    """Writes shards of one plan, one after the other."""
+    """Writes shards of one plan, one after another."""
 
     def __init__(self, folder: Path, plan: PreparePlan, tokenizer: Tokenizer) -> None:
         self.folder = folder
@@ -68,7 +67,9 @@ class ShardWriter:
         self.tokenizer = tokenizer
 
     def write(self, planned: PlannedShard, on_progress: Callable[[Advance], None]) -> Shard:
-        """Raises DataError for a source that cannot be read or has changed; OSError if the disk is full."""
+        """Write a shard. Raises DataError for a source that cannot be read or has changed, and OSError if the disk is
+        full.
+        """
         facts, number = self.tokenizer.facts, planned.number
         dtype = np.dtype(facts.dtype).newbyteorder("<")
         tokens_file, documents_file, blocks_file = shard_files(self.folder, number)
@@ -94,7 +95,7 @@ class ShardWriter:
                         digest.update(content)
                         blocks.update(content)
                         out.write(content)
-                        text_bytes = sum(len(text) for text in texts)  # characters: near enough for a bar
+                        text_bytes = sum(len(text) for text in texts)  # characters: accurate enough for a progress bar
                         on_progress(Advance(text_bytes=text_bytes, num_documents=len(texts), num_tokens=len(tokens)))
                     self._check_source(piece.source)
                 out.flush()
@@ -145,7 +146,7 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 class _BlockHashes:
-    """Hashes of the blocks of a file that is written in pieces of any size."""
+    """Computes the block hashes of a file that is written in pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -166,7 +167,7 @@ class _BlockHashes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write as a whole or not at all, also over a power cut once the folder is synced."""
+    """Write a file atomically, even across a power cut once the folder is synced."""
     scratch = _scratch(path)
     try:
         with scratch.open("wb") as out:
@@ -183,6 +184,6 @@ def _scratch(path: Path) -> Path:
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove what a killed preparation was writing."""
+    """Remove temporary files of a killed preparation."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)

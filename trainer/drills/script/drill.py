@@ -3,8 +3,8 @@
     rows = list(script_drill(plan, ["kill", "slow_forward"], folder=Path("runs/drill-1"), keep=False))
     print_rows(rows, console)
 
-The clean run comes first: it says how long a step takes, and what is reported without a fault is a false alarm. A
-slowdown is a share of that step.
+The clean run comes first: it measures the step time, of which a slowdown is a share, and any finding in it is a false
+alarm.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from trainer.drills.script.score import ScriptRow, median_step_s, score
 __all__ = ["print_rows", "script_drill", "to_json"]
 
 MIN_DELAY_S = 0.01
-"""Shortest delay: below, the jitter of a busy machine is as large."""
+"""Minimum delay in seconds: the jitter of a busy machine is as large as shorter delays."""
 _YES, _NO, _NOT_ASKED = "[green]yes[/]", "[bold red]no[/]", "[dim]-[/]"
 
 
 def script_drill(
     plan: Plan, faults: Sequence[str], *, folder: Path, keep: bool, slow_ratio: float = 0.3
 ) -> Iterator[ScriptRow]:
-    """Each run as it is scored; rank 1 is struck. Runs without a problem are deleted unless `keep` is set."""
+    """Yield each scored run; faults strike rank 1. Runs without a problem are deleted unless `keep` is set."""
     done = execute(plan, (), folder / "none")
     clean = score(None, done)
     yield clean
@@ -57,7 +57,7 @@ def _forget(folder: Path, row: ScriptRow, keep: bool) -> None:
 
 
 def print_rows(rows: Sequence[ScriptRow], console: Console) -> None:
-    """Print the table, what was not right, and the totals."""
+    """Print the table, the problems, and the totals."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     for title in ("fault", "what happens", "seen", "rank", "cause", "place", "step", "finding", "line"):
         table.add_column(title, no_wrap=title not in ("what happens", "line"))

@@ -32,14 +32,14 @@ END_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The script with its arguments (or `-m MODULE ...`), and how each run of it ends."""
+    """The script with its arguments (or `-m MODULE ...`), and when each of its runs is ended."""
 
     words: tuple[str, ...]
     num_ranks: int
     step: int = 30
     """The step at which, or from which, the fault acts."""
     steps_after: int = 120
-    """Steps after which a run in which nothing ends is ended."""
+    """Number of steps after which a run is ended if nothing else ends it."""
     limit_s: float = 180.0
 
 
@@ -55,7 +55,7 @@ class Done:
 
 
 def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
-    """Launch the script under `rankscope run`; returns once it has ended. Several faults take turns."""
+    """Launch the script under `rankscope run`, and wait for its end. Several faults strike alternately."""
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder / "run")
     command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run.path)]
@@ -91,7 +91,7 @@ def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
 
 
 def _reported(run: RunDir, kinds: Collection[str]) -> bool:
-    """Return True once one of these kinds was reported live, or a rank has ended."""
+    """Return True if one of these kinds was reported live, or a rank has ended."""
     events = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
     return any(
         (event["kind"] == event_kinds.FINDING and event.get("finding_kind") in kinds)
@@ -101,7 +101,7 @@ def _reported(run: RunDir, kinds: Collection[str]) -> bool:
 
 
 def _steps(run: RunDir) -> int:
-    """Steps of rank 0 so far."""
+    """Number of steps of rank 0 so far."""
     count = 0
     for _, rank, folder in run.rank_dirs():
         if rank == 0:
@@ -111,7 +111,7 @@ def _steps(run: RunDir) -> int:
 
 
 def _end(launcher: subprocess.Popen[bytes], run: RunDir) -> None:
-    """End the launcher as a scheduler does, then what it leaves."""
+    """End the launcher like a scheduler does, then any remaining processes."""
     if launcher.poll() is None:
         launcher.send_signal(signal.SIGTERM)
     try:
@@ -119,7 +119,7 @@ def _end(launcher: subprocess.Popen[bytes], run: RunDir) -> None:
     except subprocess.TimeoutExpired:
         launcher.kill()
         launcher.wait()
-    deadline = time.monotonic() + END_S  # the watch leaves by itself
+    deadline = time.monotonic() + END_S  # the watch exits by itself
     while (left := processes_of(run.path)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     for pid in left:

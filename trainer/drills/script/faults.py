@@ -1,4 +1,4 @@
-"""Faults that do not need our trainer, and the finding that must follow each.
+"""Faults that do not need Rankscope's trainer, and the finding that each must produce.
 
     SCRIPT_FAULTS["slow_forward"].places         # ("forward",)
     chosen_faults("kill,slow")
@@ -16,23 +16,23 @@ __all__ = ["SCRIPT_FAULTS", "ScriptFault", "chosen_faults"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFault:
-    """One fault: what happens, and the finding that is right. No kinds: silence is right."""
+    """One fault: what happens, and the right finding. Without kinds, no finding is right."""
 
     what: str
     kinds: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
-    """Phases or gaps of which one must be named; empty: none is asked for."""
+    """Phases or gaps of which the finding must name one; empty: any."""
     names_rank: bool = True
     is_among: bool = False
-    """The rank among others is right, too: of two sizes in a group of two, neither is the wrong one."""
+    """True if naming the rank among others is right, too: if two ranks differ in size, neither is evidently wrong."""
     lasts: bool = False
     """From its step to the end of the script; else it strikes once."""
     hangs: bool = False
-    """The run stands still until the drill ends it."""
+    """True if the run hangs until the drill ends it."""
     least_steps: int = 0
     least_s: float = 0.0
-    """Steps and seconds from the fault on without which the finding cannot be made."""
+    """Steps and seconds that the finding needs after the fault."""
     allowed: tuple[str, ...] = ()
     """Kinds that may also be reported."""
 
@@ -55,7 +55,7 @@ def _stuck(what: str, *causes: str) -> ScriptFault:
 
 SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "none": ScriptFault(what="nothing happens"),
-    # The place before a forward is the end of the former step, where a loop makes its batches itself.
+    # If a loop creates its batches itself, the gap before forward is the end of the previous step.
     "slow_batch": _slow("before forward", "before_forward", "after_optimizer", "data"),
     "slow_data": _slow("in its data loader", "data"),
     "slow_forward": _slow("in forward", "forward"),
@@ -76,7 +76,7 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
         what="a rank passes another size to an all-reduce", kinds=("hang",), hangs=True, is_among=True,
         causes=("mismatch_size", "mismatch_operation"),
     ),
-    # With a call of the same size next, the job goes on; in a group that ends with it, others wait for the last one.
+    # If a call of the same size follows, the job continues; if it was the group's last call, the others wait for it.
     "skip_collective": ScriptFault(
         what="a rank skips its all-reduces of one step", kinds=("desync", "hang"), causes=("skipped",), hangs=True,
         allowed=("hang",),

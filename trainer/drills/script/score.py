@@ -25,7 +25,7 @@ __all__ = ["ScriptRow", "median_step_s", "score"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRow:
-    """One run. `seen`: "live", "after" (only post-mortem) or empty. None: not expected, or not seen."""
+    """Score of one run. `seen`: "live", "after" (only post-mortem) or empty. None: not expected, or not seen."""
 
     fault: str
     what: str
@@ -38,7 +38,7 @@ class ScriptRow:
     right_step: bool | None = None
     finding_s: float | None = None
     steps_after: int = 0
-    """Steps from the fault to the end."""
+    """Number of steps from the fault to the end."""
     summary: str = ""
     line: str = ""
     """The line of code that the finding names."""
@@ -49,7 +49,7 @@ class ScriptRow:
 
     @property
     def is_right(self) -> bool:
-        """True if nothing is wrong; a fault for which the script has no place is not an error."""
+        """True if nothing is wrong. A fault that the script has no place for is not an error."""
         if self.problem or self.false_alarms:
             return False
         if not self.is_injected or not SCRIPT_FAULTS[self.fault].kinds:
@@ -120,7 +120,7 @@ def _scored(
 
 
 def _taken_back(store: Store, found: Sequence[Finding], wanted: ScriptFault, rank: int, done: Done) -> list[str]:
-    """Findings reported live that the diagnosis does not have and that are not the fault: false alarms, too."""
+    """Live findings that are missing in the diagnosis and are not the fault; these are false alarms, too."""
     stands = {(one.kind, tuple(one.ranks)) for one in found}
     rows = store.rows("SELECT finding_kind, finding_ranks, cause, summary FROM findings WHERE status = 'fired'")
     texts = [
@@ -139,12 +139,12 @@ def _is_right_rank(wanted: ScriptFault, found: Finding, rank: int) -> bool:
 
 
 def _is_right_step(found: Finding, step: int | None) -> bool:
-    """Return True for the step in which the fault struck, or the one that it began."""
+    """Return True for the step in which the fault struck, or the next one."""
     return found.first_step is not None and step is not None and 0 <= found.first_step - step <= 1
 
 
 def _is_our_end(kind: str, cause: str, done: Done) -> bool:
-    """Return True for the end that the drill itself gave the run."""
+    """Return True if the finding is about the drill ending the run."""
     return done.is_stopped and kind == "rank_lost" and cause in (ON_PURPOSE, "killed_all", "vanished", "launcher_lost")
 
 

@@ -2,8 +2,8 @@
 
     ARM["wrong_collective"](trigger, training)
 
-The single-call faults replace the loop's first all-reduce of the step, that of the loss, as if the faulty rank had
-taken another branch in the training script.
+The single-call faults replace the loop's first all-reduce of the step (of the loss), as if the faulty rank had taken
+another branch in the training script.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ARM"]
 
 
 def _arm_replaced_call(trigger: Trigger, training: Training) -> None:
-    """Patch `dist.all_reduce` for one call only, so that the records name the loop as the caller of all others."""
+    """Patch `dist.all_reduce` for one call only, so that the records name the loop as the caller of all other calls."""
     replacement = _REPLACEMENTS[trigger.fault.kind]
 
     class ReplacingCall(FaultyLoader):

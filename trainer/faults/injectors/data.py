@@ -37,7 +37,7 @@ def _arm_slow_data(trigger: Trigger, training: Training) -> None:
 
 
 class _StepClock:
-    """Seconds of a rank's own work between two calls: without waits for others, without what the fault adds."""
+    """Seconds of a rank's own work between two calls, without waits for others and without the fault's delay."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int] | None = None
@@ -68,7 +68,7 @@ def _arm_loader_killed(trigger: Trigger, training: Training) -> None:
     class Orphaning(FaultyLoader):
         def before(self) -> None:
             if trigger.due():
-                while isinstance(loader := prefetcher, FaultyLoader):  # other faults' loaders stand before it
+                while isinstance(loader := prefetcher, FaultyLoader):  # loaders of other faults may wrap it
                     loader = loader.inner
                 os.kill(loader._running._workers[0].pid, signal.SIGKILL)
 
@@ -96,7 +96,7 @@ def _arm_bad_batch(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_failing(trigger: Trigger, training: Training) -> None:
-    """Simulate data whose loss is NaN (e.g. an empty target), as tokens cannot be NaN."""
+    """Simulate data with a NaN loss (e.g. an empty target), since tokens cannot be NaN."""
     strikes, now = _Batches(trigger), [False]
 
     class Failing(FaultyLoader):
@@ -115,7 +115,7 @@ def _arm_failing(trigger: Trigger, training: Training) -> None:
 
 
 class _Batches:
-    """Select the batches that are struck, in every attempt and every replay; the first is recorded."""
+    """Select the struck batches, in every attempt and replay; the first one is recorded."""
 
     def __init__(self, trigger: Trigger) -> None:
         self.trigger = trigger

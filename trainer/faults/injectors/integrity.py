@@ -1,10 +1,10 @@
-"""Faults of a state that is not what it must be: flipped bits, and a part that is not restored after a restart.
+"""Faults that corrupt the state: flipped bits, and a part that is not restored after a restart.
 
     bit_flip@step=12,rank=2,where=parameter,tensor=blocks.1.mlp.up.weight,bit=20
 
-`where` is parameter, optimizer (its mean gradient; a whole name such as `blocks.1.mlp.up.weight.step` says which) or
-gradient (of this rank alone, before it is reduced). One bit of one element, in the middle of the rank's own part of the
-tensor, is xored: after the optimizer's last step and before the forward pass, where nothing else writes.
+`where` is parameter, optimizer (its mean gradient, or the state with a full name such as `blocks.1.mlp.up.weight.step`)
+or gradient (this rank's, before it is reduced). One bit of one element, in the middle of the rank's local part of the
+tensor, is xored after the optimizer's last step and before the forward pass, when nothing else writes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from trainer.training.rank_training import Training
 __all__ = ["ARM", "flip_bit"]
 
 DEFAULT_BIT = 22
-"""The highest bit of a float32's fraction: a change by up to a half, which no loss curve shows."""
+"""The highest fraction bit of a float32: a change by up to a half, which does not show in the loss."""
 HIGHEST_EXPONENT_BIT = 30
-"""It is zero in any gradient below 2, and makes of it a number of 10^30 and more: finite, and ruin if it is taken."""
+"""This exponent bit is zero in any gradient below 2; flipping it gives a finite number above 10^30, which would ruin
+the model.
+"""
 HIGHEST_BIT = 31
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -42,7 +44,7 @@ def flip_bit(tensor: Tensor, bit: int, element: int = -1) -> None:
     words = tensor.detach().view(_INTEGERS[tensor.itemsize])
     index = tuple(int(place) for place in torch.unravel_index(torch.tensor(_middle(words, element)), words.shape))
     mask = 1 << bit
-    # The highest bit is the sign of a word.
+    # The highest bit is the sign of the integer.
     words[index] ^= mask - (1 << 8 * words.itemsize) if bit == 8 * words.itemsize - 1 else mask
 
 
@@ -51,7 +53,7 @@ def _middle(words: Tensor, element: int) -> int:
 
 
 def _arm_bit_flip(trigger: Trigger, training: Training) -> None:
-    """Prepare the flip. Raises FaultError for a tensor or bit that is not there."""
+    """Prepare the flip. Raises FaultError for a tensor or bit that does not exist."""
     fault = trigger.fault
     of_gradient = fault.kind == "bit_flip_gradient" or fault.where == "gradient"
     bit = fault.bit if fault.bit >= 0 else HIGHEST_EXPONENT_BIT if of_gradient else DEFAULT_BIT
@@ -91,7 +93,9 @@ def _arm_gradient(trigger: Trigger, training: Training, name: str, bit: int) -> 
 
 
 def _arm_skip_restore(trigger: Trigger, training: Training) -> None:
-    """Killed at its step; in the next attempt a part of the state stays what it was before the checkpoint was read."""
+    """Kill the rank at its step; in the next attempt, part of the state is left as it was before the checkpoint was
+    loaded.
+    """
     where = trigger.fault.where or "rng"
     if where == "gradient":
         raise FaultError("--fault skip_restore: where = 'gradient': must be parameter, optimizer, rng, data")

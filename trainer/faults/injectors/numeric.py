@@ -47,7 +47,7 @@ def _arm_inf_activation(trigger: Trigger, training: Training) -> None:
 
 
 def _with_first(tensor: Tensor, value: float) -> Tensor:
-    """A copy whose first element on this rank is another."""
+    """Copy of a tensor with the first element on this rank replaced."""
     bad = tensor.clone()
     local = bad.to_local() if isinstance(bad, DTensor) else bad
     with torch.no_grad():
@@ -65,7 +65,7 @@ def _arm_divergence(trigger: Trigger, training: Training) -> None:
 
 
 def _scale_rate(scale: Callable[[int], float]) -> None:
-    """Change the rate where the training asks for it: the record then holds the one that was used."""
+    """Change the learning rate where the training reads it, so that the record has the rate that was used."""
     rate_of = vars(training_module)["learning_rate"]  # another fault may have changed it already
 
     def scaled(step: int, config: Config) -> float:

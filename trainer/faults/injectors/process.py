@@ -1,5 +1,5 @@
-"""Faults of a process: it dies, stops, hangs, or asks for more memory than there is. They strike where a batch is asked
-for, `hang` after the forward pass.
+"""Faults of a process: it dies, stops, hangs, or allocates more memory than exists. They strike when a batch is
+requested, `hang` after the forward pass.
 
 ARM["kill"](trigger, training)
 """
@@ -70,7 +70,7 @@ def _hold_gil(fault: Fault) -> None:
 
 
 def _ask_for_too_much(fault: Fault) -> None:
-    """Under a limit of the address space, so that the rank runs out of memory and not the machine."""
+    """Allocate under an address space limit, so that the rank runs out of memory and not the machine."""
     with open("/proc/self/statm", "rb") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -81,7 +81,7 @@ def _ask_for_too_much(fault: Fault) -> None:
         while True:
             held.append(torch.empty(_HEADROOM_BYTES, dtype=torch.uint8))
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # what is left to do is to die properly
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # only the exit remains to be done
 
 
 _ACTIONS: Mapping[str, Callable[[Fault], None]] = {
@@ -123,7 +123,7 @@ def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_late_writer(trigger: Trigger, training: Training) -> None:
-    """The rank is killed; a copy of it, which no launcher knows of, goes on to write when its attempt is over."""
+    """Kill the rank; a copy of it that no launcher knows of continues to write after its attempt is over."""
 
     class Dying(FaultyLoader):
         def before(self) -> None:
@@ -137,7 +137,7 @@ def _arm_late_writer(trigger: Trigger, training: Training) -> None:
 
 def _come_back(trigger: Trigger) -> NoReturn:
     try:
-        _close_connections()  # the others are to see the connection break
+        _close_connections()  # so that the other ranks see the connection break
         deadline = time.monotonic() + _LATE_S
         while max(fence.claims(trigger.run)) <= fence.held_attempt() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -145,7 +145,7 @@ def _come_back(trigger: Trigger) -> NoReturn:
         late = fence.scratch(path)
         late.write_text("{}")
         fence.check()
-        late.rename(path)  # as the writer does: the fence is not checked a second time
+        late.rename(path)  # like the writer, do not check the fence a second time
     except fence.Fenced as fenced:
         trigger.recorder.event(event_kinds.FENCED, newest_attempt=fenced.newest)
     finally:

@@ -1,4 +1,4 @@
-"""Slow computing: every forward and backward takes `factor` times as long, really computing.
+"""Slow computing: every forward and backward pass takes `factor` times as long, by real computation.
 
 ARM["slow_compute"](trigger, training)
 """
@@ -29,7 +29,7 @@ def _arm_slow_compute(trigger: Trigger, training: Training) -> None:
 
 
 class _SlowBlock:
-    """Makes one block's forward and backward take `factor` times their own measured time, by computing more."""
+    """Makes one block's forward and backward take `factor` times their measured time, by computing more."""
 
     def __init__(self, trigger: Trigger, drag: _Drag, block: nn.Module) -> None:
         self.trigger = trigger
@@ -52,7 +52,9 @@ class _SlowBlock:
 
 
 class _Drag:
-    """Work added so far. What one block adds may fall within another's measurement, where it must not count."""
+    """Work added so far. Work added by one block may fall within another block's measurement, where it must not
+    count.
+    """
 
     def __init__(self, device: torch.device, share: float, recorder: Recorder) -> None:
         self.share = share
@@ -76,9 +78,9 @@ class _Drag:
 
 
 class _Work:
-    """One piece of work between `start` and `end`: its wall time without waits for other ranks, then the added work.
+    """Work between `start` and `end`: measures its wall time without waits for other ranks, then adds work.
 
-    On a GPU the time is that of the kernels, taken with events and read one call later, so that nothing waits.
+    On a GPU, the time of the kernels is measured with events and read one call later, so that nothing blocks.
     """
 
     def __init__(self, drag: _Drag) -> None:

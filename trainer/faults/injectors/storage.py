@@ -1,8 +1,8 @@
-"""Faults of checkpoints and of their disk: killed in a save, damaged shards, a disk that is full or slow.
+"""Faults of checkpoints and their disk: a kill during a save, damaged shards, a full or slow disk.
 
     ARM["torn_checkpoint"](trigger, training)
 
-A damaged checkpoint shows when the next attempt loads one; so the rank is killed after the damage.
+A damaged checkpoint is noticed when the next attempt loads it, so the rank is killed after the damage.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trainer.training.rank_training import Training
 __all__ = ["ARM"]
 
 _LONGEST_FILE_BYTES = 64 << 10
-"""Room for events, not for a shard."""
+"""File size limit: enough for events, but not for a shard."""
 _RELIEVED_AFTER_STEPS = 12
 
 
 def _arm_kill_in_save(trigger: Trigger, training: Training) -> None:
-    """In the first save from the fault's step on, when the shard is written and the note about it is not."""
+    """Kill the rank in the first save from the fault's step on, after the shard and before its note is written."""
     sign, due = signature, [False]
 
     class Waiting(FaultyLoader):
@@ -54,7 +54,7 @@ def _arm_damage(damage: Callable[[Path], None]) -> Callable[[Trigger, Training],
                 folder = trigger.run.checkpoints
                 saved = checkpoint_steps(folder)
                 if len(saved) < 2 or any(folder.glob("step-*.tmp")):
-                    return  # nothing to go back to; or the next one is about to be the newest
+                    return  # there is no older checkpoint, or another one is about to become the newest
                 trigger.fire()
                 damage(folder / f"step-{max(saved):08d}" / f"__{trigger.rank}_0.distcp")
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -77,7 +77,7 @@ def _flip(shard: Path) -> None:
 
 
 def _arm_disk_full(trigger: Trigger, training: Training) -> None:
-    """The kernel refuses, as on a full disk, though by another number: EFBIG for ENOSPC. Relieved after some steps."""
+    """Make the kernel refuse writes as on a full disk, but with EFBIG instead of ENOSPC. Ends after some steps."""
     fault, before = trigger.fault, resource.getrlimit(resource.RLIMIT_FSIZE)
     until = fault.until or fault.step + _RELIEVED_AFTER_STEPS
 

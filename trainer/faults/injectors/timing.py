@@ -26,7 +26,7 @@ _FLOOD_SPANS = 300
 
 
 def _arm_slow_link(trigger: Trigger, training: Training) -> None:
-    """The kernel itself paces what this process sends on its TCP connections, gloo's among them."""
+    """Let the kernel limit the rate of this process's TCP connections, including gloo's."""
     paced = [False]
 
     class Slow(FaultyLoader):
@@ -71,7 +71,7 @@ def _leave_garbage() -> None:
 
 
 def _arm_slow_logging(trigger: Trigger, training: Training) -> None:
-    """After the update and outside of every phase, where a training script logs, evaluates or draws."""
+    """Sleep after the update and outside all phases, where a training script logs or evaluates."""
     take = training.step
 
     def taking(step: int, *, leave_out: Tensor | None = None) -> float:
@@ -84,7 +84,7 @@ def _arm_slow_logging(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_flood(trigger: Trigger, training: Training) -> None:
-    """Extra spans: a step of a small model has some thirty records."""
+    """Write extra spans; a step of a small model has about thirty records."""
 
     class Flooding(FaultyLoader):
         def before(self) -> None:

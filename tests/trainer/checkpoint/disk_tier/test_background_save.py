@@ -204,7 +204,7 @@ def test_what_cannot_be_read_back_now_stays_and_is_loaded(tmp_path: Path, monkey
     assert [state for _, state in _states(tmp_path)] == once * 3
     events, _, _ = read_events(RunDir(tmp_path).rank_dir(0, 0) / "events.jsonl")
     (told, *_) = (event["reason"] for event in events if event.get("state") == "failed")
-    assert told.startswith("step-00000004 stays, and is verified when it is loaded: rank 0: StorageError")
+    assert told.startswith("step-00000004 is kept, and verified when it is loaded: rank 0: StorageError")
     monkeypatch.undo()
     again = run_loop(with_steps(config, 9), tmp_path, rank=0, world_size=1, attempt=1)
     assert min(again.losses) == 9

@@ -226,7 +226,7 @@ def test_what_is_read_wrongly_once_is_not_condemned(
     assert loaded is not None
     assert loaded.values.position.step == STEPS[-1]
     wrong_until = -1
-    with pytest.raises(StorageError, match="read differently each time"):
+    with pytest.raises(StorageError, match="reads differently each time"):
         _disk(folder, training).load_newest(Ledger())
     assert checkpoint_steps(folder) == list(STEPS)
 
