@@ -15,7 +15,7 @@ RESERVE_S = 5.0
 END_S = 2.0
 """Time left for the launcher's process to end."""
 KILL_MARGIN_S = 1.0
-"""Ranks leave by themselves when their time is over; those that have not after this long are killed."""
+"""Seconds after the end of their time at which remaining ranks are killed; ranks normally exit by themselves."""
 
 
 def rank_grace_s(grace_s: float) -> float:

@@ -97,7 +97,7 @@ class Integrity:
         self._place = f"{socket.gethostname()} {training.device}"
         if training.device.type == "cpu":
             self._place += f" rank {training.rank}"
-        # A copy is trusted only after a check, so each state that is copied is due as well.
+        # A copy is trusted only after a check, so each state that is copied is also checked.
         self._intervals = (probes.fingerprint_interval, checkpoint.memory_interval, checkpoint.interval)
         self._chain_interval = probes.chain_interval
         self._lags = training.device.type == "cuda"
@@ -111,7 +111,7 @@ class Integrity:
         self._places: list[str] = []
 
     def verdict(self, found: Corruption) -> Verdict:
-        """The guard's verdict on the step in which the newest exchange took place."""
+        """The guard's verdict on the step of the newest exchange."""
         step = self.recorder.step_number
         return Verdict(
             step=step,
@@ -130,7 +130,7 @@ class Integrity:
                 self.recorder.event(event_kinds.DEVICE_SUSPECTED, device=device, suspect_rank=rank, count=count)
 
     def trusted_step(self, step: int) -> int:
-        """The newest state up to `step` without evidence of corruption; `step` itself if integrity is not checked."""
+        """The newest state up to `step` without evidence of corruption; `step` if integrity is not checked."""
         return self.healthy_step if self.enabled else step
 
     def reset(self, step: int) -> None:
@@ -139,7 +139,7 @@ class Integrity:
         self._after = self._pending = self._checked = self._reported = None
 
     def after_step(self, step: int) -> None:
-        """The optimizer has written the state of `step`; queues the first reading where one is due."""
+        """Called when the optimizer has written the state of `step`; queues the first reading if one is due."""
         self._state_step, self._after = step, None
         if self.enabled and self._is_chained(step):
             try:
@@ -174,7 +174,7 @@ class Integrity:
         return self._explain(self._checked)
 
     def examine(self) -> Corruption | None:
-        """Check now, since a bad step may come from a flipped bit and not from its batch. Collective."""
+        """Check now, because a bad step may be caused by a flipped bit instead of its batch. Collective."""
         if not self.enabled:
             return None
         self._pending = self._checked = None
@@ -322,14 +322,14 @@ def _append(recorder: Recorder, checked: CheckedState, label: str, name: str, va
 
 
 def _signed(value: int) -> int:
-    """Modulo 2^64, as a signed number; never the one that stands for "not recorded"."""
+    """Convert to a signed number modulo 2^64, avoiding the value that means "not recorded"."""
     value = (value + 2**63) % 2**64 - 2**63
     return value if value != UNSET["i64"] else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """Ranks that hold the same bits of a tensor, this one among them."""
+    """Ranks that hold the same bits of a tensor, including this one."""
 
     label: str
     members: tuple[int, ...]
@@ -338,11 +338,11 @@ class ReplicaGroup:
 
 
 def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:
-    """The ranks that hold what `rank` holds of a parameter or of its optimizer state."""
+    """Ranks that hold the same part as `rank` of a parameter or its optimizer state."""
     split = {"pp"}
     if isinstance(tensor, DTensor):
         names = tensor.device_mesh.mesh_dim_names or ()
-        # What is neither whole nor added up is split, in whatever way.
+        # A placement that is neither replicated nor partial is sharded in some way.
         placements = zip(names, tensor.placements, strict=True)
         joined = (name for name, placement in placements if not placement.is_replicate())
         split |= {dim for name in joined for dim in name.split("+")}

@@ -1,11 +1,11 @@
-"""The ledger of a run on disk: loaded by rank 0 for all ranks, written at once or in the background.
+"""The ledger of a run on disk: loaded by rank 0 for all ranks, written immediately or in the background.
 
     file = LedgerFile(run.checkpoints, recorder, is_chief=rank == 0)
     file.ledger.skip(40, "..."); file.save()        # on the disk when it returns
-    file.save_later(executor)                       # for what is not lost by a kill in between
+    file.save_later(executor)                       # for entries that a kill in between does not lose
     file.report_problem()                           # in the training thread: what went wrong in the background
 
-A full disk must not end the training: the ledger goes on in memory, and into the next checkpoint.
+A full disk must not end the training: the ledger is kept in memory, and in the next checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def save_ledger(ledger: Ledger) -> None:
 
 
 def _write_both(path: Path, content: Mapping[str, Any]) -> None:
-    """One after the other: at any moment one of them is whole."""
+    """Write both copies one after the other, so that at any time one is complete."""
     write_json(path, content)
     write_json(copy_of(path), content)
 
@@ -59,7 +59,7 @@ class LedgerFile:
                 found = ledger.to_json()
             except OSError as error:
                 found = f"{self._path.name} cannot be read now ({error.strerror})"
-        from trainer.checkpoint.agreement import from_rank_0  # imports torch, which a launcher that saves does without
+        from trainer.checkpoint.agreement import from_rank_0  # imports torch, which a launcher does not need for saving
 
         found = from_rank_0(found)
         if isinstance(found, str):
@@ -67,7 +67,7 @@ class LedgerFile:
         self.ledger = Ledger.from_json(found)
         self.ledger.path = self._path if is_chief else None
         if is_chief and not self.ledger.sequence:
-            self.save()  # before any checkpoint: from then on a missing ledger is a lost one
+            self.save()  # before any checkpoint: from then on, a missing ledger means that it was lost
 
     def save(self) -> None:
         """Write and sync it. Raises Fenced in a process of an older attempt."""
@@ -76,12 +76,12 @@ class LedgerFile:
             self.report_problem()
 
     def save_later(self, executor: Executor) -> None:
-        """Write and sync it in the background, as it is now."""
+        """Write and sync its current content in the background."""
         if self._is_chief:
             executor.submit(self._write, *self._numbered())
 
     def report_problem(self) -> None:
-        """Record an event for what went wrong since the last call."""
+        """Record an event for problems since the last call."""
         problem, self._problem = self._problem, ""
         if problem:
             self._recorder.event(event_kinds.CHECKPOINT, tier="disk", state="failed", path=LEDGER_NAME, reason=problem)

@@ -1,16 +1,16 @@
 """Recompute a step whose local gradients are outliers on one rank, to tell a faulty device from unusual data.
 
     check = RecomputeCheck(training, recorder, ledger)
-    peaks = check.vote()                       # this rank's largest gradient, at its own place of the step's votes
-    check.observe(summed_peaks)                # those of all ranks
+    peaks = check.vote()                       # this rank's largest gradient, at its index in the step's votes
+    check.observe(summed_peaks)                # peaks of all ranks
     decision = check.decide(step, batch_index)
     if decision.recompute: ...                 # drop the gradients and train the same batch again
 
 A flip in a gradient reaches all replicas through the reduction, so no comparison of states sees it afterwards. It is
 detected before any update, so nothing has to be restored: recomputing the same batch on the same state gives the right
-gradients, and the run continues bitwise as without the flip. If the peak comes back, the batch is unusual, and the step
-is taken. No rank communicates more than before; the probe of the collectives reads every buffer before it is reduced
-anyway. Needs `probes.collectives.wrapped` and CPU tensors; inactive elsewhere.
+gradients, and the run continues bitwise as without the flip. If the peak recurs, the batch is unusual, and the step is
+taken. There is no additional communication, and the collectives probe reads every buffer before it is reduced anyway.
+Needs `probes.collectives.wrapped` and CPU tensors; otherwise inactive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.training.rank_training import Training
 __all__ = ["RecomputeCheck", "RecomputeDecision"]
 
 SAME_RATIO = 1.05
-"""Peaks of two computations of one step that agree: the same sums, on a GPU in another order."""
+"""Relative tolerance for peaks of two computations of one step, since a GPU sums in varying order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ class RecomputeDecision:
 
     recompute: bool = False
     suspect_device: str = ""
-    """The device that changed gradients, once the second computation has shown it."""
+    """The device that corrupted gradients, if the second computation has shown it."""
 
 
 class RecomputeCheck:
-    """One rank's share; all ranks decide the same because they see the same numbers."""
+    """The check on one rank. All ranks decide the same because they see the same numbers."""
 
     def __init__(self, training: Training, recorder: Recorder, ledger: Ledger) -> None:
         config, plan = training.config, training.plan
@@ -54,18 +54,19 @@ class RecomputeCheck:
         self._dimension = compared_over(config, plan, on_host=training.device.type == "cpu")
         self._num_peaks = plan.world_size if self._dimension else 0
         if self._dimension:
-            take_gradient_peaks()  # so that those of the first step are measured
+            take_gradient_peaks()  # so that gradients of the first step are measured
         self.detector = GradientOutlierDetector()
         self._peaks: tuple[float, ...] = ()
         self._first: tuple[int, GradientOutlier, tuple[float, ...]] | None = None
 
     def vote(self) -> tuple[float, ...]:
-        """This rank's peak at its own place, zero elsewhere; empty where gradients are not checked."""
+        """This rank's peak at its index, zeros elsewhere; empty if gradients are not checked."""
         if not self._num_peaks:
             return ()
         row = [0.0] * self._num_peaks
         peak = take_gradient_peaks().get(self._dimension, 0.0)
-        row[self.training.rank] = 0.0 if math.isnan(peak) else peak  # a NaN is the guard's, and would say nothing
+        # a NaN is left to the guard, and would not be informative
+        row[self.training.rank] = 0.0 if math.isnan(peak) else peak
         return tuple(row)
 
     def observe(self, peaks: tuple[float, ...]) -> None:
@@ -73,7 +74,7 @@ class RecomputeCheck:
         self._peaks = peaks
 
     def decide(self, step: int, batch_index: int) -> RecomputeDecision:
-        """Decide whether to compute this step again. All ranks; collective in the step in which a device is named."""
+        """Decide whether to recompute this step. All ranks; collective if a device is named."""
         first, self._first = self._first, None
         if not self._peaks:
             return RecomputeDecision()
@@ -85,7 +86,7 @@ class RecomputeCheck:
         return RecomputeDecision(recompute=outlier is not None)
 
     def _compare(self, step: int, batch_index: int, outlier: GradientOutlier, before: tuple[float, ...]) -> str:
-        """Compare two computations of a step; returns the device at fault, or "" if the peak came back."""
+        """Compare two computations of a step; returns the faulty device, or "" if the peak recurred."""
         again = self._peaks[outlier.rank]
         came_back = not math.isfinite(again) or outlier.peak < SAME_RATIO * again
         if math.isfinite(again) and all(peak > 0 for peak in self._peaks):

@@ -66,8 +66,9 @@ class Recovery:
         )
 
     def start(self) -> Position:
-        """The position to start from. Raises CheckpointError if there are checkpoints and none can be used,
-        RunStopped if a former attempt was given up."""
+        """Return the position to start from. Raises CheckpointError if there are checkpoints but none is usable, and
+        RunStopped if the guard stopped the run in a former attempt.
+        """
         if self.ledger.stopped:
             raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
         position = self.copies.load()
@@ -89,7 +90,7 @@ class Recovery:
         )
 
     def apply_votes(self, sums: StepVotes) -> None:
-        """Once a step, with the sums over all ranks: go on with the save in the background, and check the state."""
+        """Called once a step with the sums over all ranks: advance the background save, and check the state."""
         self.recompute_check.observe(sums.gradient_peaks)
         found = self.integrity.judge(sums.integrity)
         if found is not None and self.config.recovery.enabled:
@@ -97,9 +98,9 @@ class Recovery:
         self.copies.apply_vote(sums.save)
 
     def recompute(self, position: Position, batch_index: int) -> bool:
-        """True if the step is to be computed once more before it is judged; its gradients are dropped then.
+        """Return True if the step must be recomputed before it is judged; its gradients are then dropped.
 
-        Raises RunStopped when a device has changed gradients too often.
+        Raises RunStopped if a device has corrupted gradients too often.
         """
         step = position.step + 1
         decision = self.recompute_check.decide(step, batch_index)
@@ -115,7 +116,9 @@ class Recovery:
         return decision.recompute
 
     def taken(self, position: Position, batch_index: int) -> Position:
-        """After a healthy step whose update `integrity` knows: vet the copies that it confirms, save what is due."""
+        """Called after a healthy step, when `integrity` knows the update: vet the copies that it confirms, and start
+        due saves.
+        """
         step = position.step + 1
         position = Position(step=step, batch_index=batch_index + 1)
         self.guard.taken(position, batch_index)
@@ -125,15 +128,15 @@ class Recovery:
         return self._skipping(position)
 
     def refuse(self, verdict: Verdict, position: Position, batch: Batch, local_loss: float | None) -> Position:
-        """Undo a bad step; returns the position to go on from. Raises RunStopped where the guard ends the run."""
+        """Undo a bad step; returns the position from which to continue. Raises RunStopped if the guard ends the run."""
         restored = self.rollback.run(verdict, position, batch, local_loss)
         if self.config.recovery.enabled:
             self._set_rate(restored)
         return self._skipping(restored)
 
     def end(self, position: Position) -> None:
-        """Save the last state, and free the copies in memory unless that failed. The run needs no recovery any more.
-        Raises StorageError if the state cannot be saved, because a successful run must have its last state on disk.
+        """Save the last state, and then free the copies in memory. Raises StorageError if the state cannot be saved,
+        because a successful run must have its last state on disk.
         """
         if not self.copies.save(position):
             raise StorageError(f"{self.copies.disk.folder}: the last state, of step {position.step}, cannot be saved")
@@ -143,7 +146,9 @@ class Recovery:
         return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))
 
     def _set_rate(self, position: Position) -> None:
-        """The rate is a function of step and configuration, so a lowered one is another configuration."""
+        """Apply a lowered rate by changing the configuration, since the rate is a function of step and
+        configuration.
+        """
         scale = self.ledger.rate_at(position.step + 1)
         optim = self.config.optim
         lowered = optim if scale == 1.0 else optim.model_copy(update={"lr": optim.lr * scale})

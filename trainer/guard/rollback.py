@@ -2,17 +2,17 @@
 
     rollback = Rollback(training, recorder, run, gradients, guard, integrity, copies)
     position = rollback.run(verdict, position, batch, local_loss)
-    raise rollback.give_up("...", verdict)          # ends the run, with a report
+    raise rollback.give_up("...", verdict)          # end the run with a report
 
-The step to go back to is that of the newest good copy before `Decision.before_step` (`StateCopies.restore`). From there
-the steps are trained again with the same batches, except the skipped ones. Model, optimizer, loss scale, random
-generators and the spike detector's history are restored together, but not the set of skipped batches, so the run
-continues bitwise like one that never had those batches. A refused step is replayed before and after the
-rollback, to see whether the fault comes back (`trainer.replay.triage`). If it does not, the batch is
-not to blame: it is trained again after the rollback, and skipped only if it fails once more.
+The run goes back to the newest good copy before `Decision.before_step` (`StateCopies.restore`), and repeats the steps
+from there with the same batches, except skipped ones. Model, optimizer, loss scale, random generators and the spike
+detector's history are restored together, but not the set of skipped batches, so the run continues bitwise like one that
+never had those batches. A refused step is replayed before and after the rollback, to see whether the fault recurs
+(`trainer.replay.triage`). If it does not, the batch is not the cause: it is trained again after the rollback, and
+skipped only if it fails again.
 
-The decision is written to disk before anything is restored. If the run is killed in between, it resumes from a
-checkpoint and skips the batch, or reaches the batch again and makes the same decision.
+The decision is written to disk before anything is restored. A run that is killed in between resumes from a checkpoint
+and skips the batch, or reaches the batch again and makes the same decision.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainer.training.rank_training import Training
 
 __all__ = ["Rollback"]
 
-TO_GO_ON = "Change what fails, which `rankscope analyze` names; then `rankscope train --resume RUN --force`."
+TO_GO_ON = "Fix the cause, which `rankscope analyze` names; then run `rankscope train --resume RUN --force`."
 
 
 class Rollback:
@@ -67,13 +67,14 @@ class Rollback:
         self.is_chief = training.rank == 0
 
     def run(self, verdict: Verdict, position: Position, batch: Batch, local_loss: float | None) -> Position:
-        """Drop a bad step's gradients, skip what caused it, and restore a good state; returns the position to go on
-        from. Raises RunStopped where the guard's policy ends the run."""
+        """Drop a bad step's gradients, skip its cause, and restore a good state; returns the position from which to
+        continue. Raises RunStopped if the guard's policy ends the run.
+        """
         start = time.monotonic()
         if verdict.kind == "non_finite":
             self._report_nonfinite(verdict, local_loss)
         if verdict.kind != "corruption" and self.enabled:
-            # A NaN or a spike may come from a flipped bit: then its batch is not to blame.
+            # A NaN or a spike may be caused by a flipped bit, and not by its batch.
             found = self.integrity.examine()
             verdict = self.integrity.verdict(found) if found is not None else verdict
         self.training.discard()
@@ -129,14 +130,15 @@ class Rollback:
         if self.is_chief:
             self.recorder.event(event_kinds.RUN_STOPPED, reason=reason)
             report = {"reason": reason, "step": verdict.step, "kind": verdict.kind, "ledger": self.ledger.to_json()}
-            with contextlib.suppress(OSError):  # on a full disk the run still ends with its reason and its code
+            with contextlib.suppress(OSError):  # even with a full disk the run must end with its reason and exit code
                 self.run_dir.reports.mkdir(exist_ok=True)
                 (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
 
     def _report_nonfinite(self, verdict: Verdict, local_loss: float | None) -> None:
-        """Record this rank's view: a local loss that is not finite, its gradients before the reduction where that is
-        known, and those that the reduction has spread. Which rank had it first is in the records of the collectives,
-        too, on the host."""
+        """Record this rank's view: a non-finite local loss, its gradients before the reduction (if known), and those
+        after the reduction, which spreads NaN. On the host, the records of the collectives also show which rank had it
+        first.
+        """
         own = self.reduction_inputs.nonfinite(verdict.step) if self.reduction_inputs is not None else None
         found = self.gradients.examine(verdict.step) if self.gradients is not None else []
         phase = "backward" if local_loss is None or math.isfinite(local_loss) else "forward"

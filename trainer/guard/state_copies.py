@@ -1,9 +1,9 @@
-"""Copies of the training's state in memory and on disk: when to make them, which are good, which to restore.
+"""Copies of the training state in memory and on disk: when to make them, which are good, which to restore.
 
     copies = StateCopies(training, recorder, run, ledger_file, guard)
     position = copies.load()                        # from the newest copy or checkpoint; None if there is none
     copies.after_step(position, trusted_step=40)    # after a healthy step: due copies and saves, promotions
-    position, tier = copies.restore(before_step=41, position=position)      # after a bad one
+    position, tier = copies.restore(before_step=41, position=position)      # after a bad step
     copies.save(position)                           # to disk now, and wait for it
 
 A copy is good once enough healthy steps have followed it. A restore takes the newest good copy in memory, then the
@@ -40,7 +40,7 @@ __all__ = ["StateCopies"]
 
 
 class StateCopies:
-    """Both tiers of one rank. Every method is called on all ranks."""
+    """Both tiers of copies on one rank. Every method is called on all ranks."""
 
     def __init__(
         self, training: Training, recorder: Recorder, run: RunDir, ledger_file: LedgerFile, guard: Guard
@@ -54,7 +54,7 @@ class StateCopies:
         self.guard = guard
         self.is_chief = training.rank == 0
         self._recovers = training.config.recovery.enabled
-        self._stream = copy(training.stream)  # read in the background: a stream keeps what it looked up last
+        self._stream = copy(training.stream)  # read in the background, because a stream caches its last lookup
         self._save_delayed = self._reported_problem = False
         folder = shared_folder(run.path) if config.memory_survives and self._in_memory else None
         several = config.memory_on_peer and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
@@ -75,20 +75,21 @@ class StateCopies:
     # At the start of an attempt.
 
     def load(self) -> Position | None:
-        """Load the newest usable state; None if there is none, also where the run is started over. Raises
-        CheckpointError if there are checkpoints and none can be used."""
+        """Load the newest usable state; None if there is none, or if the run is started over. Raises CheckpointError if
+        there are checkpoints but none is usable.
+        """
         self.disk.open()
         if self.memory.peers is not None:
             self.memory.peers.connect()
         if fence.held_attempt() == 0:
-            # Nothing of this run can have survived: files there are from a deleted run with the same folder.
+            # Nothing of this run can have survived: existing files belong to a deleted run in the same folder.
             self.memory.remove()
         first = start_over_if_asked(self.run, self.recorder, resume=self.config.resume, is_chief=self.is_chief)
         forget_copies(self.memory.folder, before_attempt=first)
         loaded = load_newest(self.memory, self.disk, self.ledger)
         if loaded is None:
             if self.ledger.good_step is not None:
-                self._settle_good_step()  # it was one of those from before
+                self._settle_good_step()  # it is one of the old copies
             return None
         self._adopt(loaded.values)
         self.ledger.adopt(Ledger.from_json(loaded.extra["ledger"]))
@@ -97,9 +98,9 @@ class StateCopies:
         return loaded.values.position
 
     def keep_first(self, position: Position) -> None:
-        """Copy the state from which the attempt starts, unless memory has it."""
+        """Copy the attempt's initial state, unless it is already in memory."""
         if self._in_memory and position.step not in self.memory.steps:
-            # A checkpoint that no healthy step has followed may be bad: it must be confirmed again.
+            # A checkpoint that no healthy step has followed may be bad, so it must be confirmed again.
             self._copy(position, vetted=position.step in (0, self.ledger.good_step))
             self.memory.seal()
 
@@ -151,14 +152,14 @@ class StateCopies:
             self.recorder.event(event_kinds.PEER_COPY, **news)
 
     def save(self, position: Position) -> bool:
-        """Save to disk now and wait for it, as for one that is being written already; False if that failed."""
+        """Save to disk and wait, also for a save in progress. Returns False if that failed."""
         with self.recorder.span("checkpoint"):
             self.disk.settle()
             if position.step not in self.disk.saved:
                 self.start_save(position)
                 self.disk.settle()
             self.disk.prune(self.ledger.good_step)
-            self.disk.settle()  # what was removed, and the ledger
+            self.disk.settle()  # removals, and the ledger
         return position.step in self.disk.saved
 
     def start_save(self, position: Position) -> None:
@@ -173,12 +174,12 @@ class StateCopies:
         )
 
     def _save_if_due(self, position: Position) -> None:
-        """Start a save in the background; as long as another save is being written there, this one waits."""
+        """Start a due save in the background, unless another one is still being written."""
         due = position.step % self.config.interval == 0
         if due and self.disk.busy:
             self._save_delayed = True
             if self.is_chief:
-                reason = "the save before it is still being written"
+                reason = "the previous save is still being written"
                 self.recorder.event(event_kinds.CHECKPOINT, tier="disk", state="delayed", reason=reason)
         elif not self.config.asynchronous and due:
             self.save(position)
@@ -212,7 +213,7 @@ class StateCopies:
     def restore(self, before_step: int, position: Position) -> tuple[Position, str]:
         """Restore the newest good state from before a step; returns its position and its tier.
 
-        Without any the position stays, and the tier is "none".
+        Without one, the position is unchanged, and the tier is "none".
         """
         values, tier = self.memory.restore(before_step), "memory"
         if values is None:

@@ -1,9 +1,9 @@
 """The votes of a step: numbers that all ranks sum in the step's one small reduction, by name.
 
-    own = recovery.votes(stop=False)         # this rank's
+    own = recovery.votes(stop=False)         # this rank's votes
     row = own.to_row()                       # as a row of numbers, to be summed over all ranks
     sums = StepVotes.from_row(summed)        # the sums under the same names
-    sums.save.failed                         # ranks on which the save in the background failed
+    sums.save.failed                         # number of ranks on which the background save failed
 
 Only this module knows at which position of the row a vote is.
 """
@@ -25,7 +25,7 @@ class StepVotes:
     """The votes of one rank, or their sums over all ranks. The row is equally long on all ranks."""
 
     stop: float
-    """Ranks that were asked to stop."""
+    """Number of ranks that were asked to stop."""
     integrity: IntegrityVote
     save: SaveVote
     gradient_peaks: tuple[float, ...] = ()

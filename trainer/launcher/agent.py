@@ -3,7 +3,7 @@
     agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=RankProcesses(...), devices=Devices(4))
     result = agent.run()
 
-The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. This
+The agent is the engine behind torchrun: rendezvous, rank numbering, restarts and their budget are torch's. This
 subclass differs in three ways:
 1. It claims an attempt (`trainer.checkpoint.attempt_fence`) before any rank starts, and shares its number in the store.
 2. It records which rank ended first as an event before it acts on it.
@@ -59,14 +59,14 @@ STRANDED_S = 3.0
 EXITING_S = 5.0
 """Time (s) that the kernel may take to end a process whose peers have lost it: it frees its memory first."""
 EXIT_BARRIER_S, MARGIN_S = 30.0, 3.0
-"""MARGIN_S: ranks leave by themselves at the end of their grace period; only remaining ones are killed."""
+"""MARGIN_S: ranks exit by themselves at the end of their grace period; only remaining ones are killed."""
 _OVER = "rankscope/over"
 _REGROUP = "rankscope/regroup"
 """Key set before a node stops its ranks to exclude devices: all ranks save and end as if preempted, then restart."""
 
 
 class Agent(SimpleElasticAgent):
-    """`exit_code` and `failure` hold the outcome of a run that failed."""
+    """torch's agent for one node. `exit_code` and `failure`: outcome of a failed run."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class Agent(SimpleElasticAgent):
         self.exit_code = EXIT_FAILED
         self._requests = RequestFile(run, node.rank)
         self._oom = OomCounter()
-        self.continues_without_node = False  # ranks stopped as agreed; the launch goes on minus one node
+        self.continues_without_node = False  # ranks stopped as agreed; the launch continues with one node less
         self._node_failures = node.failures
         limit = config.recovery.max_failures_per_node
         self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0
 
     @property
     def is_dispensable(self) -> bool:
-        """True if the other nodes can go on without this one."""
+        """True if the other nodes can continue without this one."""
         return self.node.rank != 0 and _group_size(self._worker_group) > self.node.min_nodes
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -179,7 +179,8 @@ class Agent(SimpleElasticAgent):
         if any(codes.values()):  # the rank whose connection was lost may still be ending
             self.ranks.wait_for_exiting(EXITING_S)
             codes = self.ranks.exit_codes()
-        # If several ended within one poll, the one that died of a signal was first: the others saw a broken connection.
+        # If several ranks ended within one poll, the one that died by a signal was first, and the others saw a broken
+        # connection.
         first = sorted(
             (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
         )
@@ -194,7 +195,7 @@ class Agent(SimpleElasticAgent):
             self._judge_device(blamed, codes[blamed] or 0, worker_group)
             self._judge_node(codes[blamed] or 0, worker_group)
         if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
-            self.ranks.wait(self._patience_s)  # all have agreed to stop: each is on its way out
+            self.ranks.wait(self._patience_s)  # all ranks have agreed to stop and are exiting
         self.ranks.stop(signal.SIGTERM, STRANDED_S)
         for local_rank, code in self.ranks.exit_codes().items():
             if local_rank not in first and was_stopped(code, is_killed=self.ranks.was_killed(local_rank)):
@@ -210,7 +211,9 @@ class Agent(SimpleElasticAgent):
         )
 
     def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int, *, is_blamed: bool) -> ProcessFailure:
-        """Record how a rank ended and what follows for the run; `is_blamed`: it counts against its device and node."""
+        """Record how a rank ended and the consequence for the run. `is_blamed`: the death counts against its device and
+        node.
+        """
         worker = worker_group.workers[local_rank]
         error_file = self._error_file(self.attempts[-1], worker.global_rank)
         failure = failure_of(local_rank=local_rank, pid=int(worker.id), code=code, error_file=error_file)
@@ -255,7 +258,7 @@ class Agent(SimpleElasticAgent):
         return messages[-1].rstrip(".") if messages else ""
 
     def _rank_at_fault(self, worker_group: WorkerGroup, codes: dict[int, int]) -> int | None:
-        """The local rank whose device and node these deaths count against; None if no device is to blame."""
+        """Local rank of the device and node that these deaths count against; None if no device is to blame."""
         attempt, deaths = self.attempts[-1], {}
         ranks = {local_rank: int(worker_group.workers[local_rank].global_rank) for local_rank in codes}
         for local_rank, code in codes.items():
@@ -266,7 +269,7 @@ class Agent(SimpleElasticAgent):
         return find_culprit(deaths, xids_by_rank(self.run_dir, attempt, self.node.rank, ranks))
 
     def _judge_device(self, local_rank: int, code: int, worker_group: WorkerGroup) -> None:
-        """Exclude a device that failed too often from the next attempt, if there can be one without it."""
+        """Exclude a device that failed too often from the next attempt, if a smaller attempt is possible."""
         device = self.devices.in_use[local_rank]
         if not self.devices.count_failure(local_rank) or not self._remaining_restarts:
             return
@@ -288,7 +291,9 @@ class Agent(SimpleElasticAgent):
             self.exit_code = EXIT_EXCLUDED if self.is_dispensable else self.exit_code
 
     def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
-        """Let a node that failed too often leave if the others can go on; never node 0, which hosts the rendezvous."""
+        """Let a node that failed too often leave if the others can continue; never node 0, which hosts the
+        rendezvous.
+        """
         self._node_failures += 1
         if not 0 < self._most_node_failures <= self._node_failures:
             return

@@ -1,13 +1,12 @@
-"""Device that a rank's death counts against: its own, or none.
+"""Decide whether a rank's death counts against its device.
 
     find_culprit({2: Death(code=-6, text=log_tail)}, xids={})        # local rank 2, or None
 
-1. An exception or log that names a broken device, or an XID that means one, blames exactly that rank's device, however
-   the rank ended.
-2. A death by a signal blames the device, since hardware can cause it; also SIGKILL, with which `watch` ends a rank that
-   hangs. It does not where the text says that another rank, its node or the network between them was lost: torch's
+1. An exception, log or XID that reports a broken device blames that rank's device, however the rank ended.
+2. A death by a signal blames the device, since hardware can cause it; this includes SIGKILL, with which `watch` ends a
+   hanging rank. It does not if the text says that another rank, its node or the network was lost, because torch's
    watchdog then ends a healthy rank with SIGABRT.
-3. SIGTERM, an exception of another kind, or a kill by the kernel for lack of memory blame nothing.
+3. SIGTERM, any other exception, or an out-of-memory kill by the kernel blames nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _BROKEN_DEVICE = re.compile(
     r"uncorrectable ECC error|fallen off the bus|GPU is lost|hardware stack error|[Uu]ncorrectable NVLink error"
     r"|cudaErrorECCUncorrectable|cudaErrorHardwareStackError|cudaErrorNvlinkUncorrectable"
 )
-"""Texts of CUDA and NVML for an error of this process's device that no program can cause."""
+"""Texts of CUDA and NVML for device errors that no program can cause."""
 _LOST_REMOTE = re.compile(
     r"Watchdog caught collective operation timeout|ncclRemoteError|remote process exited|network error"
     r"|Connection (?:was )?(?:closed|reset|refused)|communicator was aborted|NCCL operations have failed or timed out"
     r"|entire process down|[Hh]eartbeat monitor timed out|watchdog got stuck|dumping from other rank",
 )
-"""Texts of torch and NCCL where a peer or the way to it is gone. Source: torch 2.13 ProcessGroupNCCL, NCCL's errors."""
+"""Texts of torch and NCCL for a lost peer or connection. Source: torch 2.13 ProcessGroupNCCL, NCCL's errors."""
 _BROKEN_CLASSES = ("ecc", "bus", "hardware")
 
 
@@ -50,11 +49,11 @@ class Death:
 
 
 def find_culprit(deaths: Mapping[int, Death], xids: Mapping[int, int]) -> int | None:
-    """The local rank whose device is to blame; None if none is. `deaths` are in the order in which they came."""
+    """Return the local rank whose device is to blame, or None. `deaths` are in order of occurrence."""
     for rank, death in deaths.items():
         if rank in xids or _BROKEN_DEVICE.search(death.text):
             return rank
-    for rank, death in deaths.items():  # the first: the others' errors come from the broken connection
+    for rank, death in deaths.items():  # the first one: the others' errors come from the broken connection
         by_hardware = death.code < 0 and death.code != -signal.SIGTERM and not death.out_of_memory
         return rank if by_hardware and not _LOST_REMOTE.search(death.text) else None
     return None

@@ -2,7 +2,7 @@
 
     check_inputs(config, plan, on_host=True)         # raises ConfigError, one line
 
-Relative paths begin in the current folder. Nothing is kept but the data's cache, which the ranks need too.
+Paths are relative to the current folder. Only the data's cache is kept, since the ranks need it, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_inputs"]
 
 
 def check_inputs(config: Config, plan: Plan, *, on_host: bool) -> None:
-    """Raise ConfigError for data, weights, an address or ranks that this run would look for in vain."""
+    """Raise ConfigError for data, weights, addresses or ranks that do not exist."""
     _check_ranks(config, plan, on_host=on_host)
     _check_data(config)
     _check_weights(config)

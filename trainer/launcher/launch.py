@@ -73,7 +73,7 @@ def launch(
         outcome = _outcome(agent, stop)
         return outcome
     finally:
-        # A node that is preempted or excluded must not close the rendezvous for the others.
+        # A preempted or excluded node must not close the rendezvous for the others.
         is_over = outcome is None or outcome.reason not in ("preempted", "interrupted", "left_out")
         if is_over or not agent.is_dispensable:
             spec.rdzv_handler.shutdown()
@@ -100,7 +100,8 @@ def _outcome(agent: Agent, stop: StopSignals) -> Outcome:
         message = f"{agent.failure or _FAILED}. {error}. Resume at another --rdzv-endpoint."
         return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)
     except RendezvousClosedError:
-        if agent.continues_without_node:  # the node that was asked to stop held the rendezvous, so that nothing goes on
+        # the node that was asked to stop hosted the rendezvous, so nothing can continue
+        if agent.continues_without_node:
             message = f"Another node was asked to stop, and this one ended with it. {_what_was_saved(agent)}"
             return Outcome(reason="preempted", exit_code=EXIT_PREEMPTED, restarts=_restarts(agent), message=message)
         message = f"{agent.failure or _FAILED}. Another node has ended the run, so that it cannot start again."
@@ -117,7 +118,7 @@ def _outcome(agent: Agent, stop: StopSignals) -> Outcome:
 
 
 def _what_was_saved(agent: Agent) -> str:
-    """Result of a request to stop, from the exit codes of this node's ranks and what they and rank 0 recorded."""
+    """Text on what was saved at a stop, from the exit codes of this node's ranks and their and rank 0's records."""
     codes = agent.ranks.exit_codes().values()
     try:
         if codes and all(code in (0, EXIT_PREEMPTED) for code in codes) and not _left_without_checkpoint(agent):
@@ -143,7 +144,7 @@ def _stopped(number: int) -> SignalException:
 
 
 def _quiet(run: RunDir, node_rank: int) -> None:
-    """Send the logs of torch's launcher to a file: our events and findings have the same in one line."""
+    """Redirect the logs of torch's launcher to a file, because events and findings say the same in one line."""
     logs = run.path / "logs"
     logs.mkdir(exist_ok=True)
     handler = logging.FileHandler(logs / ("launcher.log" if node_rank == 0 else f"launcher-node{node_rank}.log"))

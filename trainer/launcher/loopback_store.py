@@ -1,7 +1,7 @@
-"""Stores of a launch on one machine: torch's own listen on all interfaces, these on loopback alone.
+"""Rendezvous stores of a single-machine launch that listen only on loopback (torch's listen on all interfaces).
 
 store = loopback_store()
-with torch_stores_on_loopback(): torchrun(options)      # all that torch makes in this process meanwhile
+with torch_stores_on_loopback(): torchrun(options)      # applies to stores that torch creates in this process
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BACKLOG = 1024  # all ranks of a node connect at once
 
 
 def loopback_store() -> TCPStore:
-    """A store at a free port of 127.0.0.1, which this process keeps."""
+    """Create a store at a free port of 127.0.0.1, hosted by this process."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(_BACKLOG)
@@ -37,7 +37,7 @@ def loopback_store() -> TCPStore:
 
 @contextmanager
 def torch_stores_on_loopback() -> Iterator[None]:
-    """Have torch's rendezvous make its stores on loopback: the one of the rendezvous and the one of the ranks."""
+    """Make torch's rendezvous create its stores (for rendezvous and ranks) on loopback."""
     makers: tuple[tuple[Any, str, Any], ...] = (
         (c10d_rendezvous_backend, "_create_tcp_store", lambda parameters: loopback_store()),
         (DynamicRendezvousHandler, "_create_tcp_store_server", lambda handler, address, port: loopback_store()),

@@ -1,4 +1,4 @@
-"""The node of a launch and the outcome of the launch: what passes between the command line and the launcher."""
+"""Types shared by the command line and the launcher: the node, and the outcome of a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NodeRendezvousError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine of a run. `rank` names its tapes and its store, and stays the same over restarts."""
+    """One machine of a run. `rank` names its tapes and store, and does not change with restarts."""
 
     nproc: int
     rank: int = 0

@@ -2,9 +2,9 @@
 
 remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
 failed = remote.begin(console)      # an outcome if the ranks must not start
-not_sent = remote.end()             # one line if the newest checkpoint is not there
+not_sent = remote.end()             # one line if the newest checkpoint was not sent
 
-path = fetch_run("s3://bucket/runs/gpt-20261122")   # a run of which this machine has nothing
+path = fetch_run("s3://bucket/runs/gpt-20261122")   # a run that does not exist on this machine
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_RUN_JSON_BYTES = 16 << 20
 
 
 class RemoteCheckpoints:
-    """Does nothing where the configuration names no address."""
+    """Does nothing if the configuration names no address."""
 
     def __init__(self, run: RunDir, config: CheckpointConfig, events: EventWriter, *, is_used: bool) -> None:
         self._run = run
@@ -42,7 +42,7 @@ class RemoteCheckpoints:
         self._mirror: CheckpointMirror | None = None
 
     def begin(self, console: Console) -> Outcome | None:
-        """Fetch missing checkpoints and start to send; returns an outcome if the launch must not continue."""
+        """Fetch missing checkpoints and start sending. Returns an outcome if the launch must not continue."""
         if not self._is_used:
             return None
         from trainer.checkpoint.remote.address import RemoteError  # imports torch: only after the checks
@@ -65,7 +65,7 @@ class RemoteCheckpoints:
     def _put_aside(self, address: str) -> str:
         """Move what is there of a run that is started over, or it would be fetched as the newest; returns where to.
 
-        Raises RemoteError. The manifests go first: without one there is no checkpoint.
+        Raises RemoteError. Manifests are moved first, because without one there is no checkpoint.
         """
         from trainer.checkpoint.remote.address import RemoteFolder
 
@@ -77,14 +77,14 @@ class RemoteCheckpoints:
         return f"{folder.address}/{aside}"
 
     def end(self) -> str:
-        """Wait until the newest checkpoint is sent; returns the problem in one line, or an empty text."""
+        """Wait until the newest checkpoint is sent. Returns the problem in one line, or an empty text."""
         return self._mirror.close() if self._mirror is not None else ""
 
 
 def fetch_run(address: str) -> Path:
-    """The folder of the run at this address in its `run.dir` here, made from its `run.json` unless it is here already.
+    """Return the local folder (in `run.dir`) of the run at an address, created from its `run.json` if necessary.
 
-    Its checkpoints are fetched by the launch. Raises ResumeError or RunError, one line.
+    The launch then fetches the checkpoints. Raises ResumeError or RunError, one line.
     """
     from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
 
@@ -97,7 +97,7 @@ def fetch_run(address: str) -> Path:
     except RemoteError as error:
         raise ResumeError(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ResumeError(f"{address} holds no run: there is no run.json with a configuration in it.") from None
+        raise ResumeError(f"{address} has no run: there is no run.json with a configuration.") from None
     if not RunDir.is_run(path):
         run, _ = RunDir.adopt(path)
         config = config | {"checkpoint": {**config.get("checkpoint", {}), "remote": parent}}

@@ -1,4 +1,4 @@
-"""Check whether a run can go on without the ranks that `watch` asks to leave out.
+"""Check whether a run can continue without the ranks that `watch` asks to exclude.
 
 refusal(config, request, met=4, leaving=1)      # "" if it can, else the reason why they stay
 """
@@ -13,9 +13,10 @@ __all__ = ["refusal"]
 
 
 def refusal(config: Config, request: ExclusionRequest, *, met: int, leaving: int) -> str:
-    """Why ranks stay, one line; empty if they can go. `met`: ranks that are there, spare ones included.
+    """Reason why the ranks stay, one line; empty if they can be excluded. `met`: number of available ranks, including
+    spares.
 
-    A smaller world trains the same global batch, so a step takes longer in proportion.
+    A smaller world trains the same global batch, so its steps take proportionally longer.
     """
     before, after = fitting_world(config, met), fitting_world(config, met - leaving)
     if not after:

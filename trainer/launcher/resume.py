@@ -1,10 +1,10 @@
-"""`rankscope train --resume RUN`: resume a run whose processes are gone, in the same folder, as its next attempt.
+"""`rankscope train --resume RUN`: resume a run whose processes have ended, in the same folder, as its next attempt.
 
     resumed = prepare(Path("runs/latest"), ["train.steps=400"], force=False)
     resumed.config, resumed.run
 
-The configuration is the run's own with the changes of `--set`. What would make the checkpoints those of another model,
-or give the batches other numbers, is refused. Another mesh is not: checkpoints are read into whatever layout there is.
+The run's configuration is used, with changes by `--set`. Changes of the model or of the numbering of batches are
+refused, but another mesh is allowed, because checkpoints can be loaded in any layout.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ResumeError(ValueError):
 
 
 class FinishedError(ResumeError):
-    """The run has finished, and nothing that was asked for would train it further."""
+    """The run has finished, and the options do not ask for more steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class Resumed:
 def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     """Check that the run can be resumed. Raises ResumeError, ConfigError or RunError, one line each.
 
-    `force`: take the run from processes that still live (they are fenced, and killed by watch), and try again what
-    the guard gave up; call `reset_guard` before the launch. Nothing is changed here. Raises FinishedError for a run
-    that has finished, if what ends training is as before.
+    `force`: take the run over from live processes (which are fenced, and killed by watch), and retry a run that the
+    guard stopped; call `reset_guard` before the launch. Nothing is changed here. Raises FinishedError for a finished
+    run if no setting extends it.
     """
     run = RunDir.open(path)
     manifest, before = run.private_manifest(), _recorded(run, path)
@@ -82,7 +82,7 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
 
 
 def reset_guard(run: RunDir) -> None:
-    """Let the guard try again what it gave up, with a fresh budget."""
+    """Clear the guard's stop, with a fresh budget."""
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     if ledger.stopped:
         ledger.stopped, ledger.failures, ledger.rollbacks = "", 0, 0
@@ -90,13 +90,14 @@ def reset_guard(run: RunDir) -> None:
 
 
 def next_attempt(run: RunDir) -> int:
-    """The number that the next claim gets, unless another launch claims one before."""
+    """Number of the next attempt, unless another launch claims one first."""
     return max([*claims(run), *(attempt for attempt, _, _ in run.rank_dirs())], default=-1) + 1
 
 
 def living(run: RunDir) -> Iterator[str]:
-    """Descriptions of the run's live processes on this machine. Those on other machines cannot be seen from here, and
-    need not be: the fence keeps them from writing."""
+    """Descriptions of the run's live processes on this machine. Processes on other machines cannot be seen, but the
+    fence prevents them from writing.
+    """
     here = socket.gethostname()
     for attempt, who in claims(run).items():
         if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
@@ -109,8 +110,9 @@ def living(run: RunDir) -> Iterator[str]:
 
 
 def check_finished(path: Path, overrides: list[str]) -> None:
-    """Raise FinishedError as `prepare` does, on a node that gets its configuration from node 0: that one ends at once
-    and would be waited for. A folder that this node does not see tells nothing."""
+    """Raise FinishedError like `prepare`, on nodes that get their configuration from node 0: node 0 exits immediately,
+    and they would wait for it. Without access to the folder nothing is raised.
+    """
     if not path.exists():
         return
     run = RunDir.open(path)
@@ -133,7 +135,7 @@ def _recorded(run: RunDir, path: Path) -> dict[str, Any]:
 
 
 def _asked(before: dict[str, Any], overrides: list[str]) -> Config:
-    # Only this launch's own --set starts it over: former versions left the last one's in run.json.
+    # Only --set of this launch starts it over, because former versions left an earlier one in run.json.
     return changed_config(before | {"checkpoint": {**before.get("checkpoint", {}), "resume": True}}, overrides)
 
 

@@ -3,7 +3,7 @@
     options = Options(config_path=Path("my.toml"), overrides=["train.steps=50"])
     code = launch_run(options, version="0.1.0", console=console)
 
-Nothing is started before everything that can be checked has been; a mistake is a ValueError with one line.
+Everything that can be checked is checked before anything starts; a mistake is a ValueError with one line.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Options:
 
 
 def launch_run(options: Options, *, version: str, console: Console) -> int:
-    """Check, make or find the run, train; returns the exit code."""
+    """Check, create or find the run, and train; returns the exit code."""
     if options.resume is not None and options.config_path is not None:
         given = f"not {options.config_path}. Change it with --set"
         raise ConfigError(f"--resume {options.resume} takes the run's own configuration, {given}.")
@@ -83,7 +83,7 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         check_paths(config, base=_base(resumed))
     facts: dict[str, Any] = {"rankscope_version": version, "command": sys.argv, "start_over_at": None}
     if config is not None and not config.checkpoint.resume:
-        # Asked of this launch alone: its restarts, and the launch after it, go on from what it saves.
+        # Only this launch starts over: its restarts, and later launches, continue from what it saves.
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"resume": True})})
         facts["start_over_at"] = next_attempt(resumed.run) if resumed is not None else None
     if node.max_nodes > 1:
@@ -102,7 +102,7 @@ def _base(resumed: Resumed | None) -> Path:
 
 
 def ranks_needed(config: Config) -> int:
-    """The ranks that a mesh without a free dimension needs; else one per GPU, or one."""
+    """Number of ranks that a mesh without a free dimension needs; else one per GPU, or one."""
     sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
     fixed = 1
     for size in sizes:
@@ -112,7 +112,7 @@ def ranks_needed(config: Config) -> int:
 
 
 def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -> int:
-    """Default number of ranks: as before, unless the mesh is another now."""
+    """Default number of ranks: as before, unless the mesh has changed."""
     if resumed is None or any(override.startswith("parallel.") for override in overrides):
         return ranks_needed(config)
     return resumed.world_size
@@ -177,12 +177,12 @@ def _on_nodes(
 
 
 def _largest_plan(config: Config, num_ranks: int) -> Plan:
-    """The layout on as many of these ranks as it can have. Raises ConfigError if it can have none."""
+    """The layout with the largest usable number of these ranks. Raises ConfigError if there is none."""
     return resolve(config, fitting_world(config, num_ranks) or num_ranks)
 
 
 def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, facts: dict[str, Any]) -> RunDir:
-    """The run's folder, new or with the manifest of this launch. Raises RunError, before that also others."""
+    """Return the run's folder, new or with this launch's manifest. Raises RunError and errors of earlier checks."""
     check_faults([parse_fault(text) for text in options.faults], config, plan)
     check_inputs(config, plan, on_host=config.train.device == "cpu" or not may_have_gpu())
     newest = facts | {

@@ -1,17 +1,17 @@
-"""Stop signals of a launcher: a verdict first, an orderly end within a budget, and a second Ctrl-C that ends at once.
+"""Stop signals of a launcher: a verdict, an orderly end within a time budget, and an immediate end on a second Ctrl-C.
 
     with StopSignals(actions, grace_s=lambda: 20.0) as stop:
-        stop.listen()                            # once nothing is forked any more: it starts a thread
+        stop.listen()                            # when nothing will be forked any more, since it starts a thread
         with stop.raising(SignalException):      # the first signal raises this in the main thread
             ...
-        stop.ranks_left_s()                      # what ranks that are told now have; None while no signal came
+        stop.ranks_left_s()                      # time for ranks that are signalled now; None without a signal
 
-1. First signal: `actions.announce` records it, then `actions.report` prints what is known. Meanwhile the main thread
-   ends the ranks.
+1. First signal: `actions.announce` records it, then `actions.report` prints what is known, while the main thread ends
+   the ranks.
 2. A second Ctrl-C, or the end of the budget (`trainer.stop_budget`): `actions.end_at_once`, and the process exits.
 
-Python runs a signal handler only when the main thread returns from C, which may take minutes while it waits for a store
-or a disk. So a separate thread is woken by the C handler through a pipe.
+Python runs a signal handler only when the main thread returns from C, which may take minutes during a wait for a store
+or disk. So the C handler wakes a separate thread through a pipe.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ logger = logging.getLogger("rankscope.trainer")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 REPEAT_S = 0.2
-"""A wrapper may pass on the Ctrl-C that the terminal has delivered already: within this time it is the same one."""
+"""Seconds within which a second Ctrl-C counts as the same one, because a wrapper may pass on what the terminal has
+already delivered.
+"""
 ANNOUNCE_S = 1.0
-"""Seconds that the ranks' end waits for the record of its cause; an unresponsive disk must not delay it."""
+"""Maximum seconds that ending the ranks waits for the event with its cause, in case the disk is unresponsive."""
 VERDICT_S = 1.5
 """Part of the time budget for the final output."""
 _CLOSE = 0
@@ -91,13 +93,13 @@ class StopSignals:
         os.close(self._writer)
 
     def take_over(self) -> None:
-        """Set the handlers, also where another library has set its own since. `nohup` stays respected."""
+        """Set the handlers, replacing those of other libraries. `nohup` is respected."""
         for number in STOP_SIGNALS:
             is_ignored = number == signal.SIGHUP and self._before[number] == signal.SIG_IGN
             signal.signal(number, signal.SIG_IGN if is_ignored else self.received)
 
     def listen(self) -> None:
-        """Start the thread. Until then signals are kept: a process that has a thread must not be forked."""
+        """Start the thread. Until then signals are stored, because a process with threads must not be forked."""
         self._thread = threading.Thread(target=self._listen, name="stop-signals", daemon=True)
         self._thread.start()
 
@@ -120,7 +122,7 @@ class StopSignals:
         self._raise_pending()
 
     def wait_announced(self) -> None:
-        """Wait until a stop is recorded, where there is one, so that its effects are not taken for a recovery."""
+        """Wait until a pending stop is recorded, so that its effects are not taken for a recovery."""
         if self.number and self._thread is not None:
             self._announced.wait(ANNOUNCE_S)
 
@@ -132,11 +134,11 @@ class StopSignals:
         return None if left_s is None else min(rank_grace_s(self._grace_s()) + KILL_MARGIN_S, left_s)
 
     def records_left_s(self) -> float | None:
-        """Seconds that the last ingestion may take; None while no signal came."""
+        """Seconds that the last ingestion may take; None without a signal."""
         return max(0.0, budget_s(self._grace_s()) - VERDICT_S - self._elapsed_s()) if self.number else None
 
     def end_process(self, code: int) -> None:
-        """After a stop, when all is done: end the process. An interpreter with torch may take seconds for that."""
+        """End the process after a stop, without the interpreter's clean-up, which may take seconds with torch."""
         if self.number:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError):
@@ -173,7 +175,7 @@ class StopSignals:
             self._actions.announce(number)
             self._announced.set()
             self._actions.report(number)
-        except Exception:  # a report that fails must not keep the stop from going on
+        except Exception:  # a failing report must not block the stop
             self._given_s = self._given_s or budget_s(20.0)
             logger.exception("The stop could not be reported.")
         finally:

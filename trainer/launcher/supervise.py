@@ -50,7 +50,7 @@ SAVED_NOTHING = "Nothing was saved at this stop: a resume begins at the newest c
 
 
 class _StopRequested(BaseException):
-    """A signal before there was any rank to pass it on to."""
+    """A signal arrived before any rank was started."""
 
 
 class _Stop:
@@ -97,7 +97,7 @@ def supervise(
     (run.path / "logs").mkdir(exist_ok=True)
     restore_unwritten(run.event_files())
     events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
-    keeper = WatchKeeper(run, node, events)  # first: it begins while torch is imported
+    keeper = WatchKeeper(run, node, events)  # first, so that it starts while torch is imported
     ranks = RankProcesses(run.path / "logs", arguments=[text for fault in faults for text in ("--fault", fault)])
     remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
     zygote = None
@@ -117,7 +117,8 @@ def supervise(
 
     with stop:
         try:
-            # Here, so that a run which has begun also has an end: a signal before it would end this process at once.
+            # Installed here, so that the end of a started run is recorded: an earlier signal ends this process
+            # immediately.
             events.write(
                 event_kinds.RUN_STARTED,
                 node_rank=node.rank,
@@ -136,7 +137,7 @@ def supervise(
                 _record_end(events, node, outcome)
                 keeper.end(stop=events.has_unwritten, within_s=stop.records_left_s())
         except Exception as error:
-            if actions.outcome is None:  # of a package that is missing, as of anything else: the run has an end
+            if actions.outcome is None:  # for any error, such as a missing package, the run gets an end
                 code = EXIT_MISTAKE if isinstance(error, ImportError) else EXIT_FAILED
                 _record_end(events, node, Outcome(reason="failed", exit_code=code, message=_error_line(error)))
             raise
@@ -149,7 +150,7 @@ def supervise(
     if not_sent:
         console.print(f"[red]{not_sent}[/]", highlight=False, soft_wrap=True)
     if events.saved_to is not None:
-        saved = f"Events that the disk did not take are in {events.saved_to}."
+        saved = f"Events that could not be written to the disk are in {events.saved_to}."
         until = "The next launch or `rankscope analyze` on this machine puts them into the run."
         console.print(f"{saved} {until}", highlight=False, soft_wrap=True)
     stop.end_process(outcome.exit_code)
@@ -157,13 +158,13 @@ def supervise(
 
 
 def _error_line(error: Exception) -> str:
-    """The first line of an error, with its type where that says more than the message."""
+    """First line of an error, with its type if that adds information."""
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, ImportError) else f"{type(error).__name__}: {first}"
 
 
 def _unless_stopped(stop: StopSignals, start: Callable[[], Outcome]) -> Outcome:
-    """The outcome of a launch, or of a signal that came before it had started any rank."""
+    """Outcome of a launch, or of a signal that arrived before it had started any rank."""
     try:
         with stop.raising(_StopRequested):
             return start()
@@ -173,7 +174,7 @@ def _unless_stopped(stop: StopSignals, start: Callable[[], Outcome]) -> Outcome:
 
 
 def _stopped(number: int, what: str) -> Outcome:
-    """The outcome of a launch that a signal has ended."""
+    """Outcome of a launch that was ended by a signal."""
     reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
     return Outcome(reason=reason, exit_code=128 + number, message=f"Received {signal.Signals(number).name}. {what}")
 

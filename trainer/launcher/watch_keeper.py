@@ -4,7 +4,7 @@
     keeper.check()            # several times a second
     keeper.end()              # after the run: wait for its last ingestion
 
-When it is replaced: `probes.attach.launch.watch_restarts`.
+`probes.attach.launch.watch_restarts` defines when it is replaced.
 """
 
 from __future__ import annotations
@@ -46,29 +46,31 @@ class WatchKeeper:
 
     @property
     def is_bare(self) -> bool:
-        """True once exporters are left out, because the watch ended again and again."""
+        """True if exporters are left out because the watch ended repeatedly."""
         return self._watch.is_bare
 
     def check(self) -> None:
-        """Replace the watch if it has died or does not answer any more."""
-        if not self.ending and not self._held.problem():  # a new watch would write into the folder in its place
+        """Replace the watch if it has died or stopped responding."""
+        # the folder was replaced, and a new watch would write to the wrong one
+        if not self.ending and not self._held.problem():
             self._watch.check()
 
     def kill(self) -> None:
-        """Kill the watch: the launcher ends at once, and readers catch up what it had not ingested."""
+        """Kill the watch, since the launcher ends immediately; readers ingest what it had not."""
         self.ending = True
         self._watch.kill()
 
     def end(self, *, stop: bool = False, within_s: float | None = None) -> None:
-        """Wait for the last ingestion, or end the watch where that takes too long. `stop`: the end of the run is not
-        an event that it would read, so it is asked to stop. `within_s`: what is left after a signal."""
+        """Wait for the last ingestion, or end the watch if that takes too long. `stop`: ask it to stop, because it will
+        not see the run's end as an event. `within_s`: remaining time after a signal.
+        """
         if self.ending:
             return
         self.ending = True
         if stop:
             self.process.terminate()
         deadline = time.monotonic() + (WATCH_END_S if within_s is None else min(WATCH_END_S, within_s))
-        while time.monotonic() < deadline:  # it leaves by itself once it has seen `run_ended`
+        while time.monotonic() < deadline:  # it exits by itself when it has seen `run_ended`
             if self.process.poll() is not None or self._has_left_the_store():
                 break
             time.sleep(0.02)
@@ -88,7 +90,7 @@ class WatchKeeper:
         )
 
     def _has_left_the_store(self) -> bool:
-        """Return True if watch no longer holds the store; it may live on for a last scrape."""
+        """Return True if watch has released the store; it may continue to run for a last scrape."""
         if is_watched(self.run.stores()):
             return False
         events = read_events(self.run.node_dir(self.node.rank) / "events.jsonl")[0]

@@ -3,7 +3,7 @@
     for check in CHECKS:
         check(config, plan)        # raises ConfigError: the key, its value, what is in the way, what to do
 
-Here is what depends on the whole layout; the limits of one value are in its section of the configuration.
+These constraints depend on the whole layout; limits of single values are in their sections of the configuration.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS"]
 
 CODES_BLOCK = 128
-"""Numbers of a row that share a scale, as in `trainer.training.adamw8bit`."""
+"""Elements of a row that share a scale, as in `trainer.training.adamw8bit`."""
 FLOAT8_MULTIPLE = 16
-"""Rows and columns of a product in fp8 are multiples of it, as in `trainer.model.float8`."""
+"""Rows and columns of fp8 matrix products must be multiples of this, as in `trainer.model.float8`."""
 TENSORS_PER_BLOCK = 9
-"""Two norms, four matrices of attention, three of the feed-forward layer."""
+"""Tensors of a block: two norms, four matrices of attention, three of the feed-forward layer."""
 
 
 def _compression(config: Config, plan: Plan) -> None:
@@ -240,7 +240,7 @@ def _float8_gather(config: Config, plan: Plan) -> None:
     if plan.offloads_parameters:
         raise ConfigError(f"{setting}: not with parallel.cpu_offload = 'all' (shards would be rounded on the host)")
     model, shards = config.model, plan.dp_shard * plan.ep * plan.cp
-    # Rows, and how many ranks have a part of them: attention's output is split by columns over tp, the others by rows.
+    # Rows, and the number of ranks that share them: attention's output is split by columns over tp, the others by rows.
     matrices = [(model.dim, shards), (model.dim // model.num_heads * model.kv_heads, shards * plan.tp)]
     matrices += [] if model.num_experts else [(model.ffn_dim, shards * plan.tp)]
     if all(rows % ranks or rows % (FLOAT8_MULTIPLE * plan.tp) for rows, ranks in matrices):
@@ -263,4 +263,4 @@ CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
     _zero1, _compression, _separator, _loss_in_chunks, _compile, _async_tp, _context, _experts, _reduction,
     _own_optimizer, _float8, _float8_gather, _whole_blocks,
 )  # fmt: skip
-"""In the order in which they are checked."""
+"""All constraints, in the order of checking."""

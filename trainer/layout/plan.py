@@ -37,7 +37,7 @@ class Plan:
     local_batch_size: int  # sequences of one step on one data rank
     micro_batch_size: int  # sequences of one forward pass
     stages: Stages
-    schedule: str  # of the pipeline; no meaning where pp is 1
+    schedule: str  # of the pipeline; unused if pp is 1
     zero1: bool = False  # replicas share the optimizer's state
     offloads_parameters: bool = False  # to host memory, by FSDP2
 
@@ -306,7 +306,8 @@ def _cheapest_cut(costs: list[float], count: int) -> tuple[tuple[int, ...], ...]
                 before, cost = best[stage - 1][first], total[last] - total[first]
                 # The sum of squares spreads the rest evenly: 3 3 2 2 layers, not 3 3 3 1.
                 candidate = (max(before[0], cost), before[1] + cost * cost)
-                # On a tie take the later cut: early stages get the extra layer, since the last stage has the head.
+                # On a tie take the later cut, so that early stages get the extra layer, since the last stage has the
+                # head.
                 if candidate <= best[stage][last]:
                     best[stage][last], cut[stage][last] = candidate, first
     bounds, last = [size], size

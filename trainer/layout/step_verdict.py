@@ -1,7 +1,7 @@
-"""How a layout judges a step: whether its numbers are read a step late, and which ranks compare gradients.
+"""How a step is judged in a layout: are its numbers read a step late, and which ranks compare gradients?
 
 compared_over(config, plan, on_host=True)       # "dp_shard": the dimension whose ranks compare gradients; "" for none
-reason_to_read_at_once(config, plan, on_host=False)     # "" where the numbers of a step may be read late
+reason_to_read_at_once(config, plan, on_host=False)     # "" if the numbers of a step may be read late
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from trainer.layout.plan import Plan
 __all__ = ["compared_over", "reason_to_read_at_once"]
 
 MAX_RANKS = 1024
-"""World size above which gradients are not compared: the row of peaks would slow the reduction that carries it."""
+"""World size above which gradients are not compared, because the row of peaks would slow down its reduction."""
 
 
 def compared_over(config: Config, plan: Plan, *, on_host: bool) -> str:
-    """Mesh dimension, or `world`, over which ranks compare the largest gradient before an update; "" if they don't.
+    """Mesh dimension, or `world`, over which ranks compare their largest gradient before an update; "" if they don't.
 
     On a device, this would cost another pass over all gradients, and a synchronisation.
     """
     probed = config.probes.enabled and config.probes.collectives and config.probes.nonfinite_flags
     if not (probed and on_host and config.recovery.enabled and plan.world_size <= MAX_RANKS):
         return ""
-    # Over the shards comes first; what is then reduced over the replicas is no longer a rank's own.
+    # Gradients are first reduced over the shards; what is then reduced over replicas is not local any more.
     dimension = "dp_shard" if plan.dp_shard > 1 else "dp_replicate" if plan.dp_replicate > 1 else ""
     return "world" if plan.world_size in (plan.dp_shard, plan.dp_replicate) else dimension
 
 
 def reason_to_read_at_once(config: Config, plan: Plan, *, on_host: bool) -> str:
-    """Why each step of a run has to be read at once; empty if it has not."""
+    """Reason why each step must be read immediately; empty if it may be read late."""
     compresses = config.parallel.gradient_compression != "none" and plan.data_parallel_kind == "ddp"
     reasons = {
         "tried with data parallel ranks alone": plan.data_size < plan.world_size or plan.pp > 1,

@@ -28,13 +28,13 @@ _KEPT = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
-    # A collective costs more to repeat than its result costs to keep.
+    # Repeating a collective costs more than keeping its result.
     *COSTLY_COLLECTIVES,
 }
 
 
 def apply_activation_checkpointing(model: Transformer, config: TrainConfig) -> None:
-    """Set what each block of `model` recomputes; names and modules stay as they are."""
+    """Set what each block of `model` recomputes, without changing names or modules."""
     kind = config.activation_checkpointing
     if kind == "none":
         return

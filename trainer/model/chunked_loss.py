@@ -29,7 +29,9 @@ __all__ = ["Softmax", "chunked_loss"]
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Computations on a chunk's logits, compiled if the blocks are: then each is one pass over them."""
+    """Computations on a chunk's logits. If the blocks are compiled, these are, too, so that each is one pass over the
+    logits.
+    """
 
     whole: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     peak: Callable[[Tensor], Tensor]
@@ -42,7 +44,9 @@ class Softmax:
 
     @classmethod
     def compiled(cls, backend: str) -> Softmax:
-        """The last chunk may be smaller, and evaluation has other sizes: any number of tokens is one compilation."""
+        """Compile once for any number of tokens, since the last chunk may be smaller, and evaluation has other
+        sizes.
+        """
         compiled: Any = functools.partial(torch.compile, backend=backend, dynamic=None)
         return cls(whole=compiled(_whole), peak=compiled(_peak), sums=compiled(_sums), gradient=compiled(_gradient))
 
@@ -96,7 +100,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, and the gradients of their sum by `hidden` and by `weight`: empty where they are not wanted."""
+    """Losses, and the gradients of their sum with respect to `hidden` and `weight` (empty if not needed)."""
     low, count = weight.to(hidden.dtype), len(targets)
     losses = torch.empty(count, dtype=torch.float32, device=hidden.device)
     of_hidden = torch.empty_like(hidden if job.wants_gradients else hidden[:0])
@@ -110,7 +114,7 @@ def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tupl
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product to `total`, float32; on CUDA within the matrix product, which then rounds nothing to 16 bits."""
+    """Add the product to the float32 `total`; on CUDA within the matrix product, which avoids rounding to 16 bits."""
     if total.is_cuda and left.dtype != total.dtype:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
@@ -118,7 +122,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _equal_parts(count: int, most: int) -> Iterator[slice]:
-    """Slices of at most `most` of `count` rows, as equal as they can be: what is compiled knows few sizes then."""
+    """Slices of at most `most` out of `count` rows, as equal as possible, so that few sizes are compiled."""
     size = -(-count // -(-count // most))
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
@@ -147,7 +151,7 @@ def _peak(logits: Tensor) -> Tensor:
 
 
 def _sums(logits: Tensor, peak: Tensor, targets: Tensor) -> Tensor:
-    """(2, tokens): sum of the exponentials, and the target's logit where the target is in this part."""
+    """Return (2, tokens): sum of the exponentials, and the target's logit if the target is in this part."""
     exponentials = (logits.float() - peak.unsqueeze(1)).exp().sum(-1)
     is_here = (targets >= 0) & (targets < logits.shape[1])
     logit = logits.gather(1, targets.where(is_here, 0).unsqueeze(1)).squeeze(1).float()

@@ -1,12 +1,12 @@
 """`torch.compile`, block by block: one compilation serves all blocks, and module hooks stay outside of it.
 
     compile_blocks(model, "inductor")
-    with uncompiled(): model(tokens)        # every operation on its own, to watch each
+    with uncompiled(): model(tokens)        # each operation is visible
 
-Inside the compiled part are a block's layers, under tensor parallel with their collectives. FSDP's gathers, activation
-checkpointing, DDP's reducer and the probes are around it, in Python, as they are without it; so names and checkpoints
-do not change either. Only selective checkpointing is compiled with the layers: it selects among their operations, which
-are not visible from outside, and the compiler keeps the selected results.
+The compiled part contains a block's layers, and with tensor parallelism their collectives. FSDP's gathers, activation
+checkpointing, DDP's reducer and the probes remain around it, in Python, so names and checkpoints do not change. Only
+selective checkpointing is compiled with the layers, because it selects among their operations, which are not visible
+from outside; the compiler keeps the selected results.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ __all__ = ["compile_blocks", "is_compiled", "uncompiled"]
 
 
 def is_compiled(config: TrainConfig, plan: Plan, device: torch.device) -> bool:
-    """Return `train.compile`, or what `auto` means here."""
+    """Return `train.compile` with `auto` resolved."""
     if config.compile != "auto":
         return config.compile
     return device.type == "cuda" and plan.compiles and (config.compile_backend != "inductor" or _has_triton())
 
 
 def _has_triton() -> bool:
-    """Triton writes the kernels; it compiles what launches them in C."""
+    """Return True if Triton, which generates the kernels, can compile its launchers (in C)."""
     compilers = (os.environ.get("CC", ""), "gcc", "clang", "cc")
     return importlib.util.find_spec("triton") is not None and any(name and shutil.which(name) for name in compilers)
 
 
 def compile_blocks(model: Transformer, backend: str) -> None:
-    """Have each block of `model` compiled when it first runs; after `apply_activation_checkpointing`. And the softmax
-    of a loss in chunks."""
+    """Compile each block of `model` when it first runs, and the softmax of a chunked loss. Call it after
+    `apply_activation_checkpointing`.
+    """
     model.compiled = True
     model.output_loss.softmax = Softmax.compiled(backend)
     for block in model.blocks.values():

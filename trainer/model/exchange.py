@@ -1,11 +1,11 @@
-"""Exchange of token rows with the ranks that hold their experts.
+"""Exchange token rows with the ranks that hold their experts.
 
     route = Route.make(expert, num_experts, group)      # rows from and to each rank; collective
-    rows = exchange(rows, route, group)                 # sorted by expert here -> sorted by own expert there
+    rows = exchange(rows, route, group)                 # sorted by expert -> sorted by the receiving rank's experts
     rows = exchange(rows, route.back, group)
 
 The number of rows per rank is known only after routing, and the host needs it to split the buffers. So the host waits
-for the device once per layer, as every uneven all-to-all does. Without a group the rows stay.
+for the device once per layer, as in every uneven all-to-all. Without a group, no rows are sent.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Route", "exchange", "scaled_gradient"]
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Rows that this rank sends to each rank of the group and gets from it, and how they are sorted."""
+    """Numbers of rows sent to and received from each rank of the group, and their order."""
 
     num_sent: int
-    """Rows to send: those of this rank that go to any expert."""
+    """Rows to send: rows of this rank that are routed to an expert."""
     counts: list[int]
     """Rows of each expert of this rank, after the exchange."""
     sends: list[int]
@@ -37,7 +37,7 @@ class Route:
 
     @classmethod
     def make(cls, expert: Tensor, num_experts: int, group: dist.ProcessGroup | None) -> Route:
-        """Make the route from the expert of each row, (rows,); the value `num_experts` means none."""
+        """Create the route from the expert of each row, shape (rows,); the value `num_experts` means none."""
         counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
         if group is None:
             own = counts.tolist()
@@ -47,7 +47,7 @@ class Route:
         dist.all_to_all_single(coming, counts, group=group)
         going, came = torch.stack((counts, coming)).view(2, size, -1).tolist()  # the host waits here
         sends, receives = [sum(row) for row in going], [sum(row) for row in came]
-        # What comes is sorted by rank, then by expert; an expert wants its rows together.
+        # Received rows are sorted by rank, then expert; sort them by expert.
         number = torch.arange(num_experts // size, device=expert.device).repeat(size)
         after = number.repeat_interleave(coming, output_size=sum(receives)).argsort(stable=True)
         own = [sum(column) for column in zip(*came, strict=True)]
@@ -60,7 +60,7 @@ class Route:
 
 
 def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Tensor:
-    """Send rows (n, dim) along a route; backward sends the gradients back. All ranks of the group."""
+    """Send rows (n, dim) along a route; backward returns the gradients. Collective over the group."""
     if group is None:
         return rows
     if route.before is not None:

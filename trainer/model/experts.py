@@ -62,7 +62,9 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, dim, hidden))
 
     def forward(self, tokens: Tensor, counts: list[int], gradient_scale: float) -> Tensor:
-        """Apply the experts to `tokens` (rows, dim), sorted by expert, `counts` rows each; returns the same shape."""
+        """Apply the experts to `tokens` (rows, dim), sorted by expert with `counts` rows each; returns the same
+        shape.
+        """
         gate, up, down = (
             scaled_gradient(weight.to_local() if isinstance(weight, DTensor) else weight, gradient_scale)
             for weight in (self.gate, self.up, self.down)
@@ -97,13 +99,13 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(config.dim, config.num_experts, bias=False)
         self.experts = Experts(config)
         self.group: dist.ProcessGroup | None = None
-        """Ranks that share the experts; each sends its own tokens."""
+        """Group of ranks that share the experts; each sends its tokens."""
         self.gradient_scale = 1.0
-        """Scale of an expert's gradient, a sum over the group: one over the losses there, each of them a mean."""
+        """Scale of an expert's gradient, which sums over the group: 1 / number of mean losses in the group."""
         self.pieces: dist.ProcessGroup | None = None
-        """Ranks that have a piece of every sequence each, in their order."""
+        """Group of ranks that each have a piece of every sequence, in order of the pieces."""
         self.loss_share = 1.0
-        """Share of this rank's tokens in those of its loss: less than all where ranks have one loss together."""
+        """Share of this rank's tokens in those of its loss; below 1 if several ranks have one loss together."""
         self.loss_scale = 1.0
         """Factor of a microbatch's mean loss before backward."""
         self.counts_load = True
@@ -140,7 +142,7 @@ class MixtureOfExperts(nn.Module):
         tokens = exchange(tokens, route, self.group)
         tokens = self.experts(tokens, route.counts, self.gradient_scale)
         tokens = exchange(tokens, route.back, self.group)
-        # Each row goes to its own place: the sum over a token's experts has one order in every layout.
+        # Each row is scattered to its index, so that the sum over a token's experts has the same order in every layout.
         places = tokens.new_zeros(batch * length * each, dim).index_copy(0, order, tokens)
         out = (places.view(batch, length, each, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
         if torch.is_grad_enabled() and (self.balance_loss or self.z_loss):
@@ -156,16 +158,17 @@ class MixtureOfExperts(nn.Module):
         return load
 
     def _logits(self, x: Tensor) -> Tensor:
-        """In float32 whatever the rest is computed in: a small error here sends a token elsewhere."""
+        """Router logits, always in float32, because a small error can route a token differently."""
         weight: Tensor = self.router.weight
-        if isinstance(weight, DTensor):  # tensor-parallel ranks have it whole, and pieces of the tokens
+        if isinstance(weight, DTensor):  # tensor-parallel ranks have the whole router, and pieces of the tokens
             weight = weight.to_local(grad_placements=(Partial(),))
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.float(), weight.float())
 
     def _within_capacity(self, sent: Tensor, earlier: Tensor, seq: int) -> Tensor | None:
-        """Mask of the choices that experts take, (batch, length x chosen); None for all. `earlier`: how often a choice
-        was made in the pieces before."""
+        """Mask of the choices within capacity, (batch, length x chosen); None for all. `earlier`: number of choices of
+        each expert in earlier pieces.
+        """
         if not self.capacity_factor:
             return None
         capacity = self._capacity(seq)
@@ -176,15 +179,16 @@ class MixtureOfExperts(nn.Module):
         return math.ceil((self.capacity_factor or 1.0) * seq * self.chosen / self.num_experts)
 
     def _auxiliary(self, logits: Tensor, probabilities: Tensor, share: Tensor | None) -> Tensor:
-        """Return the losses of this rank's tokens. `share`, (batch, experts): of the choices of the whole sequence;
-        None where there is nothing to balance."""
+        """Return the auxiliary losses of this rank's tokens. `share`: (batch, experts), shares of the choices of the
+        whole sequence; None if there is nothing to balance.
+        """
         if share is None:
             return self.z_loss * logits.logsumexp(-1).square().mean()
         balance = self.num_experts * (share * probabilities.mean(1)).sum(-1).mean()
         return self.balance_loss * balance + self.z_loss * logits.logsumexp(-1).square().mean()
 
     def _count(self, sent: Tensor, kept: Tensor | None) -> None:
-        # Backward may compute a forward pass again; an evaluation or a replay is not training.
+        # Count only training: not the recomputation in backward, evaluation or replay.
         if not (self.training and self.counts_load) or graph_task_id() != -1:
             return
         tokens = sent.sum((0, 1))
@@ -208,7 +212,9 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
 
 
 class _WithLoss(torch.autograd.Function):
-    """Passes a tensor through and lets a loss enter in backward, as if it had been added to the loss at the end."""
+    """Returns a tensor unchanged, and adds the gradient of a loss in backward, as if it had been added to the final
+    loss.
+    """
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, loss: Tensor) -> Tensor:

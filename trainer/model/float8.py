@@ -1,15 +1,15 @@
-"""Matrix products of the blocks in fp8 by torchao, which scales and rounds weights, activations and gradients.
+"""fp8 matrix products in the blocks by torchao, which scales and rounds weights, activations and gradients.
 
-    check_float8(config.train, device)               # ConfigError, one line, where it cannot be done
+    check_float8(config.train, device)               # ConfigError, one line, if fp8 is not available
     num_layers = convert_to_float8(model, config.train, tp=plan.tp)
 
 A layer keeps its name and its parameter, in float32 or the dtype that FSDP casts it to; operands are rounded to fp8 for
 each product with a newly computed scale (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
-fingerprints and checkpoints are as without it. Embedding, head, norms and a mixture's router and experts stay as they
-are. FSDP gathers unrounded weights, or already rounded ones (`trainer.parallel.float8_gather`).
+fingerprints and checkpoints are as without it. Embedding, head, norms, routers and experts are not converted. FSDP
+gathers unrounded weights, or already rounded ones (`trainer.parallel.float8_gather`).
 
-`train.float8_emulated` rounds likewise and multiplies in float32: slower than without, on any device, to try what fp8
-does to a loss.
+`train.float8_emulated` rounds in the same way and multiplies in float32. It is slower than without fp8 but runs on any
+device, to test the effect of fp8 on the loss.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 
 
 def check_float8(config: TrainConfig, device: torch.device) -> None:
-    """Raises ConfigError where torchao is not installed, or the device multiplies no fp8."""
+    """Raise ConfigError if torchao is not installed, or the device does not support fp8."""
     if config.float8 == "none":
         return
     check_float8_on(config, device.type)
@@ -52,13 +52,13 @@ def check_float8(config: TrainConfig, device: torch.device) -> None:
 
 
 def convert_to_float8(model: Transformer, config: TrainConfig, *, tp: int = 1) -> int:
-    """Change the layers of the blocks that fp8 can do, in place; returns how many. Before anything is sharded.
+    """Convert the blocks' layers that fp8 supports, in place, before anything is sharded; returns their number.
 
     Raises ConfigError if there is none.
     """
     if config.float8 == "none":
         return 0
-    # It warns of its extensions that this torch cannot load; none of them is needed here.
+    # torchao warns about extensions that this torch cannot load, none of which is needed here.
     logging.getLogger("torchao").setLevel(logging.ERROR)
     from torchao.float8 import Float8LinearConfig
     from torchao.float8 import convert_to_float8_training as convert
@@ -83,5 +83,5 @@ def is_converted(layer: nn.Module) -> bool:
 
 
 def _fits(layer: nn.Module, tp: int) -> bool:
-    """Whichever of its dimensions tensor parallelism splits."""
+    """Return True if fp8 supports the layer, whichever dimension tensor parallelism splits."""
     return isinstance(layer, nn.Linear) and all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)

@@ -1,10 +1,10 @@
-"""Initial weights: each rank draws its own shards, and gets the values that any other layout gets.
+"""Initial weights: each rank draws only its shards, with the same values as in any other layout.
 
     initialise(model, config.model, seed=0)
 
-A parameter is covered by tiles of `TILE_ROWS` x `TILE_COLUMNS` numbers, each from a generator that is seeded by the
-run's seed, the parameter's name and the tile's place. A rank draws the tiles that its part touches, at most a tile more
-at each edge. Besides its shards it needs memory for its part of one parameter.
+A parameter is covered by tiles of `TILE_ROWS` x `TILE_COLUMNS` elements, each drawn by a generator seeded with the
+run's seed, the parameter's name and the tile's position. A rank draws the tiles that overlap its part, at most one more
+at each edge. In addition to its shards it needs memory for its part of one parameter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEVIATION = 0.02
 
 @torch.no_grad()
 def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
-    """Draw every parameter of `model`, which may be a pipeline's part and sharded. Without communication.
+    """Draw every parameter of `model`, which may be sharded or a pipeline stage. No communication.
 
     Normal with deviation 0.02, scaled by 1 / sqrt(2 layers) for the projections that write into the residual
     stream (GPT-2's rule); norms are ones.
@@ -47,7 +47,7 @@ def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
 
 
 def _normal(name: str, region: tuple[slice, ...]) -> Tensor:
-    """Standard normal numbers of a region of a parameter, on the host: those of the tiles at the same place."""
+    """Standard normal numbers for a region of a parameter, on the host, from the tiles that cover it."""
     out = torch.empty([part.stop - part.start for part in region])
     *leading, rows, columns = region
     generator = torch.Generator()
@@ -66,7 +66,7 @@ def _normal(name: str, region: tuple[slice, ...]) -> Tensor:
 
 
 def _tiles(part: slice, size: int) -> range:
-    """Starts of the tiles that a part of a dimension touches."""
+    """Starts of the tiles that overlap a part of a dimension."""
     return range(part.start - part.start % size, part.stop, size)
 
 

@@ -1,10 +1,10 @@
 """Map parameter names to Hugging Face's Llama names, and write a `config.json` that its loader understands.
 
     to_llama("blocks.3.mlp.up.weight")                       # "model.layers.3.mlp.up_proj.weight"
-    from_llama("model.layers.3.mlp.up_proj.weight")          # "blocks.3.mlp.up.weight"; None for what we do not have
+    from_llama("model.layers.3.mlp.up_proj.weight")          # "blocks.3.mlp.up.weight"; None if there is no counterpart
     llama_config(config.model)                               # a dict: architectures, hidden_size, rope_theta, ...
 
-The layers are the same, also the halves of a head that the rotary angles turn against each other, so only names differ.
+The layers are the same, including the pairing of head dimensions in rotary embeddings, so only names differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_BLOCK_BACK = {theirs: ours for ours, theirs in _OF_BLOCK.items()}
 
 
 def to_llama(name: str) -> str:
-    """Raises KeyError for a parameter that Llama has not, such as an expert's."""
+    """Convert a name. Raises KeyError for a parameter that Llama lacks, such as an expert's."""
     if name in _WHOLE:
         return _WHOLE[name]
     match = re.fullmatch(r"blocks\.(\d+)\.(.+)\.weight", name)
@@ -47,7 +47,7 @@ def to_llama(name: str) -> str:
 
 
 def from_llama(name: str) -> str | None:
-    """None for tensors of a Llama file without a counterpart, such as the table of rotary frequencies."""
+    """Convert a name; None for tensors without a counterpart, such as the table of rotary frequencies."""
     if name in _WHOLE_BACK:
         return _WHOLE_BACK[name]
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
@@ -57,7 +57,7 @@ def from_llama(name: str) -> str | None:
 
 
 def llama_config(model: ModelConfig) -> dict[str, Any]:
-    """Read by transformers of version 4 and 5: the base of the rotary angles is where each of them reads it."""
+    """Config for transformers 4 and 5, with the rotary base under both of their keys."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

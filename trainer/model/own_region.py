@@ -12,10 +12,10 @@ __all__ = ["own_region"]
 
 
 def own_region(parameter: Tensor) -> tuple[slice, ...]:
-    """This rank's part of a parameter, a slice a dimension; empty slices where it has nothing of it.
+    """This rank's part of a parameter as one slice per dimension; empty slices if it has none.
 
-    FSDP splits what tensor parallel has split already, though its dimension of the mesh comes first: DTensor calls
-    that strided.
+    FSDP splits what tensor parallelism has already split, although its mesh dimension comes first (DTensor's strided
+    sharding).
     """
     region = [slice(0, size) for size in parameter.shape]
     if not isinstance(parameter, DTensor):

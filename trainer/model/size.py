@@ -16,7 +16,7 @@ __all__ = ["flops_per_token", "num_parameters"]
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Distinct weights; tied embeddings count once."""
+    """Number of distinct weights; tied embeddings count once."""
     embedding = config.vocab_size * config.dim
     norms = (2 * config.num_layers + 1) * config.dim
     experts = config.num_layers * (config.num_experts or 1) * _expert_weights(config)
@@ -26,15 +26,16 @@ def num_parameters(config: ModelConfig) -> int:
 def flops_per_token(config: ModelConfig, seq_len: int) -> int:
     """Floating-point operations of forward and backward for one token of a sequence of `seq_len`.
 
-    Of a mixture of experts those of the experts that a token is sent to.
+    With a mixture of experts, only the experts that a token is sent to count.
     """
     experts = config.num_layers * (config.experts_per_token if config.num_experts else 1) * _expert_weights(config)
     return 6 * (_shared_weights(config) + experts) + 12 * config.num_layers * config.dim * seq_len
 
 
 def _shared_weights(config: ModelConfig) -> int:
-    """Weights that multiply each token: all matrices but the feed-forward layers', with the head and the routers,
-    without the embedding, which is only looked up."""
+    """Number of weights that multiply each token, except feed-forward layers: attention, head and routers, but not the
+    embedding, which is only looked up.
+    """
     key_value = 2 * config.kv_heads * (config.dim // config.num_heads)
     layer = config.dim * (2 * config.dim + key_value + config.num_experts)
     return config.num_layers * layer + config.vocab_size * config.dim

@@ -29,7 +29,7 @@ from trainer.model.experts import MixtureOfExperts
 __all__ = ["Block", "Transformer", "document_attention", "document_numbers"]
 
 DOCUMENT_ROWS = 512
-"""Queries of a block."""
+"""Number of queries per block."""
 
 
 def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -40,14 +40,14 @@ def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Te
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the two halves of each head's vector by the angle of its position. x: (batch, heads, seq, head_dim)."""
+    """Rotate the two halves of each head's vector by the angle of its position. x: (batch, heads, seq, head_dim)."""
     cos, sin = cos[: x.shape[-2]].to(x.dtype), sin[: x.shape[-2]].to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
 class Norm(nn.RMSNorm):
-    """RMSNorm in the type of its input, for which torch has one kernel; the parameter may have a wider type."""
+    """RMSNorm in its input's dtype, for which torch has a fused kernel; the parameter may have a wider dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         """Context parallel: query, key and value of this piece -> attention to the whole."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """`mask`: of rows and columns, or the number of each token's document, (batch, seq)."""
+        """`mask`: (rows, columns), or the number of each token's document, (batch, seq)."""
         batch, seq, _ = x.shape
         # -1 heads: under tensor parallel a rank has only its share of them.
         query, key, value = (
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
         self.sin: Tensor
 
     def tie(self) -> None:
-        """Make head and embedding one parameter again, after something replaced their parameters."""
+        """Tie head and embedding again after their parameters were replaced."""
         if self.tied and self.head is not None and self.embed is not None:
             self.head.weight = self.embed.weight
 
@@ -186,7 +186,7 @@ class Transformer(nn.Module):
         self.sin.copy_(sin)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """See the class; with `targets`, the last stage gives the mean loss in place of the logits."""
+        """See the class. With `targets`, the last stage returns the mean loss instead of the logits."""
         mask = document_numbers(x, self.separator) if self.separator is not None else None
         cos, sin = self.cos, self.sin
         if self.num_chunks > 1:
@@ -258,7 +258,7 @@ class OutputLoss:
 
 
 def document_numbers(tokens: Tensor, separator: int) -> Tensor:
-    """Number of the document of each token, within its sequence. A separator belongs to the document that it ends."""
+    """Number of each token's document within its sequence. A separator belongs to the document that it ends."""
     ends = tokens == separator
     return ends.cumsum(dim=1, dtype=torch.int32) - ends.int()
 

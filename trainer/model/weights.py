@@ -1,8 +1,8 @@
-"""Weights to begin with, from safetensors: a model in Hugging Face's Llama naming, or what `rankscope export` wrote.
+"""Load initial weights from safetensors: a model with Hugging Face's Llama names, or written by `rankscope export`.
 
     load_weights(model, Path("Llama-3.2-1B"))        # a folder, or one .safetensors file
 
-Every rank reads the files with its parts of the model, one tensor at a time, and keeps its shards.
+Each rank reads the files that contain its parts of the model, one tensor at a time, and keeps its shards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INDEX = "model.safetensors.index.json"
 
 @torch.no_grad()
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Fill every parameter of `model`, which may be a pipeline's part and sharded. Raises ConfigError, one line."""
+    """Fill every parameter of `model`, which may be sharded or a pipeline stage. Raises ConfigError, one line."""
     for parameter, stored in _found(model, path):
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if local.numel():
@@ -37,13 +37,15 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def check_weights(model: nn.Module, path: Path) -> None:
-    """Look for every parameter of `model`, which may be on the meta device; read nothing. Raises ConfigError."""
+    """Check that every parameter of `model` (which may be on the meta device) exists in the files, without reading
+    values. Raises ConfigError.
+    """
     for _ in _found(model, path):
         pass
 
 
 def _found(model: nn.Module, path: Path) -> Iterator[tuple[nn.Parameter, Any]]:
-    """Each parameter and the slice of a file that has its numbers."""
+    """Yield each parameter with the file slice that has its values."""
     where = _tensors(path)
     opened: dict[Path, Any] = {}
     for name, parameter in model.named_parameters():
@@ -66,7 +68,7 @@ def _found(model: nn.Module, path: Path) -> Iterator[tuple[nn.Parameter, Any]]:
 
 
 def _tensors(path: Path) -> Mapping[str, tuple[Path, str]]:
-    """File and name in it of every parameter, by our name."""
+    """{parameter name: (file, name in the file)}."""
     try:
         if path.is_dir() and (path / _INDEX).is_file():
             listed = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]

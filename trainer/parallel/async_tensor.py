@@ -1,6 +1,6 @@
 """Async tensor parallelism: torch's compiler cuts products and their collectives into pieces that overlap.
 
-    check_async_tp(device, tp_mesh)          # ConfigError where this machine cannot do it
+    check_async_tp(device, tp_mesh)          # ConfigError if this machine does not support it
     overlap_products(tp_mesh)                # before the first compiled step
 
 A gather and the product that reads it, or a product and the reduction that follows, become one operation, which sends
@@ -20,7 +20,7 @@ __all__ = ["check_async_tp", "overlap_products"]
 
 
 def check_async_tp(device: torch.device, tp_mesh: DeviceMesh) -> None:
-    """Raises ConfigError, one line, where ranks of a tensor-parallel group cannot read each other's memory."""
+    """Raise ConfigError, one line, if ranks of a tensor-parallel group cannot read each other's memory."""
     setting = "parallel.async_tp = true"
     if device.type != "cuda":
         raise ConfigError(f"{setting}: needs train.device = 'cuda', whose memory ranks can share")
@@ -36,5 +36,5 @@ def check_async_tp(device: torch.device, tp_mesh: DeviceMesh) -> None:
 
 
 def overlap_products(tp_mesh: DeviceMesh) -> None:
-    """Let the compiler do it, for the group of `tp_mesh`."""
+    """Enable it in the compiler for the group of `tp_mesh`."""
     overlap_products_of(tp_mesh.get_group().group_name)

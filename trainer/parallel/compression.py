@@ -36,7 +36,7 @@ __all__ = ["GradientCompression"]
 _CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _FED_BACK = ("int8", "topk")
 MIN_COMPRESSION = 2
-"""A matrix goes as it is unless its two factors have fewer than half of its numbers (torch's default)."""
+"""A matrix is compressed only if its two factors have less than half of its elements (torch's default)."""
 
 
 class GradientCompression:
@@ -47,9 +47,9 @@ class GradientCompression:
     ) -> None:
         self.kind = config.gradient_compression
         self.active = True
-        """False: gradients are reduced as they are and nothing is kept, for a step that is replayed."""
+        """False: reduce uncompressed gradients and keep no state, for a replayed step."""
         self.sample = False
-        """True: the next backward also measures the error, at the cost of one more reduction."""
+        """True: also measure the error in the next backward, at the cost of another reduction."""
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._group, self._rank, self._seed = group, rank, seed
         self._exact: list[tuple[list[Tensor], Tensor, dist.Work]] = []
@@ -88,8 +88,8 @@ class GradientCompression:
             self._assemble(bucket)
         future = powerSGD_hook(self._power, bucket)
         if not bucket.buffer().is_cuda:
-            # torch reduces the factors in callbacks. On a GPU those run at once; gloo's run in other threads, between
-            # the calls of the next bucket, in another order on each rank.
+            # torch reduces the factors in callbacks. On a GPU these run immediately; with gloo they run in other
+            # threads, between the calls of the next bucket, in a different order on each rank.
             future.wait()
         if bucket.is_last():
             self._count += 1
@@ -119,10 +119,10 @@ class GradientCompression:
             sums.append(torch.stack(((reduced - exact).double().square().sum(), exact.double().square().sum())))
         return torch.stack(sums).sum(0) if sums else None
 
-    # What is kept from one step to the next.
+    # State that is kept between steps.
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, live. Errors are this rank's own, the rest is the same on all replicas."""
+        """State by name, not copied. Errors are specific to this rank, the rest is equal on all replicas."""
         if self.kind != "powersgd":
             return self._feedback.tensors()
         found = {"compression.count": self._count, **self._kept}
@@ -148,7 +148,7 @@ class GradientCompression:
                 self._kept[name] = compressed.new_zeros(size)
 
     def forget(self) -> None:
-        """Drop errors and matrices: those of a step with NaN would stay in every gradient to come."""
+        """Drop errors and matrices, because a NaN in them would spread to all later gradients."""
         self._exact.clear()
         self._feedback.forget()
         self._kept, self._layouts = {}, {}
@@ -156,7 +156,7 @@ class GradientCompression:
             held.clear()
 
     def _assemble(self, bucket: GradBucket) -> None:
-        """Give torch the errors and matrices of a bucket whose parameters are others than last time."""
+        """Pass torch the errors and matrices of a bucket whose parameters have changed."""
         index, parameters, power = bucket.index(), bucket.parameters(), self._power
         before = self._layouts.get(index, [])
         if [id(p) for p in before] == [id(p) for p in parameters]:
@@ -245,12 +245,12 @@ class ErrorFeedback:
         return torch.cat(errors).add_(flat)
 
     def keep(self, bucket: GradBucket, error: Tensor) -> None:
-        """Remember the error of a bucket for the next step; views into `error`."""
+        """Keep the error of a bucket for the next step, as views into `error`."""
         parts = torch.split(error, [p.numel() for p in bucket.parameters()])
         self._errors |= {self._names[p]: part for p, part in zip(bucket.parameters(), parts, strict=True)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, live."""
+        """Errors by name, not copied."""
         return dict(sorted(self._errors.items()))
 
     def allocate(self, saved: Container[str]) -> None:

@@ -33,7 +33,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 def apply_context_parallel(
     model: Transformer, mesh: DeviceMesh, chunks: tuple[int, ...], num_chunks: int, *, is_ring: bool
 ) -> None:
-    """Let `model` work on this rank's `chunks` of each sequence; `mesh` is the one-dimensional mesh of the pieces."""
+    """Make `model` process this rank's `chunks` of each sequence. `mesh`: one-dimensional mesh of the pieces."""
     group = mesh.get_group()
     model.chunks, model.num_chunks, model.is_ring = chunks, num_chunks, is_ring
     for module in model.modules():

@@ -30,7 +30,7 @@ def apply_ddp(
 ) -> DistributedDataParallel:
     """Wrap `model`, already on `device`; `mesh` is the one-dimensional mesh of the replicas.
 
-    The wrapper is what forward must go through; parameters keep their names in `model` itself.
+    Forward must be called on the wrapper; parameters keep their names in `model`.
     """
     return DistributedDataParallel(
         model,
@@ -49,7 +49,7 @@ def _without_buffer_broadcasts() -> dict[str, Any]:
 
 
 def watch_buckets(ddp: DistributedDataParallel) -> ReductionInputs:
-    """Record one norm of each bucket before it is reduced, from now on. It takes the one hook that DDP allows."""
+    """Record one norm of each bucket before it is reduced. This uses the only hook that DDP allows."""
     inputs = ReductionInputs()
     ddp.register_comm_hook((inputs, ddp.process_group), _reduce)
     return inputs

@@ -57,7 +57,7 @@ def apply_fsdp(
                 shard_placement_fn=lambda _: Shard(1),
             )
         fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
-    # The root's parameters are needed again at once by backward: torch's default keeps them gathered.
+    # Backward needs the root's parameters first, so torch's default keeps them gathered.
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
     if config.prefetch_blocks:
         _prefetch(list(model.blocks.values()), config.prefetch_blocks)

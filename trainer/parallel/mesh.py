@@ -1,10 +1,10 @@
-"""The device mesh of a plan, and the groups that are taken from it.
+"""The device mesh of a plan, and its submeshes.
 
     mesh = build_mesh(plan, "cpu")        # None for a single rank
     tp_mesh = submesh(mesh, "tp")         # None where tp is 1
     joined_mesh(mesh, "ep", "tp")         # both as one dimension, called ep+tp
     dense_mesh(mesh, plan)                # what FSDP shards all but the experts over
-    expert_mesh(mesh, plan)               # what it shards them over, where ranks have some of them each
+    expert_mesh(mesh, plan)               # FSDP's mesh of experts, if each rank has some of them
 
 The mesh has only the dimensions in use: a process group costs memory and a start-up exchange on every rank.
 """
@@ -39,7 +39,7 @@ def submesh(mesh: DeviceMesh | None, *dims: str) -> DeviceMesh | None:
 
 
 def joined_mesh(mesh: DeviceMesh, *dims: str) -> DeviceMesh | None:
-    """Those of `dims` that are in use as one, called for instance `dp_shard+ep`, or None if none is."""
+    """The used dimensions among `dims`, flattened to one named e.g. `dp_shard+ep`; None if none is used."""
     parts = tuple(dim for dim in dims if dim in (mesh.mesh_dim_names or ()))
     if not parts:
         return None
@@ -53,8 +53,9 @@ def dense_mesh(mesh: DeviceMesh | None, plan: Plan) -> DeviceMesh:
 
 
 def expert_mesh(mesh: DeviceMesh | None, plan: Plan) -> DeviceMesh | None:
-    """FSDP's mesh of experts of which each rank has some: as `dense_mesh`, without `ep`. None where all ranks have all
-    of them, so that nothing sets them apart."""
+    """FSDP's mesh of experts if each rank has some of them: like `dense_mesh`, without `ep`. None if all ranks have all
+    experts.
+    """
     return _fsdp_mesh(mesh, plan, "dp_shard", "cp") if plan.ep * plan.tp > 1 else None
 
 

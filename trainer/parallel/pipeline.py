@@ -44,7 +44,7 @@ _SCHEDULES: dict[str, Any] = {
 
 
 def stage_modules(config: Config, plan: Plan, pp_rank: int) -> list[Transformer]:
-    """The rank's parts of the model, one per stage; the whole model where there is no pipeline."""
+    """The rank's parts of the model, one per stage; the whole model without a pipeline."""
     last = plan.stages.count - 1
     separator = config.data.separator if config.data.document_mask else None
     return [
@@ -85,7 +85,7 @@ class Pipeline:
         ]
         count = plan.num_microbatches
         single = config.parallel.schedule in ("gpipe", "1f1b")
-        # The loss divides by the number of microbatches itself, so torch must not divide the gradients again.
+        # The loss already divides by the number of microbatches, so torch must not divide the gradients again.
         self.schedule = _SCHEDULES[config.parallel.schedule](
             self.stages[0] if single else self.stages,
             count,
@@ -94,7 +94,9 @@ class Pipeline:
         )
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Accumulate gradients over all microbatches; the mean loss on the rank with the last stage, else zero."""
+        """Accumulate gradients over all microbatches. Returns the mean loss on the rank with the last stage, else
+        zero.
+        """
         losses: list[Tensor] = []
         self.schedule.step(
             *((inputs,) if self.stages[0].is_first else ()),
@@ -108,7 +110,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Forward only; returns as `run`.
+        """Forward only; returns the same as `run`.
 
         torch's `schedule.eval` fails where two neighbouring stages share a rank, and agrees again on shapes at every
         change between training and evaluation. Here each rank goes through (microbatch, stage) in this order, which

@@ -1,7 +1,7 @@
 """Ring attention: keys and values are passed around the ranks of a sequence, and no rank ever holds all of them.
 
     mixed = ring_attention(query, key, value, group)       # (batch, heads, piece, head_dim), of this rank's piece
-    places = piece_chunks(rank, size)                       # which two of 2 x size chunks of a sequence a rank has
+    places = piece_chunks(rank, size)                       # the two chunks (of 2 x size) that a rank has
 
 Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends that
 piece on, and joins the results by their logarithms of the softmax's sum (online softmax). Backward passes the pieces
@@ -13,8 +13,8 @@ sequence is divided into twice as many chunks as there are ranks, and rank r has
 (Brandon et al. 2023, arXiv 2311.09431). On every rank each step but the first is then, without a mask, one half of the
 queries against all keys or all queries against one half of the keys.
 
-The kernel is torch's flash attention of the device, of float32 on CUDA its memory-efficient attention; both work block
-by block and never have the square.
+The kernel is torch's flash attention, or memory-efficient attention for float32 on CUDA; both work block by block and
+never materialise the attention matrix.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _join(mixed: Tensor, logarithms: Tensor, out: Tensor, of_out: Tensor) -> Non
 
 
 class _Sending:
-    """A tensor on its way to the next rank, and that of the rank before on its way here."""
+    """A tensor being sent to the next rank while that of the previous rank is received."""
 
     def __init__(self, sent: Tensor, received: Tensor, works: list[Any]) -> None:
         self._sent, self._received, self._works = sent, received, works

@@ -17,7 +17,7 @@ __all__ = ["anti_patterns"]
 
 _MICROBATCHES_PER_STAGE = 4  # Huang et al. 2019 (GPipe): above it the bubble is "negligible", i.e. below 20 %
 _HIGHEST_SHARE = 0.2
-_FEWEST_TOKENS = 2048  # per rank and pass: below it the products of a large model no longer fill a device
+_FEWEST_TOKENS = 2048  # tokens per rank and pass, below which the products of a large model do not fill a device
 
 
 def anti_patterns(expected: Expected, hardware: Hardware) -> list[str]:

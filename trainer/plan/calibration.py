@@ -24,14 +24,14 @@ __all__ = ["Calibration", "calibrate", "calibrated", "calibrated_strategies"]
 
 WARM_UP_STEPS = 5
 MAX_STEPS = 50
-"""The first steps after the warm-up that are read: before anything has gone wrong."""
+"""Number of steps that are read after the warm-up, early in the run, before anything goes wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     run: str
     device: str
-    """On which the run trained, by its own record; empty if it has none."""
+    """Device on which the run trained, as it recorded; empty if unknown."""
     num_steps: int
     measured_s: float
     """Median of the steps."""
@@ -39,7 +39,7 @@ class Calibration:
 
     @property
     def factor(self) -> float:
-        """Measured over planned."""
+        """Measured / planned step time."""
         return self.measured_s / self.planned_s
 
 

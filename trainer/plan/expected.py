@@ -4,9 +4,9 @@
     expected.memory.peak, expected.fits
     expected.step_s, expected.communication_share, expected.bubble_share, expected.tokens_per_s
 
-The model of time is simple on purpose and says what it assumes: matrix products run at `EFFICIENCY` of the peak, rings
-at `LINK_EFFICIENCY` of the slowest link, and communication hides behind what it may overlap with but never behind
-more. It ranks layouts and finds what is out of proportion; it is not a forecast to the percent.
+The time model is simple on purpose, with explicit assumptions: matrix products run at `EFFICIENCY` of the peak, rings
+at `LINK_EFFICIENCY` of the slowest link, and communication is hidden only by work that it can overlap with. The model
+ranks layouts and finds disproportionate costs; it is not an accurate forecast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LINK_EFFICIENCY = 0.8
 MUON_ITERATIONS = 5
 """Newton-Schulz iterations of an update, as in `trainer.training.muon`."""
 HEADROOM = 0.92
-"""Usable share of the device's memory: the rest is the allocator's fragmentation and what others hold."""
+"""Usable share of the device's memory; the rest is for fragmentation and other users."""
 _WAITED_FOR = ("ep", "ep+tp", "cp", "cp+tp", "tp", "pp")
 """Dimensions of the mesh whose calls are made within each microbatch."""
 _FLOAT8_BYTES = 1
@@ -72,7 +72,7 @@ class Expected:
     num_parameters: int
     flops_per_token: int
     float8: Float8Products | None
-    """Products that are taken at the device's rate in fp8; None: all are in the precision of the training."""
+    """Products at the device's fp8 rate; None: all are in the training precision."""
     compute_s: float
     """Compute time of the busiest rank, including recomputation and Muon's products."""
     groups: tuple[GroupTime, ...]
@@ -116,7 +116,7 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
     timed = [_group_times(config, plan, rank, hardware, compute_s) for rank in range(plan.pp)]
     groups = max(timed, key=lambda found: sum(group.seconds for group in found))
     bubble = _bubble(plan)
-    # What a microbatch waits for is in the pipeline's time; what data ranks send, before and after it.
+    # The pipeline's time includes waits of microbatches; data-parallel traffic comes before and after it.
     inside = sum(group.exposed_s for group in groups if group.call.dimension in _WAITED_FOR)
     update_s = _update_flops(config, plan) / (hardware.flops_per_s.get("bf16", peak) * EFFICIENCY)
     step_s = (compute_s + inside) / (1 - bubble) + sum(group.exposed_s for group in groups) - inside + update_s
@@ -143,7 +143,7 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
 
 
 def _fits_host(memory: RankMemory, plan: Plan, hardware: Hardware) -> bool:
-    """True also where the host's memory is not known."""
+    """Return True if the host's memory suffices or is unknown."""
     have = hardware.host_memory_bytes
     return have is None or memory.host * min(plan.world_size, hardware.gpus_per_node) <= HEADROOM * have
 
@@ -190,7 +190,7 @@ def _bubble(plan: Plan) -> float:
 
 
 def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, compute_s: float) -> list[GroupTime]:
-    """Each call's time; what hides does so in the order of the list, behind what of the compute time is left."""
+    """Time of each call. Calls are hidden, in list order, by the remaining compute time."""
     room = {"backward": compute_s * (1 - _FORWARD_SHARE), "compute": compute_s * _FORWARD_SHARE}
     found = []
     for call in rank_traffic(config, plan, pp_rank=pp_rank):
@@ -209,7 +209,7 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
 
 
 def _link(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) -> tuple[float, bool]:
-    """Bytes/s that a rank has for a call, and whether it leaves the node."""
+    """Bytes/s available to a rank for a call, and True if it leaves the node."""
     if call.dimension == "host":
         return hardware.host_bytes_per_s, False
     if call.dimension != "pp":
@@ -225,7 +225,7 @@ def _link(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) ->
 
 
 def _stride(plan: Plan, dimension: str) -> int:
-    """Distance between neighbours of a group: the sizes of the dimensions that are numbered faster."""
+    """Distance in rank between neighbours of a group: the product of the faster dimensions."""
     if dimension == "host":
         return 1
     faster = MESH_DIMS[MESH_DIMS.index(dimension.rpartition("+")[2]) + 1 :]

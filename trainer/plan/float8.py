@@ -1,11 +1,11 @@
 """Operations that run in fp8 with `train.float8`: the products of the matrices that `trainer.model.float8` converts.
 
-    found = float8_products(config, plan, hardware)     # None where fp8 is not on, or its rate here is not known
+    found = float8_products(config, plan, hardware)     # None if fp8 is off, or its rate is unknown
     found.flops_per_token, found.flops_per_s
-    found.others                                        # what stays in train.precision
+    found.others                                        # what remains in train.precision
 
-A layer's three products, forward and for both gradients, are all in fp8. What scaling and rounding cost is not known
-here; emulated products are float32's, and slower than without.
+A layer's three products (forward and both gradients) are all in fp8. The cost of scaling and rounding is not modelled;
+emulated products run in float32, and are slower than without fp8.
 """
 
 from __future__ import annotations

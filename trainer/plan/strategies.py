@@ -4,10 +4,10 @@
     found.simplest          # Strategy, or None: nothing fits
     found.tried             # all of them, in the order of their complexity
 
-Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallel within a
-node, a pipeline, all three; experts and long sequences over ranks; the host's memory at last) costs communication,
-bubbles or the host's time, and is taken only where the one before does not fit. The fastest of those that fit is named
-next to it; it may be the same with its products in fp8, which `name` then says.
+Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallelism within a
+node, a pipeline, all three; experts and long sequences over ranks; finally the host's memory) costs communication,
+bubbles or host time, and is taken only if the previous one does not fit. The fastest fitting layout is also reported;
+it may be the same layout with fp8 products, as its `name` then says.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LONG_SEQUENCE = 16_384
 _EXPERT_SIZES = (2, 4, 8, 16, 32, 64)
 """Ranks that share experts: over nodes too, as DeepSeek-V3 has them."""
 _NOT_WORTH = 1.05
-"""A layout is called faster only if it is by more than the model of time can mean anything."""
+"""Minimum speedup for a layout to be called faster, larger than the error of the time model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     name: str
     overrides: tuple[str, ...]
-    """As `--set` takes them."""
+    """Settings in the form of `--set`."""
     expected: Expected
 
 
@@ -45,9 +45,9 @@ class Strategy:
 class Strategies:
     tried: tuple[Strategy, ...]
     impossible: tuple[tuple[str, str], ...]
-    """Name and why not, one line, of those that the configuration cannot be laid out on."""
+    """(name, one-line reason) of layouts that are impossible for the configuration."""
     would_fit: tuple[str, ...] = ()
-    """If none of them fits: what would."""
+    """What would fit, if no layout does."""
 
     @property
     def simplest(self) -> Strategy | None:
@@ -55,7 +55,7 @@ class Strategies:
 
     @property
     def fastest(self) -> Strategy | None:
-        """The fastest that fits, if that is worth the complexity; else None."""
+        """The fastest fitting layout, if it is worth the complexity; else None."""
         # The time of an optimizer on the host is not known, so that is never called fast.
         fitting = [each for each in self.tried if each.expected.fits and not each.expected.memory.host]
         simplest = self.simplest

@@ -1,4 +1,4 @@
-"""A plan as a terminal shows it: what it needs, a picture of the memory, traffic, time, warnings, the ladder.
+"""Print a plan: needs, a picture of the memory, traffic, time, warnings, the ladder of layouts.
 
 render(expected, hardware, warnings, found, console)
 """
@@ -127,7 +127,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
 
 
 def _peak(expected: Expected, hardware: Hardware) -> str:
-    """Peak that MFU is relative to, also where products are in fp8."""
+    """Peak that MFU is relative to, even with fp8 products."""
     precision = expected.config.train.precision
     return f"the {precision} peak ({amount(hardware.peak(precision))}FLOP/s)"
 

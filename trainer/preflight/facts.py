@@ -2,7 +2,7 @@
 
     facts(torch.device("cpu"))["torch"]     # "2.13.0+cpu"
 
-A fact that cannot be read is left out, so that a node that lacks it differs from one that has it.
+A fact that cannot be read is left out, so that nodes with and without it differ.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     place.rank, place.world_size
     place.store.set("hello/0", "...")
 
-The store is joined without waiting for all, so that a rank that never comes can be named.
+The store is joined without waiting for all ranks, so that a missing rank can be named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.torch_compat import HashStore, PrefixStore, Store, TCPStore
 __all__ = ["JoinError", "Place", "first_host", "is_launched", "join"]
 
 FIRST_PORT, NUM_PORTS = 29_600, 400
-"""Ports for srun, chosen by the number of the job."""
+"""Range of ports for srun, chosen by job ID."""
 
 
 class JoinError(RuntimeError):

@@ -14,7 +14,9 @@ __all__ = ["LEAST_ROUNDS", "Pair", "pair_rounds", "repeat_rounds"]
 
 Pair = tuple[int, int]
 LEAST_ROUNDS = 7
-"""So many partners tell a slow end, whose links are all slow, from one slow link; 8 ends have all pairs measured."""
+"""Minimum number of partners that distinguishes a slow end, whose links are all slow, from one slow link; with 8 ends
+all pairs are measured.
+"""
 
 
 def pair_rounds(num_ends: int) -> list[list[Pair]]:

@@ -4,8 +4,10 @@
     exit_code, report = session.run(judge, strict=False)       # the report on rank 0, None on the others
 
 1. Each rank reports itself; rank 0 waits for all of them or a deadline, and publishes which rank is on which node.
-2. Devices are measured: GPUs at once, as they train; processors that share cores in turn. Slow ones again.
-3. Clocks, then links in rounds of disjoint pairs. Slow ones again, the better reading counts. Then the all-reduce.
+2. Devices are measured: GPUs simultaneously, as in training; processors that share cores in turn. Slow ones are
+   measured again.
+3. Clocks are measured, then links in rounds of disjoint pairs (slow ones again; the better reading counts), then the
+   all-reduce.
 4. Rank 0 gathers, judges and publishes the exit code.
 
 Everything is exchanged through the store of the job, so that a broken network is reported and not waited for.
@@ -57,7 +59,7 @@ class Options:
     """Settings of one preflight."""
 
     timeout_s: float = 120.0
-    """Wait so long for a rank."""
+    """Seconds to wait for a rank."""
     runs: Path = Path("runs")
     """Where runs are to be written: its free space counts."""
     settings: tuple[str, ...] = ()
@@ -96,7 +98,7 @@ class Session:
                     dist.destroy_process_group()
         return self._conclude(layout, judge, strict=strict)
 
-    # 1. Who is there.
+    # 1. Which ranks are present.
 
     def _meet(self) -> Layout:
         own = Hello(
@@ -128,7 +130,7 @@ class Session:
         )
 
     def _measure_device(self, layout: Layout) -> None:
-        """Measure, and once more what is slower than its peers."""
+        """Measure the device, and again if it is slower than its peers."""
         measuring = [rank for rank in layout.node_of if layout.measures_speed(rank)]
         self._measure_speed(layout, measuring, "speed")
         if self.place.rank == 0:

@@ -2,7 +2,7 @@
 
     print_report(report, console)
 
-Of many nodes the table shows those that stand out, and the median of all.
+With many nodes, the table shows the outliers and the median of all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def print_report(report: PreflightReport, console: Console) -> None:
 
 
 def _row(ranks: Sequence[RankReading], readings: Readings) -> list[str]:
-    """Medians over the ranks; `-` is what was not measured."""
+    """Medians over the ranks; `-` if not measured."""
     own = {reading.rank for reading in ranks}
     sent = [link.bytes_per_s for link in readings.links if link.source in own]
     received = [link.bytes_per_s for link in readings.links if link.target in own]

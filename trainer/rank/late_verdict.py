@@ -1,6 +1,6 @@
 """Verdict one step late: the host reads a step's numbers while the device computes the step after it.
 
-    late = late_verdict(training, recovery)                     # None where each step is to be read at once
+    late = late_verdict(training, recovery)                     # None if each step must be read immediately
     if late.lags(step):
         late.take(position, batch, numbers)                    # update enqueued, nothing read
     ...forward and backward of the next step...
@@ -16,8 +16,8 @@
    recur is judged by its first occurrence. So verdicts, rollbacks and the bits of the weights equal those of such a
    run; a flagged step that turns out healthy costs one recomputation.
 
-Read at once: the last step, steps after which the model is evaluated, and all of a run that
-`trainer.layout.step_verdict` names.
+The last step, steps before an evaluation, and all steps of runs named by `trainer.layout.step_verdict` are read
+immediately.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
-    """A step whose numbers are on their way."""
+    """A step whose numbers have not been read yet."""
 
     position: Position
     batch: Batch
@@ -138,7 +138,7 @@ class LateVerdict:
         return {"loss": result.loss, "grad_norm": result.norm, **result.own_columns(has_loss=self.training.has_loss)}
 
     def _flag(self, numbers: StepNumbers) -> Tensor:
-        """1 if the step may be anything but healthy, else 0. The same on all ranks."""
+        """Flag on the device: 1 if the step may be unhealthy, else 0; the same on all ranks."""
         guard, loss = self.recovery.guard, numbers.loss
         low, high = guard.detector.clean_range() if guard.enabled else (-math.inf, math.inf)
         return ~(torch.isfinite(numbers.norm) & (loss > low) & (loss < high))

@@ -86,7 +86,7 @@ def steps(session: Session, position: Position) -> Iterator[tuple[Position, bool
 
 
 def _step(session: Session, position: Position) -> tuple[Position, bool]:
-    """One step; returns the position after it, which lies before it if the training went back."""
+    """Take one step; returns the new position, which is earlier after a rollback."""
     training, recorder, recovery = session.training, session.recorder, session.recovery
     config, step, batch_index = training.config, position.step + 1, position.batch_index
     batch = training.batch(batch_index)
@@ -107,14 +107,14 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     if session.late is not None and session.late.is_pending:
         after, stop = _settle(session, session.late)
         if stop or after != position:
-            training.discard()  # it was computed from what is not the state any more, or is not wanted
+            training.discard()  # it was computed from a state that is no longer current, or is not needed
             recorder.log(committed=False)
             return after, stop
     votes = recovery.votes(stop=session.asked_to_stop())
     if session.late is not None and session.late.lags(step):
         numbers = reduce_numbers(training, votes, local_loss, own_square)
         return session.late.take(position, batch, numbers), False
-    # The host waits for the device here, and nowhere else in a step that is taken.
+    # In a healthy step this is the only place where the host waits for the device.
     numbers = reduce_numbers(training, votes, local_loss, own_square, waits=True)
     return _judge(session, position, batch, numbers.read())
 

@@ -68,14 +68,14 @@ from trainer.training.build import build, pick_backend, pick_device
 __all__ = ["main", "run_and_leave"]
 
 IMPATIENCE_S = 1.0
-"""A signal that comes again after this long ends the process at once."""
+"""Seconds after which a repeated signal ends the process immediately."""
 FENCE_INTERVAL_S = 1.0
-"""Between two checks whether a later attempt has taken the run; whatever is written is checked besides."""
+"""Seconds between checks whether a later attempt has taken over the run, in addition to the check at each write."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run this rank to its end; returns the exit code. What is unexpected is recorded and raised."""
+    """Run this rank to its end; returns the exit code. Unexpected errors are recorded and raised."""
     end_with_launcher()
     identity = Identity.from_environment()
     try:
@@ -275,7 +275,7 @@ class StopRequest:
 
     def _count_down(self, reader: int) -> None:
         while (number := os.read(reader, 1)[0]) not in SIGNALS:
-            pass  # watch's request for stacks, or another signal that has a handler
+            pass  # watch's signal for stacks, or another signal with a handler
         time.sleep(self.grace_s)
         try:
             self.record_unsaved(number)

@@ -9,8 +9,8 @@ The watch is a mode of torch's dispatcher, so it sees what autograd runs too, an
 An operation is a suspect if nothing that went in was NaN or Inf and something that came out is. It is only a suspect:
 masks contain Inf on purpose, so the module has to confirm it by an output that is not finite.
 
-It costs a pass over the output of each operation and makes a GPU wait for it: for a step that is replayed, never for
-one that trains.
+It costs a pass over each operation's output and synchronises the GPU, so it is only used to replay a step, never in
+training.
 """
 
 from __future__ import annotations

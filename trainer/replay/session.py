@@ -35,7 +35,7 @@ __all__ = ["REQUEST_NAME", "ReplayReport", "replay_step"]
 
 REQUEST_NAME = "request.json"
 DEADLINE_S = 3600.0
-"""For the ranks' processes together: a rank that hangs in its replay must not hang the terminal for ever."""
+"""Seconds for all rank processes together, so that a hanging replay does not block the terminal forever."""
 _POLL_S = 0.1
 
 
@@ -157,7 +157,8 @@ def _on_ranks(folder: Path, world_size: int, report: Callable[[str], None]) -> l
                 report(line)
             shown = len(lines)
             if failed := [rank for rank, code in enumerate(codes) if code]:
-                time.sleep(5 * _POLL_S)  # the first to fail takes the others with it: whose error is there by then
+                # when one process fails the others fail, too; collect the errors written so far
+                time.sleep(5 * _POLL_S)
                 raise ReplayError(_why(folder, failed))
             if time.monotonic() > deadline:
                 raise ReplayError(f"The processes of the ranks did not end within {DEADLINE_S:.0f} s.")

@@ -81,7 +81,9 @@ class Triage:
         self.recorder = recorder
         self.gradients = gradients
         self.left = limit
-        """Refused steps that may still be replayed: a run that fails all the time shall not take twice the time."""
+        """Number of refused steps that may still be replayed, so that a run that fails constantly does not take twice
+        the time.
+        """
 
     def repeat(self, verdict: Verdict, batch: Batch) -> Refused | None:
         """The step as it was; None if it is not replayed. The state must be that before the step, gradients dropped."""

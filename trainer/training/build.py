@@ -1,4 +1,4 @@
-"""Everything that a training loop needs, from a configuration and a plan.
+"""Build everything that a training loop needs, from a configuration and a plan.
 
     plan = resolve(config, world_size)                  # before the process group: mistakes are one line
     ...init_process_group...
@@ -48,7 +48,9 @@ __all__ = ["Training", "build", "pick_backend", "pick_device"]
 
 
 def pick_device(config: Config, local_rank: int) -> torch.device:
-    """The device of this rank. Raises ConfigError where what is configured is not there, or cannot be done there."""
+    """The device of this rank. Raises ConfigError if the configured device does not exist or does not support the
+    settings.
+    """
     device = _device(config, local_rank)
     check_float8(config.train, device)
     return device
@@ -62,7 +64,7 @@ def _device(config: Config, local_rank: int) -> torch.device:
         raise ConfigError("train.precision = 'bf16': this GPU has no bf16; allowed: float32, fp16")
     visible = torch.cuda.device_count()
     if visible == 1:
-        return torch.device("cuda", 0)  # a launcher that shows each rank its own
+        return torch.device("cuda", 0)  # the launcher shows each rank only its own GPU
     if local_rank >= visible:
         raise ConfigError(f"local rank {local_rank}: only {visible} GPUs are visible; start at most one rank a GPU")
     return torch.device("cuda", local_rank)
@@ -163,7 +165,9 @@ def _overlap_products(mesh: DeviceMesh | None, device: torch.device) -> None:
 
 
 def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -> None:
-    """Nodes with another version of Python, or of the data, would silently train on other batches."""
+    """Check that all ranks have the same data: nodes with another Python version or data would silently train on other
+    batches.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     digest = hashlib.sha256("".join(corpus.digest for corpus in corpora).encode()).hexdigest()

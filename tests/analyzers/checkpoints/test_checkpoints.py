@@ -74,7 +74,7 @@ def test_saves_that_cost_too_much_or_come_late() -> None:
     assert cost.evidence["stall_ratio"] == pytest.approx(0.09, rel=0.05)
     late = plain_run()
     for step in (41, 61):
-        save(late, step, "delayed", reason="the save before it is still being written")
+        save(late, step, "delayed", reason="the previous save is still being written")
     (slow,) = analyze(late, MANIFEST)
     assert (slow.kind, slow.cause, slow.evidence["num_delayed"]) == ("checkpoint_cost", "slow", 2)
 

@@ -6,8 +6,8 @@
     devices.in_use                 # (0, 1, 3)
     devices.environment()          # {"CUDA_VISIBLE_DEVICES": "0,1,3"}; empty on a CPU
 
-Only deaths that hardware can cause are blamed on it (`trainer.launcher.agent`); an exception or a refused allocation
-says what it was. On a CPU a device is nothing but a place in a list, and is excluded the same way.
+Only deaths that hardware can cause count (`trainer.launcher.agent`); an exception or failed allocation explains itself.
+On a CPU a device is just an index, and is excluded in the same way.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 __all__ = ["Devices", "visible_devices"]
 
 GPU_FAILURES = 3
-"""Twice may be the same unlucky batch; hardware that fails three times on one device is rarely well again."""
+"""Two failures may be due to the same batch; a device that fails three times rarely recovers."""
 
 
 def visible_devices(devices: Path = Path("/dev")) -> list[str]:
-    """Names of the GPUs that ranks may use: those of CUDA_VISIBLE_DEVICES as CUDA reads it, else all of the machine.
+    """Names of the GPUs that ranks may use: CUDA_VISIBLE_DEVICES as CUDA interprets it, else all of the machine.
 
-    An empty list of it hides every device, and the first name that CUDA does not take ends it.
+    An empty list hides every device, and the first invalid name ends the list.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = len(list(devices.glob("nvidia[0-9]*")))
@@ -51,7 +51,7 @@ class Devices:
         self.in_use: tuple[int, ...] = tuple(range(count))
 
     def count_failure(self, place: int) -> bool:
-        """Count a death on the device at this place of those in use; True if there were too many."""
+        """Count a death on the device at this index of those in use; True if there were too many."""
         device = self.in_use[place]
         self._failures[device] += 1
         return 0 < self._limit <= self._failures[device]

@@ -22,7 +22,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def is_own(host: str) -> bool:
-    """True if a name or address is this machine's: a socket can listen there."""
+    """Return True if a name or address is this machine's, so that a socket can listen there."""
     for family, kind, protocol, _, where in _addresses(host):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind((where[0], 0, *where[2:]))
@@ -31,7 +31,7 @@ def is_own(host: str) -> bool:
 
 
 def own_address(host: str, port: int) -> str | None:
-    """The address that packets to `host` leave from; None if the way there is not known. Nothing is sent."""
+    """Return the source address of packets to `host`; None if there is no route. Nothing is sent."""
     for family, _, _, _, where in _addresses(host):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((where[0], port, *where[2:]))
@@ -40,7 +40,7 @@ def own_address(host: str, port: int) -> str | None:
 
 
 def gloo_interface(address: str | None) -> str | None:
-    """The interface to set for gloo; None where the host's own name leads to one that others can reach."""
+    """Return the interface to set for gloo; None if the host name resolves to an address that others can reach."""
     if address is None or _is_loopback(address):
         return None
     known = [str(where[0]) for _, _, _, _, where in _addresses(socket.gethostname())]

@@ -5,10 +5,10 @@
     exclude_node(run, node_rank=1, reason="3 failures, the last: ...")
     exclusion_reason(run, node_rank=1)           # "" while it may take part
 
-What counts: a rank that died of a signal that hardware can cause (or was killed because it hung), and a launcher that
-ended without recording its end, as when the machine was lost. Both are in the events that the node wrote, so the count
-outlives the launcher; it starts over when the run is resumed. The exclusion is a file next to the attempts: the next
-launch on that node names it, and deleting it readmits the node.
+Failures are ranks that died by a signal that hardware can cause (or were killed because they hung), and launchers that
+ended without recording it, as when a machine is lost. Both are in the node's events, so the count outlives the
+launcher; it starts over when the run is resumed. The exclusion is a file next to the attempts: the next launch on that
+node reports it, and deleting it readmits the node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 NODE_FAILURES = 6
-"""On GPUs. Twice what one device may do: a node whose failures come from one device loses that device first."""
+"""Default on GPUs: twice the limit of a device, so that a node with one bad device loses that device first."""
 
 
 def reset_failure_counts(run: RunDir, *, readmit: bool) -> None:
@@ -57,7 +57,7 @@ def count_failures(run: RunDir, node_rank: int) -> int:
 
 
 def exclude_node(run: RunDir, node_rank: int, reason: str) -> None:
-    """Record the exclusion. Where the folder cannot be written, it is not remembered."""
+    """Record the exclusion. If the folder cannot be written, it is forgotten."""
     try:
         write_json(exclusion_path(run, node_rank), {"reason": reason, "wall_ns": time.time_ns()})
     except OSError:
@@ -65,7 +65,7 @@ def exclude_node(run: RunDir, node_rank: int, reason: str) -> None:
 
 
 def exclusion_reason(run: RunDir, node_rank: int) -> str:
-    """Why a node is excluded; empty if it is not."""
+    """Reason why a node is excluded; empty if it is not."""
     return str(_read(exclusion_path(run, node_rank)).get("reason", ""))
 
 

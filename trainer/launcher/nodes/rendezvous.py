@@ -1,11 +1,11 @@
 """Rendezvous of the nodes of a run: torch's c10d rendezvous, and agreement on the run's folder through its store.
 
     rendezvous = NodeRendezvous(node, rejoin_s=30.0)       # connects; the node at the endpoint keeps the store
-    path = rendezvous.agree_on_run(lambda: make_a_run())   # node 0 makes it, the others get its path
+    path = rendezvous.agree_on_run(lambda: make_a_run())   # node 0 creates it, the others get its path
     rendezvous.handler                                     # for the agent
 
-The store lives in the launcher at the endpoint. If that node dies, no further rendezvous is possible and the others end
-at their next restart: choose a node that is not preempted. `--resume` with another endpoint continues
+The store lives in the launcher at the endpoint. If that node dies, no further rendezvous is possible, and the others
+end at their next restart: choose a node that will not be preempted. `--resume` with another endpoint continues the run
 (docs/operations.md).
 """
 
@@ -34,15 +34,15 @@ from trainer.torch_compat import Store
 __all__ = ["NodeRendezvous"]
 
 JOIN_S = 900
-"""Seconds that a launch waits for the minimum number of nodes; schedulers start them minutes apart."""
+"""Seconds that a launch waits for the minimum number of nodes, which schedulers may start minutes apart."""
 HEARTBEAT_S = 2
 HEARTBEATS_MISSED = 3
-"""Missed heartbeats after which a node is given up."""
+"""Number of missed heartbeats after which a node counts as lost."""
 _RUN = "rankscope/run"
 
 
 class NodeRendezvous:
-    """The rendezvous as one node sees it."""
+    """One node's view of the rendezvous."""
 
     def __init__(self, node: Node, *, rejoin_s: float) -> None:
         self.node = node
@@ -53,7 +53,7 @@ class NodeRendezvous:
         address = own_address(host.strip("[]"), int(port)) if many and port.isdecimal() else None
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := gloo_interface(address)):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        # Where launchers share a machine, the first would keep the store: it has to be the one that stays.
+        # If launchers share a machine, the first one would host the store, but it must be the launcher that stays.
         shared = host in ("localhost", "127.0.0.1")
         here = {"is_host": str(node.rank == 0 if shared else is_own(host.strip("[]")))} if many else {}
         parameters = RendezvousParameters(
@@ -73,7 +73,7 @@ class NodeRendezvous:
         try:
             backend, self._store = _connected(parameters, may_follow=not shared) if many else _own(parameters)
         except (RendezvousError, ValueError) as error:
-            reason = str(error.__cause__ or error).partition("\n")[0]  # torch's text only points to its cause
+            reason = str(error.__cause__ or error).partition("\n")[0]  # torch's message only refers to its cause
             raise NodeRendezvousError(f"--rdzv-endpoint {node.endpoint}: {reason[:200]}") from None
         handler = create_handler(self._store, SafeStateBackend(backend), parameters)
         if not many:  # the store of the ranks, which the launcher keeps as well
@@ -81,7 +81,7 @@ class NodeRendezvous:
         self.handler: RendezvousHandler = ResponsiveHandler(handler, node.endpoint) if many else handler
 
     def agree_on_run(self, make: Callable[[], Path]) -> Path:
-        """The run's folder, the same on all nodes.
+        """Return the run's folder, the same on all nodes.
 
         Raises NodeRendezvousError if node 0 does not join, or the folder is not shared.
         """
@@ -101,9 +101,9 @@ class NodeRendezvous:
 
 
 def check_owner(run_path: Path) -> None:
-    """Raises NodeRendezvousError unless the folder is this user's alone to write.
+    """Raise NodeRendezvousError unless only this user can write the folder.
 
-    Its path came over the network, and its configuration names programs that are run.
+    Its path came over the network, and its configuration names programs that will be run.
     """
     found = run_path.stat()
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -120,7 +120,7 @@ def _own(parameters: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store
 
 
 def _connected(parameters: RendezvousParameters, *, may_follow: bool) -> tuple[C10dRendezvousBackend, Store]:
-    """Keep the store, or connect to it; of several launchers at the endpoint's address one can keep it."""
+    """Host the store, or connect to it; of several launchers at the endpoint's address only one can host it."""
     try:
         return create_backend(parameters)
     except RendezvousError:

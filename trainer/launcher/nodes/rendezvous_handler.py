@@ -1,10 +1,10 @@
-"""Rendezvous handler that never blocks the launcher: it stays responsive when the node that keeps the store is gone.
+"""Rendezvous handler that never blocks the launcher, even if the node that hosts the store is lost.
 
-    handler = ResponsiveHandler(handler, "10.0.0.1:29500")     # for torch's agent, around torch's own handler
+    handler = ResponsiveHandler(handler, "10.0.0.1:29500")     # wraps torch's handler, for torch's agent
 
 torch queries the store in the launcher's main thread each time it polls its ranks. A machine without power does not
-even refuse a connection, so torch waits until TCP gives up after a quarter of an hour; in that time no rank's death is
-noticed and no signal is handled. Here another thread makes the query, and a call ends when the endpoint has not been
+even refuse connections, so torch waits until TCP times out after a quarter of an hour, and in that time notices no
+rank's death and handles no signal. Here another thread makes the query, and a call ends when the endpoint has not been
 reached for `LOST_S`.
 """
 
@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 __all__ = ["LOST_S", "ResponsiveHandler"]
 
 LOST_S = 30.0
-"""Time without a connection after which a node takes the store for lost."""
+"""Seconds without a connection after which the store counts as lost."""
 PROBE_S = 2.0
 LEAVE_S = 5.0
 """Time limit for closing the rendezvous."""
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 class ResponsiveHandler(RendezvousHandler):
-    """Answers as torch's handler does, or raises; never blocks for ever."""
+    """Behaves like torch's handler, but raises instead of blocking forever."""
 
     def __init__(self, handler: RendezvousHandler, endpoint: str, *, lost_s: float = LOST_S) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -50,7 +50,7 @@ class ResponsiveHandler(RendezvousHandler):
         """Join the next rendezvous. Raises RendezvousConnectionError if the endpoint cannot be reached for `lost_s`."""
         self._reached_s = time.monotonic()
         info = self._while_reachable(self._handler.next_rendezvous)
-        self._round += 1  # nodes that waited until now are in it
+        self._round += 1  # nodes that were waiting have joined it
         self._waiting = 0
         return info
 
@@ -108,7 +108,7 @@ class ResponsiveHandler(RendezvousHandler):
                 pass
         return time.monotonic() - self._reached_s > self._lost_s
 
-    # What torch answers at once.
+    # Calls that torch answers immediately.
 
     def get_backend(self) -> str:
         return self._handler.get_backend()

@@ -1,4 +1,4 @@
-"""Rendezvous rounds of several nodes: nodes that join later rounds find the ranks' store, the run and the attempt.
+"""Make nodes that join later rendezvous rounds find the ranks' store, the run and the attempt.
 
     follow_rounds(handler)      # torch's c10d handler, before its first round; in `rankscope run`
     give_each_round_a_store()   # in `rankscope train`, whose ranks need no store that outlives a round
@@ -28,7 +28,7 @@ _NAME = "rankscope/name"
 
 
 def give_each_round_a_store() -> None:
-    """Have torch open a store for the ranks in each round, unless the user set its variable."""
+    """Make torch open a store for the ranks in each round, unless the user has set the variable for it."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
@@ -57,7 +57,7 @@ def _with_store_of_round(info: RendezvousInfo) -> RendezvousInfo:
 
 
 def _name_round(info: RendezvousInfo, run_id: str) -> None:
-    """The first node that asks chooses a name, in a store that all nodes of the launch or of the round have."""
+    """The first node chooses a name, in a store that all nodes of the launch or round share."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
     of_launch = info.store
     while isinstance(of_launch, PrefixStore):

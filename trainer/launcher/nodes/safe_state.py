@@ -27,7 +27,7 @@ _ALLOWED = frozenset({
 
 
 class SafeStateBackend(RendezvousBackend):
-    """A backend whose states are checked before they are given out."""
+    """A backend whose states are checked before they are returned."""
 
     def __init__(self, backend: RendezvousBackend) -> None:
         self._backend = backend

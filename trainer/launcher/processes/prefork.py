@@ -5,10 +5,10 @@
     output, _ = process.communicate(timeout=60)             # as with subprocess.Popen
     server.close()                                          # started commands live on
 
-For many short runs, as in a drill: most of the seconds between the command and the first step are the import of torch.
-The fork is in the state of an interpreter after its imports: one thread, its own environment, folder, signals and
-output; it runs the command line from its first argument on. An intermediate process is the command's parent: it waits
-for it and reports the exit code to the caller.
+This is for many short runs, as in a drill, where importing torch takes most of the time before the first step. The fork
+is in the state of an interpreter after its imports (one thread), gets separate environment, folder, signals and output,
+and runs the command line. An intermediate process is the command's parent, which waits for it and reports the exit code
+to the caller.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class StartedCommand:
 
 
 class PreforkServer:
-    """The caller's end of the server. Each method raises ZygoteError, one line, where no command can be forked."""
+    """The caller's side of the server. Methods raise ZygoteError, one line, if no command can be forked."""
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -162,7 +162,7 @@ class PreforkServer:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Import, say whether forking is safe, start commands until the caller is gone."""
+    """Import, report whether forking is safe, and start commands until the caller exits."""
     import_trainer()
     importlib.import_module("trainer.launcher.start")
     importlib.import_module(f"{_COMMAND}.cli")  # by its name: what is below the command line imports nothing of it

@@ -3,8 +3,8 @@
     ranks = RankProcesses(logs, arguments=["--fault", "kill@step=20"], zygote=zygote)
     ranks.start(attempt=0, environments={0: {...}, 1: {...}})       # by local rank; {0: pid, 1: pid}
     ranks.exit_codes()                # {0: None, 1: -9}: None while it runs, negative for a signal
-    ranks.wait_for_exiting(5.0)       # until the kernel is through with those that it has begun to end
-    ranks.stop(signal.SIGTERM, 30.0)  # then SIGKILL; returns when all are gone
+    ranks.wait_for_exiting(5.0)       # wait for processes that the kernel has begun to end
+    ranks.stop(signal.SIGTERM, 30.0)  # then SIGKILL; returns when all have ended
 
 What a rank prints goes to `logs/attempt-<a>/rank-<local>.out.log` and `.err.log` of its node.
 """
@@ -28,10 +28,12 @@ __all__ = ["UNKNOWN_EXIT", "RankProcesses"]
 logger = logging.getLogger("torch.distributed.elastic.rankscope")  # goes where the launcher's own log goes
 POLL_S = 0.02
 UNKILLABLE_S = 30.0
-"""Seconds that a killed process may take: in an uninterruptible wait of a driver it may never end, and is left."""
+"""Seconds that a killed process may take to end; in an uninterruptible wait of a driver it may never end, and is left
+behind.
+"""
 UNKNOWN_EXIT = 255
 _PF_EXITING = 0x4
-"""The kernel's flag of a process that has begun to end: its connections may be closed before it can be waited for."""
+"""The kernel's flag for an exiting process, whose connections may be closed before it can be waited for."""
 
 
 class RankProcesses:
@@ -50,7 +52,7 @@ class RankProcesses:
         self._interpreters: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, *, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
-        """Start the ranks of an attempt; {local rank: pid}."""
+        """Start the ranks of an attempt; returns {local rank: pid}."""
         self._pids, self._codes, self._interpreters = {}, {}, {}
         self._was_killed = set()
         self.ranks = tuple(int(own["RANK"]) for own in environments.values())
@@ -79,7 +81,7 @@ class RankProcesses:
         return True
 
     def wait_for_exiting(self, timeout_s: float) -> None:
-        """Wait for processes that are ending, so that a rank whose peers have ended of it is seen to have ended."""
+        """Wait for exiting processes, so that the rank that made its peers fail is also seen to have ended."""
         deadline = time.monotonic() + timeout_s
         while any(code is None and _is_exiting(self._pids[rank]) for rank, code in self.exit_codes().items()):
             if time.monotonic() >= deadline:
@@ -91,14 +93,14 @@ class RankProcesses:
         return local_rank in self._was_killed
 
     def kill(self) -> None:
-        """Kill all that run, and wait for none. Also from another thread."""
+        """Kill all running processes without waiting. May be called from another thread."""
         for local_rank, pid in [*self._pids.items()]:
             if self._codes.get(local_rank) is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
 
     def stop(self, number: signal.Signals, timeout_s: float) -> None:
-        """Signal all that run, and after `timeout_s` kill those that still do."""
+        """Signal all running processes, and after `timeout_s` kill the remaining ones."""
         for sent, patience_s in ((number, timeout_s), (signal.SIGKILL, UNKILLABLE_S)):
             for local_rank, code in self.exit_codes().items():
                 if code is None:

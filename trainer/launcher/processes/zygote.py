@@ -35,9 +35,9 @@ from trainer.rank.forked import FORKED
 __all__ = ["Zygote", "ZygoteError", "import_trainer", "one_thread", "reset_after_fork", "unsafe_to_fork"]
 
 IMPORT_TIMEOUT_S = 120.0
-"""A cold file system on a node of many processes; without an answer by then, ranks import for themselves."""
+"""Seconds for the imports, enough for a cold file system on a busy node; after that, ranks import by themselves."""
 PRELOADED = ("trainer.launcher.launch", "trainer.rank.worker")
-"""Modules that are imported once, before anything is forked."""
+"""Modules that are imported once, before forking."""
 ENTRY_POINT = "trainer.rank.worker:run_and_leave"
 """Entry point of a forked rank (`module:function`); the zygote knows nothing else about a rank."""
 FORK_TIMEOUT_S = 10.0
@@ -52,7 +52,7 @@ class ZygoteError(RuntimeError):
 
 
 class Zygote:
-    """The launcher's end. Making one imports torch, unless this process has threads."""
+    """The launcher's side. Creating it imports torch, unless this process has threads."""
 
     def __init__(self, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -73,7 +73,7 @@ class Zygote:
         try:
             self._await_ready()
             request = {"arguments": [*arguments], "environment": {**environment}, "logs": [str(stdout), str(stderr)]}
-            # No signal may come between the fork and the moment when its pid is known.
+            # No signal may arrive between the fork and the time at which its pid is known.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
             try:
                 return int(self._exchange(request, FORK_TIMEOUT_S)["pid"])
@@ -83,7 +83,7 @@ class Zygote:
             raise ZygoteError(f"no rank can be forked: {type(error).__name__}: {error}") from None
 
     def close(self) -> None:
-        """End it; ranks that were forked from it live on. Harmless to call twice."""
+        """End the zygote; ranks that were forked from it continue. Harmless to call twice."""
         self._channel.close()
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
@@ -114,10 +114,10 @@ class Zygote:
 
 
 def import_trainer() -> None:
-    """Import all that a rank and its launcher need, without a thread of a numeric library and in one go."""
+    """Import everything that a rank and its launcher need, without starting threads of numeric libraries."""
     if all(name in sys.modules for name in PRELOADED):
         return
-    # Nothing of it is garbage, and collecting takes an eighth of the time.
+    # The imports create no garbage, and collecting would take an eighth of the time.
     with one_thread(), _no_collections():
         for name in PRELOADED:
             importlib.import_module(name)
@@ -146,7 +146,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def unsafe_to_fork() -> str:
-    """Why this process, which has imported the trainer, must not be forked; empty if it may."""
+    """Reason why this process, which has imported the trainer, must not be forked; empty if it may be."""
     import torch
 
     threads = _num_threads()
@@ -158,7 +158,7 @@ def unsafe_to_fork() -> str:
 
 
 def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
-    """Return True if this process has opened a GPU's device file: a count of devices does so, too.
+    """Return True if this process has opened a GPU's device file; even counting devices does so.
 
     The driver's state does not survive a fork, and torch calls CUDA initialised only once it has a context.
     """
@@ -170,7 +170,7 @@ def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
 
 
 def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
-    """Reset a process just forked: new session, default signals, and of its parent's files only `keep`."""
+    """Reset a forked process: new session, default signals, and only the files `keep` of its parent."""
     signal.set_wakeup_fd(-1)  # the parent's
     os.setsid()  # Ctrl-C is for the launcher; and a rank is stopped together with its data workers
     for number in _INHERITED_SIGNALS:

@@ -1,14 +1,14 @@
-"""The run that the ranks of a user's script record, as their launcher follows it: folder, ends of ranks, findings.
+"""Follow the run recorded by the ranks of a user's script, in their launcher: folder, ends of ranks, findings.
 
     followed = FollowedRun(console)
     with StopSignals(followed, grace_s=followed.grace_s) as stop, followed.following(stop):
         with recorded(followed, stop): torchrun(options)
-    followed.conclude()                     # the verdict in three sentences, once the last records are read
+    followed.conclude()                     # the verdict in three sentences, after the last records were read
 
 It keeps the `watch` of this node, and replaces one that dies or does not answer (`trainer.launcher.watch_keeper`).
 
-On the terminal: the run's folder once the ranks have chosen it, each finding as `watch` reports it, and at the end the
-verdict. A run that was never recorded (the script failed before it trained) is reported as such.
+On the terminal it prints the run's folder when the ranks have chosen it, each finding when `watch` reports it, and at
+the end the verdict. It also reports if nothing was recorded because the script failed before training.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class FollowedRun:
         self._watch_asked: Watch | None = None
         self._memory = OomCounter()
         self._pids: dict[int, int] = {}
-        """{rank: process} of those that have not ended."""
+        """{rank: process} of ranks that have not ended."""
         self._shown: list[str] = []
         self._is_verdict_last = False
-        """True while nothing can stand below the verdict that a stop has printed."""
+        """True while nothing can have been printed below the verdict of a stop."""
         self._is_over = False
         """True once the ranks have ended."""
         self._has_concluded = False
@@ -110,7 +110,7 @@ class FollowedRun:
         self._write(announced(self._file), event_kinds.STOP_REQUESTED, node_rank=self._node_rank, signal=name)
 
     def report(self, number: int) -> None:
-        """Print what is open in the second of a stop."""
+        """Print the findings that are open at the time of a stop."""
         self._shown = open_verdict(self._run) if self._run is not None else []
         self._is_verdict_last = bool(self._shown)
         begin = [""] if number == signal.SIGINT and self._console.is_terminal else []  # behind the terminal's ^C
@@ -140,7 +140,7 @@ class FollowedRun:
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
         self._pids.pop(rank, None)
-        # A signal that no handler sees leaves no message of the rank.
+        # A signal without a handler leaves no message of the rank.
         self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
         if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
@@ -157,9 +157,9 @@ class FollowedRun:
     def conclude(self, *, exit_code: int, reason: str) -> bool:
         """Record the end of the launch, then print the verdict, the evidence and the next step.
 
-        Where a stop has printed them, the verdict is repeated if ranks may have printed below it as they ended.
+        If a stop has already printed them, the verdict is repeated if ending ranks may have printed below it.
 
-        False if the ranks never recorded anything.
+        Returns False if the ranks never recorded anything.
         """
         found = announced(self._file)
         self._folder.cleanup()
@@ -192,7 +192,7 @@ class FollowedRun:
         print_wrapped(self._console, line)
 
     def _print_uncut(self, line: str) -> None:
-        """A line to copy: a break within a path would be copied, too."""
+        """Print a line for copying without wrapping, since a line break within a path would be copied, too."""
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def _follow(self) -> None:
@@ -219,10 +219,10 @@ class FollowedRun:
                 self._keep_watch(self._run, found)
 
     def _keep_watch(self, run: RunDir, found: Announcement) -> None:
-        """Start the watch that the ranks asked for, and replace it where needed."""
+        """Start the watch that the ranks requested, and replace it if needed."""
         try:
             if self._keeper is not None and found.watch not in (None, self._watch_asked) and not self._stop.is_set():
-                # Nodes came or left: the watches of those that are left talk to each other, maybe elsewhere.
+                # Nodes joined or left: the watches of the current nodes communicate, perhaps at another address.
                 self._keeper.end(stop=True, within_s=WATCH_CHANGE_S)
                 if self._stop.is_set():
                     return
@@ -254,7 +254,7 @@ class FollowedRun:
                 self._print(line)
 
     def _write(self, found: Announcement | None, kind: str, **detail: Any) -> None:
-        """Write an event; a rank that ended before any recorded has no run to write it to."""
+        """Write an event. If a rank ended before any rank recorded, there is no run to write it to."""
         if found is None:
             return
         directory = RunDir(found.run).node_dir(self._node_rank)

@@ -1,11 +1,11 @@
-"""torch's elastic agent for a user's script, with the end of each rank recorded as the parent process sees it.
+"""torch's elastic agent for a user's script, which records the end of each rank as seen by the parent process.
 
-    with recorded(exits, stop):             # in `rankscope run`: torch makes its agent meanwhile
+    with recorded(exits, stop):             # in `rankscope run`: torch creates its agent within the block
         torchrun(options)
 
-An exit code or a signal is known to the parent alone: a rank that is killed, or that exits with 0 while the others wait
-for it, cannot write it. The agent does what torch's does, and reports each end before torch stops the other ranks.
-Signals are those of `StopSignals`: on a second signal, torch's own handler would interrupt the orderly end.
+Only the parent knows an exit code or signal: a rank that is killed, or exits with 0 while others wait for it, cannot
+record it. The agent behaves like torch's, and reports each end before torch stops the other ranks. Signals are handled
+by `StopSignals`, because torch's handler would interrupt the orderly end on a second signal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Exits", "recorded"]
 CLOSE_S = 30.0
 """Seconds that torch waits for its ranks after signalling them."""
 KILLED_S = 0.5
-"""Seconds that torch waits once their time is over, and then for the end of those that it kills."""
+"""Seconds that torch waits after their time is over, and then for killed ranks to end."""
 
 
 class Exits(Protocol):
@@ -46,9 +46,9 @@ class Exits(Protocol):
 
 @contextlib.contextmanager
 def recorded(exits: Exits, stop: StopSignals, *, many_nodes: bool = False) -> Iterator[None]:
-    """Let torch's launcher make agents that report ends to `exits`, and end on the signals of `stop`.
+    """Make torch's launcher create agents that report ends to `exits`, and that end on the signals of `stop`.
 
-    With `many_nodes` nodes may leave and come back.
+    With `many_nodes`, nodes may leave and return.
     """
 
     class Agent(_RecordedAgent):
@@ -86,7 +86,9 @@ class _RecordedAgent(LocalElasticAgent):
         return started
 
     def _report_before_close(self, context: PContext, worker_group: WorkerGroup) -> None:
-        """Report who has ended at the last moment before torch kills the others: a signal is not torch's until then."""
+        """Report ranks that have ended just before torch kills the others, since a signal until then is not from
+        torch.
+        """
         close = context.close
 
         def report_and_close(death_sig: signal.Signals | None = None, timeout: float = CLOSE_S) -> None:

@@ -1,4 +1,4 @@
-"""Why Python cannot start a script or module, found without running a line of it.
+"""Find out why Python cannot start a script or module, without running it.
 
 script_problem(Path("train.py"))      # "line 12: invalid syntax", or "" if it compiles
 module_problem("my.package.train")    # "no module my.package", or "" if it is there
@@ -17,7 +17,7 @@ __all__ = ["module_problem", "script_problem"]
 
 
 def script_problem(script: Path) -> str:
-    """The syntax error of a script. Bytecode and zip files, which Python runs too, have none."""
+    """Syntax error of a script. Bytecode and zip files, which Python can also run, have none."""
     try:
         source = script.read_bytes()
         if b"\0" in source:
@@ -33,7 +33,7 @@ def script_problem(script: Path) -> str:
 
 
 def module_problem(name: str) -> str:
-    """The part of a dotted name that is missing here and on the Python path. Its packages are not imported."""
+    """Problem of a dotted module name: the part that does not exist on the Python path. Packages are not imported."""
     first, *others = name.split(".")
     path = [os.getcwd(), *sys.path]
     try:

@@ -1,4 +1,4 @@
-"""One line of advice on the terminal of a run that trains, of `rankscope train` and `rankscope run`.
+"""One line of advice on the terminal of a live run, for `rankscope train` and `rankscope run`.
 
 console.print(advice_line(event))       # ADVICE  what is. What to do.
 """
@@ -14,6 +14,6 @@ __all__ = ["advice_line"]
 
 
 def advice_line(event: Mapping[str, Any]) -> str:
-    """Text of an event of advice: what was measured, and what to do. The runbook's section is in the report."""
+    """Text of an advice event: what was measured, and what to do. The report names the runbook section."""
     advised, _, _ = str(event.get("next")).partition(" See `rankscope explain ")
     return f"[cyan]ADVICE[/]  {escape(str(event.get('summary')))} {escape(advised)}"

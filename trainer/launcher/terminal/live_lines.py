@@ -1,11 +1,11 @@
-"""Lines on the terminal of a run that trains, of `rankscope train` and `rankscope run`.
+"""Lines on the terminal of a live run, for `rankscope train` and `rankscope run`.
 
     findings = FindingLines()
-    if line := findings.line(event):        # "" where nothing is new
+    if line := findings.line(event):        # "" if nothing is new
         print_wrapped(console, line)
 
-A finding is announced once. Later lines tell what has changed: it has become worse, its line of code is known, it is
-over, it is there again.
+A finding is announced once. Later lines report changes: it has become worse, its line of code is known, it is over, it
+has recurred.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLOURS = {"critical": "red", "warning": "yellow"}
 
 
 class FindingLines:
-    """Remembers what was announced."""
+    """Remembers announced findings."""
 
     def __init__(self) -> None:
         self._announced: dict[str, Finding] = {}
@@ -41,15 +41,15 @@ class FindingLines:
 
     @property
     def count(self) -> int:
-        """Findings that were announced."""
+        """Number of announced findings."""
         return len(self._announced)
 
     def note_rollback(self, event: Mapping[str, Any]) -> None:
-        """Note that a rollback has a line: findings do not tell it again."""
+        """Note that a line has reported a rollback, so that findings do not repeat it."""
         self._rolled_back_to.add(event.get("to_step"))
 
     def line(self, event: Mapping[str, Any]) -> str:
-        """Markup for an event of a finding or of a plug-in that failed, "" where it tells nothing new."""
+        """Markup for an event of a finding or a failed plug-in; "" if it has nothing new."""
         if event["kind"] == event_kinds.ANALYZER_FAILED:
             return self._failed_line(str(event.get("analyzer")), str(event.get("reason")))
         if event["kind"] != event_kinds.FINDING:
@@ -82,14 +82,14 @@ class FindingLines:
         return ""
 
     def _without_rollback(self, finding: Finding) -> Finding:
-        """The finding without its last sentence, where that tells a rollback that has a line."""
+        """The finding without its last sentence, if that repeats a reported rollback."""
         step = finding.evidence.get("restored_step")
         if step not in self._rolled_back_to:
             return finding
         return replace(finding, summary=finding.summary.partition(f" Rolled back to step {step} ")[0])
 
     def _failed_line(self, name: str, reason: str) -> str:
-        """One line for each plug-in, whatever fails in it; a check of Rankscope is in the report."""
+        """One line per failed plug-in; failures of Rankscope's own checks are only in the report."""
         if not name.startswith("plug-in ") or name in self._failed:
             return ""
         self._failed.add(name)
@@ -106,7 +106,7 @@ class FindingLines:
 
 
 def _stuck_at(finding: Finding) -> str:
-    """`Rank 1 is at train.py:18 step`, of the first rank with a stack; empty without one."""
+    """`Rank 1 is at train.py:18 step` for the first rank with a stack; empty without stacks."""
     stacks = finding.evidence.get("stacks")
     pairs = stacks.items() if isinstance(stacks, Mapping) else ()
     first = next(((rank, frames[0]) for rank, frames in pairs if frames), None)
@@ -114,9 +114,9 @@ def _stuck_at(finding: Finding) -> str:
 
 
 def print_wrapped(console: Console, *markups: str, indent: int = 2) -> None:
-    """Print lines with one write, so that what ranks print at that moment stands before or behind them.
+    """Print lines with one write, so that output of ranks cannot appear between them.
 
-    On a terminal a line breaks between words and goes on indented; in a file it stays one line.
+    On a terminal, lines wrap between words with an indent; in a file they stay on one line.
     """
     if not console.is_terminal:
         for markup in markups:

@@ -1,7 +1,7 @@
 """Progress of a run under `rankscope train`: a bar and the table of ranks on a terminal, plain lines elsewhere.
 
-The bar reads rank 0's tape and the node's events, as any other reader would: nothing is asked of the ranks, and the
-last step that is shown is the last step that is recorded.
+The bar reads rank 0's tape and the node's events like any other reader: it does not involve the ranks, and the last
+step shown is the last step recorded.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = ["PLAIN_LINE_S", "LiveRanks", "ProgressView"]
 
 REFRESH_S = 0.25
 MIN_TABLE_HEIGHT = 30
-"""Lines of a terminal from which the table of ranks has its place below the bar, and reports above it."""
+"""Minimum terminal height for the table of ranks below the bar, with reports above it."""
 MIN_BAR_WIDTH = 118
-"""Columns from which the figures leave a place for the bar; below `MIN_MEMORY_WIDTH` memory is left out, too."""
+"""Minimum terminal width for the bar next to the figures; below `MIN_MEMORY_WIDTH`, memory is left out, too."""
 MIN_MEMORY_WIDTH = 94
 PLAIN_LINE_S = 5.0
-"""Between two plain lines; a log file of a long run must stay readable."""
+"""Seconds between two plain lines, so that the log of a long run stays readable."""
 REST_S = 2.0
 MAX_REST_S = 15.0
 REST_PER_READING = 50
-"""Rest / processor time of a reading, within these bounds."""
+"""Ratio of pause to CPU time of a reading, and bounds of the pause (seconds)."""
 MAX_LINES = 20
 JOIN_S = 5.0
 
@@ -84,7 +84,7 @@ class ProgressView:
         )
         self._task = self._bar.add_task("starting", total=steps, figures="")
         self._replays: dict[Any, dict[str, Any]] = {}
-        """{step: its replay}, of the last refresh: the rollback may come with the next one."""
+        """{step: its replay} of the last refresh, since the rollback may be read in the next one."""
         self._tick: Callable[[], None] = lambda: None
 
     def every_tick(self, action: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ class ProgressView:
         return f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step{memory}{found}"
 
     def _fewer(self, num_spare: object) -> str:
-        """Line on a first attempt that has fewer ranks than planned, else ""."""
+        """Line about a first attempt with fewer ranks than planned, else ""."""
         if self._num_ranks >= self.plan.world_size:
             return ""
         spare = f" {counted(num_spare, 'rank')} left over." if isinstance(num_spare, int) and num_spare else ""
@@ -182,7 +182,7 @@ class ProgressView:
 
 
 class _StepReader:
-    """The newest finished steps of rank 0, over attempts; reads only what is new."""
+    """Reads the newest finished steps of rank 0, across attempts; each call reads only new records."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -227,7 +227,7 @@ class _StepReader:
         for path in segment_paths(self.run.rank_dir(attempt, 0), "steps"):
             if path.name < name:
                 continue
-            if path.name > name:  # the one before is full, and retention may have taken it away
+            if path.name > name:  # the previous segment is full, and retention may have removed it
                 name, start = path.name, 0
             segment = read_segment(path, start)
             complete = segment.records[segment.records["state"] == COMPLETE]
@@ -247,13 +247,13 @@ def _where(event: dict[str, Any]) -> str:
 
 
 def _replayed(event: dict[str, Any]) -> str:
-    """Result of a replay; what to suspect then is in the finding."""
+    """Text on the result of a replay; the finding says what to suspect."""
     what = "NaN or Inf" if event.get("verdict") == "non_finite" else "Loss spike"
     return f"{what}, which {'came' if event.get('came_back') else 'did not come'} again in a replay"
 
 
 def _line(event: dict[str, Any], replay: dict[str, Any] | None = None) -> str:
-    """One line for a person, or "" for an event that is for machines; `replay`: that of the step rolled back."""
+    """One line for the user, or "" for an event that needs none. `replay`: the replay of the rolled-back step."""
     kind, where = event["kind"], _where(event)
     if kind == event_kinds.ADVICE:
         return advice_line(event)
@@ -301,9 +301,9 @@ def _short(number: float) -> str:
 
 
 class LiveRanks:
-    """Draws the ranks of a run again and again between `begin` and `end`.
+    """Redraws the ranks of a run repeatedly between `begin` and `end`.
 
-    Reading takes some hundredths of a second of a processor; the thread rests long enough to take few percent of a
+    A reading takes some hundredths of a second of CPU time; the thread pauses long enough to use a few percent of a
     core.
     """
 

@@ -1,8 +1,8 @@
-"""The verdict at the moment at which a run is stopped: findings that `watch` has reported and that are still open.
+"""The verdict when a run is stopped: findings reported by `watch` that are still open.
 
 for line in open_verdict(run): console.print(line)
 
-It reads the nodes' events and nothing else: no store is opened, no process is waited for.
+It reads only the nodes' events: no store is opened, and no process is waited for.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from watch.sharing.pack import TAIL_BYTES
 __all__ = ["STOPPING", "VERDICT_INDENT", "last_verdict", "open_critical", "open_verdict", "verdict_lines"]
 
 STOPPING = "[dim]Stopping. Ctrl-C again ends everything at once.[/]"
-NOTHING_REPORTED = "No problems found while it ran. Its last records were not judged."
+NOTHING_REPORTED = "No problems were found during the run. Its last records were not judged."
 VERDICT_INDENT = 9
-"""Column behind `Verdict`, `Why` and `Next`."""
+"""Column of the text after `Verdict`, `Why` and `Next`."""
 _COLOURS = {"critical": "red", "warning": "yellow"}
 
 
 def open_verdict(run: RunDir) -> list[str]:
-    """Lines of markup: verdict, evidence and next step of the open critical findings; empty if there is none."""
+    """Markup lines: verdict, evidence and next step of the open critical findings; empty if there are none."""
     found = open_critical(run)
     return verdict_lines(found[0], "\n".join(finding.summary for finding in found)) if found else []
 
 
 def last_verdict(run: RunDir) -> list[str]:
-    """Lines of markup for an end that leaves no time to read the last records: the worst that is open, or that nothing
-    was reported."""
+    """Markup lines for an end without time to read the last records: the worst open finding, or that nothing was
+    reported.
+    """
     found = _open(run)
     if found:
         return verdict_lines(found[0], "\n".join(finding.summary for finding in found).replace(SO_FAR, ""))[:1]
@@ -50,8 +51,9 @@ def last_verdict(run: RunDir) -> list[str]:
 
 
 def open_critical(run: RunDir) -> list[Finding]:
-    """Rankscope's critical findings that are open, in the order in which they are read. Those of plug-ins are in the
-    verdict that follows: none may be started while a run is being stopped."""
+    """Open critical findings of Rankscope, in the order of the verdict. Those of plug-ins appear only in the later
+    verdict, because no plug-in may be started during a stop.
+    """
     return [finding for finding in _open(run) if finding.severity == "critical"]
 
 
@@ -65,7 +67,7 @@ def _open(run: RunDir) -> list[Finding]:
 
 
 def _as_of_now(event: dict[str, Any]) -> Finding | None:
-    """The finding of an event; a hang has lasted since."""
+    """The finding in an event; a hang has lasted until now."""
     found, when_ns = Finding.of_event(event), int(event.get("wall_ns") or 0)
     silent_s = found.evidence.get("silent_s") if found is not None else None
     if found is None or not when_ns or not isinstance(silent_s, (int, float)):
@@ -74,7 +76,7 @@ def _as_of_now(event: dict[str, Any]) -> Finding | None:
 
 
 def verdict_lines(worst: Finding | None, verdict: str, run: object = "") -> list[str]:
-    """Lines of markup for a terminal; `worst` is None where nothing was found. `run`: its folder, as it is typed."""
+    """Markup lines for a terminal. `worst`: None if nothing was found. `run`: its folder as the user types it."""
     colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
     first, *further = verdict.splitlines()
     lines = [f"[bold]Verdict[/]  [{colour}]{escape(first)}[/]", *(f"         {escape(line)}" for line in further)]
@@ -86,7 +88,7 @@ def verdict_lines(worst: Finding | None, verdict: str, run: object = "") -> list
 
 
 def _findings(path: Path) -> list[dict[str, Any]]:
-    """Events of findings among the newest of a file; a first line that is not whole is skipped."""
+    """Events of findings among the newest lines of a file; an incomplete first line is skipped."""
     try:
         events = read_events(path, max(0, path.stat().st_size - TAIL_BYTES))[0]
     except OSError:

@@ -5,8 +5,8 @@
     failures = failure_cost(cost, expected, per_1000_gpu_days=0.5)
     failures.num_failures, failures.lost_hours
 
-Everything follows from the estimated time of a step: no restarts, evaluations or checkpoints are in it. The energy is
-that of the devices at their power limit, an upper bound, without hosts, network and cooling.
+Everything follows from the estimated step time, without restarts, evaluations or checkpoints. The energy is an upper
+bound for the devices at their power limit, without hosts, network and cooling.
 
 A failure costs half of the time between two checkpoints on disk, on average, and a restart. Failures while lost steps
 are being repeated are neglected; recovery from a copy in memory loses less.
@@ -35,7 +35,7 @@ class TrainingCost:
     hours: float
     gpu_hours: float
     price: float | None
-    """In the currency of the price that was given; None without one."""
+    """In the currency of the given price; None without a price."""
     energy_kwh: float
     tokens_per_parameter: float
 
@@ -73,7 +73,7 @@ def training_cost(
 
 
 def failure_cost(cost: TrainingCost, expected: Expected, *, per_1000_gpu_days: float) -> FailureCost:
-    """Cost of failures at this rate to a run; without checkpoints on the way each costs half of the run."""
+    """Cost of failures at this rate; without intermediate checkpoints, each costs half of the run."""
     interval = expected.config.checkpoint.interval or cost.steps
     num_failures = per_1000_gpu_days * cost.gpu_hours / 24 / 1000
     lost_hours = num_failures * (interval * expected.step_s / 2 + RESTART_S) / 3600

@@ -22,7 +22,7 @@ Cost = TrainingCost | FailureCost | BudgetTokens | Calibration
 
 
 def render_costs(costs: Iterable[Cost | None], expected: Expected, console: Console) -> None:
-    """Print those that are there, in this order."""
+    """Print the given costs, in this order."""
     for cost in costs:
         match cost:
             case TrainingCost():
@@ -47,7 +47,7 @@ def _cost(cost: TrainingCost, console: Console) -> None:
 
 
 def _failures(failures: FailureCost, console: Console) -> None:
-    """Print what failures cost besides."""
+    """Print the additional cost of failures."""
     _print(
         console,
         f"[bold]Failures[/] at {failures.per_1000_gpu_days:g} per 1,000 GPU-days: "
@@ -58,7 +58,7 @@ def _failures(failures: FailureCost, console: Console) -> None:
 
 
 def _budget(budget: BudgetTokens, num_parameters: int, console: Console) -> None:
-    """Print what a number of GPU-hours is enough for."""
+    """Print what a number of GPU-hours suffices for."""
     best = budget.optimal
     _print(
         console,
