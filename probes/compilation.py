@@ -1,7 +1,7 @@
-"""Spans `compile`: times in which torch.compile works, which may take minutes and leave no other record.
+"""Record spans `compile` while torch.compile works, which may take minutes without any other record.
 
     probe = CompileProbe(recorder)
-    probe.hook()                # again and again: it hooks torch's compiler once that is there, and after a reset
+    probe.hook()                # called repeatedly: hooks torch's compiler when it is imported, and again after a reset
     probe.remove()
 
 torch calls back at the beginning and end of every compilation, deferred backward graphs and recompilations included.

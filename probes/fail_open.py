@@ -26,7 +26,7 @@ _DEVICE_ERROR = re.compile(
 """Errors after which CUDA refuses every further call of the process."""
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 DEVICE = "device"
-"""Place under which errors of the device are counted, whichever probe met them."""
+"""Name under which device errors of all probes are counted."""
 error_counts: Counter[str] = Counter()
 """Number of swallowed errors by place; the recorder writes it into the rank's last event."""
 

@@ -1,4 +1,4 @@
-"""Spans of a pipeline: what each stage computes, sends and receives, microbatch by microbatch.
+"""Record spans of a pipeline: what each stage computes, sends and receives, by microbatch.
 
     record_schedule(recorder, schedule, stages)       # a schedule and the rank's stages of torch.distributed.pipelining
 

@@ -67,7 +67,7 @@ _current: Attached | None = None
 
 
 class Attached:
-    """The handle that `attach` returns: log values, mark steps and phases, detach."""
+    """Handle returned by `attach`: log values, mark steps and phases, detach."""
 
     def __init__(self, recorder: Recorder, run: RunDir | None) -> None:
         self.recorder: Recorder = recorder
@@ -112,9 +112,9 @@ class Attached:
         return self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
 
     def log(self, /, **values: float | Tensor) -> None:
-        """Numbers of the current step: loss, tokens, grad_norm, lr, batch_index, and any custom name.
+        """Log numbers of the current step: loss, tokens, grad_norm, lr, batch_index, and any custom name.
 
-        A custom name is a series of the table `scalars`. Tensors have one element and are read without waiting.
+        A custom name becomes a series in table `scalars`. Tensors must have one element; they are read without waiting.
         """
         if self._phases is None:
             return
@@ -124,9 +124,9 @@ class Attached:
             record_error("attach.log", error)
 
     def event(self, kind: str, /, **detail: Any) -> None:
-        """Write a rare fact, such as a change of the data, to the run's events. `kind` and fields are free.
+        """Write an event, such as a change of the data, to the run. `kind` and fields are free.
 
-        A field that has the name of one that each event has (`rank`, `kind`, ...) gets a `_` behind it.
+        A field with the name of a common field (`rank`, `kind`, ...) gets a trailing `_`.
         """
         own = ("wall_ns", "mono_ns", "attempt", "rank", "kind")
         self.recorder.user_event(kind, **{f"{name}_" if name in own else name: value for name, value in detail.items()})
@@ -193,7 +193,7 @@ class Attached:
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
     def _at_exit(self) -> None:
-        """Close the records at the end of the process. One that died or failed records no clean end."""
+        """Close the records at the end of the process. A process that failed does not record a clean end."""
         if self._phases is not None and self.end.left_by_itself():
             with failing_open("attach.exit"):
                 self._phases.end_last()
@@ -219,7 +219,7 @@ class Attached:
         gradient_interval: int | None = None,
         leads: bool = True,
     ) -> None:
-        """Hook models and optimizers, including ones made later."""
+        """Hook models and optimizers, including those created later."""
         if self._phases is None:
             return
         with failing_open("attach.watch"):
@@ -234,7 +234,9 @@ class Attached:
                 self._phases.norms.measure_with(self._gradient_probe)
 
     def _gradient_probe(self) -> GradientProbe:
-        """Called at an update: inside `torch.func.functional_call` other values stand in for the parameters."""
+        """Create the gradient probe at an update, because inside `torch.func.functional_call` parameters are replaced
+        by other values.
+        """
         interval, models = self._gradient_interval, self._models
         return GradientProbe(self.recorder, self._named_parameters(), interval=interval, models=models)
 
@@ -301,13 +303,13 @@ def attach(
 ) -> Attached:
     """Record this process's training from here on.
 
-    `model` and `optimizer` are those of the loop, as the loop calls them (lists of them where there are several; the
-    last optimizer's step ends the loop's). Call it on every rank, best right after the two are made.
-    `run_dir` (or RANKSCOPE_RUN_DIR) is the run's folder; else it is `runs/<name>-<date>`, the same on all ranks, with
-    the script's name for `name`. `config` is kept in run.json, and its sections of the records and `watch` count as in
-    a configuration (docs/configuration.md); under `rankscope run` the run has begun: use its `--set` there.
-    `gradient_interval` is the number of steps between looks at each gradient by itself. `watch=False` starts no node
-    process: the tapes are read afterwards.
+    `model` and `optimizer`: the objects that the loop calls, or lists of them (the last optimizer's step then ends the
+    loop's step). Call `attach` on every rank, best right after creating both. `run_dir` (or RANKSCOPE_RUN_DIR): the
+    run's folder; by default `runs/<name>-<date>`, the same on all ranks, where `name` defaults to the script's name.
+    `config` is stored in run.json; its sections for recording and `watch` apply as in a configuration
+    (docs/configuration.md). Under `rankscope run` the run has already begun, so use `--set` there. `gradient_interval`:
+    steps between per-parameter gradient measurements. `watch=False`: start no node process; the tapes are read
+    afterwards.
     """
     global _current
     if _current is not None:
@@ -395,5 +397,5 @@ def _attach(
 
 
 def _several(given: Any) -> list[Any]:
-    """One, or a list of them."""
+    """Return a list, also for a single object."""
     return list(given) if isinstance(given, (list, tuple)) else [given]

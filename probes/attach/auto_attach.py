@@ -1,12 +1,12 @@
-"""Attach to an unmodified script: before it begins, and to the model and optimizer that turn out to train.
+"""Attach to an unmodified script before it starts, and find the model and optimizer that train.
 
     attach_to_whatever_trains()              # then run the script
 
 The recorder and the process groups come first. The model is found when it is called: it is the outermost module with
-trainable parameters that is called with gradients enabled. Where the loop calls `model.forward` itself, no hook runs;
-the model is then the outermost module that holds what the optimizer updates. The optimizer is found at its first step.
-From then on the process is set up as by `attach(model, optimizer)`, and the global hook that looked for the model is
-removed.
+trainable parameters that is called with gradients enabled. If the loop calls `model.forward` directly, no hook runs;
+the model is then the outermost module with the parameters that the optimizer updates. The optimizer is found at its
+first step. From then on the process is set up as by `attach(model, optimizer)`, and the global hook that looked for the
+model is removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_MODELS = 8
 
 
 def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
-    """Attach now, and hook what the script makes. Options are those of `attach`."""
+    """Attach now, and hook the script's models and optimizers when they appear. Options as for `attach`."""
     attached = attach(name=name or os.environ.get("RANKSCOPE_RUN_NAME", ""), **options)
     if attached.run_dir is not None:
         with failing_open("attach.unattended"):
@@ -40,7 +40,7 @@ def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
 
 
 class _Search:
-    """Looks for what trains until the first step is taken."""
+    """Searches for the model and optimizer that train until the first step."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached

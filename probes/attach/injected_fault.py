@@ -1,4 +1,4 @@
-"""The fault that a drill injects into a rank, as the launcher hands it over in an environment variable. No torch.
+"""A drill's fault, passed from the launcher to a rank in an environment variable. Needs no torch.
 
 fault = InjectedFault(name="kill", step=40, rank=1)
 os.environ[VARIABLE] = fault.text

@@ -2,8 +2,8 @@
 
     inject(os.environ[VARIABLE])       # in a drill's rank, after `rankscope` has attached and before the script runs
 
-Hooks of the model and the optimizer stand before or after those of `rankscope.attach`, so a delay lies in the phase or
-gap that it is meant for. If the script has no such place (no data loader, no save), nothing is injected and no event is
+Its hooks of the model and the optimizer run before or after those of `rankscope.attach`, so that a delay falls in the
+intended phase or gap. If the script has no such place (no data loader, no save), nothing is injected and no event is
 written. The event `fault_injected` comes before the fault.
 """
 
@@ -69,7 +69,7 @@ class _Injection:
             self._undo.pop()()
 
     def arm(self) -> None:
-        """Hook what the script will make."""
+        """Hook the objects that the script will create."""
         if self._fault.rank != getattr(self._recorder, "rank", -1):
             return
         self._finder = register_module_forward_pre_hook(self._find_model)
@@ -117,7 +117,7 @@ class _Injection:
     # ---- where ----
 
     def _find_model(self, module: nn.Module, args: Any) -> None:
-        """The outermost module that trains is being called; what it hooks acts from its next call on."""
+        """Hook the outermost module that trains when it is called; the hooks act from its next call on."""
         if not torch.is_grad_enabled() or not module.training or not any(p.requires_grad for p in module.parameters()):
             return
         self._finder.remove()
@@ -174,7 +174,7 @@ class _Injection:
             _ACTIONS[self._fault.name](module)
 
     def _slow_loader(self) -> None:
-        """Below the wrapper of `attach`, whose own is the outermost: the delay is of the fetch."""
+        """Delay the fetch, inside the wrapper of `attach`, which is the outermost."""
         base = SINGLE_PROCESS_LOADER_ITERATOR
         real = base._next_data
 
@@ -220,7 +220,7 @@ def _other_size(module: nn.Module) -> None:
 
 
 def _leave_out(module: nn.Module) -> None:
-    """DDP reduces nothing in this step's backward; elsewhere the next all-reduce of the script is left out."""
+    """Skip DDP's reductions in this step's backward, or else the script's next all-reduce."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module.require_backward_grad_sync = False
         hooks: list[Any] = []

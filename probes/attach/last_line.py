@@ -2,7 +2,7 @@
 
     print(last_line(run, node_rank=0), file=sys.stderr)
 
-It is made from the events of the node alone: no store and no analyzer is imported into a user's process.
+It uses only the node's events, so no store or analyzer is imported into a user's process.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ def last_line(run: RunDir, node_rank: int) -> str:
 
 
 def _short(path: Path) -> str:
-    """The path from the working folder, where it is below it."""
+    """The path relative to the working folder, if it is below it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -35,7 +35,7 @@ __all__ = ["open_recorder", "warn_if_untried"]
 logger = logging.getLogger("rankscope.probes")
 
 TRIED = ((2, 6), (2, 15))
-"""Oldest and newest torch that was tried; docs/compatibility.md lists what was run with each version."""
+"""Oldest and newest tested torch version; docs/compatibility.md lists the trials of each version."""
 
 
 def open_recorder(

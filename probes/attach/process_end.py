@@ -5,11 +5,12 @@
     ...
     end.left_by_itself()         # in the exit hook: False if it died; the records of its end are written then
 
-`sys.exit` may be caught, and the process may go on: only the last call before the end counts, and only if no step has
-begun since. So it is with `sys.excepthook`, where the script calls it to print an exception that it has caught: that
-is the end's if an exit with a number follows. An exit with a number while an exception is handled (`except Exception:
-...; sys.exit(1)`, the ranks of `torch.multiprocessing.spawn`) is the end by that exception. What `raise SystemExit` or
-the interpreter's own `exit` do is seen by `rankscope run`, which runs the script inside `exits_of_script`.
+`sys.exit` may be caught, and the process may continue: only the last call before the end counts, and only if no step
+has begun since. The same holds for `sys.excepthook`, which a script may call to print an exception that it has caught:
+this exception is the cause of the end if an exit with a number follows. An exit with a number while an exception is
+handled (`except Exception: ...; sys.exit(1)`, the ranks of `torch.multiprocessing.spawn`) is the end by that exception.
+What `raise SystemExit` or the interpreter's own `exit` do is seen by `rankscope run`, which runs the script inside
+`exits_of_script`.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ class ProcessEnd:
         self.is_of_rank: Callable[[], bool] = lambda: True
         """True if this process is a rank: not where the script has started the ranks itself."""
         self.at_failure: Callable[[Lines], object] = lambda lines: None
-        """Called with the lines of an error or exit before its step is noted."""
+        """Called with the stack lines of an error or exit before its step is determined."""
         self.reason: tuple[str, int] = ("finished", 0)
         """Reason and exit code of the run's end on this node."""
 
     def hook(self) -> Callable[[], None]:
-        """Take note of exceptions and exits from now on; returns what undoes it."""
+        """Observe exceptions and exits from now on; returns a function that undoes this."""
         undo = [
             replaced(sys, "excepthook", self._at_exception),
             replaced(threading, "excepthook", self._at_thread_exception),
@@ -192,7 +193,7 @@ def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | N
 
 
 def _failure(code: Any) -> str:
-    """The text of an exit that is not a success; empty for one that is."""
+    """The text of an unsuccessful exit; empty for a successful one."""
     if code is None or code == 0:
         return ""
     return f"exit code {code}" if isinstance(code, int) else str(code)

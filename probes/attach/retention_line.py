@@ -3,7 +3,7 @@
     retention_line({"probes": {"retain": "window", "retain_s": 600.0, "budget_mb": 50.0}})
     # "records: tapes and single calls of the last 600 s, at most 50 MB a rank and hour"
 
-`rankscope train` prints it at a launch; of an attached loop rank 0 does, which alone has all of the settings.
+`rankscope train` prints it at a launch; in an attached loop rank 0 does, which alone has all settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["print_retention", "retention_line"]
 
 
 def retention_line(config: Mapping[str, Any]) -> str:
-    """The line; empty where everything is kept."""
+    """The line; empty if everything is kept."""
     probes = read_config(ProbesSettings, config)
     if probes.retain != "window":
         return ""

@@ -5,7 +5,7 @@
     ...                                  # the real call
     calls.complete(slot, end_ns, waited_ns)
 
-or, for a call that goes on while its caller does something else,
+or, for an asynchronous call,
 
     call = Call(slot, issue_ns)
     ...
@@ -100,15 +100,16 @@ class Calls:
         self.complete = self._tape.finisher("end_ns", "wait_ns")
         """`complete(slot, end_ns, wait_ns)`: the record's last two values are known."""
         self._callers = CallerNames(recorder.name)
-        # By all that makes two records differ: who called (frames up, instruction); bytes and what else is the same.
+        # Keyed by everything that distinguishes records: caller (frames up, instruction), bytes and other constant
+        # fields.
         self._sites: dict[tuple[Any, ...], list[tuple[int, CodeType, int, tuple[int, bytes]]]] = {}
         self.training_thread = get_ident()
         self._adrift: list[tuple[Call, Any]] = []
         self._backward = recorder.name("backward")
         self.measures_peaks = False
-        """True if the pass over a gradient also finds its largest value: it then takes twice as long."""
+        """True if the pass over a gradient also finds its largest value, which takes twice as long."""
         self.gradient_peaks: dict[str, float] = {}
-        """Largest absolute value of what was reduced since they were last taken, by dimension of the mesh."""
+        """Largest absolute values reduced since the last reading, by mesh dimension."""
 
     def open(
         self,
@@ -206,7 +207,7 @@ class Calls:
         return thread is None or type(thread) is threading._DummyThread
 
     def _describe(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
-        """Bytes of a call, and what else is the same in all records of its kind from this place; for `open` alone."""
+        """Bytes and other constant fields of calls of this kind from this call site; only for `open`."""
         op, label, phase, peer, is_async, nonfinite, _ = key
         name = self.recorder.name
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

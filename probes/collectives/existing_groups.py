@@ -1,9 +1,9 @@
-"""Record calls of process groups that were made before the process attached.
+"""Record calls of process groups that were created before the process attached.
 
     install(recorder)
     record_existing(models)
     ...
-    uninstall()                           # every holder has torch's own groups again
+    uninstall()                           # restores torch's groups everywhere
 
 A plain torch group has no attributes to set, so a `RecordedGroup` over it replaces it in torch's tables, in the C++
 registry of names, and in every dict that refers to it, that is the attributes of objects that hold it (FSDP2's
@@ -51,7 +51,7 @@ def record_existing(models: Iterable[nn.Module]) -> None:
 
 
 def _rebuild_reducer(ddp: Any) -> None:
-    """A reducer over the group that the module has now."""
+    """Rebuild DDP's reducer over the module's current group."""
     if type(ddp.process_group) is not RecordedGroup:
         return
     if ddp._comm_hooks or any(parameter.grad is not None for parameter in ddp.parameters()):

@@ -1,4 +1,4 @@
-"""The handle of a call in flight: torch's own, plus the time spent waiting for it.
+"""Handle of a call in flight: wraps torch's handle, and measures the time spent waiting for it.
 
 A record is completed by `wait`, or by `is_completed` once that returns True. If the caller takes the future instead (as
 DDP's reducer does in C++) or drops the handle, the future completes the record. gloo's reduce-scatter, send and recv

@@ -5,9 +5,9 @@
     ...                       # a training step
     time.end()                # CoreUse(cpu_ns=41_000_000, run_delay_ns=350_000, major_faults=0)
 
-It corroborates the wall clock. A rank whose wall time grows and whose CPU time does not is not computing more: another
-process has its core, or it waits for a disk. The kernel counts how long each thread was ready to run and had to wait
-(`/proc/thread-self/schedstat`); that of the thread which runs the steps is read, some microseconds per step.
+This corroborates wall times: if a rank's wall time grows but its CPU time does not, it is not computing more, but
+another process has its core, or it waits for a disk. The kernel counts how long each thread was ready to run and had to
+wait (`/proc/thread-self/schedstat`); that of the thread which runs the steps is read, some microseconds per step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 _usage, _SELF = resource.getrusage, resource.RUSAGE_SELF
 _monotonic_ns = time.monotonic_ns
 _SAME_MOMENT_NS = 50_000
-"""A step that begins so soon after the end of another one begins with that one's readings: they are system calls."""
+"""A step that begins this soon after the previous end reuses its readings, to save system calls."""
 
 
 class CoreUse(NamedTuple):

@@ -22,7 +22,7 @@ from ..tape.format.schema import UNSET
 __all__ = ["AllocatorRetries", "memory_reader"]
 
 PEAK_GROWTH = 1.01
-"""Growth of the peak that writes another event: less says nothing, and a peak that creeps must not fill the events."""
+"""Relative growth of the peak for another event, so that a slowly growing peak does not flood the events."""
 _PAGE_BYTES = resource.getpagesize()
 
 

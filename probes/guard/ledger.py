@@ -4,9 +4,9 @@
     ledger.skip(40, "non-finite gradient norm at step 41")
     ledger.next_batch(40)        # 41
 
-It lies next to the checkpoints, not in them, because going back to an older checkpoint must not bring a bad batch back.
-The file has a digest, a sequence number and a copy next to it (`ledger-copy.json`): an altered one is noticed, and of
-two good ones the newer counts. Every checkpoint holds a copy too, which is used where both files are damaged.
+It is stored next to the checkpoints instead of in them, because restoring an older checkpoint must not bring back a bad
+batch. The file has a digest, a sequence number and a copy next to it (`ledger-copy.json`): an altered one is noticed,
+and of two good ones the newer counts. Every checkpoint holds a copy too, which is used where both files are damaged.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MAX_BYTES = 16 << 20
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Equal on all ranks; only rank 0 has a `path` and writes."""
+    """The ledger, equal on all ranks; only rank 0 has a `path` and writes."""
 
     skipped: dict[int, str] = field(default_factory=dict)
-    """Batch -> why, in the order in which they were given up. A batch is in it once or not at all."""
+    """{skipped batch: reason}, in order of skipping."""
     rollbacks: int = 0
     failures: int = 0
-    """Failures of the incident that is going on."""
+    """Number of failures in the current incident."""
     incident_step: int = 0
-    """Last step that failed in it."""
+    """Last failed step of the incident."""
     rate_scale: float = 1.0
     rate_until_step: int = 0
     """The learning rate is scaled up to this step."""

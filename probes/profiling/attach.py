@@ -1,4 +1,4 @@
-"""Give a recorder what its run's section `profiler` asks for.
+"""Set up profiling for a recorder, as configured in section `profiler`.
 
 profile_steps(run, recorder, {"profiler": {"interval": 100}}, node_rank=0)
 """

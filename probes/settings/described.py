@@ -1,4 +1,4 @@
-"""Facts of a run's model and training that its configuration states; None where it does not, as for an attached run.
+"""Facts about a run's model and training from its configuration; None if not stated, as for an attached run.
 
 read(ModelFacts, run.manifest()).num_layers          # `probes.settings.section.read`
 """

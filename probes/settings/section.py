@@ -1,4 +1,4 @@
-"""Read a section of a run's configuration into a frozen dataclass, whose defaults are the only ones.
+"""Read a section of a run's configuration into a frozen dataclass, which alone defines the defaults.
 
     recovery = read(RecoverySettings, run.manifest())
     recovery.grace_s                    # 20.0 where the run sets none, as an attached run, or sets no usable one

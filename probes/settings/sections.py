@@ -28,8 +28,9 @@ MAX_STEPS = 100
 """Maximum steps of one capture: a longer trace is too large to open."""
 _DAY_S = 86400
 DeviceResponse = Literal["report", "exclude", "replace"]
-"""What follows a finding about a device. `exclude`: drop it, even if the run shrinks. `replace`: drop it only if a
-spare device or node takes its place."""
+"""Action on a finding about a device. `exclude`: drop it, even if the run shrinks. `replace`: drop it only if a spare
+device or node takes its place.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

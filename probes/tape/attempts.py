@@ -84,7 +84,7 @@ def newest(run: RunDir, default: int) -> int:
 
 
 def all_ended(run: RunDir) -> bool:
-    """Return True if no rank of the newest attempt writes any more: its tapes are closed, or its process is gone.
+    """Return True if no rank of the newest attempt can write: its tapes are closed, or its process has ended.
 
     Of a rank on another host only the former can be seen.
     """

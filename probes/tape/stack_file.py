@@ -36,7 +36,7 @@ def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
 def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
     """Let this process write its stacks when watch asks; returns what undoes it.
 
-    A handler of the user's own for one of the signals is left alone, and so is a `faulthandler` that he has turned on.
+    A user's handler for one of the signals, or a `faulthandler` that the user has enabled, is left alone.
     """
     is_free = signal.getsignal(MAIN_THREAD_SIGNAL) in (signal.SIG_DFL, signal.SIG_IGN)
     if not is_free or signal.getsignal(ALL_THREADS_SIGNAL) is not signal.SIG_DFL:

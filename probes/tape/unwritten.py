@@ -3,8 +3,8 @@
     path = save_unwritten(events_path, lines)     # by a process that ends
     restore_unwritten([events_path, ...])         # by the next launch and by readers
 
-A read-only or full disk takes no record of the failure that it caused. The name of a saved file is a digest of the path
-that it belongs to, so only who knows that path, on the same machine, gets it back.
+A read-only or full disk cannot store the record of the failure that it caused. The name of a saved file is a digest of
+the path that it belongs to, so only who knows that path, on the same machine, gets it back.
 """
 
 from __future__ import annotations

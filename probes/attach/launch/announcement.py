@@ -1,7 +1,7 @@
-"""Tell the launcher that started the ranks which folder they chose and which attempt they are.
+"""Announce the run's folder and the attempt that the ranks have chosen to their launcher.
 
     announce(run, attempt)                  # local rank 0, once it records
-    announce(run, attempt, watch=Watch())   # the same, and the launcher is to keep a watch
+    announce(run, attempt, watch=Watch())   # and ask the launcher to supervise a watch
     found = announced(path)                 # the launcher: Announcement(run=..., attempt=...), or None so far
 
 The ranks choose the run's folder by themselves, under any launcher. A launcher that needs to know it sets

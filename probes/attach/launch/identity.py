@@ -21,7 +21,7 @@ _OF_SCHEDULERS = {
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
     "PMI_RANK": "PMI_SIZE",
 }
-"""Variables of a rank, and of their number: a rank's own wrapper has them, and its launcher has not."""
+"""Variables with the rank and the number of ranks; a wrapper around a rank has them, its launcher does not."""
 _NAMES_OF_JOBS = ("PMIX_NAMESPACE", "KUBERNETES_JOB_UID", "JOB_UID", "LSB_JOBID", "PBS_JOBID")
 _WORD = "rankscope/launch"
 LAUNCH = "RANKSCOPE_LAUNCH"
@@ -40,9 +40,9 @@ class Identity:
     node_rank: int
     restarts: int
     attempt: int
-    """As `rankscope train` claimed it; -1 under another launcher."""
+    """Attempt claimed by `rankscope train`; -1 under another launcher."""
     ranks_of_process: int = 1
-    """Ranks that each process of the launcher has started itself, as `torch.multiprocessing.spawn` does."""
+    """Number of ranks that each launched process has started itself, as with `torch.multiprocessing.spawn`."""
     is_started_by_script: bool = False
     """True if this is such a rank: its variables are those of the process that started it."""
     launch: str = ""
@@ -106,7 +106,7 @@ class Identity:
         return self.world_size if self.is_one_node() else None
 
     def job(self) -> str:
-        """A name of the launch that each rank finds by itself, the same over the launcher's restarts.
+        """Name of the launch that each rank can determine, the same across the launcher's restarts.
 
         On one node: pid and start time of the process that started all ranks. On several, or in containers that do
         not see it: the launcher's job id; if that may be reused, a random word from the process group's store.

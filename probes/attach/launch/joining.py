@@ -1,9 +1,9 @@
-"""All ranks of a launch find one run's folder and one attempt, each by itself: no messages, no waiting.
+"""All ranks of a launch find the same run folder and attempt independently, without messages or waiting.
 
     run, attempt, is_first = join_run(identity, runs_dir=Path("runs"), name="train", manifest={...})
 
-The first rank chooses the name and publishes it as the link `runs/.launches/<job>`, which can be made only once; the
-others follow it. So ranks may come in any order, or not at all. The attempt is claimed in the same way
+The first rank chooses the name and publishes it as the link `runs/.launches/<job>`, which can be created only once; the
+others follow it. So ranks may arrive in any order, or not at all. The attempt is claimed in the same way
 (`probes.tape.attempts`).
 """
 
@@ -25,9 +25,9 @@ __all__ = ["join_run"]
 def join_run(
     identity: Identity, *, runs_dir: Path, name: str, manifest: dict[str, Any], run_dir: Path | None = None
 ) -> tuple[RunDir, int, bool]:
-    """(the run, the attempt, whether this process made the run). `run_dir` is the run's own folder, new or not.
+    """Return (run, attempt, True if this process created the run). `run_dir`: the run's folder, new or existing.
 
-    Raises OSError where nothing can be written, RunError for a folder that holds something else.
+    Raises OSError if nothing can be written, and RunError for a folder with other content.
     """
     job = re.sub(r"[^A-Za-z0-9._-]+", "_", identity.job())
     if run_dir is None:
@@ -49,12 +49,12 @@ def join_run(
 
 
 def _when(identity: Identity, job: str) -> str:
-    """Nodes without a folder in common must choose the same name."""
+    """Time stamp for the name, which must be the same on nodes without a shared folder."""
     if identity.launch or not identity.is_one_node():
         return os.environ.get("SLURM_JOB_ID") or job
     return time.strftime("%Y%m%d-%H%M%S")
 
 
 def _is_over(events: Path) -> bool:
-    """Return True if a rank wrote this file that has closed it, or has ended on this host."""
+    """Return True if the rank that wrote this file has closed it, or has ended on this host."""
     return events.exists() and (is_closed(events) or bool(rank_is_gone(events)))

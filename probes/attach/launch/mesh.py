@@ -3,8 +3,8 @@
     describe(recorder, mesh)                     # a DeviceMesh, or {"pp": 2, "dp": 4}: names as in DeviceMesh
     derive(recorder)                             # once, after the first step: named groups, stages of a pipeline
 
-A place is a coordinate in each of the dimensions of table `ranks`. Ranks that differ in `pp` have different work and
-are not compared with each other.
+A place has a coordinate for each dimension in table `ranks`. Ranks that differ in `pp` have different work, and are not
+compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MEGATRON = {
     "CONTEXT_PARALLEL_GROUP": "cp",
     "EXPERT_MODEL_PARALLEL_GROUP": "ep",
 }
-"""Descriptions of the groups of Megatron-core, which makes no DeviceMesh."""
+"""Descriptions of the groups of Megatron-core, which has no DeviceMesh."""
 _STAGES = "torch.distributed.pipelining.stage"
 
 
@@ -79,7 +79,7 @@ def _place_in(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def derive(recorder: TapeRecorder) -> dict[str, int]:
-    """Record what process groups and pipeline stages show of this rank's place; returns it, empty if nothing does."""
+    """Record this rank's place as far as process groups and pipeline stages show it; returns it (empty if unknown)."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
     place = (_of_groups(recorder.rank) or _of_the_world()) | _of_stages()
@@ -89,7 +89,7 @@ def derive(recorder: TapeRecorder) -> dict[str, int]:
 
 
 def _of_groups(rank: int) -> dict[str, int]:
-    """Coordinates from groups of a named DeviceMesh or of Megatron; none of a dimension that is a product of others.
+    """Coordinates from groups of a named DeviceMesh or Megatron, except for dimensions that are products of others.
 
     A group of one rank says nothing: torchtitan has one for each kind of parallelism that is off.
     """

@@ -1,4 +1,4 @@
-"""Command line and environment of a Rankscope process that finds our modules before others of the same names.
+"""Command line and environment of a Rankscope process that finds Rankscope's modules before others of the same name.
 
     command, environment = own_process("watch.node_process", str(run.path))
     subprocess.Popen(command, env=environment)

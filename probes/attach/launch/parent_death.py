@@ -24,8 +24,9 @@ ADOPTION_S = 5.0
 
 
 def end_with_launcher() -> int:
-    """Have this process ended by the kernel when its launcher dies; returns the launcher's pid, 0 for one that is not
-    ours. Called from the main thread."""
+    """Make the kernel end this process when its launcher dies. Returns the launcher's pid, or 0 for another launcher.
+    Call it in the main thread.
+    """
     text = os.environ.pop(VARIABLE, "")  # not for what the rank starts itself
     if not text.isdecimal():
         return 0
@@ -44,7 +45,7 @@ def end_with_launcher() -> int:
 
 
 def signal_at_parent_death(number: signal.Signals) -> None:
-    """Have the kernel send this signal when the parent dies; kept through `exec`, not by children."""
+    """Make the kernel send this signal when the parent dies; kept across `exec`, but not inherited by children."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(number), 0, 0, 0)
 
 

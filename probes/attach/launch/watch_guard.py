@@ -2,12 +2,11 @@
 
     python -m probes.attach.launch.watch_guard RUN NODE_RANK LAUNCHER_PID NUM_NODES DIGESTS  # `start_detached_watch`
 
-It is a separate process, not a thread of the rank: it costs the training nothing, and works while the rank hangs with
-Python's lock held, and over the restarts of its ranks. It imports the standard library alone.
+It is a process instead of a thread of the rank, so that it costs no training time, and works while the rank hangs
+holding the GIL and across restarts of the ranks. It imports only the standard library.
 
-It ends with its watch: where that ended by itself (the run is over, it was asked to stop), where another watch of the
-node has the store already (the ranks of a later attempt start one too), where the run's folder was deleted, or after
-`MAX_ENDS` crashes in a row.
+It exits if its watch ended by itself (the run is over, or it was asked to stop), if another watch of the node already
+has the store (later attempts start one, too), if the run's folder was deleted, or after `MAX_ENDS` crashes in a row.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["BY_ITSELF", "guard", "main"]
 
 CHECK_S = 2.0
 MAX_ENDS = 20
-"""A quarter of an hour of restarts; something is wrong that no further one would change."""
+"""Maximum consecutive crashes, a quarter of an hour of restarts, after which another restart would not help."""
 BY_ITSELF = (0, 2)
 """Exit codes of a watch: the run is over, or it was asked to stop; there is no such run, or another one watches it."""
 

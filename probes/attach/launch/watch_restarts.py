@@ -1,12 +1,12 @@
-"""Restart the `watch` of a node when it has died, does not answer, or ends again and again.
+"""Restart the `watch` of a node when it has died, does not respond, or exits repeatedly.
 
     watch = WatchRestarts(run, node_rank, events, start)     # start(heartbeat_fd, options) -> its process
     watch.check()                                            # every few seconds
 
-A watch loses nothing by being killed: what it writes is made from the tapes. One that does not answer for `SILENT_S` by
-this process's monotonic clock (a SIGSTOP, a dead file system) is killed and replaced. One that has ended
-`MAX_QUICK_ENDS` times within `QUICK_END_S` of its start is started without exporters: what a user configured there must
-not cost the hang handling.
+Killing a watch loses nothing, because everything it writes is derived from the tapes. One that does not answer for
+`SILENT_S` by this process's monotonic clock (a SIGSTOP, a dead file system) is killed and replaced. One that has ended
+`MAX_QUICK_ENDS` times within `QUICK_END_S` of its start is started without exporters, whose configuration must not
+disable hang handling.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class WatchRestarts:
             self.process.wait(KILL_S)
 
     def close(self) -> None:
-        """Listen no longer; the watch lives on."""
+        """Stop supervising; the watch continues."""
         if self._heartbeat_fd >= 0:
             os.close(self._heartbeat_fd)
             self._heartbeat_fd = -1

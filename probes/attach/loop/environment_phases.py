@@ -42,7 +42,7 @@ _PLACES = (
     ("torchrl.envs.common", "EnvBase", "step"),
 )
 _POLICIES = (distributions.Categorical, distributions.Bernoulli, distributions.Normal, distributions.MultivariateNormal)
-"""Distributions that others (`Independent`, one-hot, subclasses of RL libraries) are made of."""
+"""Base distributions, of which others (`Independent`, one-hot, subclasses of RL libraries) are composed."""
 
 
 class _Phases(Protocol):

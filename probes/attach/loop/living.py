@@ -1,8 +1,8 @@
-"""Objects of the user's program, known by identity and not kept alive.
+"""A set of the user's objects by identity, which does not keep them alive.
 
     watched = Living()
     watched.add(optimizer)         # False if it is known
-    optimizer in watched           # also where its class defines equality
+    optimizer in watched           # even if its class defines equality
     list(watched)                  # those that still exist
 
 A process may train many models, as a sweep, a cross-validation or an inner loop of meta-learning does: a reference to

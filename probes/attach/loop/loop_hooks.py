@@ -60,7 +60,7 @@ __all__ = ["LoopPhases"]
 
 _NO_THREAD = -1
 _ACTS = frozenset(("generation", ENVIRONMENT))
-"""Phases in which a forward pass without gradients generates or scores samples: it is not an evaluation."""
+"""Phases in which a forward pass without gradients generates or scores samples, and is not an evaluation."""
 _monotonic_ns = time.monotonic_ns
 _NOTHING: Mapping[str, Any] = {}
 
@@ -202,7 +202,7 @@ class LoopPhases:
         return get_ident() == self.thread or (trains and self.follows())
 
     def began(self) -> None:
-        """Note that a step has begun, by the hooks or by the loop itself."""
+        """Note that a step has begun, through the hooks or marked by the loop."""
         self._compilation.hook()
         self._evaluations.are_over()
         self._in_step, self._taken_ns, self._microbatch = True, 0, 0
@@ -277,7 +277,7 @@ class LoopPhases:
                 self._evaluations.may_begin()
 
     def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
-        """A model is called."""
+        """Handle a call of a model."""
         if torch.compiler.is_compiling() or not self.is_here(trains=torch.is_grad_enabled() and module.training):
             return
         try:
@@ -332,7 +332,7 @@ class LoopPhases:
         return before_closure_returns(args, kwargs, again=lambda: self.leave("optimizer"), begins=begins)
 
     def before_update(self, optimizer: Any, *unused: Any) -> None:
-        """An optimizer's step begins."""
+        """Handle the start of an optimizer's step."""
         if not self.is_here(trains=True):
             return
         try:
@@ -369,7 +369,7 @@ class LoopPhases:
             record_error("attach.optimizer", error)
 
     def _taken(self) -> None:
-        """The step's update is made."""
+        """Handle the step's update."""
         self._taken_ns = _monotonic_ns()
         self._evaluations.may_begin()
         while self.at_first_update:
@@ -385,7 +385,7 @@ class LoopPhases:
             self.values.put(committed=overflowed == 0)
 
     def refused(self) -> None:
-        """End the step here without an update; its gradients are as they were when the guard refused them."""
+        """End the step without an update, with the gradients that the guard refused."""
         self.norms.measure()
         self.recorder.log(committed=False)
         self._taken_ns = _monotonic_ns()

@@ -1,12 +1,12 @@
-"""The loss scale of fp16: losses without it, its value at each step, and steps that it skipped.
+"""fp16 loss scaling: unscaled losses, the scale at each step, and skipped steps.
 
     scaling = LossScaling(phases)
     scaling.patch(imports)
     scaling.unscaled(root)       # the loss behind the tensor that backward() is called on
 
-A scaler multiplies the loss before `backward`, and leaves the optimizer's step out where a gradient overflowed. Known
-are torch's `GradScaler` with its subclasses (Accelerate and Lightning use it), DeepSpeed's and Megatron-core's. The
-scale is the series `loss_scale` of the table `scalars`; a skipped step is a step that is not committed.
+A scaler multiplies the loss before `backward`, and skips the optimizer's step if a gradient overflowed. Supported are
+torch's `GradScaler` and subclasses (used by Accelerate and Lightning), and the scalers of DeepSpeed and Megatron-core.
+The scale is the series `loss_scale` of the table `scalars`; a skipped step is a step that is not committed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLACES = (
     ("megatron.core.optimizer.optimizer", "MegatronOptimizer", "scale_loss", _SCALE),
     ("megatron.core.optimizer.grad_scaler", "DynamicGradScaler", "update", _OVERFLOW),
 )
-"""(module, class, method, what it does): `overflows` is called with whether a gradient overflowed."""
+"""(module, class, method, role). `overflows`: the method's argument tells whether a gradient overflowed."""
 
 
 class _Phases(Protocol):
@@ -83,7 +83,7 @@ class LossScaling:
         self._scaled.clear()
 
     def unscaled(self, root: Tensor) -> Tensor:
-        """The loss that `root` is a multiple of; `root` itself where no scaler was used for it."""
+        """Return the unscaled loss for `root`, or `root` if no scaler was used for it."""
         scaled, self._scaled = self._scaled, []
         for reference, loss in scaled:
             if reference() is root:
@@ -105,7 +105,7 @@ class LossScaling:
         return scaled
 
     def _scales_backward(self, real: Callable[..., Any], scaler: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        """The method multiplies and goes backward itself: the product is never seen but there."""
+        """Wrap a method that multiplies the loss and runs backward, so that the product is only visible inside it."""
         with failing_open("attach.loss_scale"):
             self._note_scale(scaler)
             if isinstance(loss, Tensor) and self._scale is not None:
@@ -142,7 +142,7 @@ class LossScaling:
 
 
 def _scale_of(scaler: Any) -> float | Tensor | None:
-    """The factor of any of the scalers; None for one that multiplies by nothing."""
+    """The factor of a scaler of any kind; None if it does not scale."""
     for name in ("_scale", "loss_scale", "cur_scale"):
         scale = getattr(scaler, name, None)
         if isinstance(scale, (int, float, Tensor)):

@@ -1,4 +1,5 @@
-"""Loss and tokens of a step, observed in the loop: tensors that `backward` is called on, ids given to an embedding.
+"""Loss and tokens of a step, observed in the loop: tensors on which `backward` is called, and ids passed to an
+embedding.
 
     losses.watch(model)
     losses.began()                       # a step has begun
@@ -11,9 +12,9 @@ Several backward passes in a step, each with its own forward pass, are micro-bat
 their number, the step's loss is their sum, else their mean; the autograd graph shows whether it divides. Several losses
 of one forward pass are parts of one loss, and are summed.
 
-Passes whose weights differ, as in sharpness-aware minimization and line searches, are no micro-batches: a gradient of
-the first that is NaN makes the weights NaN for the second, and with them its loss. So the first loss and the largest
-weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`).
+Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches: a NaN
+gradient in the first pass makes the weights NaN for the second, and with them its loss. So the first loss and the
+largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`).
 
 A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
@@ -38,7 +39,7 @@ from .tokens import looks_up_tokens, num_padded, num_tokens
 __all__ = ["FIRST_LOSS", "LARGEST_WEIGHT", "MEASURED", "StepLosses"]
 
 MEASURED = "measured_"
-"""Prefix of a column's name: series of the measured value, written where the loop logs its own."""
+"""Prefix of a column's name for the series of measured values, written if the loop logs its own value."""
 FIRST_LOSS = "loss_of_first_pass"
 LARGEST_WEIGHT = "largest_weight_of_last_pass"
 """Series of steps whose passes have different weights."""
@@ -138,7 +139,7 @@ class StepLosses:
     def failed(self) -> None:
         """Write the loss of a step that an exception or exit ends: a loop that raises at a NaN has it already.
 
-        Not a loss on a device: reading it could wait for ever.
+        A loss on a device is not read, since that could block forever.
         """
         if self._losses and isinstance(loss := self._loss(), float):
             self._values.put_in_open_step(local_loss=loss, **({} if "loss" in self._logged else {"loss": loss}))

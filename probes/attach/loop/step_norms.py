@@ -1,4 +1,5 @@
-"""The gradient norm of a step, from clipping or measured here; for sharded gradients, this rank's part of it.
+"""The gradient norm of a step, taken from clipping or measured here; for sharded gradients, the norm of this rank's
+shards.
 
     norms = StepNorms(recorder, values)
     norms.patch(phases, imports)         # observe the clipping of torch and FSDP1
@@ -6,10 +7,10 @@
     norms.clipped(norm, parameters)      # the norm by which torch clips the gradients of these
     norms.measure()                      # before the optimizer's step
 
-A loop may clip its parts one by one: the norms of separate parameters add up. Parameters that are clipped again count
-by the first norm, which is that of the gradients as they were, and gradients of a newer backward pass by a newer norm.
-A rank that holds shards knows only their norm. It is written as a series named after the ranks that hold the rest
-(`PART`), and the store combines the parts (`store.derived.global_norms`), so no collective is needed.
+A loop may clip its parts one by one: the norms of separate parameters add up. If parameters are clipped again, the
+first norm counts, which is that of the unclipped gradients; after a new backward pass, the new norm counts. A rank that
+holds shards knows only their norm. It is written as a series named after the ranks that hold the rest (`PART`), and the
+store combines the parts (`store.derived.global_norms`), so no collective is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["PART", "StepNorms"]
 PART = "grad_norm_part "
 """Before the ranks that share the gradients: the series of one rank's part."""
 MAX_EXAMINED = 3
-"""Steps in a row whose gradients are looked at one by one because they are not finite: more would say the same."""
+"""Maximum consecutive non-finite steps whose gradients are examined individually; more would add nothing."""
 
 
 class _Phases(Protocol):
@@ -168,7 +169,7 @@ class StepNorms:
         return {ranks: norms[0] if len(norms) == 1 else _root_of_squares(norms) for ranks, norms in by_ranks.items()}
 
     def _write(self, parts: dict[str, Tensor]) -> list[float]:
-        """Returns the numbers that no device has to be awaited for."""
+        """Write the parts; returns the numbers that are available without waiting for a device."""
         norm = parts.pop("", None) if len(parts) == 1 else None
         numbers = [one.item() for one in (norm, *parts.values()) if one is not None and one.is_cpu]
         if norm is not None:

@@ -1,4 +1,4 @@
-"""Act on modules as soon as they are imported, without importing them.
+"""Run actions when modules are imported, without importing them.
 
     imports = OnImport()
     imports.when("safetensors.torch", patch)     # now if it is imported already, else right after its import
@@ -32,7 +32,7 @@ class OnImport(MetaPathFinder):
         self._actions: dict[str, list[Action]] = {}
 
     def when(self, name: str, action: Action) -> None:
-        """Call `action(module)` once the module `name` is there."""
+        """Call `action(module)` when the module `name` is imported."""
         module = sys.modules.get(name)
         if module is not None and not _is_initializing(module):
             action(module)
@@ -50,7 +50,7 @@ class OnImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that is waited for, with a loader that acts after it; None for all others."""
+        """Return the spec of an awaited module, with a loader that acts after it; None for all others."""
         actions = self._actions.pop(fullname, None)
         if actions is None:
             return None

@@ -19,9 +19,9 @@ logger = logging.getLogger("rankscope.probes")
 def replaced(
     place: Any, name: str, wrapper: Callable[..., Any], *, applies: Callable[[], bool] | None = None
 ) -> Callable[[], None]:
-    """Replace `place.name`; where `applies()` is False a call goes to the real one. Returns what undoes it.
+    """Replace `place.name`; while `applies()` is False, calls go to the original. Returns a function that undoes this.
 
-    A library of another version may lack the function: a line says so, and nothing is replaced.
+    If a library version lacks the function, this is logged and nothing is replaced.
     """
     real = getattr(place, name, None)
     if real is None:

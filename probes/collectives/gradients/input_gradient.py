@@ -4,7 +4,7 @@
     undo = norms.watch(model)       # one kernel for each backward pass; nothing waits for the device
     norms.of_step()                 # before the optimizer's step: the largest, still on the device; None without any
 
-A NaN that a rank makes in its backward pass flows down to its first layer, and the reduction then hands it to all
+A NaN that a rank produces in its backward pass propagates to its first layer, and the reduction then spreads it to all
 ranks. The gradient of the first layer's output is not reduced over data-parallel ranks, so if it is not finite, this
 rank made the NaN. If it is finite, nothing follows: the gradient of a single weight may still be NaN. On the host the
 wrapper of process groups looks at every buffer instead (`collectives.call_records`). Code that `torch.compile` traces
@@ -37,7 +37,9 @@ class InputGradientNorms:
         self._norms: list[Tensor] = []
 
     def watch(self, model: nn.Module) -> Callable[[], None]:
-        """Measure from now on, where the model is on a device and other ranks train too; returns the undo."""
+        """Measure from now on, if the model is on a device and there are other ranks; returns a function that undoes
+        this.
+        """
         weight = next(model.parameters(), None)
         alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
         if weight is None or weight.is_cpu or alone or torch.distributed.get_world_size() == 1:
@@ -76,7 +78,7 @@ def on_input_gradient(model: nn.Module, use: Callable[[Tensor], None]) -> Callab
 
 
 def _first_layer(model: nn.Module) -> nn.Module | None:
-    """First module, in the order of its definition, that holds a parameter which is trained and no other module."""
+    """First leaf module, in order of definition, with a trained parameter."""
     for module in model.modules():
         if not any(True for _ in module.children()) and any(weight.requires_grad for weight in module.parameters()):
             return module

@@ -10,8 +10,8 @@ After the reduction every rank has the mean gradient, and the differences betwee
 the step. It needs no communication, and one more pass over the gradients in the requested steps.
 
 Scale: DDP divides gradients by the number of ranks and then sums them; FSDP2 reduces undivided gradients with a mean.
-Where shards are scattered and then reduced over replicas (HSDP) the first of the two calls counts. Loops that reduce
-activations meanwhile (tensor parallelism) must not call it.
+Where shards are scattered and then reduced over replicas (HSDP) the first of the two calls counts. Loops that also
+reduce activations (tensor parallelism) must not use it.
 """
 
 from __future__ import annotations

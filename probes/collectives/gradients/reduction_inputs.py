@@ -1,4 +1,5 @@
-"""Whether this rank's gradients were finite before their reduction; read from the device when a step is refused.
+"""Check whether this rank's gradients were finite before their reduction; read from the device only when a step is
+refused.
 
     inputs = watch_fsdp_reductions()              # None if this torch's FSDP2 is not supported
     inputs.begin(step)                            # before the forward pass
@@ -36,7 +37,7 @@ __all__ = ["ReductionInputs", "watch_first_layer", "watch_fsdp_reductions"]
 _REDUCE = "foreach_reduce"
 """The function of FSDP2's parameter groups, by the name under which they call it."""
 KEPT_COMPUTATIONS = 4
-"""A step, the one after it that is already computed, and both again."""
+"""Computations kept: a step, the next one (already computed), and recomputations of both."""
 
 
 class ReductionInputs:
@@ -44,15 +45,15 @@ class ReductionInputs:
 
     def __init__(self, *, are_all: bool = True) -> None:
         self._are_all = are_all
-        """True if every gradient is looked at: then a finite one is known to be finite."""
+        """True if every gradient is checked, so that "finite" is certain."""
         self._of_steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=KEPT_COMPUTATIONS)
 
     def begin(self, step: int) -> None:
-        """From here on reductions are those of this step."""
+        """Start a step: later reductions belong to it."""
         self._of_steps.append((step, []))
 
     def add(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Gradients that are about to be reduced."""
+        """Add gradients that are about to be reduced."""
         if self._of_steps:
             self._of_steps[-1][1].extend(foreach_norm(list(gradients), math.inf))
 

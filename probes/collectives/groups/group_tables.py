@@ -1,6 +1,6 @@
-"""Torch's registries of process groups: list the groups, and replace one by another.
+"""torch's registries of process groups: list groups, and replace one by another.
 
-replace_new(made, recorded)              # before anything but torch's tables holds it
+replace_new(made, recorded)              # while only torch's tables reference it
 exchange([(plain, recorded), ...])       # wherever an attribute or a dict holds it
 """
 

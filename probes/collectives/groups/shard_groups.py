@@ -1,4 +1,4 @@
-"""The ranks that together hold a sharded tensor, as a text; empty if this rank holds all of it.
+"""Text with the ranks that together hold a sharded tensor; empty if this rank holds all of it.
 
     ranks_of_parts(parameter)        # "4 of 0-3": a DTensor that four ranks share, or a norm of it not yet reduced
     ranks_of_fsdp1(models)           # {id of a parameter: "2 of 0,1"}
@@ -22,7 +22,9 @@ __all__ = ["FSDP1", "ranks_of_fsdp1", "ranks_of_parts"]
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _MAX_LISTED = 24
 _known: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
-"""Texts by mesh and placements: torch builds the tensor of a mesh at each access, and a norm comes in each step."""
+"""Cache of texts by mesh and placements, because torch builds a mesh's tensor at each access, and there is a norm in
+each step.
+"""
 
 
 def ranks_of_parts(tensor: Any) -> str:

@@ -2,8 +2,8 @@
 
 python -m rankscope.probes.collectives.nccl_plugin.build          # build now, print the path
 
-A wheel holds the C sources and no binary, so that it installs everywhere, also where no compiler is. The library is
-compiled at its first use: two seconds, then kept under a name made of the sources, the flags and the machine.
+A wheel contains the C sources but no binary, so that it installs everywhere, even without a compiler. The library is
+compiled on first use (two seconds), and cached under a name derived from the sources, the flags and the machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BuildError(RuntimeError):
 
 
 def library() -> Path:
-    """The plugin's shared object: the one that RANKSCOPE_NCCL_PLUGIN names, or ours, built if need be.
+    """Path of the plugin's shared object: the one named by RANKSCOPE_NCCL_PLUGIN, or Rankscope's, built if necessary.
 
     Raises BuildError.
     """

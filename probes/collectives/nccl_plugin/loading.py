@@ -1,11 +1,11 @@
-"""Have NCCL load the profiler plugin: set its variables before the first communicator of the process.
+"""Make NCCL load the profiler plugin, by setting its variables before the process's first communicator.
 
     record_nccl(recorder, log_status=local_rank == 0)               # a rank with torch
     loading = load_plugin(directory, rank=3, attempt=0)          # any process
     loading.is_set, loading.reason            # False, "NCCL_PROFILER_PLUGIN names another plugin: ..."
 
-NCCL reads `NCCL_PROFILER_PLUGIN` when it makes the first communicator and never again. Where there is no GPU nothing is
-done, silently. RANKSCOPE_NCCL_EVENTS chooses what is recorded (docs/gpu.md); `none` turns it off.
+NCCL reads `NCCL_PROFILER_PLUGIN` only when it creates the first communicator. Without a GPU nothing is done, silently.
+RANKSCOPE_NCCL_EVENTS chooses what is recorded (docs/gpu.md); `none` turns it off.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ State = Literal["set", "off", "no_gpu", "other_plugin", "old_nccl", "too_late", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Whether NCCL was told to load the plugin; if not, `reason` is one line."""
+    """Result of loading the plugin. `reason`: one line why NCCL does not load it."""
 
     state: State
     reason: str = ""
@@ -59,7 +59,7 @@ class Loading:
 
 
 def record_nccl(recorder: TapeRecorder, *, log_status: bool) -> bool:
-    """Load the plugin for a rank, write the event that tells whether, and log one line where it could not be.
+    """Load the plugin for a rank, write the event with the result, and log one line on failure.
 
     Returns True if NCCL loads it. Call it before the process groups are made; `log_status`: on one rank of a node.
     """
@@ -91,7 +91,7 @@ def load_plugin(directory: Path, *, rank: int, attempt: int, has_gpu: bool | Non
 def gpu_is_present() -> bool:
     """Return true if this process may use a GPU of NVIDIA or AMD; the driver is not touched.
 
-    A plugin that is named by RANKSCOPE_NCCL_PLUGIN is wanted whatever this machine looks like.
+    A plugin named by RANKSCOPE_NCCL_PLUGIN is loaded on any machine.
     """
     if os.environ.get(OVERRIDE):
         return True

@@ -1,4 +1,4 @@
-"""Detect that a run's folder was moved or deleted and another one is at its path.
+"""Detect that a run's folder was moved or deleted and replaced by another one.
 
     held = HeldFolder(run.path)
     held.problem()          # "" or "the run's folder was replaced while it ran: it is /runs/old now, ..."
@@ -38,7 +38,7 @@ class HeldFolder:
         if is_same:
             return ""
         where = "was deleted" if now.endswith(" (deleted)") else f"is {now} now"
-        return f"the run's folder was replaced while it ran: it {where}, and another one stands at {self.path}"
+        return f"the run's folder was replaced while it ran: it {where}, and another one is at {self.path}"
 
     @property
     def fd(self) -> int:
@@ -46,7 +46,7 @@ class HeldFolder:
         return self._fd
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
