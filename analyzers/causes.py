@@ -40,7 +40,7 @@ class Cause:
     """Commands that confirm the cause; words in capitals are placeholders."""
     blame: Blame = "rank"
     is_proven_by_line: bool = True
-    """False: the death of a peer leaves the same line, so the cause is only suspected."""
+    """False if the death of a peer leaves the same line, so that the cause is only suspected."""
     by_user: bool = False
     """True if the user's code, data or decision is the cause, never a machine."""
     names_call: bool = False

@@ -206,7 +206,9 @@ class Finding:
 
 
 def typed_value(value: object, kind: type[Plain], name: str) -> Plain:
-    """The value as a `kind`: whole numbers are floats, too. Raises ValueError for a value of another type, or none."""
+    """The value as a `kind`; a whole number also passes as a float. Raises ValueError for a value of another type, or
+    none.
+    """
     if kind is float and isinstance(value, (int, float, Decimal)) and not isinstance(value, bool):
         return kind(value)
     if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):

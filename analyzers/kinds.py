@@ -44,7 +44,7 @@ class Kind:
     by_machine: bool = False
     """True if a broken machine can cause it; the fleet's memory counts those."""
     user_causes: frozenset[str] = frozenset()
-    """Causes in the user's code, data or request, for kinds that a machine can cause, too."""
+    """Causes in the user's code, data or request, for kinds that a machine can also cause."""
 
 
 _DEVICE = ("cause", "evidence.node", "evidence.device")
@@ -107,7 +107,9 @@ _KINDS = (
 
 
 class _Kinds(Mapping[str, Kind]):
-    """Ours by name in the order of the verdict, then those of plug-ins, which are loaded when first needed."""
+    """The kinds by name: Rankscope's in the order of the verdict, then those of plug-ins, which are loaded when first
+    needed.
+    """
 
     def __init__(self) -> None:
         self._ours = {kind.name: kind for kind in _KINDS}

@@ -76,7 +76,7 @@ class LiveState:
     digests: Sequence[Digest] = ()
     """Newest digests of the other nodes, if this node leads."""
     clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
-    """By how much the clocks of the other nodes are ahead (ns)."""
+    """How far the clocks of the other nodes are ahead of this one's (ns)."""
     sees_part: bool = False
     """True if ranks may run on other nodes without records or digests here."""
     is_stopping: bool = False
@@ -256,7 +256,9 @@ def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> 
 
 
 def _stacks(source: Source, view: AttemptView, log: EventLog, state: LiveState) -> StacksAtHang | None:
-    """Stacks that were taken in this standstill, where the ranks stay in it; those of an earlier one show nothing."""
+    """Stacks that were taken during this standstill, if it still lasts. Stacks of an earlier standstill are no
+    evidence.
+    """
     taken_ns = [event.wall_ns for event in log.of(event_kinds.STACKS, attempt=view.attempt)]
     if state.stacks_dir is None or max(taken_ns, default=0) <= view.last_ns or killed_by_watch(log, view.attempt):
         return None

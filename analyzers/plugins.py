@@ -4,7 +4,7 @@
     [project.entry-points."rankscope.analyzers"]
     my_team = "my_team.rankscope_analyzers"
 
-The entry point names a module with `KINDS` and `ANALYSES`, and where it wants `WHY`, `NEXT` and `FIGURES`, as a package
+The entry point names a module with `KINDS` and `ANALYSES`, and optionally `WHY`, `NEXT` and `FIGURES`, as a package
 of `analyzers` has them in `explain` and `figures` (docs/api.md). It runs in a separate process (`store.plugins`); this
 module reads its description. Errors in the description are shown in the report; no built-in kind can be replaced.
 """
@@ -22,7 +22,7 @@ __all__ = ["CHILD", "GROUP", "LIVE", "RECORDS", "InstalledPlugin", "installed", 
 
 GROUP = "rankscope.analyzers"
 CHILD = "analyzers.plugin_calls.plugin_child"
-"""Module that serves their calls."""
+"""Module that serves the calls in the plug-in's process."""
 RECORDS = ("all", "sampled", "compared", "histories")
 LIVE = ("never", "each_tick", "periodic")
 MAX_NAME_CHARS = 40
@@ -50,7 +50,9 @@ class InstalledPlugin:
 
 @cache
 def installed() -> tuple[InstalledPlugin, ...]:
-    """All of them, by name. Each is described once a process; a kind belongs to the first that declares it."""
+    """All plug-ins by name. Each is described once per process; a kind belongs to the first plug-in that declares
+    it.
+    """
     found: list[InstalledPlugin] = []
     taken: dict[str, str] = {}
     for process in plugins(GROUP, CHILD):
@@ -77,7 +79,9 @@ def installed() -> tuple[InstalledPlugin, ...]:
 
 
 def _description(answer: Any) -> dict[str, Any]:
-    """The answer to `describe`, as `analyzers.plugin_calls.plugin_child` makes it; raises for another one."""
+    """Read the answer to `describe`, as `analyzers.plugin_calls.plugin_child` makes it. Raises for an answer of
+    another
+    """
     kinds = [
         {
             "name": str(kind["name"]), "title": str(kind["title"]), "identity": [*map(str, kind["identity"])],

@@ -16,7 +16,7 @@ __all__ = ["SHARED", "SharedPolicy"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPolicy:
     """Amounts of data, shares and distances. Source unless a field names another: measured on the simulator, drills and
-    healthy runs on quiet, busy and crowded machines (`benchmarks.accuracy.diagnosis`)."""
+    healthy runs on quiet, busy and overloaded machines (`benchmarks.accuracy.diagnosis`)."""
 
     warm_up_steps: int = 5
     """First steps of an attempt (count) that are left out: compilation, allocators, connections, loader workers, caches
@@ -60,16 +60,18 @@ class SharedPolicy:
     """Size of a change, in standard deviations, that is certain without other evidence."""
     burst_sigmas: float = 9.0
     """Effect / noise at which the minimum number of observations is enough; below, proportionally more are needed. A
-    burst of another job on a crowded machine is 3 to 6 times the noise and lasts 10 to 20 steps."""
+    burst of another job on a busy machine is 3 to 6 times the noise and lasts 10 to 20 steps.
+    """
     slow_factor: float = 1.5
     """Value / the usual or planned one at which it stands out (ratio): transfers of a ring vary by 10 to 20 %, and a
     plan assumes half of the devices' peak. Source: convention."""
     doubled_factor: float = 2.0
     """Value / the usual, earlier or other ranks' value at which it is clearly larger (ratio). Source: convention."""
     clear_factor: float = 3.0
-    """Value / the usual one that is sufficient evidence by itself (ratio): a transfer that costs little yet, a learning
-    rate (warm-up grows by less per step), an expert's load, a switch's latency, the age of a save. Source:
-    convention."""
+    """Value / the usual one that is sufficient evidence by itself (ratio): a transfer that still costs little, a
+    learning rate (warm-up grows by less per step), an expert's load, a switch's latency, the age of a save. Source:
+    convention.
+    """
     beyond_factor: float = 1.4
     """Effect / the largest effect in any other rank, group or window."""
     beyond_few_factor: float = 2.0

@@ -18,7 +18,9 @@ from probes.tape import event_kinds
 __all__ = ["BrokenEnd", "broken_ends", "clock_shifts", "launch_breaks", "run_bounds"]
 
 CLOCK_NS = 500_000_000
-"""Difference between hosts' first steps above which their clocks disagree: an attempt starts everywhere at once."""
+"""Difference between hosts' first steps above which their clocks disagree: an attempt starts on all hosts at the same
+time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class WaitSplit:
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
-    """Ratios and times of one attempt or all attempts; empty if neither collectives nor waits were recorded."""
+    """Ratios and times of one attempt or all attempts; empty if the run recorded no collectives and no waits."""
     where = f"step >= {int(since_step)}" + ("" if attempt is None else f" AND attempt = {int(attempt)}")
     late = _by_calls(source, where) if source.has("collectives") else {}
     basis = "collectives"

@@ -66,7 +66,7 @@ def slow_links(
             risen += _slower_than_before(op, num_bytes, groups, members, policy)
     pairs = _slow_pairs(source, attempt, policy, since_step)
     pairs = [pair for pair in pairs if not _is_host(source, attempt, pair, since_step, policy)]
-    # A link that slows one group of several slows the groups of all ranks, too.
+    # A slow link of one group also slows the groups of all ranks.
     links = [narrow_to_member(link, classes, members, policy) for link in join_groups(compared)]
     links = links or [_with_onset(source, attempt, link, since_step) for link in join_groups(risen)[:1]]
     links = join_with_pairs(links, pairs)
@@ -152,7 +152,7 @@ def _slower_than_others(
 def _slower_than_before(
     op: str, num_bytes: int, groups: Groups, members: Members, policy: SlowLinkPolicy
 ) -> list[SlowLink]:
-    """Groups or pairs whose transfers rose and stayed so."""
+    """Groups or pairs whose transfers became slower and remained slower."""
     found = []
     for name, parts in groups.items():
         order = sorted(parts)
@@ -210,7 +210,7 @@ def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step
 
 
 def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
-    """Return True if waiting for cores explains it, which slows transfers without a bad link."""
+    """Return True if the slow transfers can be explained by ranks that waited for cores."""
     if not link.has_peers:
         step, waited_ms = core_waits(source, attempt, link.ranks, since_step)
         before, after = waited_ms[step < link.first_step], waited_ms[step >= link.first_step]

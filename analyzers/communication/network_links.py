@@ -33,7 +33,7 @@ class NetworkLink:
 
     @property
     def text(self) -> str:
-        """For a sentence: `rank 3 to rank 4, channel 1`."""
+        """The link as part of a sentence: `rank 3 to rank 4, channel 1`."""
         return f"rank {self.rank} to rank {self.peer}, channel {self.channel}"
 
 

@@ -104,7 +104,7 @@ class GradientOutlierDetector:
 
 
 def _median_of_others(values: Row) -> Row:
-    """For each value the median of all but itself."""
+    """Return, for each value, the median of all other values."""
     order = np.argsort(values, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(values))

@@ -119,7 +119,7 @@ def _deaths(
         going_on = set(view.ranks) - {death.rank for death in deaths}
         newest_ns = max((newest_ns, *(view.ranks[rank].last_ns for rank in going_on)))
         if (now_ns - newest_ns) / 1e9 < DeathPolicy().others_follow_s:
-            return []  # the others may end well, too, and those that still record do not need it
+            return []  # the other ranks may also exit normally, and ranks that still record need no such finding
     if not roots:
         return _without_a_root(view, deaths, log, now_ns=now_ns, again=again)
     if _aborted_on_mismatch(view, roots):
@@ -154,7 +154,9 @@ def _aborted_on_mismatch(view: AttemptView, roots: Sequence[Death]) -> bool:
 def _without_a_root(
     view: AttemptView, deaths: Sequence[Death], log: EventLog, *, now_ns: int | None, again: str
 ) -> list[Finding]:
-    """No root: either all ranks were killed at once, or one rank is missing among those that died as a consequence."""
+    """Report deaths without a first one: all ranks were killed at the same time, or the rank that died first left no
+    record.
+    """
     if now_ns is not None and len({death.rank for death in deaths}) < len(view.ranks):
         return []
     if all(rank.closed for rank in view.ranks.values()):
@@ -225,7 +227,7 @@ def _within(view: AttemptView) -> str:
 
 
 def _all_seen(view: AttemptView) -> str:
-    """Words for the ranks with records: all of the world, or a part of it, as on nodes with separate disks."""
+    """Describe the ranks that have records: all ranks of the job, or some of them if nodes write to separate disks."""
     if len(view.ranks) == 1:
         (rank,) = view.ranks
         more = "" if view.world_size == 1 else f" of {view.world_size}, of which no other is recorded here,"

@@ -1,4 +1,4 @@
-"""Attempts that a failure ended, apart from those that a person or the product stopped on purpose.
+"""Attempts that ended with a failure, without those that a person or Rankscope stopped on purpose.
 
     failed_attempts(source, run.manifest())        # [0, 2]: attempt 1 was interrupted by a user
 

@@ -59,7 +59,7 @@ def node_lost(
 def launcher_lost(
     view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str, policy: DeathPolicy = DeathPolicy()
 ) -> Finding | None:
-    """The finding of an attempt whose launcher was lost; None where none was, or a rank had died before."""
+    """The finding of an attempt whose launcher was lost; None if no launcher was lost, or if a rank had died before."""
     losses = [event for event in log.of(event_kinds.LAUNCHER_LOST, attempt=view.attempt) if event.integers("ranks")]
     if not losses:
         return None

@@ -33,7 +33,7 @@ _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "r
 
 
 def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """All findings, those of one event as one."""
+    """All findings; those about one event are joined into one."""
     standing = [one for one in found.get("stacks", ()) if one.status == "suspect"]
     of_plugins = _not_in_logs(found.get("plugin", ()), found.get("log", ()))
     kept = {source: findings for source, findings in found.items() if source != "stacks" or not standing}
@@ -149,5 +149,5 @@ def _with_lines(dumped: Finding, logged: Finding) -> Finding:
 
 
 def _settled(dumps: Sequence[Finding], logged: Finding) -> list[Finding]:
-    """Without the remarks on missing dumps: the logs say how the rank ended."""
+    """Return the finding without its remarks on missing dumps, because the logs say how the rank ended."""
     return [one for one in dumps if one.status != "insufficient_data" or logged.status != "fired"]

@@ -22,7 +22,7 @@ from analyzers.logs.log_events import LogBook, LogLine, quotes
 __all__ = ["kernel_warnings"]
 
 _CAUSE_OF_SLOWDOWN = {"thermal": "thermal", "power": "power"}
-"""By a word of the reason's name; a slowdown without one has its cause in the hardware."""
+"""Causes by a word in the name of a slowdown's reason; other reasons are hardware."""
 
 
 def kernel_warnings(book: LogBook, *, is_finished: bool) -> list[Finding]:
@@ -36,11 +36,11 @@ def _as_remark(one: Finding) -> Finding:
 
 
 def _lines(book: LogBook, *kinds: str) -> dict[str | None, list[LogLine]]:
-    """By host, those of the job's time."""
+    """Kernel events of each host during the job."""
     found: dict[str | None, list[LogLine]] = defaultdict(list)
     for entry in book.of(*kinds):
         if when_of(entry, book) != "another time":
-            # "ib0: link down": the device stands where other programs write the host.
+            # "ib0: link down": the device's name is at the place where other programs write the host.
             is_device = entry.host in (entry.text("interface"), f"CPU{entry.text('cpu')}")
             found[None if is_device else entry.host].append(replace(entry, host=None) if is_device else entry)
     return found
@@ -67,7 +67,7 @@ def _finding(kind: str, cause: str, lines: Sequence[LogLine], summary: str, book
 
 
 def _xids(book: LogBook) -> Iterator[Finding]:
-    """XIDs that a program causes: a rank that died of one says so itself."""
+    """XIDs that a program causes. A rank that died from one reports it itself."""
     table = xid_table()
     for lines in _lines(book, "xid").values():
         by_code: dict[tuple[int, str], list[LogLine]] = defaultdict(list)
@@ -106,7 +106,7 @@ def _links(book: LogBook) -> Iterator[Finding]:
             if text:
                 what = f"Port {where} reports a fault{times}: {text.removeprefix('[error]').lstrip(': ')}."
             found = _finding("link_errors", "infiniband_down", downs, what.replace("..", "."), book, device=port)
-            yield _as_remark(found) if is_back else found  # every host has such lines of its start
+            yield _as_remark(found) if is_back else found  # every host writes such lines when it boots
 
 
 def _slowed_gpus(book: LogBook) -> Iterator[Finding]:

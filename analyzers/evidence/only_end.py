@@ -121,6 +121,6 @@ def _only_traceback(book: LogBook) -> LogLine | None:
     with_frames = [entry for entry in raised if entry.text("traceback")]
     if not with_frames or any(entry.rank is not None or is_victims(entry) for entry in raised):
         return None
-    first = with_frames[0]  # that of a loader's worker stands within it once more
+    first = with_frames[0]  # the traceback of a loader's worker is repeated inside it
     are_its = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
     return first if are_its and all(type_of(entry) == type_of(first) for entry in raised) else None

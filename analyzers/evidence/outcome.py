@@ -113,7 +113,7 @@ def _no_line_names(num_lines: int) -> str:
 
 
 def _ends_in_training(log: ReadLog) -> bool:
-    """Return True if a file ends no further from its last step than steps are from each other."""
+    """Return True if the file ends within one step's duration of its last step."""
     usual = (log.last_step_line - log.first_step_line) / max(1, len(log.steps) - 1)
     return log.last_step_line > 0 and log.num_lines - log.last_step_line <= max(NEAR_END_LINES, 2 * usual)
 

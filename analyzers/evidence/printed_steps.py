@@ -41,7 +41,7 @@ __all__ = ["can_be_judged", "printed_step_findings"]
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
 """A line is often the mean of several steps, so blocks are shorter; a log has no phases to explain a slowdown."""
 FEW_LINES = replace(THROUGHPUT, block=3)
-"""For a log with too few lines for those blocks."""
+"""Blocks for a log that has too few lines for the usual ones."""
 MEANS = replace(THROUGHPUT, block=1, min_blocks=2, skip_first=1, min_rise_ratio=0.5)
 """For lines that each print the mean over tens of steps: one line is a block, and two lines cover as many steps as the
 blocks of a recorded run.
@@ -105,7 +105,7 @@ def _of_log(finding: Finding, name: str = "step") -> Finding:
 
 
 def _per_step(steps: Sequence[Mapping[str, Any]]) -> float:
-    """Iterations that make a step of the optimizer, where the numbers are those of iterations; else 1."""
+    """Number of iterations per optimizer step if the log numbers iterations; else 1."""
     last = max(steps, key=lambda row: row["step"])
     return last["step"] / last["of_step"] if last.get("of_step") else 1.0
 
@@ -193,7 +193,7 @@ def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _noted(slight: Sequence[Finding]) -> Finding:
-    """The largest of such rises, as a remark."""
+    """Return a remark on the largest of these rises."""
     worst = max(slight, key=lambda one: float(evidence_of(one)["loss_rise_ratio"]))
     text = f"{_of_log(worst).summary} It went away again: a hard batch, or noise."
     if len(slight) > 1:

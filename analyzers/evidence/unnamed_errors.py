@@ -78,7 +78,8 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         entry
         for entry in _errors(book)
         if (book.position(entry) < end or len(candidate.lines) == 1)
-        and entry.line > started.get(entry.source, 0)  # what a shell said before the launcher is of another program
+        # what a shell printed before the launcher started comes from another program
+        and entry.line > started.get(entry.source, 0)
         and (entry.source, entry.line) not in known
         and (not candidate.ranks or entry.rank in (None, *candidate.ranks))
     ]

@@ -94,6 +94,6 @@ def _grid(
 
 
 def _natural(name: str) -> tuple[Any, ...]:
-    """`blocks.10` after `blocks.9`, and what stands before the blocks first."""
+    """Sort key: `blocks.10` comes after `blocks.9`, and layers before the blocks come first."""
     first = 0 if "emb" in name else 2 if re.search(r"head|output|final", name) else 1
     return (first, *((int(part), "") if part.isdigit() else (-1, part) for part in _NUMBER.split(name)))

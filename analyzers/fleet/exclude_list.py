@@ -15,7 +15,7 @@ FORMS = ("slurm", "kubernetes")
 
 
 def exclude_list(found: Fleet, form: str) -> str:
-    """Text in one of `FORMS`; empty where no host stands out."""
+    """The list as text in one of `FORMS`; empty if no host stands out."""
     hosts = sorted(host.name for host in found.hosts if host.is_suspicious)
     if not hosts:
         return ""

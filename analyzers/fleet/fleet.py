@@ -28,7 +28,7 @@ COUNTED = (
     "user's code, an XID, memory or link errors, a straggler, a NaN that a replay did not reproduce). A failure is an "
     "attempt that a death, a hang, or a lost node or launcher ended, whatever caused it."
 )
-"""What the counts mean, for people."""
+"""Notes that tell a reader what the counts mean."""
 MAX_ROUNDS = 20
 
 
@@ -67,7 +67,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """All runs. Members with the highest rates stand first."""
+    """Counts over all runs. Members with the highest rates come first."""
 
     num_runs: int
     hours: float
@@ -144,7 +144,9 @@ def _add(
 
 
 def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member, ...]:
-    """The prior comes from members that do not stand out, so that bad ones do not make each other ordinary."""
+    """The prior comes from members that do not stand out, so that several bad members do not make each other look
+    normal.
+    """
     by_rate = sorted(tallies, key=lambda name: tallies[name].bad_runs / max(tallies[name].exposure_h, 1e-9))
     suspicious = set(by_rate[math.ceil(len(by_rate) * (1 - policy.trimmed_ratio)) :])
     for _ in range(MAX_ROUNDS):

@@ -100,7 +100,7 @@ def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[
         found = {places[rank] for rank in finding.ranks if rank in places}
         where = {(host, device) for host, device in found if host}
     if len({host for host, _ in where}) > 1:
-        return []  # several hosts at once: not one machine's doing
+        return []  # several hosts at the same time: no single machine caused it
     one_device = len({device for _, device in where}) == 1
     return [
         Incident(

@@ -63,7 +63,7 @@ class HangCause:
     call: Call | None = None
     cycle: tuple[int, ...] = ()
     differs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """For a mismatch: {text of the call: ranks}."""
+    """{text of the call: ranks} of a mismatch; else empty."""
     unseen: tuple[int, ...] = ()
     """Awaited ranks without records here, if no other rank is the culprit."""
     absent: tuple[int, ...] = ()

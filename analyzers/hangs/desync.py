@@ -56,7 +56,9 @@ class StepCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From which step on two ranks are out of sync. `extra`: calls that the first made more (fewer: negative)."""
+    """First step in which two ranks are out of sync. `extra`: how many more calls the first rank made (negative:
+    fewer).
+    """
 
     step: int
     extra: int

@@ -21,7 +21,7 @@ def _why_hang(finding: Finding) -> str:
     caller = f" at {facts['caller']}" if facts.get("caller") else ""
     if not waiting:
         return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()
-    listed = facts.get("waiting_calls") or {}  # those of ranks that turned out to be culprits, too
+    listed = facts.get("waiting_calls") or {}  # includes the calls of ranks that turned out to be culprits
     calls = {text: kept for text, ranks in listed.items() if (kept := set(ranks) & set(waiting))}
     text = next(iter(calls), "")
     num_here, elsewhere = len(waiting), ""
@@ -35,7 +35,7 @@ def _why_hang(finding: Finding) -> str:
 
 
 def _limit(finding: Finding) -> str:
-    """The silence that this run takes for a hang; why a shorter one is a hang, too."""
+    """State after which silence this run reports a hang, and why a shorter silence can also be one."""
     silent_s, limit_s = finding.evidence.get("silent_s"), finding.evidence.get("limit_s")
     if not isinstance(limit_s, (int, float)):
         return ""

@@ -47,7 +47,7 @@ _STEPS_BEFORE = 200
 
 
 class _Still(NamedTuple):
-    """A step of a rank whose own time exceeds the hang limit."""
+    """A step in which a rank's own time exceeds the hang limit."""
 
     attempt: int
     step: int

@@ -133,7 +133,9 @@ def group(stacks: Sequence[Stack]) -> list[StackGroup]:
 
 
 def odd_ones(groups: Sequence[StackGroup]) -> tuple[Stack, ...]:
-    """Stopped processes; else those outside of the group with more than half of all. Empty without such a group."""
+    """Processes that are stopped; without any, those outside the group that has more than half of all processes.
+    Empty
+    """
     stacks = [stack for group_ in groups for stack in group_.members]
     if stopped := [stack for stack in stacks if stack.is_stopped]:
         return tuple(stopped)

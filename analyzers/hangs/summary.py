@@ -16,11 +16,11 @@ from analyzers.wording import is_number, number, ranks_text, sentence
 __all__ = ["SO_FAR", "behind_step", "hang_summary", "lasting"]
 
 SO_FAR = " so far"
-"""Behind the length of a silence that lasts."""
+"""Text after the length of a silence that still lasts."""
 SHORTEST_S = 0.05
 """A shorter silence is printed as 0: it is left out, as one that is not known."""
 MAX_CYCLE = 3
-"""Ranks of a cycle whose calls are named."""
+"""Maximum number of ranks in a cycle for which the calls are named."""
 _THIRD_PERSON = {"are": "is", "do": "does", "hang": "hangs", "have": "has", "make": "makes"}
 """Verbs of the sentences in `causes`, for one rank."""
 
@@ -76,7 +76,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
 
 
 def behind_step(view: AttemptView, found: HangCause) -> int | None:
-    """The step in which the culprit stands, if it is before that of the call in which it is awaited.
+    """The culprit's step, if it is earlier than the step of the call in which the other ranks wait for it.
 
     After the optimizer it may already be in the next step: a loop without a loader does not show where that begins.
     """

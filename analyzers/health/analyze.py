@@ -56,7 +56,7 @@ _HOST_READINGS = {
     "memory_used_bytes": "memory in use",
     "memory_total_bytes": "size of the memory",
 }
-"""By column of the host's readings."""
+"""Text for each column of the host's readings."""
 
 
 def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = None) -> list[Finding]:
@@ -275,7 +275,9 @@ def unread_of_devices(source: Source) -> list[str]:
 
 
 def _ranks_of_devices(source: Source) -> dict[str, tuple[int, ...]]:
-    """By UUID, of the newest attempt on a device: once another one is left out, its rank has another number."""
+    """{UUID: ranks} of the newest attempt that used the device. Ranks change their numbers when another device is left
+    out.
+    """
     if lacking(source, ranks=("device_uuid",)):
         return {}
     rows = source.rows(

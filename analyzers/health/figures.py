@@ -68,7 +68,7 @@ def _called(node: str, device: str) -> str:
 
 
 def _place(finding: Finding) -> tuple[str, str]:
-    """Node and device that a finding of `health` is about; a host is a device, too."""
+    """Node and device that a finding of `health` is about; a host counts as a device."""
     return str(finding.evidence.get("node") or ""), str(finding.evidence.get("device") or "host")
 
 

@@ -18,8 +18,9 @@ class HealthPolicy:
     """Retransmitted TCP segments during the run at which they are reported (count). Source: convention; a few closed
     connections are not a fault."""
     program_fault_s: float = 30.0
-    """Time (seconds) around a program's XID within which its process ends. Source: convention; the driver reports it at
-    once, and the process at its next synchronisation with the device."""
+    """Time (seconds) around a program's XID within which its process ends. Source: convention; the driver reports it
+    immediately, and the process at its next synchronisation with the device.
+    """
     disk_free_bytes: int = 5 << 30
     """Free space (bytes) below which the next checkpoint may not fit. Source: convention."""
     disk_soon_s: float = 3600.0

@@ -38,7 +38,7 @@ _THREAD = re.compile(r"\bblock: \[[\d,]+\], thread: \[[\d,]+\] ")
 SAME_END_LINES = 10
 """Lines of one end stand this close: of each node and step of the job, and of srun."""
 SAME_END_NS = 600 * 10**9
-"""The same by their times: the hosts' clocks, and the grace that Slurm gives a job."""
+"""Largest difference between lines of one end by their times (s): it allows for the hosts' clocks, and for the grace"""
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
 
@@ -292,7 +292,7 @@ def _after_another_job(lines: list[LogLine]) -> int:
 
 
 def _in_order(lines: Iterable[LogLine]) -> list[LogLine]:
-    """By time; a line without one stands right after the line before it in its file."""
+    """Sort lines by time; a line without a time follows the line before it in its file."""
     by_file: dict[str, list[LogLine]] = {}
     for entry in lines:
         by_file.setdefault(entry.source, []).append(entry)

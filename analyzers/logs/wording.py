@@ -46,7 +46,7 @@ DO_OF_LINE: Mapping[str, str] = {
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }
-"""By kind of line, where the lines of one cause ask for different steps."""
+"""Next step by kind of line, for causes with lines that require different steps."""
 
 NCCL_PARTS: Mapping[str, tuple[str, str]] = {
     "transport/nvls.cc": (

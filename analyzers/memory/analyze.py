@@ -70,7 +70,8 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     step, memory = step[keep], memory[keep]
     if len(step) < (1 - policy.skip_ratio) * SHARED.slow_change_steps or len(np.unique(memory)) < SHARED.history:
         return None
-    if not (np.diff(step) > 0).all():  # after a rollback steps come again: what counts is how many were taken
+    # steps repeat after a rollback: the number of steps taken counts, not their numbers
+    if not (np.diff(step) > 0).all():
         step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
     cuts = [int(len(step) * k / 6) for k in range(7)]
     # Medians of six parts: three for each slope, so that a single jump moves at most one of them.

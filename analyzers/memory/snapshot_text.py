@@ -1,4 +1,4 @@
-"""Words and evidence of a memory snapshot, the same for a run's event and for a file.
+"""Text and evidence of a memory snapshot, from a run's event or from a file.
 
 evidence |= snapshot_evidence(asdict(state), unused_bytes=...)
 site_text({"at": "model/attention.py:88 in forward", "bytes": 12 << 30, "blocks": 64})

@@ -143,7 +143,7 @@ def risen_since(
 
 
 def _samples(source: Source, attempt: int, since_step: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
-    """By step: norm of each block, and of all gradients together."""
+    """{step: (norm of each block, norm of all gradients)}."""
     rows = source.rows(
         """
         WITH numbered AS (SELECT step, row_number() OVER (ORDER BY step DESC) - 1 AS age, count(*) OVER () AS number

@@ -233,12 +233,12 @@ def _course(found: Samples) -> list[dict[str, float | None]]:
 
 
 def _rounded(tokens: float) -> float | None:
-    """None where it has no bound: no signal was seen."""
+    """Upper bound of the noise scale; None if no gradient signal was measured, so that it has no bound."""
     return float(f"{tokens:.4g}") if math.isfinite(tokens) else None
 
 
 def _text(tokens: float) -> str:
-    """With two digits, which is all that is known."""
+    """The number with two digits, because the estimate is no more precise."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if tokens >= size:
             return f"{float(f'{tokens / size:.2g}'):g}{unit}"

@@ -41,7 +41,7 @@ class Overflow(NamedTuple):
 
 
 def overflows(source: Source, attempt: int | None = None) -> list[Overflow]:
-    """Overflows in the order of the steps; of one attempt, or of all."""
+    """Overflows in the order of the steps; of one attempt, or of all attempts."""
     log = EventLog.load(source, (event_kinds.LOSS_SCALE,))
     found = [
         Overflow(event.attempt, event.step, scale, 2 * scale)
@@ -64,7 +64,9 @@ def overflows(source: Source, attempt: int | None = None) -> list[Overflow]:
 
 
 def dropped_for_overflow(source: Source) -> set[tuple[int, int]]:
-    """(attempt, step) of steps that a scaler dropped although every loss was finite: only the scale explains it."""
+    """(attempt, step) of steps that a scaler dropped although every loss was finite, which only the scale can
+    explain.
+    """
     if not source.has("scalars"):
         return set()
     rows = source.rows(

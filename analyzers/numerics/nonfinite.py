@@ -64,10 +64,10 @@ _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.
 
 
 def non_finite_values(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `non_finite`, one an episode.
+    """Findings of kind `non_finite`, one per episode.
 
-    On a live run, too, all attempts are judged: a restart may be quicker than a tick, and the bad steps of the
-    attempt before it must still be reported.
+    A live run is also judged with all its attempts: a restart may take less time than the interval between two
+    analyses, attempt before it must still be reported.
     """
     if missing_tables(source, "steps"):
         why = "Non-finite values were not checked: no steps were recorded."
@@ -83,7 +83,7 @@ def non_finite_values(source: Source, scope: Scope) -> list[Finding]:
 class _Episode:
     attempt: int
     step: int
-    turn: int  # which run of this step within the attempt, from 0
+    turn: int  # number of the step's execution within the attempt, from 0
     last_step: int
     num_steps: int
 
@@ -144,7 +144,7 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
 
 
 def _num_ranks(source: Source, attempt: int | None) -> int:
-    """Number of ranks: `ranks` counts, too, since a rank is known before its first step."""
+    """Number of ranks; `ranks` also counts, since a rank is known before its first step."""
     tables = [table for table in ("steps", "ranks") if source.has(table)]
     counts = [source.rows(f"SELECT count(DISTINCT rank) FROM {table} WHERE attempt = ?", [attempt]) for table in tables]
     return max(int(count) for ((count,),) in counts)
@@ -191,7 +191,7 @@ def _own_gradients(source: Source, attempt: int, step: int) -> list[tuple[int, b
 
 
 def _series(source: Source, attempt: int, step: int, name: str) -> dict[int, float]:
-    """A logged number by rank; NaN or Inf if it was so once."""
+    """A logged number by rank; NaN or Inf if any of its values was."""
     if not source.has("scalars"):
         return {}
     sql = "SELECT rank, value FROM scalars WHERE attempt = ? AND step = ? AND name = ? ORDER BY isfinite(value) DESC"
@@ -248,7 +248,8 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     step = episode.step
     on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     if on_all or not where.ranks:
-        # The loss is bad on all ranks at once: an earlier step, which was not refused, had corrupted the weights.
+        # The loss became bad on all ranks in the same step: an earlier step, which was not refused, corrupted the
+        # weights.
         before = _evidence(source, log, episode.attempt, step - 1, 0)
         if any(flag.nonfinite for flag in before.flags) or any(bad for _, bad in before.own_gradients):
             evidence, where, step = before, locate(before), step - 1

@@ -60,7 +60,7 @@ class StepEvidence:
     reported_phase: str = ""
     reported_parameters: Sequence[str] = ()
     own_gradients: Sequence[tuple[int, bool]] = ()
-    """(rank, whether its own gradient held NaN or Inf before any reduction), of those that looked."""
+    """(rank, whether its own gradient held NaN or Inf before any reduction), for the ranks that checked it."""
     data_parallel: bool = False
     """True if every gradient is reduced over other ranks before the optimizer's phase."""
 
@@ -82,7 +82,7 @@ class Location:
 def locate(evidence: StepEvidence) -> Location:
     """Name ranks, phase and parameter of one bad step. Pure."""
     broke = [row.rank for row in evidence.rows if row.weights_broke]
-    parameter, others = ("", ()) if broke else _parameter(evidence)  # gradients are looked at after the last pass
+    parameter, others = ("", ()) if broke else _parameter(evidence)  # gradients are checked after the last pass
     bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss) and row.rank not in broke))
     good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not is_bad(row.local_loss)]
     flagged = [flag for flag in evidence.flags if flag.nonfinite]
@@ -128,16 +128,18 @@ def locate(evidence: StepEvidence) -> Location:
 
 
 def _only_norm(evidence: StepEvidence) -> bool:
-    """True if every rank counted its gradients' NaN and Inf and found none: only the norm of them is past the largest
-    number of its type."""
+    """True if every rank counted NaN and Inf in its gradients and found none: only their norm exceeds the largest
+    number of number of its type.
+    """
     has_bad_norm = any(is_bad(row.grad_norm) for row in evidence.rows)
     return has_bad_norm and all(row.nonfinite_count == 0 for row in evidence.rows) and not evidence.parameters
 
 
 def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """True if gradients were finite before their reduction and not after it: then the first flags are the norm's,
-    whose input is the reduced gradient. Only where every gradient is reduced at all: a tensor-parallel rank's own NaN
-    meets no other reduction than that of the norm."""
+    """True if gradients were finite before their reduction and not after it: then the first flags belong to the norm,
+    and its whose input is the reduced gradient. Only where every gradient is reduced at all: a tensor-parallel rank's
+    own NaN meets no other reduction than that of the norm.
+    """
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
         return False
     return any(flag.phase == "backward" for flag in evidence.flags)
@@ -163,8 +165,9 @@ def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
 
 
 def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
-    """The members with a bad input of the earliest flagged collective; of several in groups that share no rank, of the
-    soonest."""
+    """The members with a bad input of the earliest flagged collective. If several groups that share no rank have one,
+    the soonest.
+    """
     roots = _roots(evidence, flagged)
     first = min(roots, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
     same = [flag for flag in flagged if (flag.group, flag.seq) == (first.group, first.seq)]
@@ -178,11 +181,11 @@ def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[i
 
 
 def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
-    """Flags of the collectives that are not fallout of another one.
+    """Flags of the collectives that are not a consequence of another flagged one.
 
     Ranks begin a step at different times, so the order is that of calls within one rank (a late rank's first collective
-    may come after the others' second by the time since its start). A collective is fallout if one of its members had
-    entered another flagged one before: its inputs may come from the result of that one.
+    may come after the others' second by the time since its start). A collective is a consequence if one of its members
+    had entered another flagged one before: its inputs may come from the result of that one.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout: set[tuple[str, int]] = set()

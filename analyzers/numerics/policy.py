@@ -49,8 +49,9 @@ class LossScalePolicy:
     """When a falling fp16 loss scale is a collapse."""
 
     warm_up_steps: int = 50
-    """Steps in which the loss scale still searches its level. Source: it starts high on purpose, 16 halvings are
-    usual."""
+    """First steps, in which the loss scale still searches for its level. Source: it starts high on purpose, 16 halvings
+    are usual.
+    """
     max_overflows: int = 4
     """Overflows within the window that are a collapse. Source: by the growth interval one in 2,000 steps is usual, and
     four cut the scale to a sixteenth."""
@@ -64,9 +65,10 @@ class GradientFlowPolicy:
     factor: float = 1e4
     """Ratio of a single block's gradient norm to the median block's, or the reverse."""
     trend_factor: float = 1e3
-    """Change of the norm from the last block to the first, if it changes steadily. Less than `factor`: no accident of
-    one layer does that. Also the growth of all gradients over the largest of the run's first quarter: warm-up, another
-    batch size and a new data set stay far below."""
+    """Change of the norm from the last block to the first, if it changes steadily. Less than `factor`: a fault of one
+    layer does not cause that. Also the growth of all gradients over the largest of the run's first quarter: warm-up,
+    another batch size and a new data set stay far below.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

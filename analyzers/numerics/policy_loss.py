@@ -20,7 +20,9 @@ SCORES = (
     "reward", "rewards", "score", "scoring", "advantage", "advantages", "adv", "log_probs", "old_log_prob",
     "old_log_probs", "ref_log_prob", "ref_log_probs",
 )  # fmt: skip
-"""Names of phases, as `probes.attach.loop.trl_phases`, TRL, verl and loops of others give them."""
+"""Names of phases in which a loop generates completions, as `probes.attach.loop.trl_phases`, TRL, verl and other
+loops
+"""
 ACTS = "environment"
 """Phase in which a loop acts in an environment (`probes.attach.loop.environment_phases`)."""
 

@@ -31,7 +31,7 @@ __all__ = ["REPLAY_EVENTS", "Origin", "ReplayResult", "Sample", "find_replay"]
 
 REPLAY_EVENTS = (event_kinds.REPLAY,)
 _PROOF = {"operation": 0, "parameter": 0, "constant": 1, "module": 2}
-"""How an origin is proven, the best first: see `trainer.replay.origin`. What arrived from another rank has only 2."""
+"""Proofs of an origin, the best first (see `trainer.replay.origin`). Values that arrived from another rank have only"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class ReplayResult:
     older_step: int | None
     origin: Origin | None
     samples: tuple[Sample, ...]
-    """The worst first; each rank reports a few."""
+    """The worst sequences of the batch, the worst first; each rank reports a few."""
     num_samples: int
     """Samples of the batch, over all data ranks."""
     changed_samples: tuple[int, ...]
@@ -89,7 +89,7 @@ class ReplayResult:
         return "batch" if self.came_back_on_older else "weights"
 
     def text(self, ranks: Sequence[int] = ()) -> str:
-        """One sentence. `ranks`: those that the other evidence names."""
+        """Describe the result in one sentence. `ranks`: the ranks that the other evidence names."""
         if not self.came_back:
             device = f"the device of {ranks_text(ranks)}" if 0 < len(ranks) <= 4 else "a device or its memory"
             return f"A replay was clean, so suspect {device}."
@@ -112,7 +112,7 @@ class ReplayResult:
         return f" in {self.origin.text} on {on}{which}"
 
     def evidence(self) -> dict[str, Any]:
-        """For a finding."""
+        """The result as evidence of a finding."""
         found: dict[str, Any] = {
             "is_reproduced": self.came_back,
             "is_reproduced_when_restored": self.came_back_on_older,
@@ -161,7 +161,9 @@ def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> Rep
 
 
 def _origin(events: Mapping[int, Event]) -> Origin | None:
-    """The origin with the best proof, forward before backward; of several places the one of most ranks."""
+    """The origin with the best proof, forward before backward; if several places remain, the one that most ranks
+    report.
+    """
     reported = {rank: found for rank, event in events.items() if isinstance(found := event.detail.get("origin"), dict)}
     if not reported:
         return None

@@ -158,7 +158,9 @@ def _imbalance(
     scope: Scope,
     measure: str = "",
 ) -> Finding:
-    """`work_ns`: per step, by coordinate; `span`: first and last step; `measure`: where it is not that of spans."""
+    """`work_ns`: work per step of each coordinate; `span`: first and last step; `measure`: how the work was measured if
+    not
+    """
     mean = sum(work_ns) / len(work_ns)
     factor = work_ns[heavy] / median(value for place, value in enumerate(work_ns) if place != heavy)
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"

@@ -3,14 +3,14 @@
     (step, *_) = split_idle(complete_steps(spans, ranks), ranks, loading_ns={(5, 0): 2_000_000})
     step.idle.idle_ratio                     # measured
     step.even_ratio                          # what the same order has with equal stages and nothing in between
-    step.imbalance_ratio, step.communication_ratio, step.data_ratio        # what is over it; they add up
+    step.imbalance_ratio, step.communication_ratio, step.data_ratio        # parts of the excess; they add up
 
 Each step is replayed in the order in which its ranks worked, removing one cause of idle time after the other:
 
 1. As it ran: from where the first stage begins to load its batch to the last backward.
 2. Without hand-over: a stage continues as soon as its input is computed. The difference is *communication*: message
    transfers, and gaps between two computations of a rank.
-3. Without loading, too. The difference is *waiting for data*. Ranks are taken to begin to load at the same time.
+3. Also without loading. The difference is *waiting for data*. All ranks are assumed to begin to load at the same time.
 4. With all stages equal: every forward, backward and weight pass takes the mean of its kind over stages and
    microbatches. The difference is *imbalance*. The remaining idle time is the schedule's own. All replays do the same
    total work, so the shares can be added up. Only durations and each rank's own order are used.
@@ -29,7 +29,7 @@ from analyzers.account.bubble import PipelineSpans, StepIdle, step_idle
 __all__ = ["StepSplit", "split_idle", "typical"]
 
 MAX_REPLAYED_SPANS = 400_000
-"""Spans up to which all steps are replayed; above, every k-th step."""
+"""Maximum number of spans for which all steps are replayed; of more, every k-th step is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +97,14 @@ def _split(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Spans such that each comes after all it needs, and what that is."""
+    """Spans in an order in which each comes after all spans that it needs, and the spans that each needs."""
 
     spans: list[int]
     needs: list[list[int]]
 
 
 def _order(one: PipelineSpans) -> _Order | None:
-    """None if the ranks' own orders contradict each other: the records are not whole."""
+    """Returns None if the orders of the ranks contradict each other, because records are missing."""
     kind = np.asarray(one.kind).astype(str)
     place = {
         key: row for row, key in enumerate(zip(kind.tolist(), one.stage.tolist(), one.microbatch.tolist(), strict=True))
@@ -118,7 +118,7 @@ def _order(one: PipelineSpans) -> _Order | None:
         }.get(name, [])
         needs.append([place[key] for key in wanted if key in place])
     if len(needs) < len(kind):
-        return None  # a piece of work twice
+        return None  # the same piece of work was recorded twice
     rows = np.lexsort((one.start_ns, one.rank))
     own = [part.tolist() for part in np.split(rows, np.flatnonzero(np.diff(one.rank[rows])) + 1)]
     at = [0] * len(own)

@@ -25,7 +25,7 @@ def _imbalance(finding: Finding) -> str:
 
 
 def _next_bubble(finding: Finding) -> str:
-    """Change that would shorten it most, with its number: another cut of the stages, or more microbatches."""
+    """Change that would shorten the bubble most, with its size: another cut of the stages, or more microbatches."""
     facts = finding.evidence
     names = ("excess_imbalance_ratio", "idle_expected_ratio", "num_microbatches")
     uneven, own, count = (cast("Any", facts.get(name)) for name in names)

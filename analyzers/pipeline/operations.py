@@ -1,4 +1,4 @@
-"""Findings of per-operation files: the worker or the stage that the slowdown comes from.
+"""Findings from files with the times of single operations: the worker or the stage that causes the slowdown.
 
 slow_workers(FILES.read(survey(folder)))
 """
@@ -102,7 +102,7 @@ def _factors(jobs: Operations, ranks: tuple[int, ...]) -> dict[str, float]:
 
 
 def _work_ms(jobs: Operations) -> list[float]:
-    """Milliseconds of computation a step of one worker, by stage."""
+    """Milliseconds of computation per step of one worker, by stage."""
     computes = np.isin(jobs.kind, [number for number, name in enumerate(jobs.optype) if name in PASSES])
     found = []
     for stage in np.unique(jobs.stage):

@@ -25,11 +25,11 @@ from analyzers.wording import number
 __all__ = ["Bubble", "Pipeline", "load_pipeline", "load_pipelines", "summarise"]
 
 MAX_PIPELINES = 16
-"""Pipelines that are read."""
+"""Maximum number of pipelines that are read."""
 MAX_STEPS = 120
-"""Steps that are read, evenly over the run."""
+"""Maximum number of steps that are read, evenly over the run."""
 MAX_SHOWN = 256
-"""Ranks and steps that are listed."""
+"""Maximum number of ranks and steps that are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Bubble:
     """The rank with the most work, in the pipeline coordinate with the most work; None if all are nearly equal."""
     surplus_ms: float
     surplus_ratio: float
-    """That coordinate's work above the mean of all coordinates."""
+    """Work of that coordinate above the mean of all coordinates, milliseconds per step."""
     is_crowded: bool = False
     """True if ranks waited for cores, so that spans are longer than the work in them."""
 
@@ -83,7 +83,7 @@ class Bubble:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """Describe the bubble in one sentence."""
         own = f"{self.schedule or 'the same order'} with equal stages has {100 * self.expected_ratio:.1f} %"
         parts = [f"The pipeline bubble is {100 * self.idle_ratio:.1f} % ({own})."]
         if self.excess_ratio >= 0.005:
@@ -101,7 +101,7 @@ class Bubble:
         return " ".join(parts)
 
     def evidence(self) -> dict[str, Any]:
-        """Plain values for a finding."""
+        """The bubble as plain values, for the evidence of a finding."""
         return {
             "idle_ratio": round(self.idle_ratio, 4),
             "idle_expected_ratio": round(self.expected_ratio, 4),
@@ -242,7 +242,7 @@ def _by_step(found: Sequence[Pipeline]) -> dict[int, float]:
 
 
 def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
-    """Milliseconds of work a step of a rank of each stage."""
+    """Milliseconds of work per step of one rank of each stage."""
     found: dict[int, list[float]] = {}
     for split in splits:
         for rank in split.idle.ranks.values():
@@ -263,7 +263,7 @@ def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[i
 
 
 def _is_always_heaviest(found: Sequence[Pipeline], place: int, least: float) -> bool:
-    """Decide whether the coordinate has too much work in the first third of the steps as in the last.
+    """Decide whether the coordinate has too much work in the first third of the steps and also in the last.
 
     Otherwise the rank became slow, and moving its layers would only make another stage heavy.
     """

@@ -22,11 +22,13 @@ from store.plugins import MAX_REASON_CHARS, PluginError
 __all__ = ["FAILED", "explain", "judge", "not_judged"]
 
 FAILED = "plugin-failed"
-"""Anchor of the runbook."""
+"""Anchor of the runbook's section on failed plug-ins."""
 
 
 def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) -> list[Finding]:
-    """The findings of one of its analyses, and one of kind `records` if it failed or some were refused."""
+    """The findings of one of the plug-in's analyses, and a finding of kind `records` if it failed or some were
+    refused.
+    """
     try:
         found, refused = plugin.process.call("run", number, scope, source=source, form=partial(_judged, plugin))
     except PluginError as error:
@@ -43,14 +45,16 @@ def _judged(plugin: InstalledPlugin, answer: Any) -> tuple[list[Finding], list[s
 
 
 def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
-    """Mark the finding as the plug-in's; if it judges nothing, the summary begins with the plug-in's name."""
+    """Mark the finding as the plug-in's; the summary of a finding that judges nothing begins with the plug-in's
+    name.
+    """
     if finding.status != "insufficient_data":
         return of_plugin(finding, plugin.name)
     return replace(finding, summary=f"Plug-in {plugin.name}: {finding.summary}")
 
 
 def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:
-    """Finding for what a plug-in did not judge, with the reason."""
+    """Finding that names what a plug-in did not judge, and why."""
     failure = Finding.insufficient(
         plugin.name, "records", f"Plug-in {plugin.name}: {reason}.", evidence={"plugin": plugin.name, "error": reason}
     )
@@ -58,7 +62,7 @@ def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:
 
 
 def explain(part: str, finding: Finding) -> str:
-    """The plug-in's sentence for a finding, or why there is none; empty if it does not explain the kind."""
+    """The plug-in's sentence for a finding, or why there is none; empty if the plug-in does not explain the kind."""
     plugin = plugin_of(finding.kind)
     if plugin is None:
         return ""

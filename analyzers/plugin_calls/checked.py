@@ -22,7 +22,7 @@ from analyzers.finding import SEVERITIES, Finding, Status
 __all__ = ["MAX_FINDINGS", "MAX_REASONS", "MAX_TEXT_CHARS", "checked_findings", "checked_kinds"]
 
 MAX_FINDINGS = 20
-"""Findings of one call: more would hide all others."""
+"""Maximum number of findings of one call: more would hide all others."""
 MAX_TEXT_CHARS = 1_000
 MAX_EVIDENCE_BYTES = 64 << 10
 MAX_REASONS = 10
@@ -103,7 +103,9 @@ def _is_key(key: Any) -> bool:
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """A value as JSON has it; numbers of numpy become Python's. Raises TypeError for any other."""
+    """The value with JSON's types only; numpy's numbers become Python's. Raises TypeError for a value of any other
+    type.
+    """
     if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -162,5 +164,5 @@ def _is_whole(value: Any) -> bool:
 def _shown(value: Any) -> str:
     try:
         return repr(value)[:60]
-    except Exception:  # the value is a plug-in's: its text may raise, too
+    except Exception:  # the value comes from a plug-in, so its `__str__` may raise as well
         return f"a {type(value).__name__}"

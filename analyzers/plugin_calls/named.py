@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 MAX_OF_A_KIND = 3
-"""Findings of one kind of a plug-in that a page or a terminal shows; JSON has all."""
+"""Maximum number of findings of one kind of a plug-in that a page or a terminal shows; JSON has all."""
 MAX_IN_VERDICT = 1
 _BY = "plug-in "
 _NOTE = re.compile(r" \(((?:recorded live by (?:a )?)?plug-in [^()]*)\)\.?$")
 
 
 def of_plugin(finding: Finding, name: str) -> Finding:
-    """The finding that a plug-in returned, as that plug-in's: `analyzer` and the summary say so."""
+    """Mark a finding with the plug-in that returned it, in `analyzer` and in the summary."""
     return replace(finding, analyzer=f"{_BY}{name}", summary=with_note(finding.summary, f"{_BY}{name}"))
 
 
 def plugin_name(finding: Finding) -> str:
-    """Name of the plug-in whose finding it is; empty if it is Rankscope's."""
+    """Name of the plug-in that made the finding; empty if Rankscope made it."""
     return finding.analyzer.removeprefix(_BY) if finding.analyzer.startswith(_BY) else ""
 
 
@@ -48,7 +48,7 @@ def failed_plugin(finding: Finding) -> str:
 
 
 def with_note(summary: str, note: str) -> str:
-    """The summary with a note in parentheses at its end, in place of the one that is there."""
+    """The summary with this note in parentheses at its end; an earlier note is replaced."""
     return f"{_NOTE.sub('', summary).rstrip('.')} ({note})."
 
 

@@ -56,14 +56,14 @@ class _Calls:
         return {"findings": found, "refused": refused}
 
     def explain(self, part: str, finding: Finding) -> str:
-        """A sentence of `WHY` or `NEXT`."""
+        """Return the plug-in's sentence from `WHY` or `NEXT`."""
         text = self._table(part)[finding.kind](finding)
         if not isinstance(text, str):
             raise TypeError(f"{part} gave a {type(text).__name__}, not a text")
         return " ".join(text.split())[:MAX_SENTENCE_CHARS]
 
     def draw(self, finding: Finding) -> list[dict[str, Any]]:
-        """Its figures, as Plotly's JSON."""
+        """The plug-in's figures as Plotly's JSON."""
         functions = self._table("FIGURES").get(finding.kind, ())
         found = (drawing for draw in functions for drawing in draw(self._channel, finding))
         return [

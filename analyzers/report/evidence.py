@@ -3,7 +3,7 @@
     for drawing in drawings(store, finding):
         drawing.title, drawing.figure           # "Own work of rank 3 against the others", a Plotly figure
 
-The HTML report and the dashboard show the same ones. Each package of `analyzers` draws its own kinds, in
+The HTML report and the dashboard show the same figures. Each package of `analyzers` draws its own kinds, in
 `figures.FIGURES`. A figure whose records are missing is left out.
 """
 
@@ -34,12 +34,12 @@ def drawings(source: Source, finding: Finding) -> Iterator[Drawing]:
     for draw in figures_of(finding.kind):
         try:
             yield from draw(source, finding)
-        except Exception as error:  # one figure that fails must not cost the page
+        except Exception as error:  # one figure that fails must not make the page fail
             yield not_drawn(finding.kind, f"{type(error).__name__}: {error}")
 
 
 def figures_of(kind: str) -> Figures:
-    """The functions that draw a kind; empty for one that is not drawn, or not known."""
+    """The functions that draw a kind; empty for a kind that has no figures or is not known."""
     known = KINDS.get(kind)
     if known is None or not known.drawn:
         return ()

@@ -20,7 +20,7 @@ __all__ = ["ReportError", "step_range", "write_page", "write_reports", "write_tr
 
 
 class ReportError(Exception):
-    """A report that cannot be made: what, where, what to do, in one line."""
+    """Raised if a report cannot be made. Its one line says what failed, where, and what to do."""
 
 
 def step_range(text: str) -> tuple[int, int] | None:
@@ -44,7 +44,7 @@ def write_reports(
     steps: tuple[int, int] | None = None,
     version: str = "",
 ) -> list[tuple[Path, int]]:
-    """Write the reports that are asked for; the files with their sizes in bytes."""
+    """Write the requested reports. Returns the files with their sizes in bytes."""
     written = []
     if html is not None:
         from analyzers.report.html.diagnosis_page import render
@@ -65,7 +65,9 @@ def write_reports(
 
 
 def write_trace_file(source: Source, path: Path, *, steps: tuple[int, int] | None = None) -> tuple[int, int]:
-    """A Chrome trace, compressed if its name ends in .gz; its events and bytes. Raises ReportError."""
+    """Write a Chrome trace, compressed if its name ends in .gz. Returns its numbers of events and bytes. Raises
+    ReportError.
+    """
     from analyzers.report.chrome_trace.write import write_trace
 
     _refuse_unrecorded(source, steps)
@@ -86,7 +88,7 @@ def _refuse_unrecorded(source: Source, steps: tuple[int, int] | None) -> None:
 
 
 def write_page(path: Path, page: bytes) -> int:
-    """Write a page in place of what is there; its size in bytes. Raises ReportError."""
+    """Write a page, replacing an existing file, and return its size in bytes. Raises ReportError."""
     with _replacing(path) as fresh:
         fresh.write_bytes(page)
     return len(page)

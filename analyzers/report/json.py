@@ -40,7 +40,9 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: numbers of numpy as Python's, NaN and Inf as None, what is unknown as text."""
+    """The value as JSON can hold it: numpy's numbers become Python's, NaN and Inf become None, and values of unknown
+    types become text.
+    """
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
         value = value.item()  # a number of numpy's
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`docs/kinds.md`, generated from the table of kinds, so that it cannot drift.
+"""`docs/kinds.md`, generated from the table of kinds, so that both always agree.
 
 python -m analyzers.report.kinds_page > docs/kinds.md
 """

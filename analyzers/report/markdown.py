@@ -147,7 +147,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _sentence(text: str) -> str:
-    """One of our sentences, in which a command or a setting stands in backticks."""
+    """A sentence of Rankscope's own; commands and settings in it are in backticks."""
     return with_code(escaped(text))
 
 

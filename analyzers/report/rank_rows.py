@@ -3,7 +3,7 @@
     rows = rank_rows(store, reports, now_ns=time.time_ns())
     rows[0].rank, rows[0].doing, rows[0].doing_s       # 3, "forward", 12.4: it has been there for 12.4 s
 
-It judges nothing: findings are given. Works on live and on finished runs.
+It judges nothing itself: the findings are an argument. It works on live and on finished runs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from analyzers.source import READ_ROWS, READ_STEPS, Source, every_kth
 __all__ = ["RankRow", "RankRows", "rank_rows"]
 
 RECENT_STEPS = NEWEST_STEPS
-"""Newest steps whose median is shown."""
+"""Number of newest steps over which medians are shown."""
 _ENDED = ("ended", "dead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One rank. Times are medians of its newest finished steps, or of all, None where nothing was recorded."""
+    """One rank. Times are medians of its newest finished steps, or of all steps; None if nothing was recorded."""
 
     rank: int
     state: str
@@ -114,7 +114,8 @@ def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
     severity = SEVERITIES.index(row.severity) if row.severity else len(SEVERITIES)
     behind = (view.step or 0) - (row.step if row.step is not None else -1)
     steps = view.median_step_ns / 1e9 or 1.0
-    silent_steps = int((row.doing_s or 0.0) / steps / 10)  # coarse, or healthy ranks would change places all the time
+    # rounded coarsely, because healthy ranks would otherwise change places all the time
+    silent_steps = int((row.doing_s or 0.0) / steps / 10)
     return state, severity, place, -behind if behind > 1 else 0, -silent_steps, row.rank
 
 

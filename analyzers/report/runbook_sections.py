@@ -47,7 +47,7 @@ def sections() -> dict[str, RunbookSection]:
         anchor = head[2] or (_slug(title) if head[1] == "##" else "")
         if head[1] == "##":
             chapter = title
-        body = _LINK.sub(r"\1", text[head.end() : end].strip())  # links to other pages lead nowhere here
+        body = _LINK.sub(r"\1", text[head.end() : end].strip())  # links to other pages would lead nowhere in a terminal
         if anchor:
             found[anchor] = RunbookSection(anchor=anchor, title=title, chapter=chapter, text=_without_anchors(body))
         for row in _rows(body, chapter):
@@ -102,7 +102,7 @@ def _without_anchors(body: str) -> str:
 
 
 def _rows(body: str, chapter: str) -> list[RunbookSection]:
-    """Rows of a table that have an anchor: the column headings say what each cell is."""
+    """Rows of a table that have an anchor. Each cell is introduced by its column's heading."""
     found, heading = [], [""]
     for line in body.splitlines():
         if line.startswith("|") and not _ROW.match(line):

@@ -1,4 +1,4 @@
-"""`docs/schema.md`, generated from the schema, the catalogue of events and who reads them, so that it cannot drift.
+"""`docs/schema.md`, generated from the schema, the catalogue of events and who reads them, so that they always agree.
 
 python -m analyzers.report.schema_page > docs/schema.md
 """
@@ -81,7 +81,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY wall_ns",
     ),
 }
-"""By table, where the SQL is more than its columns: a question, and the SQL that answers it."""
+"""A question for each table, and the SQL that answers it, where this is more than a list of columns."""
 
 _INTRODUCTION = """\
 # The tables of a run
@@ -150,7 +150,7 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
 
 
 def _new_columns(table: Table, columns: list[Column]) -> Iterator[str]:
-    """A line each; neighbours that are the same part of different columns (`data_wait_ns`, ...) share one."""
+    """One line per column; neighbours that are the same part of different columns (`data_wait_ns`, ...) share one."""
     for (part, letters), group in groupby(columns, key=lambda column: (_part(column), _shown(table, column))):
         names = list(group)
         if part and len(names) > 1:
@@ -202,7 +202,7 @@ def _unit(column: Column) -> str:
 
 
 def _event_line(kind: EventKind, explained: set[tuple[str, str]]) -> str:
-    """A kind; a field that an event before it explained in the same words is only named."""
+    """One kind of event; a field that an earlier event explains in the same words is only named."""
     of_table = TABLES[kind.table].columns if kind.table else ()
     fields = [f"columns of [{kind.table}](#{kind.table})"] if of_table else []
     fields += [_field(column, explained) for column in kind.fields[len(of_table) :]]

@@ -1,4 +1,4 @@
-"""`docs/thresholds.md`, generated from the policies, so that it cannot drift.
+"""`docs/thresholds.md`, generated from the policies, so that both always agree.
 
 python -m analyzers.report.thresholds_page > docs/thresholds.md
 """
@@ -44,7 +44,7 @@ def policies() -> Iterator[tuple[str, list[Policy]]]:
             yield f"analyzers/{package}", found
     for folder in (_GUARD, _PREFLIGHT):
         found = [policy for path in _modules(folder) for policy in _in_module(path, folder.parents[1])]
-        if found:  # a package may be read on its own
+        if found:  # a package may be read without the others
             yield folder.relative_to(folder.parents[1]).as_posix(), found
 
 
@@ -75,12 +75,12 @@ def _lines() -> Iterator[str]:
 
 
 def _brief(text: str) -> str:
-    """The first clause: what it is. What follows, its reason, is in the source."""
+    """The first clause, which says what the threshold is. The reason that follows is only in the source."""
     return _CLAUSE_END.split(text, maxsplit=1)[0].rstrip(".") + "."
 
 
 def _without_unit(name: str, meaning: str) -> str:
-    """The meaning without a unit in parentheses that the name ends in, or that a count needs not."""
+    """The meaning without the unit in parentheses if the name already ends in it, or if it is a count."""
     named = {"ratio": "ratio", "s": "seconds", "ms": "ms", "bytes": "bytes", "steps": "steps"}.get(
         name.rpartition("_")[2]
     )
@@ -118,7 +118,9 @@ def _thresholds(policy: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
 
 
 def _written(default: ast.expr) -> str:
-    """The default as its source has it; of one that is a setting of the run, `_DEFAULT.grace_s`, the setting's."""
+    """The default as written in the source; if it refers to a setting of the run (`_DEFAULT.grace_s`), that
+    setting's
+    """
     if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name) and default.value.id == "_DEFAULT":
         return repr(getattr(RecoverySettings(), default.attr))
     return ast.unparse(default)

@@ -36,7 +36,7 @@ _LISTS_ALL = (
     "dashboard/views/sql.py", "dashboard/views/events.py", "rankscope/commands/sql.py",
     "analyzers/report/where_shown.py", "analyzers/report/schema_page.py",
 )  # fmt: skip
-"""Modules that name records without showing them (SQL examples), or that show every event kind."""
+"""Modules that do not count: they name records without showing them (SQL examples), or show every event kind."""
 _READERS = ("analyzers", "dashboard/views", "dashboard/data", "dashboard/drawing", "watch/exporting", "rankscope")
 _NAMES_OF_PARTS = frozenset((*COMPUTE_PHASES, *GAPS))
 _WORD = re.compile(r"\w+")
@@ -51,7 +51,7 @@ class Module:
     patterns: tuple[re.Pattern[str], ...]
 
     def names(self, word: str) -> bool:
-        """Return True if the module contains the word, or builds it from parts that it contains."""
+        """Return True if the module contains the word, or a pattern that builds it."""
         return word in self.words or any(
             (match := pattern.fullmatch(word)) is not None
             and all(part in self.words or part in _NAMES_OF_PARTS for part in match.groups())

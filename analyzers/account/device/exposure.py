@@ -66,7 +66,7 @@ class Exposure:
 
     @property
     def overlapped_ms(self) -> Floats:
-        """In flight while the rank computed."""
+        """Milliseconds of communication in flight while the rank computed."""
         hidden: Floats = np.maximum(self.busy_ms - self.exposed_ms, 0.0)
         return hidden
 

@@ -35,7 +35,7 @@ class TraceCheck:
     stamped_ratio: float
     """Exposed share of the step by the stamps."""
     traced_ratio: float
-    """The same value by the profiler."""
+    """Exposed share of the step by the profiler."""
     gap_ratio: float
     """Share of the step by which the trace lies outside of what the stamps allow; 0 inside."""
 

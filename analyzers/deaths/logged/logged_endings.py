@@ -175,7 +175,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             reason = f"assertion `{cut(asserted, 160)}` failed" if asserted else cut(abort_text.message, 160)
             what = f"{who(ranks)} aborted (SIGABRT): {reason}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
-        if is_bare_abort:  # no reason to suspect the rank: ranks that only waited end like this, too
+        if is_bare_abort:  # no reason to suspect the rank: ranks that only waited end in the same way
             what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends ranks that waited"
         yield from_lines(
             "signal",

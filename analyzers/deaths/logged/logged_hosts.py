@@ -296,7 +296,7 @@ def _crashed(book: LogBook) -> Iterator[Candidate]:
     """Candidate for a Python process whose crash only the kernel recorded."""
     lines = [entry for entry in book.of("segfault") if _PYTHON.fullmatch(entry.text("name"))
              and when_of(entry, book) != "another time"]  # fmt: skip
-    if lines and not any(book.of("finished", "process_finished")):  # a kernel log has other jobs' processes, too
+    if lines and not any(book.of("finished", "process_finished")):  # a kernel log also has processes of other jobs
         first, ranks, host = lines[0], ranks_of(lines), host_in(lines)
         process = f"process {first.text('name')} ({first.pid}){f' on {host}' if host else ''}"
         yield from_lines(

@@ -20,7 +20,7 @@ AGREES, DIFFERS, CHANGED = 0, 1, 2
 WORDS = {AGREES: "as the others", DIFFERS: "differs", CHANGED: "changed between two optimizer steps"}
 _COLOURS = {AGREES: SEQUENCE[7], DIFFERS: SEVERITY["warning"], CHANGED: SEVERITY["critical"]}
 _SIGNS = {AGREES: "", DIFFERS: "≠", CHANGED: "!"}
-"""In the cell as well, so that the colours are not needed."""
+"""Text of a cell, so that the figure can be read without its colours."""
 MAX_SIGNS = 2_000
 
 

@@ -41,7 +41,7 @@ MIN_NAMED_PERCENT = 0.5
 MIN_SPREAD_RANKS = 8
 """Ranks from which their lasting differences are a spread."""
 MIN_STRETCH = 3
-"""Columns that a named rank stands out in: a single long step is a bright cell, no row."""
+"""Minimum number of columns in which a named rank stands out: a single long step is one bright cell, not a row."""
 CLIP_SIGMAS = 4.0
 """Limit of a cell's value, in units of noise, in the search for a stretch."""
 PERCENT_SIGMAS = 3.0
@@ -83,7 +83,7 @@ class Excess:
     ranks: Ints
     """The rank that a row shows, or the first of those whose mean it is."""
     members: Ints
-    """Ranks whose mean a row is."""
+    """Ranks over which a row is the mean."""
     steps: Ints
     values: npt.NDArray[np.float64]
     unit: str
@@ -161,7 +161,7 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
     noise = noise or float(np.abs(filled).max(initial=0)) / 1e3  # all are equal but those that differ
     if not num or noise <= 0:
         return np.zeros(num_rows), []
-    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # one long step is not a stretch
+    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # a single long step does not make a range of slow steps
     sums, clipped = _running(filled), _running(np.clip(filled, -most, most))
     best = filled.max(axis=1) / np.hypot(noise, lasting)
     every, named, first, last = np.arange(num_rows), np.zeros(num_rows), *np.zeros((2, num_rows), dtype=np.int64)

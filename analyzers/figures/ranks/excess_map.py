@@ -167,7 +167,7 @@ def _above(excess: Excess, marks: Sequence[Mark]) -> list[int]:
 
 
 def _text(excess: Excess, rank: int, marks: Sequence[Mark]) -> str:
-    """The finding of a rank with its steps; of one without a finding what stands out here."""
+    """Describe the rank's finding and its steps; for a rank without a finding, what stands out in this figure."""
     for mark in marks:
         if mark.rank == rank:
             first, last = mark.first_step, mark.last_step

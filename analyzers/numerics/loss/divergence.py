@@ -186,7 +186,7 @@ class _Lowest:
 
 
 def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
-    """For each block; in one pass, since a long run has thousands of them."""
+    """Compute this for all blocks in one pass, since a long run has thousands of them."""
     number, largest, highest, span = 0, 0.0, -math.inf, 0.0
     for newest, level in enumerate(levels):
         highest = max(highest, level)

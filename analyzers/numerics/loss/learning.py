@@ -30,7 +30,7 @@ class LossFall:
 
     @property
     def drop_nat(self) -> float:
-        """By how much the loss fell, nat; negative if it rose."""
+        """Decrease of the loss, nat; negative if it rose."""
         return self.start_nat - self.end_nat
 
     @property

@@ -16,7 +16,7 @@ CHUNK_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceChoice:
-    """Part of the run in the trace; None and empty: everything."""
+    """Part of the run that the trace holds. None or empty fields mean everything."""
 
     steps: tuple[int, int] | None = None
     attempt: int | None = None
@@ -24,13 +24,13 @@ class TraceChoice:
 
     @property
     def of_ranks(self) -> str:
-        """The ranks in SQL."""
+        """SQL condition for the chosen ranks."""
         listed = ", ".join(str(int(rank)) for rank in sorted(self.ranks))
         return f"rank IN ({listed})" if listed else "rank >= 0"
 
     @property
     def condition(self) -> str:
-        """All of it in SQL."""
+        """SQL condition for the whole choice."""
         parts = [self.of_ranks]
         if self.steps is not None:
             parts.append(f"step BETWEEN {int(self.steps[0])} AND {int(self.steps[1])}")
@@ -44,7 +44,7 @@ class TraceChoice:
         return replace(self, ranks=frozenset())
 
     def holds(self, event: StoryEvent) -> bool:
-        """True if an event belongs to it; events of a node always do."""
+        """True if an event belongs to the choice; events of a node always do."""
         return (
             (self.steps is None or event.step is None or self.steps[0] <= event.step <= self.steps[1])
             and self.attempt in (None, event.attempt)

@@ -18,7 +18,7 @@ _MOMENTS = {"ranks": "wall_ns", "events": "wall_ns", "health": "sample_ns"}
 
 @dataclass(frozen=True, slots=True)
 class TraceClock:
-    """Epoch nanoseconds into microseconds of the trace."""
+    """Converts epoch nanoseconds into microseconds of the trace."""
 
     zero_ns: int
 
@@ -34,7 +34,7 @@ class TraceClock:
         return cls(min((time for time in times if time), default=0))
 
     def us(self, wall_ns: int) -> float:
-        """Microseconds of the trace."""
+        """The time in microseconds since the first record of the trace."""
         return (wall_ns - self.zero_ns) / 1e3
 
 

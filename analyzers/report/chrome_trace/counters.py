@@ -17,7 +17,9 @@ __all__ = ["device_counters", "run_counters"]
 
 
 def run_counters(source: Source, choice: TraceChoice, clock: TraceClock, tracks: Tracks) -> Iterator[dict[str, Any]]:
-    """Loss and tokens per second at the end of each execution of a step, over all ranks whichever were chosen."""
+    """Loss and tokens per second at the end of each execution of a step, over all ranks, also those that are not in the
+    trace.
+    """
     if not source.has("steps"):
         return
     copies = token_copies(source)

@@ -21,7 +21,7 @@ __all__ = ["Call", "CallFlows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of one rank; `end_ns` None: it never ended."""
+    """One call of one rank; `end_ns` is None if it never ended."""
 
     attempt: int
     rank: int
@@ -47,12 +47,12 @@ class Call:
 
     @property
     def is_transfer(self) -> bool:
-        """Point to point."""
+        """True for a send or a receive."""
         return self.op.startswith(("send", "recv"))
 
 
 class CallFlows:
-    """Calls that wait for those of other ranks. Ids count up: one for each group and number."""
+    """Calls kept until the calls of the other ranks are known. Ids count up: one for each group and sequence number."""
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, list[Call]] = {}
@@ -64,11 +64,11 @@ class CallFlows:
             self._calls.setdefault(key, []).append(call)
 
     def drain(self, clock: TraceClock) -> Iterator[dict[str, Any]]:
-        """Flow events between the calls that were added; calls of one rank alone have none."""
+        """Flow events between the calls that were added; a call that only one rank recorded has none."""
         calls, self._calls = self._calls, {}
         for same in calls.values():
             if len(same) < 2 or len({call.rank for call in same}) < len(same):
-                continue  # two calls of one rank with the same number: which one was answered is not known
+                continue  # two calls of one rank have the same number, so it is not known which one the others answered
             self._num_flows += 1
             stops = _stops(same)
             for place, (at_ns, call) in enumerate(stops):

@@ -19,7 +19,7 @@ def text(value: Any) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """JSON values of bounded size."""
+    """The value as JSON of bounded size."""
     if isinstance(value, dict):
         if depth >= MAX_DEPTH:
             return "..."

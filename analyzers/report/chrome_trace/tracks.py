@@ -3,7 +3,7 @@
     tracks = Tracks({0: "node-0, cuda:0"})
     yield from tracks.thread(0, PHASES)         # metadata events, the first time only
 
-A process is a rank and has its number. One more holds what belongs to the whole run, and each node has one.
+Each rank is a process with the rank's number. One more process holds what belongs to the whole run, and each node has
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     write_trace(store, Path("trace.json.gz"), steps=(38, 42), compressed=True)
 
 A process of the trace is a rank; its threads are its steps, its phases, each stage of its pipeline, and its
-collectives, in as many lanes as overlap. Arrows join the ranks of one call. What never ended is a slice without an end.
-Memory, loss, tokens per second and load of devices are counters, events of the run instants. The run has a process of
-its own, with its attempts, and so has each node.
+collectives, in as many lanes as overlap. Arrows join the ranks of one call. A record that never ended is a slice
+without Memory, loss, tokens per second and load of devices are counters, events of the run instants. The run has a
+process of its own, with its attempts, and so has each node.
 
 The file is written in pieces of about `CHUNK_ROWS` records, so that memory is bounded whatever the run's length. Times
 are microseconds since the run's first record, of each rank's own clock.
@@ -40,7 +40,9 @@ def write_trace(
     ranks: Collection[int] = (),
     compressed: bool = False,
 ) -> int:
-    """Write the trace, of all or of the steps, attempt and ranks given; its number of events. Raises OSError."""
+    """Write the trace of the given steps, attempt and ranks (None: all) and return its number of events. Raises
+    OSError.
+    """
     choice = TraceChoice(steps=steps, attempt=attempt, ranks=frozenset(ranks))
     if compressed:
         with gzip.open(path, "wt", encoding="utf-8", compresslevel=5) as packed:

@@ -3,7 +3,7 @@
     page = render(comparison, a=Side(...), b=Side(...))
     path.write_bytes(page)
 
-Both loss curves in one picture, both step times, both accounts of the time, then everything that differs in tables. It
+The page shows both loss curves in one figure, both step times and both accounts of the time, then tables of everything
 has the layout and the escaping of the report of one run (`page_frame`).
 """
 

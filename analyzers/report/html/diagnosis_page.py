@@ -90,7 +90,7 @@ class _Page:
             "suspected": finding.status == "suspect",
             "where": _where(finding, self.diagnosis.closed.get(finding.id, "")),
             "summary": finding.summary,
-            # The evidence of the first one is at the top of the page.
+            # The evidence of the first finding is at the top of the page.
             "why": "" if number == 0 or reason == finding.summary else reason,
             "next": next_step(finding, self.diagnosis.run.get("run_id") or "") if number else "",
             "link": finding_link(self.diagnosis.run, finding),
@@ -266,7 +266,7 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _is_routine(event: course.StoryEvent) -> bool:
-    """Copies in memory are taken every few steps: only a rollback to one is worth a row."""
+    """Copies in memory are taken every few steps, so only a rollback to one gets a row."""
     routine = ("writing", "complete", "good", "removed")
     detail = event.detail
     return event.kind == event_kinds.CHECKPOINT and detail.get("tier") == "memory" and detail.get("state") in routine
@@ -277,7 +277,7 @@ _EVENT_LABELS = {"bytes": "size", "exit_rank": "rank", "state_rank": "rank"}
 
 
 def _measured(key: str, value: Any) -> tuple[str, str]:
-    """A name and its value in readable units; of values within values, their own names."""
+    """A name and its value in readable units; values inside another value are listed with their own names."""
     if isinstance(value, Mapping):
         return key.replace("_", " "), ", ".join(
             " ".join(_measured(str(name), each)).strip() for name, each in value.items()

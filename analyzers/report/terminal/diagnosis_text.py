@@ -2,8 +2,8 @@
 
     render(diagnosis, rich.console.Console())
 
-Plain text where the output is no terminal. Text of the run is escaped: neither rich's markup nor control sequences of a
-terminal in it have an effect.
+It prints plain text if the output is not a terminal. Text of the run is escaped: neither rich's markup nor control
+sequences of a terminal in it have an effect.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ MAX_ROWS = 64
 
 
 def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
-    """Print the report. `run`: its folder, as the reader has typed it."""
+    """Print the report. `run`: the run's folder as the user typed it."""
     run = run or diagnosis.run.get("run_id") or ""
     _head(diagnosis, console, run)
     for number, finding in enumerate(diagnosis.cards):
         console.print()
         _finding(finding, console, run, shown_above=number == 0, closed=diagnosis.closed.get(finding.id, ""))
         if link := finding_link(diagnosis.run, finding):
-            console.print(_text(visible(f"  page: {link}"), "dim"), soft_wrap=True)  # whole: it is copied
+            # printed whole, because it is copied
+            console.print(_text(visible(f"  page: {link}"), "dim"), soft_wrap=True)
     advice = [f"{sentence(finding.summary)} {next_step(finding, run)}" for finding in diagnosis.advised]
     in_verdict = {*diagnosis.verdict.splitlines()}
     missing = [finding.summary for finding in diagnosis.not_judged if finding.summary not in in_verdict]
@@ -295,7 +296,7 @@ def _indented(text: str, style: str) -> Any:
 
 
 def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
-    """Names and values, two pairs a line where there is room; a value too long for that has its own line."""
+    """Names and values, two pairs per line if there is room; a value that is too long for that has its own line."""
     from rich.padding import Padding
     from rich.table import Table
 
@@ -313,7 +314,7 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
         cells = [_text(visible(cell), "") for row in short[i : i + step] for cell in row]
         table.add_row(*cells)
     lines: list[Any] = [Padding(table, (0, 0, 0, 2))] if short else []
-    if width < 80:  # a column of its names would leave too little
+    if width < 80:  # a column for the names would leave too little room
         lines += [_indented(f"{name:<18}  {value}", "") for name, value in long]
     elif long:
         rest = Table.grid(padding=(0, 2))
@@ -337,7 +338,9 @@ def _columns() -> Table:
 
 
 def render_ranks(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the slowest ranks' rows in the order of ranks; ms per step, and the hidden share of communication."""
+    """Print the rows of the slowest ranks, ordered by rank: milliseconds per step, and the hidden share of
+    communication.
+    """
     from rich.table import Table
 
     shown = sorted(sorted(rows, key=lambda row: -row["step_ms"])[:MAX_ROWS], key=lambda row: row["rank"])

@@ -21,9 +21,9 @@ __all__ = ["FittedTable"]
 LEFT_OUT_FIRST = ("memory", "GPU", "waiting")
 """Columns in the order in which they are left out, so that the stretched one is whole."""
 LEFT_OUT_LAST = ("own work", "for", "step")
-"""Columns that are left out only where the stretched one would have less than `MIN_STRETCHED`."""
+"""Columns that are left out only if the stretched one would have less than `MIN_STRETCHED` characters."""
 STRETCHED = "doing"
-"""The one that ends with an ellipsis where its text is longer than its place."""
+"""The stretched column: a text that is longer than its room ends with an ellipsis."""
 MIN_STRETCHED, MAX_STRETCHED = 24, 38
 GAP = 3
 _RIGHT = ("rank", "step", "own work", "waiting", "memory", "GPU", "for")
@@ -31,7 +31,7 @@ _RIGHT = ("rank", "step", "own work", "waiting", "memory", "GPU", "for")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTable:
-    """Renders itself in the available width."""
+    """A table that renders itself in the available width."""
 
     names: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Text | str]]]

@@ -1,6 +1,6 @@
 """A terminal that was closed: what is printed from then on goes nowhere, instead of failing with an I/O error.
 
-leave_lost_terminal()       # after a signal; harmless where the terminal is still there
+leave_lost_terminal()       # after a signal; does nothing if the terminal still exists
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["leave_lost_terminal"]
 
 
 def leave_lost_terminal() -> None:
-    """Direct standard output and errors to /dev/null where they belong to a terminal that was closed."""
+    """Redirect standard output and standard error to /dev/null if they belong to a terminal that was closed."""
     for fd in (1, 2):
         try:
             termios.tcgetattr(fd)
         except termios.error as error:
-            if error.args[0] == errno.EIO:  # of a file or a pipe it is ENOTTY
+            if error.args[0] == errno.EIO:  # a file or a pipe gives ENOTTY
                 with contextlib.suppress(OSError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, fd)

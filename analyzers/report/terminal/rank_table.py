@@ -36,15 +36,15 @@ MAX_NAMED = 8
 """Ranks that share a finding are folded if there are more of them: a slow stage is one row, a slow rank is one too."""
 _TROUBLED = ("dead", "stopped")
 _NUMBERS = re.compile(r"#?\d[\d/,.:-]*")
-"""Sequence numbers and ranks, in which the same activity differs from rank to rank."""
+"""Sequence numbers and ranks, which differ between ranks that do the same."""
 MAX_RANGES = 6
 _OPEN_S = 1.0
-"""Shorter than this, an activity is shown without its duration: it changes many times a second."""
+"""Shortest activity that is shown with its duration (s): shorter ones change many times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """The lines above the table."""
+    """Content of the lines above the table."""
 
     run: str
     state: str
@@ -68,13 +68,13 @@ def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> Renderabl
 
 
 def heading_height(found: RankRows, heading: Heading, width: int) -> int:
-    """Lines of the heading on a terminal of `width` columns, where long sentences break."""
+    """Number of lines that the heading takes on a terminal of `width` columns, in which long sentences wrap."""
     texts = [*_head(found, heading).plain.splitlines(), *(visible(sentence) for _, sentence in heading.findings)]
     return sum(max(1, len(wrap(with_bound_units(text), width))) for text in texts)
 
 
 def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[RankRow]]]:
-    """Ranks that keep their rows, and groups of the others, `max_rows` rows together."""
+    """Ranks that keep their rows, and groups of the others; at most `max_rows` rows in total."""
     rows = found.rows
     if len(rows) <= max_rows:
         return rows, []
@@ -180,7 +180,7 @@ def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:
 
 
 def _common_activity(rows: Sequence[RankRow]) -> str:
-    """Activity that all of them share, without their own numbers; their host where they do nothing."""
+    """The activity that all of these ranks share, without their own numbers; their host if they do nothing."""
     doing = {row.doing for row in rows}
     doing = doing if len(doing) == 1 else {_NUMBERS.sub("…", text) for text in doing}
     if len(doing) > 1:

@@ -1,10 +1,10 @@
-"""The ranks of a run as they stand now, drawn for a terminal: `rankscope top`, and below the bar of `rankscope train`.
+"""What the ranks of a run do now, drawn for a terminal: for `rankscope top`, and below the bar of `rankscope train`.
 
     drawn = draw_ranks(folder, name="runs/latest", height=40, now_ns=time.time_ns())
     console.print(drawn.table)
     read_ranks(folder, now_ns=time.time_ns()).to_json()      # the same for programs
 
-Of a live run, own work and waiting are medians of the newest 50 steps, and findings are those that `watch` reported.
+For a live run, own work and waiting are medians of the newest 50 steps, and findings are those that `watch` reported.
 Of one that has ended, both are of all steps, as in `rankscope analyze`.
 """
 
@@ -34,12 +34,14 @@ __all__ = ["MAX_FINDINGS", "RankScreen", "RanksNow", "draw_ranks", "read_ranks"]
 
 MAX_FINDINGS = 4
 FRAME_LINES = 5
-"""Lines of the table that are not of a rank."""
+"""Number of the table's lines that show no rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankScreen:
-    """The table, whether the run may still write, and whether it has ended. A run without any record may yet begin."""
+    """The table, whether the run may still write, and whether it has ended. A run without any record may not have begun
+    yet.
+    """
 
     table: RenderableType
     is_live: bool
@@ -74,7 +76,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         findings = _findings(store, state.attempt) if ended is None else list(ended.fired)
         as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None)
-    if ended is not None:  # the report's number; a rank that was killed wrote no end
+    if ended is not None:  # the number that the report shows; a rank that was killed recorded no end
         rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
         took_ms = ended.run.get("step_ms_median")
         found = replace(found, step_ms=took_ms if isinstance(took_ms, float) else None, rows=rows)
@@ -90,7 +92,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
 
 
 def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: int = 1_000) -> RankScreen:
-    """Read the run and draw it in at most `height` lines, but at least four ranks. Raises RunError, StoreError."""
+    """Read the run and draw it in at most `height` lines, but show at least four ranks. Raises RunError, StoreError."""
     now = read_ranks(folder, now_ns=now_ns)
     state, findings = now.state, now.findings
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]

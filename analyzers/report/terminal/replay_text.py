@@ -22,11 +22,11 @@ __all__ = ["MAX_TEXT", "render", "verdict"]
 MAX_SAMPLES = 8
 MAX_TEXT = 60
 SAME_RATIO = 1e-3
-"""Relative difference of a loss that rounding explains: sums in another order, a restart in between."""
+"""Relative difference between two losses that rounding can explain: sums in another order, a restart in between."""
 
 
 def verdict(found: ReplayResult, *, kind: str, ranks: Sequence[int], loss: float, recorded: float) -> str:
-    """One or two sentences. `kind`: what the step was in the run (healthy, non_finite, spike)."""
+    """Describe the result in one or two sentences. `kind`: how the run judged the step (healthy, non_finite, spike)."""
     if kind != "healthy":
         was = "had NaN or Inf" if kind == "non_finite" else "was a loss spike"
         return f"Step {found.step} {was}. {found.text(ranks)}"
@@ -44,7 +44,7 @@ def render(
     found: ReplayResult, console: Console, *, kind: str, ranks: Sequence[int], figures: Sequence[tuple[str, str]],
     loss: float, recorded: float, doubts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Print it. `figures`: (name, value) lines; `doubts`: why the replay may differ from the run."""
+    """Print the replay. `figures`: (name, value) lines; `doubts`: why the replay may differ from the run."""
     from rich.table import Table
     from rich.text import Text
 

@@ -20,7 +20,7 @@ from probes.tape.redaction.printable import visible_lines
 __all__ = ["SafeConsole", "with_bound_units"]
 
 _BOUND = "\ue000"
-"""Stands for a space at which no line breaks. Rich breaks at a no-break space, too."""
+"""Stands for a space at which no line may break, since rich also breaks lines at a no-break space."""
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:[nµum]?s|min|h|[kMGT]|[kKMGT]?i?B|ranks?|steps?|tokens)(?:/s)?\b))")
 
 _PADDING = re.compile(r" +(?=\n)")
@@ -45,7 +45,7 @@ class SafeConsole(Console):
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         text = super()._render_buffer(
             segment
-            if segment.control or segment.text == "\r"  # alone: the next line takes its place
+            if segment.control or segment.text == "\r"  # printed alone, because the next line replaces it
             else Segment(visible_lines(segment.text.replace(_BOUND, " ")), segment.style)
             for segment in buffer
         )

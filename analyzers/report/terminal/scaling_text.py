@@ -53,7 +53,7 @@ def render(scaling: Scaling, console: Console) -> None:
 
 
 def sentence(scaling: Scaling) -> str:
-    """The largest run against the smallest, two sentences."""
+    """Compare the largest run with the smallest one in two sentences."""
     base, last = scaling.points[0], scaling.points[-1]
     gain = f"{last.num_ranks / base.num_ranks:g}x the ranks give {last.speedup:.2f}x the tokens/s"
     efficiency = f"efficiency {last.efficiency_ratio:.3f} (95 % interval {last.low:.3f} to {last.high:.3f})"
