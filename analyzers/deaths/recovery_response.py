@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from analyzers.finding import Finding
+from analyzers.run.ends.restarts import loaded_checkpoint
 from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from analyzers.wording import batches_text, sentence
@@ -112,11 +113,8 @@ def _restart(log: EventLog, attempt: int) -> Iterator[str]:
     if begun:
         world = begun[0].integer("world_size")
         yield f"Restarted {f'{world} ranks' if world > 0 else 'the ranks'} (attempt {attempt + 1})."
-        loaded = [
-            event for event in log.of(event_kinds.CHECKPOINT, attempt=attempt + 1) if event.text("state") == "loaded"
-        ]
-        if loaded:
-            yield f"Resumed from step {loaded[0].step}, loaded from {loaded[0].text('tier') or 'a checkpoint'}."
+        if loaded := loaded_checkpoint(log, attempt + 1):
+            yield f"Resumed from step {loaded.step}, loaded from {loaded.text('tier') or 'a checkpoint'}."
 
 
 def _seconds(seconds: float) -> str:

@@ -116,7 +116,7 @@ def test_a_rank_that_dies_and_another_that_is_slow_after_the_restart(tmp_path: P
     assert (slow.kind, slow.ranks, slow.first_step, slow.attempt) == ("straggler", (0,), 61, 1)
     assert slow.evidence["excess_ms"] == pytest.approx(80, abs=2)
     assert (lost.kind, lost.ranks, lost.first_step, lost.attempt) == ("rank_lost", (1,), 31, 0)
-    assert lost.summary.endswith("Restarted as attempt 1 from step 21.")
+    assert lost.summary.endswith("Restarted as attempt 1, whose first step is 21.")
 
 
 @pytest.mark.parametrize(

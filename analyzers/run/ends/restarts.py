@@ -1,21 +1,37 @@
-"""Sentence on the restart that followed an attempt, for the summary of a hang or a death."""
+"""Restart that followed an attempt: the checkpoint it loaded, and the sentence for the summary of a hang or a death."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.source import Source
+from probes.tape import event_kinds
 
-__all__ = ["restart_sentence"]
+__all__ = ["loaded_checkpoint", "restart_sentence"]
+
+
+def loaded_checkpoint(log: EventLog, attempt: int) -> Event | None:
+    """Event of the state that an attempt began with; None if none was loaded. A rollback loads later ones."""
+    # "remote" is a download: the ranks load that folder from disk next, or an older one if it is damaged.
+    loads = (event for event in log.of(event_kinds.CHECKPOINT, attempt=attempt) if event.text("state") == "loaded")
+    return next((event for event in loads if event.text("tier") != "remote"), None)
 
 
 def restart_sentence(source: Source, attempt: int, attempts: Sequence[int]) -> str:
-    """Return ` Restarted as attempt 1 from step 30.`; empty for the newest of the run's `attempts`."""
+    """Return ` Restarted as attempt 1 from step 30.`, the step of the loaded checkpoint, so step 31 is trained first.
+
+    Empty for the newest of the run's `attempts`.
+    """
     after = next((number for number in attempts if number > attempt), None)
     if after is None:
         return ""
+    restarted = f" Restarted as attempt {after}"
+    loaded = loaded_checkpoint(EventLog.load(source, (event_kinds.CHECKPOINT,), after), after)
+    if loaded is not None and loaded.step is not None:
+        return f"{restarted} from step {loaded.step}."
     ((step,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [after])
     if step is None:
-        return f" Restarted as attempt {after}."
+        return f"{restarted}."
     # The steps of an attached script are counted from its start; only its own checkpoint knows where it resumed.
-    return f" Restarted as attempt {after}{', whose steps count from' if step <= 1 else ' from step'} {step}."
+    return f"{restarted}, whose {'steps count from' if step <= 1 else 'first step is'} {step}."

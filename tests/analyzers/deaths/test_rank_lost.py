@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from analyzers.deaths.recovery_response import done_about
 from tests.analyzers.deaths.lost_ranks import GLOO, POLICY, killed, lost
 from tests.analyzers.judged import judged_losses
 from tests.analyzers.standstill import World
@@ -197,7 +198,21 @@ def test_a_past_attempts_death_counts_and_says_how_it_went_on() -> None:
     world.store.event("run_ended", attempt=1, wall_ns=world.after(60), reason="finished", exit_code=0)
     (finding,) = lost(world)
     assert (finding.attempt, finding.ranks, finding.severity) == (0, (2,), "warning")
-    assert "Restarted as attempt 1 from step 11." in finding.summary
+    assert finding.summary.endswith("Restarted as attempt 1, whose first step is 11.")
+
+
+def test_a_restart_names_the_checkpoint_that_it_loaded() -> None:
+    world = killed(2)
+    World(attempt=1, first_step=11, store=world.store, start_ns=world.after(5))
+    # A download that turns out damaged, the copy on disk that is loaded instead, and a rollback to a later one.
+    for seconds, tier, step in ((2, "remote", 12), (3, "disk", 10), (9, "disk", 14)):
+        event = {"attempt": 1, "wall_ns": world.after(seconds), "rank": 0, "step": step}
+        world.store.event("checkpoint", **event, tier=tier, state="loaded")
+    world.store.event("attempt_started", attempt=1, wall_ns=world.after(1), world_size=4)
+    world.store.event("run_ended", attempt=1, wall_ns=world.after(60), reason="finished", exit_code=0)
+    (finding,) = lost(world)
+    assert finding.summary.endswith("Restarted as attempt 1 from step 10.")
+    assert "Resumed from step 10, loaded from disk." in done_about(world.store, finding)
 
 
 def test_clocks_of_two_nodes_that_disagree_change_nothing() -> None:

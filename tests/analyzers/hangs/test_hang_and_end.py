@@ -35,7 +35,7 @@ def test_a_hang_that_watch_ended_reads_the_same_afterwards() -> None:
     (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks, finding.attempt) == ("not_entered", (1,), 0)
     assert finding.evidence["waiting_ranks"] == [0, 2, 3]
-    assert finding.summary.endswith(" Restarted as attempt 1 from step 11.")
+    assert finding.summary.endswith(" Restarted as attempt 1, whose first step is 11.")
     assert 5.9 < finding.evidence["silent_s"] < 6.1
 
 
