@@ -288,7 +288,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         **(counters.evidence() if suspect.why else {}),  # what decided on the cause, before the rest
         "phase_factors_ratio": {p: _json_number(f) for p, f in worst.phase_factors.items()},
         "phase_excess_ms": {phase: round(value, 3) for phase, value in worst.phase_excess_ms.items()},
-        "peers_wait_more_ms": round(worst.peers_wait_more_ms, 3),
+        **({"peers_wait_more_ms": round(worst.peers_wait_more_ms, 3)} if worst.peers_wait_more_ms > 0 else {}),
         **cost.evidence(),
         "steps_slow": worst.num_steps,
         "agreeing_steps_ratio": round(min(segment.agreement for segment in worst.segments), 3),

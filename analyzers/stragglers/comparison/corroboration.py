@@ -126,15 +126,15 @@ class Counters:
         return f"Of the extra time, {worked}{number(parts.run_delay_ms)} ms is waiting for a core."
 
     def evidence(self) -> dict[str, Any]:
-        """Known values for a finding's evidence."""
+        """Values for a finding's evidence: what the rank has more than its peers. What it has less explains nothing."""
         known = {
             "cpu_time_excess_ms": self.cpu_ms,
             "core_wait_excess_ms": self.run_delay_ms,
             "gc_excess_ms": self.gc_ms,
             "major_faults_excess": self.major_faults,
-            "tokens_excess_ratio": self.tokens_ratio or None,
+            "tokens_excess_ratio": self.tokens_ratio,
         }
-        return {name: round(value, 3) for name, value in known.items() if value is not None and abs(value) >= 1e-3}
+        return {name: round(value, 3) for name, value in known.items() if value is not None and value >= 1e-3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,6 +236,12 @@ def test_more_work_that_mostly_waits_for_a_core_is_told_in_both_parts() -> None:
     assert NEXT["straggler"](finding).startswith("Give the host of rank 3 more cores")
 
 
+@pytest.mark.parametrize("cpu_ms", [9.0, 12.0])
+def test_a_rank_that_waits_less_for_a_core_has_no_extra_wait(cpu_ms: float) -> None:
+    parts = Counters(cpu_ms=cpu_ms, run_delay_ms=-2.11, gc_ms=-1.0, tokens_ratio=-0.1, on_cpu=True).within(9.5)
+    assert parts.evidence() == {"cpu_time_excess_ms": min(cpu_ms, 9.5)}
+
+
 def test_more_work_alone_is_compute() -> None:
     (finding,) = judged(on_shared_cores(31, wait_ms=0.1, excess_wait_ms=0.0, cpu_growth=0.5))
     assert "ms of compute per step" in finding.summary
