@@ -122,6 +122,8 @@ def _next_excluded(finding: Finding) -> str:
 
 def _why_resume(finding: Finding) -> str:
     parts = listed(evidence_of(finding).get("differing_parts") or [])
+    if parts == "data":
+        return "Compared: a hash of the corpus (of a .bin: of its size and 64 samples), and the next batch."
     return f"The signatures in the checkpoint's manifest differ for: {parts or 'parts that were not recorded'}."
 
 

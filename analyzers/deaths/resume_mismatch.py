@@ -30,17 +30,19 @@ def _finding(attempt: int, events: list[Event]) -> Finding:
     ranks = tuple(sorted({event.rank for event in events}))
     step = events[0].step
     who = f"rank {ranks[0]}" if len(ranks) == 1 else counted(len(ranks), "rank")
-    what = " and ".join(parts) or "state"
+    is_data = parts == ["data"]
+    what = "training data that differ" if is_data else "a state that differs"
+    where = f" in {' and '.join(parts)}" if parts and not is_data else ""
     return Finding(
         analyzer="resume",
         kind="resume_differs",
-        severity="critical",
+        severity="warning" if is_data else "critical",  # the user may have edited them; all ranks read the same ones
         status="fired",
         ranks=ranks,
         first_step=step,
         last_step=step,
         cause=parts[0] if len(parts) == 1 else "several",
-        summary=f"Attempt {attempt} resumed from step {step} with a {what} that differs from the checkpoint's ({who}).",
+        summary=f"Attempt {attempt} resumed from step {step} with {what} from the checkpoint's{where} ({who}).",
         evidence={"differing_parts": parts},
         advice="resume-differs",
         attempt=attempt,

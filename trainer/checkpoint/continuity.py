@@ -2,6 +2,7 @@
 
     signature(tensors, rng)                       # {"parameters": ..., "optimizer": ..., "rng": ...} of this rank
     order_signature(training.stream, position)    # of the next data, the same on all ranks
+    data_differs(loaded.extra, training.stream, loaded.values.position)     # True: other data than when it was saved
     differing(saved, found)                       # ["rng"]: parts that differ from the saved state
 
 The manifest's hashes prove that the files are unchanged. Signatures prove that the resumed training has the saved
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from probes.guard.fingerprints import FingerprintReader
 from trainer.checkpoint.state import Position
 from trainer.data.batches import BatchStream
 
-__all__ = ["PARTS", "differing", "order_signature", "signature"]
+__all__ = ["PARTS", "data_differs", "differing", "order_signature", "signature"]
 
 PARTS: dict[str, tuple[str, ...]] = {"parameters": ("model.",), "optimizer": ("optimizer.", "compression."), "rng": ()}
 """Parts of a state, and the prefixes of their tensors' names."""
@@ -45,6 +47,13 @@ def order_signature(stream: BatchStream, position: Position) -> str:
     first = stream.batch(position.batch_index, 0, stream.global_batch_size)
     digest.update(first.inputs.numpy().tobytes())
     return digest.hexdigest()
+
+
+def data_differs(extra: Mapping[str, Any], stream: BatchStream, position: Position) -> bool:
+    """Return True if a checkpoint was saved with another corpus than this, or another batch would have come next. Most
+    edits leave the next batch as it was. A checkpoint without `corpus` was saved by an older version."""
+    saved = {"corpus": extra.get("corpus"), "order": extra.get("order")}
+    return bool(differing(saved, {"corpus": stream.corpus.digest, "order": order_signature(stream, position)}))
 
 
 def differing(saved: Mapping[str, object], found: Mapping[str, object]) -> list[str]:

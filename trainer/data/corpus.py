@@ -34,6 +34,8 @@ from trainer.data.token_folder import is_prepared
 __all__ = ["Corpus", "open_corpus", "open_validation"]
 
 SEPARATOR = b"\0"
+_BIN_SAMPLES = 64
+_BIN_SAMPLE_BYTES = 1 << 14
 _BIN_DTYPES = {"uint8", "uint16", "uint32"}
 # On some systems installed packages are in the library's folder; they differ between machines.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", ".git"}
@@ -282,9 +284,10 @@ def _open_bin(path: Path, vocab_size: int) -> Corpus:
     expected, size = count * np.dtype(dtype).itemsize, path.stat().st_size
     if size != expected or not count:
         raise ConfigError(f"data.path = {str(path)!r}: {size} bytes, but {sidecar.name} says {expected}")
-    # The contents may be terabytes: the identity is the description, the size and both ends.
+    # The contents may be terabytes: the identity is the description, the size and blocks from the start to the end.
+    digest = hashlib.sha256(json.dumps([dtype, vocab, count]).encode())
     with path.open("rb") as file:
-        head = file.read(1 << 16)
-        file.seek(max(0, size - (1 << 16)))
-        digest = hashlib.sha256(json.dumps([dtype, vocab, count]).encode() + head + file.read())
+        for number in range(_BIN_SAMPLES):
+            file.seek(max(0, size - _BIN_SAMPLE_BYTES) * number // (_BIN_SAMPLES - 1))
+            digest.update(file.read(_BIN_SAMPLE_BYTES))
     return Corpus(tokens=np.memmap(path, dtype=dtype, mode="r"), digest=digest.hexdigest()[:32])

@@ -24,7 +24,7 @@ from probes.tape import event_kinds
 from probes.tape.files.shared_memory import shared_folder
 from probes.tape.rundir import RunDir
 from trainer.checkpoint import attempt_fence as fence
-from trainer.checkpoint.continuity import differing, order_signature, signature
+from trainer.checkpoint.continuity import data_differs, differing, order_signature, signature
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints
 from trainer.checkpoint.disk_tier.loading import Loaded
 from trainer.checkpoint.disk_tier.saving import SaveVote
@@ -113,10 +113,10 @@ class StateCopies:
     def _report_differences(self, loaded: Loaded) -> None:
         """Record which parts of the loaded state differ from what this rank saved."""
         training = self.training
-        found: dict[str, Any] = {"data": order_signature(training.stream, loaded.values.position)}
+        parts = ["data"] if data_differs(loaded.extra, training.stream, loaded.values.position) else []
         if loaded.signature:
-            found |= signature(local_tensors(training_tensors(training)), rng_state(training.device))
-        parts = differing({"data": loaded.extra.get("order"), **loaded.signature}, found)
+            found = signature(local_tensors(training_tensors(training)), rng_state(training.device))
+            parts += differing(loaded.signature, found)
         if parts:
             self.recorder.event(event_kinds.RESUME_DIFFERS, step=loaded.values.position.step, parts=parts)
 
@@ -168,7 +168,7 @@ class StateCopies:
         lent = self.memory.lend(self._values(position))
         self.disk.start_save(
             lent,
-            {"ledger": self.ledger.to_json()},
+            self._extra(),
             late_extra=lambda: {"order": order_signature(self._stream, position)},
             stall_ns=time.monotonic_ns() - start,
         )
@@ -195,9 +195,12 @@ class StateCopies:
         scaler = self.training.scaler
         return Values(position=position, scaler=scaler.state() if scaler else None, detector=self.guard.state())
 
+    def _extra(self) -> dict[str, Any]:
+        return {"ledger": self.ledger.to_json(), "corpus": self._stream.corpus.digest}
+
     def _copy(self, position: Position, *, vetted: bool) -> None:
         start = time.monotonic_ns()
-        size = self.memory.take(self._values(position), vetted=vetted, extra={"ledger": self.ledger.to_json()})
+        size = self.memory.take(self._values(position), vetted=vetted, extra=self._extra())
         took = time.monotonic_ns() - start
         if self.memory.problem and not self._reported_problem:
             self._reported_problem = True

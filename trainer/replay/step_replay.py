@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 
 from probes.guard.decisions import Verdict
-from trainer.checkpoint.continuity import order_signature
+from trainer.checkpoint.continuity import data_differs
 from trainer.checkpoint.disk_tier.loading import load_folder
 from trainer.config.config import Config
 from trainer.data.batches import Batch
@@ -125,8 +125,7 @@ class _StepReplayer:
             loaded = load_folder(Path(target.checkpoint), self.training)
             if self.training.scaler is not None and loaded.values.scaler is not None:
                 self.training.scaler.load(dict(loaded.values.scaler))
-            saved, position = loaded.extra.get("order"), loaded.values.position
-            differs = saved not in (None, order_signature(self.training.stream, position))
+            differs = data_differs(loaded.extra, self.training.stream, loaded.values.position)
         else:
             self.training.fill_weights()
         events = []

@@ -27,8 +27,22 @@ def test_what_differs_and_on_which_rank() -> None:
         "rng",
         2,
     )
-    assert first.summary == "Attempt 2 resumed from step 40 with a rng that differs from the checkpoint's (rank 1)."
-    assert (second.ranks, second.cause) == ((0, 1), "several")
+    assert (
+        first.summary
+        == "Attempt 2 resumed from step 40 with a state that differs from the checkpoint's in rng (rank 1)."
+    )
+    assert (second.ranks, second.cause, second.severity) == ((0, 1), "several", "critical")
+    assert second.summary.endswith("differs from the checkpoint's in data and rng (2 ranks).")
+
+
+def test_other_data_are_a_warning() -> None:
+    store = MemoryStore()
+    store.event("resume_differs", attempt=1, rank=0, step=60, parts=["data"])
+    (finding,) = analyze(store)
+    assert (finding.severity, finding.cause) == ("warning", "data")
+    assert finding.summary == (
+        "Attempt 1 resumed from step 60 with training data that differ from the checkpoint's (rank 0)."
+    )
 
 
 def test_damaged_events_break_nothing() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,10 +14,13 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
-from trainer.checkpoint.continuity import differing, order_signature, signature
+from trainer.checkpoint.continuity import data_differs, differing, order_signature, signature
 from trainer.checkpoint.disk_tier import checkpoints as disk
 from trainer.checkpoint.state import Position
 from trainer.config.config import Config
+from trainer.data.batches import BatchStream
+from trainer.data.corpus import open_corpus
+from trainer.data.streams import training_stream
 
 DDP: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1}
 FSDP: dict[str, Any] = {"dp_shard": 2}
@@ -52,6 +57,44 @@ def test_other_data_are_told(tmp_path: Path) -> None:
     run_loop(with_steps(small(), 12), tmp_path, rank=0, world_size=1, stop_at_step=8)
     run_loop(with_steps(small(run={"seed": 5}), 12), tmp_path, rank=0, world_size=1, attempt=1)
     assert differences(tmp_path, 1) == [["data"]]
+
+
+def test_an_edit_far_from_the_next_batch_is_told(tmp_path: Path) -> None:
+    """Of a text, and of tokens in a .bin of which only samples are read; neither number of tokens changes."""
+    text, tokens = tmp_path / "a.txt", tmp_path / "train.bin"
+    text.write_text("abcdefgh" * 4096)
+    np.tile(np.arange(256, dtype=np.uint16), 4096).tofile(tokens)
+    described = {"dtype": "uint16", "vocab_size": 256, "num_tokens": 4096 * 256}
+    tokens.with_suffix(".json").write_text(json.dumps(described))
+    at = Position(step=8, batch_index=8)
+    for path, unseen in ((text, 0), (tokens, 1 << 20)):
+        stream = _stream(path, tmp_path)
+        extra = {"corpus": stream.corpus.digest, "order": order_signature(stream, at)}
+        assert not data_differs(extra, _stream(path, tmp_path), at)
+        content = bytearray(path.read_bytes())
+        size = 1 << 16 if path == tokens else 1  # a longer edit than the distance of two samples
+        content[unseen : unseen + size] = bytes(size)
+        path.write_bytes(content)
+        edited = _stream(path, tmp_path)
+        assert edited.num_sequences == stream.num_sequences
+        assert order_signature(edited, at) == extra["order"]
+        assert data_differs(extra, edited, at)
+        assert not data_differs({"order": extra["order"]}, edited, at), "saved by an older version"
+
+
+def _stream(path: Path, cache: Path) -> BatchStream:
+    config = small(data={"path": [str(path)], "cache_dir": str(cache / "cache"), "seq_len": 16})
+    return training_stream(config, open_corpus(config.data, config.model.vocab_size))
+
+
+def test_other_data_in_memory_copies_are_told(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("abcdefgh" * 4096)
+    data = {"path": [str(text)], "cache_dir": str(tmp_path / "cache")}
+    run_loop(with_steps(small(data=data), 12), tmp_path / "run", rank=0, world_size=1, stop_at_step=8)
+    text.write_text("bbcdefgh" + "abcdefgh" * 4095)
+    run_loop(with_steps(small(data=data), 12), tmp_path / "run", rank=0, world_size=1, attempt=1)
+    assert differences(tmp_path / "run", 1) == [["data"]]
 
 
 def _resumed(rank: int, world_size: int, folder: Path, config: Config, other: Config) -> None:
