@@ -17,7 +17,7 @@ all, a host that reads its imports over the network).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -29,6 +29,7 @@ from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.settings.policy import StartupPolicy
 from analyzers.source import READ_CALLS, Source, every_kth, lacking
+from analyzers.wording import listed
 from probes.tape import event_kinds
 
 __all__ = ["PIECES", "Startup", "measure", "slow_startup"]
@@ -54,7 +55,7 @@ class Startup:
 
 
 def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = None) -> list[Finding]:
-    """One finding for each attempt whose slowest part of the start-up is slow."""
+    """One finding for each part of the start-up that is slow, and the slowest, in some attempts."""
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):
@@ -65,7 +66,7 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
     ((run_s,),) = source.rows(
         "SELECT (max(start_ns + coalesce(duration_ns, 0)) - (SELECT min(wall_ns) FROM events)) / 1e9 FROM steps"
     )
-    findings = []
+    by_piece: dict[str, list[Startup]] = {}
     for start in starts:
         slow = [
             piece
@@ -73,8 +74,8 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
             if start.longest(piece) >= max(policy.slow_s, SHARED.saving_ratio * float(run_s or 0.0))
         ]
         if slow:
-            findings.append(_finding(start, max(slow, key=start.longest), policy))
-    return findings
+            by_piece.setdefault(max(slow, key=start.longest), []).append(start)
+    return [_finding(slow_starts, piece, policy) for piece, slow_starts in by_piece.items()]
 
 
 def measure(source: Source) -> list[Startup]:
@@ -118,7 +119,10 @@ def measure(source: Source) -> list[Startup]:
     return found
 
 
-def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
+def _finding(starts: Sequence[Startup], piece: str, policy: StartupPolicy) -> Finding:
+    """On the longest of these starts; the cost is that of all."""
+    start = max(starts, key=lambda start: start.longest(piece))
+    whole_s = sum(start.longest(piece) for start in starts)
     of = start.by_rank[piece]
     slowest = max(of, key=lambda rank: of[rank])
     usual = median(seconds for rank, seconds in of.items() if rank != slowest) if len(of) > 1 else of[slowest]
@@ -126,14 +130,17 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
     # The first step of the others is the waiting for the slow one.
     alone = alone and piece != "launch"
     compared = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""
+    attempts = [start.attempt for start in starts]
+    several = f"The starts of attempts {listed(attempts)} spent {whole_s:.1f} s, up to {of[slowest]:.1f} s each,"
+    one = f"The start{f' of attempt {start.attempt}' if start.attempt else ''} spent {of[slowest]:.1f} s"
     return Finding.advise(
         "startup",
         "slow_startup",
-        f"The start spent {of[slowest]:.1f} s on {PIECES[piece]}{compared}.",
+        f"{several if len(starts) > 1 else one} on {PIECES[piece]}{compared}.",
         ranks=(slowest,) if alone else (),
         cause=piece,
         attempt=start.attempt,
-        cost_s=round(of[slowest], 3),
+        cost_s=round(whole_s, 3),
         evidence={f"{name}_s": round(start.longest(name), 3) for name in PIECES if name in start.by_rank}
         | {"median_rank_s": round(usual, 3)},
     )

@@ -7,7 +7,7 @@ from analyzers.scope import Scope
 from analyzers.settings.startup import measure, slow_startup
 from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
-from tests.analyzers.plain_run import S, plain_run
+from tests.analyzers.plain_run import BEGIN_NS, S, plain_run
 
 
 def analyze(store: MemoryStore) -> list[Finding]:
@@ -45,6 +45,25 @@ def test_a_rank_that_the_others_wait_for_is_named() -> None:
 def test_a_piece_that_is_slow_for_all_names_nobody(sql: str, cause: str) -> None:
     (finding,) = analyze(later(plain_run(), sql))
     assert (finding.cause, finding.ranks) == (cause, ())
+
+
+def test_slow_starts_of_several_attempts_are_one_advice() -> None:
+    store = later(plain_run(), f"UPDATE events SET wall_ns = wall_ns - {50 * S} WHERE kind = 'run_started'")
+    for attempt, waited_s in ((1, 30), (2, 1), (3, 40)):
+        moved_ns = 100 * attempt * S
+        store.event("rank_exit", attempt=attempt - 1, wall_ns=BEGIN_NS + moved_ns - waited_s * S, exit_rank=0)
+        store.event("attempt_started", attempt=attempt, wall_ns=BEGIN_NS + moved_ns)
+        for table, column in (("ranks", "wall_ns"), ("steps", "start_ns")):
+            by_ns = moved_ns - 2 * S
+            store.connection.execute(
+                f"INSERT INTO {table} SELECT * REPLACE ({attempt} AS attempt, {column} + {by_ns} AS {column}) "
+                f"FROM {table} WHERE attempt = 0"
+            )
+    (finding,) = analyze(store)
+    assert finding.summary == (
+        "The starts of attempts 0, 1, 3 spent 122.0 s, up to 52.0 s each, on launching the ranks."
+    )
+    assert (finding.attempt, finding.cost_s) == (0, pytest.approx(122.0))
 
 
 def test_what_is_missing_is_said() -> None:
