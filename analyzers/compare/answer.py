@@ -7,7 +7,7 @@
 A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
 called better. A run may be called faster or lower in loss, but not better, if it has a `shortcoming` (it did not
 finish, or it alone has a critical finding) or trains another model. The loss at equal steps does not count if the runs
-differ in tokens per step.
+differ in tokens per step, nor the speed if the load of the hosts may explain it (`load`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _ENDS = {
 
 def answer(
     run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = "",
-    against_either: str = "",
+    against_either: str = "", load: str = "",
 ) -> str:  # fmt: skip
     """Return which run is better and why. `against_a` and `against_b`: shortcomings of that run. `against_either`: a
-    reason to call neither better."""
+    reason to call neither better. `load`: a sentence on hosts whose load may explain the speed."""
     # +1: B wins, -1: A wins, 0: undecided.
-    by_speed = 0 if speed is None else int(speed.high < 1) - int(speed.low > 1)
+    by_speed = 0 if speed is None or load else int(speed.high < 1) - int(speed.low > 1)
     by_loss = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
     parts = []
     if by_speed * by_loss < 0:
@@ -64,7 +64,7 @@ def answer(
     if speed is None:
         parts.append(f"{run_b} and {run_a} have too few steps to compare their speed.")
     else:
-        parts.append(f"{run_b} {speed_words(speed)}.")
+        parts.append(f"{run_b} {speed_words(speed)}.{f' {load}' if load else ''}")
     return " ".join([*parts, loss_sentence(loss)])
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
-from analyzers.stragglers.throughput import StepTimes
+from analyzers.stragglers.throughput import Change, StepTimes
 
-__all__ = ["Difference", "Run", "conditions", "tokens_of_step"]
+__all__ = ["Difference", "Run", "conditions", "load_caveat", "tokens_of_step"]
 
 Difference = tuple[str, str | None, str | None]
 """(name, value in A, value in B); None: not recorded."""
@@ -60,6 +60,22 @@ def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
         if is_always or not is_equal:
             found.append((name, None if before is None else text(before), None if after is None else text(after)))
     return tuple(found)
+
+
+def load_caveat(speed: Change | None, a: Run, b: Run) -> str:
+    """Return a sentence if the slower run had a much busier host, which may be why it is slower; else empty.
+
+    Below one process per CPU nothing waits. Another number of ranks is a load of its own, and no other job's.
+    """
+    before, after = _load(a.source), _load(b.source)
+    if speed is None or before is None or after is None or _ranks(a) != _ranks(b):
+        return ""
+    busy, idle = (before, after) if speed.high < 1 else (after, before)
+    if speed.low <= 1 <= speed.high or busy < 1 or busy < SHARED.doubled_factor * idle:
+        return ""
+    return (
+        f"The load of the hosts differs ({before:.2f} and {after:.2f} per CPU), and the speed may differ because of it."
+    )
 
 
 def _ranks(run: Run) -> str | None:

@@ -33,8 +33,9 @@ class DeltaWords:
 
 def delta_words(comparison: Comparison) -> DeltaWords:
     """Describe the differences; "not known" if one of the runs did not record enough."""
+    load = "; the load of the hosts differs" if comparison.load_caveat else ""
     return DeltaWords(
-        speed=_speed(comparison.speed), loss=_loss(comparison.loss), findings=_findings(comparison),
+        speed=_speed(comparison.speed) + load, loss=_loss(comparison.loss), findings=_findings(comparison),
         settings=_named([name for name, _, _ in comparison.settings], "the same"),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.answer import answer, shortcoming
-from analyzers.compare.conditions import Run, conditions, tokens_of_step
+from analyzers.compare.conditions import Run, conditions, load_caveat, tokens_of_step
 from analyzers.compare.step_parts import PLACES, StepParts, main_difference, step_parts
 from analyzers.policy import SHARED
 from analyzers.run.records.evaluations import evaluations
@@ -71,6 +71,8 @@ class Comparison:
     """Milliseconds of the parts of a step, mean over the ranks; `waiting` is for other ranks and for transfers."""
     main_difference: str = ""
     """Ranks and parts that explain most of the difference per step; empty if none do."""
+    load_caveat: str = ""
+    """A sentence if the load of the hosts may explain the difference of speed; empty otherwise."""
     loss: LossChange | None
     """None with fewer than 20 common steps."""
     only_a: tuple[Finding, ...]
@@ -98,7 +100,7 @@ class Comparison:
             other_model = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
         found = answer(
             self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,
-            against_either=other_model,
+            against_either=other_model, load=self.load_caveat,
         )  # fmt: skip
         return " ".join(part for part in (found, self.main_difference) if part)
 
@@ -120,6 +122,7 @@ class Comparison:
             "run_b": self.run_b,
             "sentence": self.sentence,
             "main_difference": self.main_difference,
+            "load_caveat": self.load_caveat,
             "shortcomings": [*self.shortcomings],
             "speed": None if self.speed is None else asdict(self.speed),
             "loss": None if self.loss is None else asdict(self.loss),
@@ -140,6 +143,7 @@ def compare(a: Side, b: Side) -> Comparison:
     phases_a, phases_b = _of_places(parts_a), _of_places(parts_b)
     equal_tokens = _equal_tokens(times_a, times_b)
     run_a, run_b = _names(a.diagnosis, b.diagnosis)
+    one, other = (Run(source=s.source, facts=s.diagnosis.run, times=t) for s, t in ((a, times_a), (b, times_b)))
     return Comparison(
         run_a=run_a,
         run_b=run_b,
@@ -148,10 +152,8 @@ def compare(a: Side, b: Side) -> Comparison:
         ),
         shortcomings=(shortcoming(a.diagnosis, b.diagnosis), shortcoming(b.diagnosis, a.diagnosis)),
         versions=_differences(_flat(_versions(a.manifest)), _flat(_versions(b.manifest))),
-        conditions=conditions(
-            Run(source=a.source, facts=a.diagnosis.run, times=times_a),
-            Run(source=b.source, facts=b.diagnosis.run, times=times_b),
-        ),
+        conditions=conditions(one, other),
+        load_caveat=load_caveat(speed, one, other),
         advice=_advice(a.diagnosis, b.diagnosis),
         speed=speed,
         main_difference=main_difference(speed, parts_a, parts_b) if equal_tokens else "",

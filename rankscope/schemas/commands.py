@@ -124,6 +124,7 @@ def _compare() -> dict[str, Any]:
         run_a=STRING, run_b=STRING,
         sentence=STRING | {"description": "which is better, speed and loss of B against A"},
         main_difference=STRING | {"description": "ranks and parts that explain the difference; empty: none do"},
+        load_caveat=STRING | {"description": "the load of the hosts, where it may explain the speed; empty otherwise"},
         shortcomings={"type": "array", "items": STRING, "minItems": 2, "maxItems": 2,
                       "description": "why A, and B, is not called better; empty: no reason"},
         speed=or_null(of_type(Change), "B's time over A's, with its 95 % interval; null: too few steps"),

@@ -68,7 +68,7 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, st
     )
     rows = [(title(finding), finding.summary, "-") for finding in comparison.only_a]
     rows += [(title(finding), "-", finding.summary) for finding in comparison.only_b]
-    rows += [(title(finding), "also", finding.summary) for finding in comparison.both]
+    rows += [(title(finding), "found here too", finding.summary) for finding in comparison.both]
     yield "Finding", rows
     yield "Advice", [(name.replace("_", " "), a or "-", b or "-") for name, a, b in comparison.advice]
     yield from _version_tables(comparison.versions)

@@ -39,6 +39,16 @@ def test_of_two_equally_fast_runs_the_one_that_finished_is_better() -> None:
     assert answer("A", "B", speed(1.0), None, against_a="x", against_b="y").startswith("Neither B nor A")
 
 
+def test_a_speed_that_the_load_of_the_hosts_may_explain_makes_no_run_better() -> None:
+    load = "The load of the hosts differs (4.00 and 1.00 per CPU), and the speed may differ because of it."
+    text = answer("A", "B", speed(0.8), None, load=load)
+    assert text.startswith(
+        f"Neither B nor A is shown to be better. B takes 20.0 % less time per token (95 % interval 15.0 "
+        f"to 25.0 %). {load}"
+    )
+    assert answer("A", "B", speed(1.2), loss(-0.2, is_real=True), load=load).startswith("B is better than A. B takes")
+
+
 def test_a_difference_of_four_times_its_noise_is_not_called_within_it() -> None:
     text = answer("A", "B", speed(1.0), loss(-0.0242, is_real=False))
     assert "0.0242 lower at the end, which may be chance (less than 4 times its noise of 0.0063)" in text

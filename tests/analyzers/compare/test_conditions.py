@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from analyzers.compare.conditions import Run, conditions
+import pytest
+
+from analyzers.compare.conditions import Run, conditions, load_caveat
+from analyzers.stragglers.throughput import Change
 from tests.analyzers.memory_store import MemoryStore
 
 S = 10**9
@@ -44,3 +47,26 @@ def test_what_one_run_did_not_record_is_not_zero() -> None:
     assert conditions(run(load=None), run(load=1.0)) == (("host load per CPU", None, "1.00"),)
     attached = replace(run(load=1.0), facts={"num_ranks": 2, "mesh": {}})
     assert ("mesh", None, "dp_shard 2") in conditions(attached, run(load=1.0))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "loads", "is_caveat"),
+    [
+        (0.7, (3.0, 1.0), True),  # the second is faster, and the first had the busier host
+        (1.4, (1.0, 3.0), True),
+        (0.7, (1.0, 3.0), False),  # faster on the busier host
+        (0.7, (3.0, 2.0), False),
+        (0.7, (0.6, 0.1), False),  # nothing waits below one process per CPU
+        (1.0, (3.0, 1.0), False),
+        (0.7, (None, 1.0), False),
+    ],
+)
+def test_a_busier_host_of_the_slower_run_may_be_why(
+    ratio: float, loads: tuple[float | None, float | None], is_caveat: bool
+) -> None:
+    low, high = ratio - 0.05, ratio + 0.05
+    speed = Change(ratio=ratio, low=low, high=high, per_token=True, ms_before=100.0, ms_after=100 * ratio)
+    a, b = (run(load=load) for load in loads)
+    assert bool(load_caveat(speed, a, b)) is is_caveat
+    assert load_caveat(speed, a, replace(b, facts=b.facts | {"num_ranks": 4})) == ""
+    assert load_caveat(None, a, b) == ""
