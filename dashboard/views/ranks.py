@@ -10,8 +10,7 @@ from plotly.graph_objects import Figure
 
 from analyzers.figures import numbers
 from analyzers.figures.ranks import excess_map, heatmap, mesh, rank_step, straggler
-from analyzers.figures.ranks.excess import MESH_ORDER, Excess, Places, excess_over_peers
-from analyzers.report.terminal.diagnosis_text import title
+from analyzers.figures.ranks.excess import Excess, load_excess
 from analyzers.source import Source, floats, ints
 from analyzers.wording import counted
 from dashboard.data.run_access import LARGE_BYTES
@@ -24,8 +23,6 @@ __all__ = ["ranks"]
 
 PREVIEW_ROWS = 5_000_000
 EXCESS = "over peers"
-MAX_MARKED_RANKS = 4
-"""Findings that name more ranks than this are not marked on the heatmap."""
 _COLUMNS = {
     "rank": "rank", "own_ms": "own work (ms)", "step_ms": "step time (ms)", "waiting_ms": "waiting (ms)",
     "memory_mib": "memory, largest (MiB)",
@@ -43,12 +40,9 @@ def load_preview(source: Source, measure: str, is_excess: bool) -> Any:
 
 
 def _matrix_of(source: Source, measure: str, is_excess: bool, max_rows: int | None) -> rank_step.Matrix | Excess:
-    matrix = rank_step.rank_step(source, measure, max_rows=max_rows, each_rank=is_excess)
-    if not is_excess:
-        return matrix
-    places = queries.places(source)
-    coordinates = {name: ints(places[name]) for name in (*MESH_ORDER, "node_rank")}
-    return excess_over_peers(matrix, Places(ranks=ints(places["rank"]), coordinates=coordinates))
+    if is_excess:
+        return load_excess(source, measure, max_rows=max_rows)
+    return rank_step.rank_step(source, measure, max_rows=max_rows)
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
@@ -56,7 +50,7 @@ def load_ranks(source: Source) -> dict[str, Any]:
     return {
         "ranking": queries.ranking(source, 0, 1 << 60),
         "work": rank_step.own_work(source),
-        "places": queries.places(source),
+        "places": mesh.load_places(source),
     }
 
 
@@ -73,9 +67,11 @@ def ranks(view: View) -> None:
     if matrix is None:
         return
     if matrix.values.size and np.isfinite(matrix.values).any():
+        diagnosis = view.diagnosis()
+        marks = heatmap.marks_of(diagnosis.fired if diagnosis is not None else ())
         clicked = chart(
             excess_map.draw if is_excess else heatmap.draw, matrix, key="ranks-heatmap",
-            what=f"{measure} by rank and step", marks=_marks(view), clickable=True, selected=(measure, is_excess),
+            what=f"{measure} by rank and step", marks=marks, clickable=True, selected=(measure, is_excess),
         )  # fmt: skip
         if clicked is not None:
             st.query_params.update({"rank": str(int(clicked["y"])), "step": str(int(clicked["x"]))})
@@ -143,20 +139,6 @@ def _measure() -> tuple[str, bool]:
             help="Over peers: compared with the median of the ranks of the same pipeline stage in the same step.",
         )  # fmt: skip
     return measure or "own work", scale != "as recorded"
-
-
-def _marks(view: View) -> tuple[heatmap.Mark, ...]:
-    """Marks of findings that name a few ranks and a step."""
-    diagnosis = view.diagnosis()
-    return tuple(
-        heatmap.Mark(
-            rank=rank, first_step=found.first_step,
-            last_step=found.first_step if found.last_step is None else found.last_step, text=title(found).lower(),
-        )
-        for found in (diagnosis.fired if diagnosis is not None else ())
-        if found.first_step is not None and len(found.ranks) <= MAX_MARKED_RANKS
-        for rank in found.ranks
-    )  # fmt: skip
 
 
 def _matrix(view: View, measure: str, is_excess: bool) -> Any:

@@ -1,7 +1,6 @@
 """A measure of rank and step as its excess over the median of the rank's peers in the same step.
 
-    cells = rank_step(store, "own work", each_rank=True)
-    excess = excess_over_peers(cells, Places(ranks=..., coordinates={"pp": ..., "tp": ...}))
+    excess = load_excess(store, "own work")     # excess_over_peers(rank_step(...), Places(...)) of a run
     excess.standing_out[0]          # StandingOut(rank=182, first_step=201, value=30.1, ...)
 
 Raw values mostly show what all ranks share (a long step is long on all of them); the excess shows which rank differs.
@@ -24,11 +23,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.figures.ranks.rank_step import Matrix
+from analyzers.figures.ranks.mesh import load_places
+from analyzers.figures.ranks.rank_step import Matrix, rank_step
 from analyzers.robust import MAD_TO_SIGMA
-from analyzers.source import Floats, Ints
+from analyzers.source import Floats, Ints, Source, ints
 
-__all__ = ["Excess", "Places", "StandingOut", "excess_over_peers"]
+__all__ = ["Excess", "Places", "StandingOut", "excess_over_peers", "load_excess"]
 
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 """Dimensions of the mesh from the outermost in, as ranks are numbered."""
@@ -99,6 +99,14 @@ class Excess:
     """Row in which each rank is, or would be."""
     named_values: Mapping[int, Floats]
     """The rows of ranks that stand out."""
+
+
+def load_excess(source: Source, measure: str, *, max_rows: int | None = None) -> Excess:
+    """The excess of a measure of `rank_step.MEASURES`; with `max_rows` from about so many rows."""
+    matrix = rank_step(source, measure, max_rows=max_rows, each_rank=True)
+    places = load_places(source)
+    coordinates = {name: ints(places[name]) for name in (*MESH_ORDER, "node_rank")}
+    return excess_over_peers(matrix, Places(ranks=ints(places["rank"]), coordinates=coordinates))
 
 
 def excess_over_peers(matrix: Matrix, places: Places) -> Excess:

@@ -3,8 +3,8 @@
     figure = draw(excess_over_peers(cells, places), marks=[Mark(rank=3, first_step=60, ...)])
 
 The colour scale runs logarithmically from twice the noise of a cell to the largest row: a rank at +1 % is visible if
-nothing is worse, and one at +30 % does not hide another at +3 %. Ranks that stand out, and those of findings, each have
-a numbered row above the map of all ranks.
+nothing is worse, and one at +30 % does not hide another at +3 %. Ranks that stand out, and those of findings, are named
+above the map; of many ranks, each of these also has a numbered row there.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ GROUND = 0.2
 ROW_PX, GAP_PX = 26, 14
 MAP_PX = 520
 TICKS = (1, 2, 3, 5)
-TEXT_WIDTH_RATIO = 0.4
-"""Width of a finding's text / that of the map, at the usual size of a page."""
-NARROW_TEXT_WIDTH_RATIO = 0.67
-"""On a page of 390 pixels."""
+TEXT_PX = 20
+"""Height of a line of text above the map."""
 
 
 def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
@@ -84,28 +82,15 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
                 type="rect", x0=mark.first_step - half, x1=mark.last_step + half, y0=row - 0.5, y1=row + 0.5,
                 line={"color": MARK, "width": 2},
             )  # fmt: skip
-    placed = [(rank, row, "y2") for row, rank in enumerate(above)]
-    if is_labelled:
-        placed = [(rank, excess.row_of[rank], "y") for rank in _above(excess, marks)]
-    for rank, row, axis in placed:
-        text = _text(excess, rank, marks)
-        if text:
-            begins = [mark.first_step for mark in marks if mark.rank == rank]
-            begin, first, last = min(begins, default=int(excess.steps[0])), int(excess.steps[0]), int(excess.steps[-1])
-            # On the quiet cells before the box, where they are wide enough for it; else over its beginning, or in the
-            # middle, where a narrow map would end before the text. From the first step on: on a narrow page it would
-            # reach over the rank's number if it ended at the box.
-            begins_at = (begin - first) / max(1, last - first)
-            x, anchor = float(begin), "left"
-            if begins_at > TEXT_WIDTH_RATIO:
-                x = first
-            elif begins_at > 1 - NARROW_TEXT_WIDTH_RATIO:
-                x, anchor = half + 0.5 * (first + last), "center"
-            figure.add_annotation(
-                x=x - half, y=row, yref=axis, text=label(text, 60), showarrow=False, xanchor=anchor,
-                xshift=4 if anchor == "left" else 0,
-                font={"size": 11, "color": "#ffffff"}, bgcolor=MARK, borderpad=2,
-            )  # fmt: skip
+    named = [(rank, text) for rank in _above(excess, marks) if (text := _text(excess, rank, marks))]
+    for line, (rank, text) in enumerate(named):
+        # Above the map, since on it a text would cover the steps in which something begins, on a narrow page at least.
+        figure.add_annotation(
+            x=0, xref="paper", y=1, yref="paper", text=label(f"rank {rank}: {text}", 60), showarrow=False,
+            xanchor="left", yanchor="bottom", yshift=6 + TEXT_PX * (len(named) - 1 - line),
+            font={"size": 11, "color": "#ffffff"}, bgcolor=MARK, borderpad=2,
+        )  # fmt: skip
+    figure.update_layout(height=height + TEXT_PX * len(named), margin_t=24 + TEXT_PX * len(named))
     return figure
 
 

@@ -18,10 +18,14 @@ import plotly.graph_objects as go
 
 from analyzers.figures.drawing.theme import HEAT, heat_range, label, new_figure
 from analyzers.figures.ranks.rank_step import Matrix
+from analyzers.finding import Finding
+from analyzers.kinds import KINDS
 
-__all__ = ["Mark", "draw"]
+__all__ = ["Mark", "draw", "marks_of"]
 
 MAX_MARKS = 12
+MAX_MARKED_RANKS = 4
+"""Findings that name more ranks are not marked."""
 MARK = "#e8590c"
 
 
@@ -33,6 +37,20 @@ class Mark:
     first_step: int
     last_step: int
     text: str
+
+
+def marks_of(fired: Sequence[Finding]) -> tuple[Mark, ...]:
+    """Marks of findings that name a few ranks and a step."""
+    return tuple(
+        Mark(
+            rank=rank, first_step=found.first_step,
+            last_step=found.first_step if found.last_step is None else found.last_step,
+            text=(kind.title if (kind := KINDS.get(found.kind)) else found.kind.replace("_", " ")).lower(),
+        )
+        for found in fired
+        if found.first_step is not None and len(found.ranks) <= MAX_MARKED_RANKS
+        for rank in found.ranks
+    )  # fmt: skip
 
 
 def draw(matrix: Matrix, *, marks: Sequence[Mark] = ()) -> go.Figure:

@@ -1,6 +1,6 @@
 """Ranks at their places in the mesh, coloured by one value each, so that a slow node, stage or tensor group stands out.
 
-    figure = draw(places, values, rows="dp_shard", columns="tp", unit="ms")
+    figure = draw(load_places(store), values, rows="dp_shard", columns="tp", unit="ms")
 
 `places`: columns rank and one per dimension. Each cell is one rank, or several that share a place, with their largest
 value: `0-7, worst 3`.
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from plotly.graph_objects import Figure
 
 from analyzers.figures.drawing.theme import HEAT, heat_range, label, new_figure
-from analyzers.source import Floats, ints
+from analyzers.source import Floats, Source, ints
 from analyzers.wording import spans_of
 from probes.collectives.groups.group_label import compact_ranks
 
-__all__ = ["DIMENSIONS", "draw", "filled_ratio", "listed"]
+__all__ = ["DIMENSIONS", "draw", "filled_ratio", "listed", "load_places"]
 
 DIMENSIONS = {
     "pp": "pipeline", "dp_replicate": "replica", "dp_shard": "shard", "cp": "context", "tp": "tensor", "ep": "expert",
@@ -33,6 +33,17 @@ TEXT_WIDTH, CHARACTER = 420, 6.5
 """Pixels for the texts of a row of cells, and of a character: a longer text is shrunk beyond reading."""
 MAX_RUNS, MAX_RUNS_HOVER = 2, 24
 """Ranges of ranks that a cell and its hover text list; the others are counted."""
+
+
+def load_places(source: Source) -> Mapping[str, Any]:
+    """Columns rank, host, device and `DIMENSIONS`, from the newest record of each rank."""
+    if not source.has("ranks"):
+        return {name: np.zeros(0, dtype=np.int64) for name in ("rank", "host", "device", *DIMENSIONS)}
+    newest = ", ".join(f"arg_max(coalesce({name}, 0), wall_ns) AS {name}" for name in DIMENSIONS)
+    return source.query(
+        f"SELECT rank, arg_max(host, wall_ns) AS host, arg_max(device, wall_ns) AS device, {newest} FROM ranks "
+        "WHERE rank >= 0 GROUP BY rank ORDER BY rank"
+    )
 
 
 def draw(places: Mapping[str, Any], values: Floats, *, rows: str, columns: str, unit: str) -> Figure:

@@ -16,7 +16,8 @@ from analyzers.account.wait_split import pipelines
 from analyzers.communication.bandwidth import call_columns
 from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, loss
-from analyzers.figures.ranks import heatmap, rank_step
+from analyzers.figures.ranks import excess_map, heatmap, rank_step
+from analyzers.figures.ranks.excess import load_excess
 from analyzers.figures.time import collectives, goodput, schedule
 from analyzers.figures.time.activity import schedule_of_step
 from analyzers.finding import Finding, evidence_of
@@ -139,13 +140,24 @@ class _Page:
             yield Section(title=heading, note=note if position == 0 else "", columns=columns, rows=rows)
 
     def _ranks(self) -> Iterator[Section]:
+        """Each measure over the ranks' peers, as on the page of ranks; as recorded where no rank has peers."""
         figures: list[PlacedFigure] = []
+        marks = heatmap.marks_of(self.diagnosis.fired)
         for measure in rank_step.MEASURES:
-            matrix = rank_step.rank_step(self.source, measure)
-            if matrix.values.size and (matrix.values > 0).any():
-                figures.append(self.figure(heatmap.draw(matrix), measure, hidden=bool(figures)))
+            excess = load_excess(self.source, measure)
+            if (excess.values > 0).any():
+                figure = excess_map.draw(excess, marks=marks)
+            else:
+                matrix = rank_step.rank_step(self.source, measure)
+                if not (matrix.values.size and (matrix.values > 0).any()):
+                    continue
+                figure = heatmap.draw(matrix, marks=marks)
+            figures.append(self.figure(figure, measure, hidden=bool(figures)))
         if figures:
-            note = "Own work excludes waiting for others: a slow rank stands out there."
+            note = (
+                "Own work excludes waiting for others: a slow rank stands out there. Compared with the median of the "
+            )
+            note += "ranks of its pipeline stage in the same step, where it has such peers."
             yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
 
     def _calls(self) -> Iterator[Section]:

@@ -22,7 +22,7 @@ from analyzers.source import Source
 
 __all__ = [
     "MAX_BUCKETS", "Columns", "checkpoints", "extent", "last_finished_steps", "last_steps", "memory_by_rank",
-    "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "speed",
+    "memory_curve", "newest_attempt", "none", "pulse", "ranking", "rate", "speed",
     "step_range", "two_ranks",
 ]  # fmt: skip
 
@@ -126,18 +126,6 @@ def newest_attempt(source: Source) -> int | None:
         return None
     newest = source.rows("SELECT attempt FROM steps WHERE rank >= 0 ORDER BY attempt DESC LIMIT 1")
     return int(newest[0][0]) if newest else None
-
-
-def places(source: Source) -> Columns:
-    """Columns rank, host, device and the mesh's coordinates, from the newest record of each rank."""
-    dimensions = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "node_rank", "local_rank")
-    if not source.has("ranks"):
-        return none("rank", "host", "device", *dimensions)
-    newest = ", ".join(f"arg_max(coalesce({name}, 0), wall_ns) AS {name}" for name in dimensions)
-    return source.query(
-        f"SELECT rank, arg_max(host, wall_ns) AS host, arg_max(device, wall_ns) AS device, {newest} FROM ranks "
-        "WHERE rank >= 0 GROUP BY rank ORDER BY rank"
-    )
 
 
 def ranking(source: Source, first_step: int, last_step: int) -> Columns:

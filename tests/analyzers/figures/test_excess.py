@@ -79,7 +79,9 @@ def test_the_slow_rank_of_many_is_named_and_its_row_is_bright(ranks: int, factor
     assert (every > excess_map.GROUND).mean() < 0.1
     if factor > 1.1:
         assert np.median(own[0, 55:]) > 0.95, "the colours reach it"
-    assert any(text.text.startswith("+") and "from step" in text.text for text in figure.layout.annotations)
+    assert any(
+        text.text.startswith(f"rank {slow}: +") and "from step" in text.text for text in figure.layout.annotations
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -121,7 +123,7 @@ def test_findings_are_marked_with_their_names() -> None:
     figure = excess_map.draw(excess_over_peers(matrix([[9, 10], [10, 10], [10, 13]]), places(0, 0, 0)), marks=[mark])
     (shape,) = figure.layout.shapes
     assert (shape.x0, shape.x1, shape.y0, shape.y1) == (1.5, 3.5, 1.5, 2.5)
-    assert figure.layout.annotations[0].text == "straggler, steps 2 to 3"
+    assert figure.layout.annotations[0].text == "rank 2: straggler, steps 2 to 3"
 
 
 def test_each_rank_has_its_own_mean_whatever_their_number() -> None:
@@ -142,11 +144,16 @@ def test_each_rank_has_its_own_mean_whatever_their_number() -> None:
     assert few.values[3, 0] == 3 + 1
 
 
-@pytest.mark.parametrize(("first", "begins_at"), [(60, 1), (5, 5), (37, 49)])
-def test_the_text_of_a_finding_stands_within_the_map(first: int, begins_at: int) -> None:
-    """At any width: before its box where it has room, else over its beginning or in the middle."""
-    found, slow = simulated(32, 1.3, columns=25, onset=first // 4)
-    mark = Mark(rank=slow % 32, first_step=first, last_step=97, text="straggler")
-    (note,) = [note for note in excess_map.draw(found, marks=[mark]).layout.annotations if "straggler" in note.text]
-    assert note.xanchor == ("center" if first == 37 else "left")
-    assert note.x == pytest.approx(begins_at, abs=2.0)
+@pytest.mark.parametrize("ranks", [32, 256])
+def test_the_texts_of_findings_cover_no_cell(ranks: int) -> None:
+    """They stand above the map, one below the other, so that a narrow page shows where a slow stretch begins."""
+    found, slow = simulated(ranks, 1.3)
+    marks = [Mark(rank=rank, first_step=197, last_step=397, text="straggler") for rank in (slow % ranks, 1)]
+    plain, figure = excess_map.draw(found), excess_map.draw(found, marks=marks)
+    notes = [note for note in figure.layout.annotations if "straggler" in note.text]
+    assert [note.text for note in notes] == [f"rank {mark.rank}: straggler, steps 197 to 397" for mark in marks]
+    assert {(note.yref, note.y, note.yanchor) for note in notes} == {("paper", 1, "bottom")}
+    assert notes[0].yshift >= notes[1].yshift + excess_map.TEXT_PX
+    assert figure.layout.margin.t > notes[0].yshift + 12
+    grown = figure.layout.height - figure.layout.margin.t
+    assert grown >= plain.layout.height - plain.layout.margin.t, "the map keeps its height"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from analyzers.account.goodput import CATEGORIES, measure
 from analyzers.communication import bandwidth
+from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, loss
 from analyzers.figures.drawing import theme
 from analyzers.figures.drawing.reduce import MAX_POINTS, extremes
@@ -20,6 +22,7 @@ from analyzers.finding import Finding
 from analyzers.hangs import wait_for_figure as waitfor
 from analyzers.hangs.culprits import find_culprits
 from analyzers.hangs.wait_graph import waits_of
+from analyzers.report.html import diagnosis_page
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.run.records.event_log import EventLog
 from store import Store
@@ -71,6 +74,22 @@ def test_a_big_run_is_reduced_to_what_a_screen_shows_and_its_slow_rank_stays() -
     ranked = straggler.ranking(rank_step.own_work(store), culprits=(700,))
     assert ranked.data[0].y[0] == "<b>rank 700</b>"
     assert len(ranked.data[0].y) <= 24
+
+
+def test_the_report_shows_ranks_over_their_peers_as_the_page_does() -> None:
+    store = big_store(8, 100)
+    store.connection.execute(
+        "UPDATE steps SET forward_ns = 1200000, duration_ns = 1200000 WHERE rank = 3 AND step >= 60"
+    )
+    slow = Finding(
+        analyzer="x", kind="straggler", severity="warning", status="fired", summary="", ranks=(3,), first_step=60
+    )
+    page = diagnosis_page._Page(store, Diagnosis(verdict="", findings=(slow,), run={}))
+    (section,) = page._ranks()
+    assert section.figures[0].title == "own work"
+    shown = json.loads(str(section.figures[0].json))
+    assert "over peers" in shown["data"][0]["colorbar"]["title"]["text"]
+    assert [note["text"] for note in shown["layout"]["annotations"]] == ["rank 3: straggler, step 60"]
 
 
 def test_the_loss_shows_what_was_discarded_and_what_happened(tmp_path: Path) -> None:

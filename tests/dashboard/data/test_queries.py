@@ -10,6 +10,7 @@ import pytest
 
 from analyzers.figures import numbers
 from analyzers.figures.drawing.spaced_sample import spaced_sample
+from analyzers.figures.ranks.mesh import load_places
 from analyzers.run.findings.open_findings import reported_findings
 from dashboard.data.sql import queries
 from dashboard.data.sql.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
@@ -90,7 +91,7 @@ def test_a_store_without_tables_gives_empty_answers() -> None:
     assert set(queries.pulse(store).values()) == {None}
     assert reported_findings(store) == []
     assert len(gradient_table(store).columns["step"]) == 0
-    for ask in (queries.speed, queries.places, queries.rate, queries.memory_curve, queries.memory_by_rank,
+    for ask in (queries.speed, load_places, queries.rate, queries.memory_curve, queries.memory_by_rank,
                 numbers.compression_error, queries.expert_load):  # fmt: skip
         assert all(len(column) == 0 for column in ask(store).values())
 
@@ -193,7 +194,7 @@ def test_places_are_the_newest_word_of_each_rank() -> None:
             for rank in range(2)
         ],
     )
-    found = queries.places(store)
+    found = load_places(store)
     assert (found["rank"].tolist(), found["host"].tolist(), found["tp"].tolist()) == ([0, 1], ["h1", "h1"], [0, 1])
     assert found["pp"].tolist() == [0, 0]
 
