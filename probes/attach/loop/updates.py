@@ -28,7 +28,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...device.capture import is_capturing
 from ...recorder import Recorder
+from ...step_scalars import read_back
 from ...tape import event_kinds
 from .living import Living
 
@@ -54,6 +56,7 @@ class Updates:
         self._seen = Living()  # that have stepped after a backward pass
         self._turns = 0
         self._is_counted = False
+        self._before: tuple[Tensor, Any] | None = None  # the count of earlier updates, on its way from a device
         self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
         self.are_by_hand: bool | None = None  # None: not yet known
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
@@ -74,6 +77,8 @@ class Updates:
 
     def begins(self, optimizer: Any, leader: Any) -> Any:
         """Handle an optimizer's step; another that steps before the next backward pass updates for the same loss."""
+        if self._before is not None and self._before[1].query():
+            self._record_first(int(self._before[0].item()))
         if self._counted.add(optimizer):
             self._without_leader.pop(id(optimizer), None)  # of one that no longer exists
         self._without_leader[id(optimizer)] += 1
@@ -121,7 +126,15 @@ class Updates:
         """Record that the loop's first update begins, once."""
         if not self._is_counted:
             self._is_counted = True
-            self._recorder.event(event_kinds.FIRST_UPDATE, num_before=_updates_before(optimizer))
+            count = _updates_before(optimizer)
+            if isinstance(count, Tensor):  # of a fused optimizer: written once it has come back, as nothing may wait
+                self._before = read_back(count)
+            else:
+                self._record_first(count)
+
+    def _record_first(self, num_before: int | None) -> None:
+        self._before = None
+        self._recorder.event(event_kinds.FIRST_UPDATE, num_before=num_before)
 
     def enters(self, optimizer: Any, *, is_inside: bool) -> bool:
         """Return False if the step that begins is part of another optimizer's: ZeroRedundancyOptimizer, sharpness-aware
@@ -157,12 +170,15 @@ class Updates:
         return self.are_by_hand
 
 
-def _updates_before(optimizer: Any) -> int | None:
-    """Updates that a loaded state counts; None without a count, or if a device would have to be awaited."""
+def _updates_before(optimizer: Any) -> int | Tensor | None:
+    """Updates that a loaded state counts, a tensor if a device holds it; None without a count that can be read."""
     states = optimizer.state.values() if isinstance(optimizer, Optimizer) else ()
     count = next((one["step"] for one in states if isinstance(one, Mapping) and "step" in one), None)
-    is_ready = not isinstance(count, Tensor) or (count.device.type == "cpu" and count.numel() == 1)
-    return None if count is None or not is_ready else int(count)
+    if not isinstance(count, Tensor):
+        return None if count is None else int(count)
+    if count.numel() != 1 or is_capturing():  # in a capture a copy would become a part of the graph
+        return None
+    return int(count) if count.is_cpu else count
 
 
 def unwrapped(optimizer: Any) -> Any:

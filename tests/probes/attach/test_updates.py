@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn.modules import module
 
 from probes.attach.attach import Attached, attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.loop import updates as updates_module
 from probes.attach.loop.updates import TAKES_OVER
 from probes.fail_open import error_counts
 from probes.tape import event_kinds
@@ -310,6 +312,31 @@ def test_the_first_update_says_what_a_loaded_optimizer_counts(
     detach()
     events = [event for path in (tmp_path / "run").rglob("*.jsonl") for event in read_events(path)[0]]
     assert [event["num_before"] for event in events if event["kind"] == event_kinds.FIRST_UPDATE] == [expected]
+
+
+def test_a_count_on_a_device_is_recorded_once_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a fused AdamW on a GPU, also where it was loaded before the loop was attached to."""
+    arrived = SimpleNamespace(is_there=False)
+    arrived.query = lambda: arrived.is_there
+    asked: list[Any] = []
+
+    def read_back(count: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        asked.append(count)
+        return torch.tensor(30.0), arrived
+
+    monkeypatch.setattr(updates_module, "read_back", read_back)
+    written: list[Any] = []
+    recorder = SimpleNamespace(event=lambda kind, **detail: written.append((kind, detail)))
+    updates = updates_module.Updates(recorder)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(nn.Linear(4, 1).parameters())
+    optimizer.state[optimizer.param_groups[0]["params"][0]] = {"step": torch.zeros((), device="meta")}
+    leader = None
+    for is_there in (False, False, True, True):
+        arrived.is_there = is_there
+        updates.passed()
+        leader = updates.begins(optimizer, leader)
+        assert written == ([(event_kinds.FIRST_UPDATE, {"num_before": 30})] if is_there else [])
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("place", ["first", "last", "inside"])
