@@ -4,8 +4,9 @@
         ...                                  # table global_norms: attempt, step, grad_norm
 
 1. An attached rank with sharded gradients records the norm of its shard as a scalar named after its sharding group
-   (`probes.attach.loop.step_norms`). Squares add up over those ranks. Groups with equal sums are replicas of each other
-   and count once; the others hold different parameters (stages, tensor-parallel slices) and add up.
+   (`probes.attach.loop.step_norms`). Squares add up over those ranks; for a norm of another order its powers add up, and
+   for order inf the largest counts. Groups with equal sums are replicas of each other and count once; the others hold
+   different parameters (stages, tensor-parallel slices) and add up.
 2. A manually sharded model is recognised by ranks that exchange tensors in forward or backward but have different norms
    in the same step. Ranks with different norms then hold different shards. Parameters that such ranks share would be
    counted several times. This is corrected in steps with recorded per-parameter gradients (one per interval); the steps
@@ -30,15 +31,17 @@ _SAMPLE_STEPS = 32
 _SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal up to rounding
 
 PARTS_SQL = f"""
-SELECT attempt, step, sqrt(sum(total)) AS grad_norm FROM (
-    SELECT DISTINCT ON (attempt, step, {_SAME}) attempt, step, total FROM (
-        SELECT attempt, step, name, sum(value * value) AS total, count(*) AS num_ranks FROM (
+SELECT attempt, step, CASE WHEN isinf(p) THEN max(total) ELSE pow(sum(total), 1 / p) END AS grad_norm FROM (
+    SELECT DISTINCT ON (attempt, step, p, {_SAME}) attempt, step, p, total FROM (
+        SELECT attempt, step, name, p, count(*) AS num_ranks,
+               CASE WHEN isinf(p) THEN max(value) ELSE sum(pow(value, p)) END AS total FROM (
             SELECT attempt, step, value,
+                   coalesce(TRY_CAST(nullif(regexp_extract(name, ', order (.+)$', 1), '') AS DOUBLE), 2) AS p,
                    CASE WHEN name = '{PREFIX}' THEN name || rank ELSE name END AS name
             FROM scalars WHERE starts_with(name, '{PREFIX}'))
-        GROUP BY attempt, step, name
+        GROUP BY attempt, step, name, p
     ) WHERE num_ranks >= coalesce(TRY_CAST(regexp_extract(name, '^{PREFIX}(\\d+) of ', 1) AS BIGINT), 1)
-) GROUP BY attempt, step
+) GROUP BY attempt, step, p
 """
 """Columns attempt, step, grad_norm for each step in which every rank of a group has recorded its part."""
 

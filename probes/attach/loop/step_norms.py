@@ -38,6 +38,8 @@ __all__ = ["PART", "StepNorms"]
 
 PART = "grad_norm_part "
 """Before the ranks that share the gradients: the series of one rank's part."""
+ORDER = ", order "
+"""Before the order of a norm other than 2, at the end of that name."""
 MAX_EXAMINED = 3
 """Maximum consecutive non-finite steps whose gradients are examined individually; more would add nothing."""
 
@@ -61,14 +63,17 @@ class StepNorms:
         self.measured: float | Tensor | None = None
         """The norm of the current step, if this rank knows it."""
         self.input_gradient = InputGradientNorms()
-        self._clips: list[tuple[str, Tensor]] = []  # since the backward pass: (ranks, norm of what this one holds)
+        self._order = 2.0  # of the norms by which the loop clips: inf, 1, ...
+        self._clips: list[tuple[str, float, Tensor]] = []  # since the pass: (ranks, order, norm of what this one holds)
         self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # the norms as given, and parameters
         self._has_passed = False
         self._examined = 0
 
     def patch(self, phases: _Phases, imports: OnImport) -> None:
         """Take the norms by which torch and FSDP1 clip. `clip_grad_norm_` clips by the first function, loops that
-        reduce the norm further, as over the stages of a pipeline, by the second."""
+        reduce the norm further, as over the stages of a pipeline, by the second. Both compute it before."""
+        phases.replace(clip_grad, "_get_total_norm", self._computes)
+        phases.replace(nn.utils, "get_total_norm", self._computes)
         phases.replace(clip_grad, "_clip_grads_with_norm_", self._clips_by)
         phases.replace(nn.utils, "clip_grads_with_norm_", self._clips_by)
         imports.when(FSDP1, partial(self._patch_fsdp1, phases))
@@ -105,7 +110,14 @@ class StepNorms:
             return
         self._clipped_by.append((norm, given))
         local = getattr(norm, "_local_tensor", None)
-        self._clips.append(("", norm.detach()) if local is None else (ranks_of_parts(norm), local.detach()))
+        if self._order > 0:
+            ranks, own = ("", norm) if local is None else (ranks_of_parts(norm), local)
+            self._clips.append((ranks, self._order, own.detach()))
+
+    def _computes(self, real: Callable[..., Any], tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
+        with failing_open("attach.norm"):
+            self._order = float(norm_type)
+        return real(tensors, norm_type, *args, **kwargs)
 
     def _clips_by(
         self, real: Callable[..., Any], parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any
@@ -161,12 +173,17 @@ class StepNorms:
         self._write(self._of_clipping())
 
     def _of_clipping(self) -> dict[str, Tensor]:
-        """Norms by the ranks that hold the rest, of all that was clipped since the backward pass."""
-        by_ranks: dict[str, list[Tensor]] = defaultdict(list)
-        for ranks, norm in self._clips:
-            by_ranks[ranks].append(norm)
+        """Norms by the ranks that hold the rest, of all that was clipped since the backward pass. An order other than 2
+        follows the ranks, since the store combines by it."""
+        by_ranks: dict[tuple[str, float], list[Tensor]] = defaultdict(list)
+        for ranks, order, norm in self._clips:
+            by_ranks[ranks, order].append(norm)
         self._forget_clips()
-        return {ranks: norms[0] if len(norms) == 1 else _root_of_squares(norms) for ranks, norms in by_ranks.items()}
+        return {
+            ranks if order == 2 or not ranks else f"{ranks}{ORDER}{order:g}": norms[0] if len(norms) == 1
+            else _norm_of_norms(norms, order)
+            for (ranks, order), norms in by_ranks.items()
+        }  # fmt: skip
 
     def _write(self, parts: dict[str, Tensor]) -> list[float]:
         """Write the parts; returns the numbers that are available without waiting for a device."""
@@ -181,7 +198,7 @@ class StepNorms:
 
 
 @torch.no_grad()
-def _root_of_squares(norms: list[Tensor]) -> Tensor:
+def _norm_of_norms(norms: list[Tensor], order: float) -> Tensor:
     device, dtype = norms[0].device, norms[0].dtype
-    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.reshape(()).to(device, dtype) for norm in norms]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.reshape(()).to(device, dtype) for norm in norms]), order)
     return total

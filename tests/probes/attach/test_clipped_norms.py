@@ -41,6 +41,16 @@ def _twice(parameters: Parameters) -> None:
         nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
+def _in_parts_by_the_largest(parameters: Parameters) -> None:
+    for one in parameters:
+        nn.utils.clip_grad_norm_(one, 1e-3, norm_type=float("inf"))
+
+
+def test_the_largest_gradient_of_parts_is_the_largest_of_their_largest(tmp_path: Path) -> None:
+    found, truth = _norms(tmp_path / "run", _in_parts_by_the_largest, order=float("inf"))
+    assert found == pytest.approx(truth)
+
+
 CLIPS: dict[Callable[[Parameters], None], float] = {
     _by_a_reduced_norm: 2.0,
     _by_one_norm_in_parts: 2.0,
@@ -50,7 +60,9 @@ CLIPS: dict[Callable[[Parameters], None], float] = {
 """By ways of clipping: the norm that is meant, in norms of the gradient that the passes have left."""
 
 
-def _norms(run_dir: Path, clip: Callable[[Parameters], None], *, passes: int = 1) -> tuple[list[float], list[float]]:
+def _norms(
+    run_dir: Path, clip: Callable[[Parameters], None], *, passes: int = 1, order: float = 2.0
+) -> tuple[list[float], list[float]]:
     """Norms that are recorded, and norms of the gradients before the last pass's clipping."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
@@ -61,7 +73,7 @@ def _norms(run_dir: Path, clip: Callable[[Parameters], None], *, passes: int = 1
         for _ in range(passes):
             (model(torch.randn(2, 4)).sum() * 10).backward()
             gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
-            norm = float(torch.cat(gradients).norm())
+            norm = float(torch.cat(gradients).norm(order))
             clip(list(model.parameters()))
         truth.append(norm)
         optimizer.step()

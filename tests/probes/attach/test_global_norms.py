@@ -23,6 +23,8 @@ from tests.processes import run_ranks
 
 STEPS = 4
 KINDS = ("whole", "fsdp2", "fsdp2 clipped", "fsdp1", "fsdp1 clipped", "tp", "tp clipped", "by hand", "by hand clipped")
+OF_ORDER = [(kind, order) for kind in ("fsdp2", "tp") for order in ("inf", "1")]
+"""Ways of clipping by another norm than the Euclidean one, each beside that of the whole model."""
 
 
 class _Sum(torch.autograd.Function):
@@ -94,7 +96,7 @@ def _prepared(kind: str, rank: int) -> nn.Module:
 
 
 def _train(rank: int, world_size: int, folder: str) -> None:
-    for kind in KINDS:
+    for kind in (*KINDS, "whole inf", "whole 1", *(" ".join(one) for one in OF_ORDER)):
         model = _prepared(kind, rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         attach(model, optimizer, run_dir=f"{folder}/{kind}", watch=False, gradient_interval=2)
@@ -105,6 +107,8 @@ def _train(rank: int, world_size: int, folder: str) -> None:
                 model.clip_grad_norm_(1e9)  # type: ignore[operator]
             elif kind.endswith("clipped"):
                 clip_grad_norm_(model.parameters(), 1e9)
+            elif (order := kind.rpartition(" ")[2]) in ("inf", "1"):
+                clip_grad_norm_(model.parameters(), 1e9, norm_type=float(order))
             optimizer.step()
             optimizer.zero_grad()
         detach()
@@ -131,3 +135,11 @@ def test_the_norm_is_that_of_the_whole_model(runs: Path, kind: str) -> None:
     assert [step for step, _ in found] == list(whole), "one norm a step, the same for all ranks"
     for step, norm in found:
         assert norm == pytest.approx(whole[step], rel=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "order"), OF_ORDER)
+def test_a_norm_of_another_order_is_that_of_the_whole_model(runs: Path, kind: str, order: str) -> None:
+    whole = _norms(runs / f"whole {order}")
+    assert len(whole) == STEPS
+    assert _norms(runs / f"{kind} {order}") == [(step, pytest.approx(norm, rel=1e-4)) for step, norm in whole]
+    assert whole[0][1] != pytest.approx(_norms(runs / "whole")[0][1], rel=0.1)
