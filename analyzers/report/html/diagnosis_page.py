@@ -238,7 +238,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             "{:.1f} %",
         ),
         (
-            f"slower by stragglers, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
+            f"faster with evenly spread work, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
             what_if.gain if what_if and what_if.is_beyond_error else None,
             "{:.2f}x",
         ),
