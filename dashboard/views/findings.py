@@ -34,9 +34,10 @@ from dashboard.finding_link import page_link
 from dashboard.frame import View, framed, runs_folder
 from probes.tape.redaction.printable import visible
 
-__all__ = ["as_of", "card", "findings", "verdict_text"]
+__all__ = ["as_of", "card", "findings", "verdict_without_findings"]
 
 MAX_LISTED = 60
+_UNWELL = ("stalled", "recovering", "died", "failed", "given up", "fenced")
 
 
 def card(
@@ -95,17 +96,25 @@ def findings(view: View) -> None:
         _all(view, known, diagnosis)
 
 
-def verdict_text(diagnosis: Diagnosis, listed: str = "see Findings") -> str:
-    """The verdict as Markdown. `listed`: heading of the list of checks that were not made."""
-    return "  \n".join(map(markdown_text, diagnosis.verdict.replace(LISTED_BELOW, listed).splitlines()))
+def verdict_without_findings(view: View, diagnosis: Diagnosis, listed: str = "see Findings") -> str:
+    """The verdict for `st.markdown`, with its mark. `listed`: heading of the list of checks that were not made."""
+    text = "  \n".join(map(markdown_text, diagnosis.verdict.replace(LISTED_BELOW, listed).splitlines()))
+    return f":{_mark(view, diagnosis)} {text}]"
+
+
+def _mark(view: View, diagnosis: Diagnosis) -> str:
+    """Colour and icon of a verdict without findings: green only if steps were judged and the run is healthy."""
+    if not diagnosis.run.get("steps") or view.state.word in ("starting", "empty"):
+        return "gray[:material/hourglass_top:"
+    if diagnosis.run.get("ended") == "failed" or view.state.word in _UNWELL:
+        return "orange[:material/warning:"
+    return "green[:material/check_circle:"
 
 
 def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is not None:
-            if diagnosis.run.get("ended") != "failed":
-                empty_state("No problems were found in this run.")
-            st.markdown(verdict_text(diagnosis, LISTED_BELOW))
+            st.markdown(verdict_without_findings(view, diagnosis, LISTED_BELOW))
     else:
         _list(view, known)
     if diagnosis is not None and diagnosis.advised:

@@ -22,7 +22,7 @@ from dashboard.data.sql import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, tiles
 from dashboard.frame import View, framed
-from dashboard.views.findings import card, verdict_text
+from dashboard.views.findings import card, verdict_without_findings
 from probes.settings.described import TrainFacts
 from probes.settings.section import read
 from probes.tape.redaction.printable import escaped, visible
@@ -32,7 +32,6 @@ __all__ = ["overview"]
 MAX_CARDS = 4
 _IN_REPORT = {"step_ms": "step_ms_median", "tokens_per_s": "tokens_per_s"}
 """{value over the newest steps: the report's fact for the same value over all steps}."""
-_UNWELL = ("stalled", "recovering", "died", "failed", "given up", "fenced")
 
 
 def load_lines(source: Source) -> dict[str, Any]:
@@ -164,21 +163,12 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
     return int(steps) if steps is not None and steps > 0 else None
 
 
-def _mark(view: View, diagnosis: Diagnosis) -> str:
-    """Colour and icon of a verdict without findings: green only if steps were judged and the run is healthy."""
-    if not diagnosis.run.get("steps") or view.state.word in ("starting", "empty"):
-        return "gray[:material/hourglass_top:"
-    if diagnosis.run.get("ended") == "failed" or view.state.word in _UNWELL:
-        return "orange[:material/warning:"
-    return "green[:material/check_circle:"
-
-
 def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is None:
             st.caption("The analyzers are reading the run…")
         else:
-            st.markdown(f":{_mark(view, diagnosis)} {verdict_text(diagnosis)}]")
+            st.markdown(verdict_without_findings(view, diagnosis))
         return
     shown = first_of(folded(known.findings, MAX_OF_A_KIND), MAX_CARDS)
     for number, finding in enumerate(shown, 1):

@@ -44,7 +44,7 @@ CLICKED_MS = 30_000
 """For what a click opens; the click of one that has not come by then fell on a chart that was being replaced."""
 EMPTY = {
     "pipeline": "This run has no pipeline", "health": "No health was recorded in this run",
-    "compare": "There is only one run", "logs": "without a line", "findings": "No problems were found in this run",
+    "compare": "There is only one run", "logs": "without a line", "findings": "No problems found",
     "fleet": "Diagnosing the runs",
 }  # fmt: skip
 """Pages on which a run of two ranks on a CPU, without a fault, may have nothing to draw, and what they say then."""

@@ -106,6 +106,14 @@ def test_a_run_that_failed_without_a_finding_gets_no_clean_bill(tmp_path: Path, 
     assert "-v" not in text, "an option of the command line"
 
 
+@pytest.mark.parametrize("page", ["overview", "findings"])
+def test_a_run_without_steps_is_not_reported_as_healthy(tmp_path: Path, page: str) -> None:
+    run = make_run(tmp_path, ranks=2, steps=0)
+    app = open_page(run.path.parent, page, run=run.run_id)
+    wait_for(lambda: "hourglass_top" in shown(app) or app.run() is None, "the verdict", deadline_s=60)
+    assert "No problems" not in shown(app)
+
+
 def _runbook_page() -> None:
     from dashboard.views.runbook import runbook
 
