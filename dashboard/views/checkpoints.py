@@ -62,7 +62,7 @@ def checkpoints(view: View) -> None:
     if data is None:
         return
     if data["timeline"] is None:
-        empty_state("No step was recorded yet.")
+        empty_state("No step was recorded.")
         return
     phases = data["timeline"]
     chart(recovery.draw, phases.phases, phases.moments, key="life", what="Phases of the run, by attempt")
@@ -78,21 +78,24 @@ def checkpoints(view: View) -> None:
     st.subheader("Checkpoints", anchor=False)
     saved = data["checkpoints"]
     if not len(saved["step"]):
-        empty_state("No checkpoint was saved yet.")
+        empty_state("No checkpoint was saved.")
         return
-    tiers = st.segmented_control("Tier", ["disk", "memory"], default="disk", key="tier", required=True)
-    rows = [i for i in range(len(saved["step"])) if saved["tier"][i] == (tiers or "disk")]
+    there = sorted({str(tier) for tier in saved["tier"]})
+    tier = there[0]
+    if len(there) > 1:
+        tier = st.segmented_control("Tier", there, default=tier, key="tier", required=True) or tier
+    rows = [i for i in range(len(saved["step"])) if saved["tier"][i] == tier]
     table(
         {
             "step": [saved["step"][i] for i in rows], "attempt": [saved["attempt"][i] for i in rows],
-            "state history": [saved["states"][i] for i in rows],
+            "tier": [tier] * len(rows), "state history": [saved["states"][i] for i in rows],
             "size": [units.data_size(_number(saved["bytes"][i])) for i in rows],
             "duration (ms)": [_number(saved["duration_ms"][i]) for i in rows],
             "stall (ms)": [_number(saved["stall_ms"][i]) for i in rows],
             "reason": [saved["reason"][i] for i in rows],
         }, key="checkpoints-table",
     )  # fmt: skip
-    num = int(saved["num"][rows[0]]) if rows else 0
+    num = int(saved["num"][rows[0]])
     if num > len(rows):
         st.caption(f"The newest {len(rows):,} of {num:,}.")
     st.caption("Good: complete, verified by its hashes, and followed by enough healthy steps.")

@@ -46,23 +46,23 @@ def numerics(view: View) -> None:
             key="numerics-loss", what="Loss and gradient norm over the steps",
         )  # fmt: skip
     else:
-        empty_state("No loss was recorded yet.")
+        empty_state("No loss was recorded.")
     found, table = data["gradients"], data["gradients"].columns
     st.subheader("Gradient norm by parameter", anchor=False)
     if len(table["parameter"]):
         chart(gradients.norms, table, key="numerics-norms", what="Gradient norm of each parameter over the steps")
         st.caption(_what_is_shown(found))
+        st.subheader("NaN and Inf", anchor=False)
+        if (floats(table["nonfinite"]) > 0).any():
+            chart(gradients.nonfinite, table, key="numerics-nonfinite", what="Parameters with NaN or Inf by step")
+            st.caption("Sum over all ranks. A GPU reports only that there were any: this counts as one.")
+        else:
+            empty_state("No measured gradient had NaN or Inf.")
     else:
         empty_state(
-            "No gradient was measured by parameter yet.",
+            "No gradient was measured by parameter.",
             "They are measured at an interval: `probes.gradient_interval`.",
         )
-    st.subheader("NaN and Inf", anchor=False)
-    if (floats(table["nonfinite"]) > 0).any():
-        chart(gradients.nonfinite, table, key="numerics-nonfinite", what="Parameters with NaN or Inf by step")
-        st.caption("Sum over all ranks. A GPU reports only that there were any: this counts as one.")
-    else:
-        empty_state("No measured gradient had NaN or Inf.")
     left, right = st.columns(2, gap="medium")
     with left:
         st.subheader("Learning rate", anchor=False)
@@ -75,7 +75,9 @@ def numerics(view: View) -> None:
         if data["scale"]:
             chart(numbers.scale, data["scale"], key="numerics-scale", what="Loss scale after each overflow")
         else:
-            empty_state("The loss scale never changed.", "It changes in fp16 only, when gradients overflow.")
+            empty_state(
+                "No change of the loss scale was recorded.", "It changes in fp16 only, when gradients overflow."
+            )
     if len(data["logged"]["step"]):
         st.subheader("Logged by the script", anchor=False)
         chart(numbers.logged, data["logged"], key="numerics-logged", what="Numbers that the script logged")

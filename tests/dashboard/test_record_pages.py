@@ -120,3 +120,18 @@ def test_a_run_without_logs_settings_or_versions_says_what_is_missing(tmp_path: 
     (attached.path / "logs").mkdir()
     (attached.path / "logs" / "watch-node0.log").touch()
     assert "has no logs" in shown(page(attached, "logs")), "watch's alone says nothing about what a script printed"
+
+
+def test_checkpoints_of_every_tier_that_was_used_can_be_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=9)
+    writer = RankWriter(run, rank=0, attempt=1)
+    writer.event("checkpoint", step=5, tier="remote", state="complete")
+    writer.close()
+    app = page(run, "recovery")
+    assert app.dataframe[-1].value[["step", "tier"]].values.tolist() == [[5, "remote"]]
+
+
+def test_gradients_that_were_not_measured_are_not_reported_as_finite(tmp_path: Path) -> None:
+    text = shown(page(make_run(tmp_path, ranks=1, steps=9), "numerics"))
+    assert "No gradient was measured by parameter." in text
+    assert "NaN or Inf" not in text
