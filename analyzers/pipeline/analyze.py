@@ -34,7 +34,16 @@ from analyzers.account.timings import load_timings
 from analyzers.account.wait_split import pipelines
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
-from analyzers.pipeline.pipeline_bubble import MAX_PIPELINES, Bubble, Pipeline, load_pipelines, summarise
+from analyzers.pipeline.pipeline_bubble import (
+    FEW_STEPS,
+    HOST_SPANS,
+    MAX_PIPELINES,
+    NOT_MEASURED,
+    Bubble,
+    Pipeline,
+    load_pipelines,
+    summarise,
+)
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
@@ -60,12 +69,11 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     attempt = max(number for number, _ in found)
     every = [ranks for number, ranks in found if number == attempt]
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
-        why = "spans are those of the host, which runs ahead of its device"
-        return [_insufficient(attempt, why), *_by_steps(source, attempt, every, scope, policy, _BY_CALLS)]
+        return [_insufficient(attempt, HOST_SPANS), *_by_steps(source, attempt, every, scope, policy, _BY_CALLS)]
     measured = load_pipelines(source, attempt)
     bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule)
     if bubble is None:
-        return [_insufficient(attempt, "too few steps have all spans of all ranks")]
+        return [_insufficient(attempt, FEW_STEPS)]
     counted = not missing_tables(source, "steps") and not lacking(source, steps=("cpu_ns", "run_delay_ns"))
     if counted and is_crowded(source, attempt, SHARED.warm_up_steps):
         bubble = replace(bubble, heaviest_stage=None, surplus_ms=0.0, surplus_ratio=0.0, is_crowded=True)
@@ -215,9 +223,7 @@ def _layers_and_stages(scope: Scope, num_coordinates: int) -> tuple[float, float
 
 
 def _insufficient(attempt: int, why: str) -> Finding:
-    return Finding.insufficient(
-        "stage_balance", "bubble", f"The pipeline bubble was not measured: {why}.", attempt=attempt
-    )
+    return Finding.insufficient("stage_balance", "bubble", NOT_MEASURED.format(why=why), attempt=attempt)
 
 
 OF_FILES = ("operations",)

@@ -22,8 +22,20 @@ from analyzers.policy import SHARED
 from analyzers.source import Source, ints, lacking
 from analyzers.wording import number
 
-__all__ = ["Bubble", "Pipeline", "load_pipeline", "load_pipelines", "summarise"]
+__all__ = [
+    "FEW_STEPS",
+    "HOST_SPANS",
+    "NOT_MEASURED",
+    "Bubble",
+    "Pipeline",
+    "load_pipeline",
+    "load_pipelines",
+    "summarise",
+]
 
+NOT_MEASURED = "The pipeline bubble was not measured: {why}."
+HOST_SPANS = "spans are those of the host, which runs ahead of its device"
+FEW_STEPS = "too few steps have all spans of all ranks"
 MAX_PIPELINES = 16
 """Maximum number of pipelines that are read."""
 MAX_STEPS = 120

@@ -10,7 +10,7 @@ from analyzers.account.device.device_timings import has_device_calls, is_stamped
 from analyzers.account.wait_split import pipelines
 from analyzers.figures.time import schedule as figures
 from analyzers.figures.time.activity import schedule_of_step
-from analyzers.pipeline.pipeline_bubble import Bubble, load_pipelines, summarise
+from analyzers.pipeline.pipeline_bubble import FEW_STEPS, HOST_SPANS, NOT_MEASURED, Bubble, load_pipelines, summarise
 from analyzers.source import Source, ints
 from dashboard.data.sql import queries
 from dashboard.drawing import units
@@ -39,16 +39,16 @@ def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, .
     return schedule_of_step(source, attempt, step, members)
 
 
-def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Bubble | None]:
-    """Load the bubble of all pipelines, as in the report, and of one of them; each may be None.
+def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Any]:
+    """Load the bubble of all pipelines, as in the report, and of one of them; each may be None, for the reason `why`.
 
     Host spans of a GPU run do not measure the bubble, so there is none.
     """
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
-        return {"bubble": None, "chosen": None}
+        return {"bubble": None, "chosen": None, "why": HOST_SPANS}
     found = load_pipelines(source, attempt)
     chosen = [one for one in found if tuple(one.ranks) == members]
-    return {"bubble": summarise(found, schedule), "chosen": summarise(chosen, schedule)}
+    return {"bubble": summarise(found, schedule), "chosen": summarise(chosen, schedule), "why": FEW_STEPS}
 
 
 @framed("Pipeline")
@@ -85,10 +85,13 @@ def pipeline(view: View) -> None:
         _numbers(bubble)
         st.markdown(markdown_text(bubble.text, 600))
         st.caption(_basis(bubble))
+    elif measured:
+        empty_state(NOT_MEASURED.format(why=measured["why"]))
     pieces = view.ask(load_schedule, attempt, step, members)
     if pieces is None:
         return
-    st.subheader(f"Step {step} as it ran", anchor=False)
+    is_of_host = bool(measured) and measured["why"] == HOST_SPANS
+    st.subheader(f"Step {step:,} as {'the hosts issued it' if is_of_host else 'it ran'}", anchor=False)
     if len(ints(pieces["stage"])):
         chart(
             figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage",
@@ -130,7 +133,7 @@ def _numbers(bubble: Bubble) -> None:
     numbers = [
         ("Schedule", markdown_text(bubble.schedule, 24) or "–", f"{stages} × {microbatches}",
          f"{stages} stages, {microbatches} microbatches."),
-        ("Bubble", units.percent(bubble.idle_ratio), None, "Share of the pipeline's time in which its ranks idle."),
+        ("Bubble", units.percent(bubble.idle_ratio), None, "Share of the pipeline's time in which its ranks are idle."),
         ("Ideal", units.percent(bubble.expected_ratio), None, f"{ideal} with equal stages."),
         ("Imbalance", units.percent(bubble.imbalance_ratio), _lighter(bubble), split),
         ("Communication", units.percent(bubble.communication_ratio), None, split),

@@ -17,7 +17,9 @@ from tests.waiting import wait_for
 STAGES, MICROBATCHES = 4, 8
 
 
-def pipelined(tmp_path: Path, *, attempts: dict[int, range], heavy: int = -1, loading_ms: int = 0) -> RunDir:
+def pipelined(
+    tmp_path: Path, *, attempts: dict[int, range], heavy: int = -1, loading_ms: int = 0, **of_step: int
+) -> RunDir:
     """Perfect gpipe steps; stage `heavy` has twice the work, and the first one loads for `loading_ms` before it."""
     run = empty_run(tmp_path, config={"parallel": {"schedule": "gpipe"}}, world_size=STAGES)
     for attempt, numbers in attempts.items():
@@ -32,7 +34,7 @@ def pipelined(tmp_path: Path, *, attempts: dict[int, range], heavy: int = -1, lo
                 writers[rank].append("spans", COMPLETE, **row, end_ns=end)
             for rank, writer in enumerate(writers):
                 own = {"data_ns": loading_ms * MS if rank == 0 else 0, "data_wait_ns": 0}
-                writer.append("steps", COMPLETE, step=step, start_ns=start, duration_ns=900 * MS, committed=1, **own)
+                writer.append("steps", COMPLETE, step=step, start_ns=start, duration_ns=900 * MS, committed=1, **own, **of_step)
         for writer in writers:
             writer.close()
     return run
@@ -92,3 +94,10 @@ def test_with_one_attempt_there_is_nothing_to_choose(tmp_path: Path) -> None:
     app = open_page(run.path.parent, "pipeline", run=run.run_id)
     text_of(app, "Step 20 as it ran")
     assert not app.selectbox or "Attempt" not in [box.label for box in app.selectbox]
+
+
+def test_a_bubble_that_was_not_measured_is_not_left_out_silently(tmp_path: Path) -> None:
+    run = pipelined(tmp_path, attempts={0: range(1, 21)}, stamped_steps=1)
+    text = text_of(open_page(run.path.parent, "pipeline", run=run.run_id), "Step 20 as the hosts issued it")
+    assert "The pipeline bubble was not measured: spans are those of the host" in text
+    assert "Bubble:" not in text
