@@ -22,7 +22,7 @@ def goodput(view: View) -> None:
         return
     account = diagnosis.goodput
     if account is None or account.wall_s <= 0:
-        empty_state("No step was recorded yet.")
+        empty_state("No step was recorded.")
         return
     tiles(
         [

@@ -33,7 +33,7 @@ def memory(view: View) -> None:
         return
     curve = data["curve"]
     if not len(curve["step"]):
-        empty_state("No memory was recorded yet.")
+        empty_state("No memory was recorded.")
         return
     chart(numbers.memory, curve, key="memory-curve", what="Least, median and largest memory of the ranks")
     st.caption("Memory of each rank's process, or of its device if it has one, at the end of the step.")

@@ -53,7 +53,7 @@ def overview(view: View) -> None:
     with st.container(key="overview-account"):
         st.subheader("Where the time went", anchor=False)
         if account is None or account.wall_s <= 0:  # never empty, so that elements below keep their place and zoom
-            st.caption("Computing the account…" if diagnosis is None else "No step was recorded yet.")
+            st.caption("Computing the account…" if diagnosis is None else "No step was recorded.")
         else:
             chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
     with st.container(key="overview-findings"):  # separate, so that the elements below keep their identity
@@ -75,7 +75,7 @@ def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
                 what="Training and validation loss, gradient norm, findings, rollbacks and checkpoints over the steps",
             )  # fmt: skip
         else:
-            empty_state("No loss was recorded yet.")
+            empty_state("No loss was recorded.")
     with right:
         st.subheader("Step time", anchor=False)
         if len(lines["speed"]["step"]):
@@ -83,7 +83,7 @@ def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
                 speed.draw, lines["speed"], key="overview-speed", what="Step time and tokens per second over the steps"
             )
         else:
-            empty_state("No step has ended yet.")
+            empty_state("No step has ended.")
 
 
 def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | None) -> None:

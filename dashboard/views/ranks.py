@@ -93,7 +93,7 @@ def ranks(view: View) -> None:
         if len(data["work"]["rank"]):
             chart(straggler.ranking, data["work"], culprits, key="ranks-ranking", what="Own work of each rank by phase")
         else:
-            empty_state("No step has ended yet.")
+            empty_state("No step has ended.")
     with right:
         st.subheader("In the mesh", anchor=False)
         _mesh(data)

@@ -64,7 +64,7 @@ def timeline(view: View) -> None:
     if extent is None:
         return
     if not extent["last"] or not extent["ranks"]:
-        empty_state("No step was recorded yet.")
+        empty_state("No step was recorded.")
         return
     attempt, first, last, ranks, is_chosen = _chosen(extent)
     find = st.text_input(
