@@ -50,7 +50,7 @@ def load_exposed_calls(source: Source) -> Any:
 def load_below(source: Source) -> dict[str, Any]:
     """{heading: rows}: sums of steps whose calls were removed, and records of the NCCL plugin."""
     return {
-        "Older steps in sums": call_queries.older_totals(source), "As NCCL ran them": call_queries.nccl_kernels(source),
+        "Older steps, summed": call_queries.older_totals(source), "As NCCL ran them": call_queries.nccl_kernels(source),
         "Channels of NCCL": call_queries.nccl_channels(source), "Network links": call_queries.nccl_transfers(source),
     }  # fmt: skip
 
@@ -138,7 +138,7 @@ def _by_call(found: queries.Columns) -> None:
             "exposed (ms a step)": _significant(exposed_ms),
             "exposed (% of it)": np.round(100 * floats(found["exposed_ratio"]), 1),
             "transfer (ms)": _significant(transfer_ms),
-            "for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
+            "waiting for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
         }, key="collectives-exposed-calls", column_config=_SIZES,
     )  # fmt: skip
     num = int(found["num_classes"][0])
@@ -164,7 +164,7 @@ def _exposed(view: View) -> None:
                 "does not count.",
             ),
             (
-                "Stragglers", units.percent(share.get("straggler")), "of the wall time",
+                "Waiting for stragglers", units.percent(share.get("straggler")), "of the wall time",
                 "Share of wall time in which ranks waited in a collective for its last member.",
             ),
             ("Training", units.percent(share.get("training")), "of the wall time", None),

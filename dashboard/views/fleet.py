@@ -107,7 +107,7 @@ def _exclude(found: Fleet) -> None:
     texts = {form: exclude_list(found, form) for form in FORMS}
     if not any(texts.values()):
         return
-    st.subheader("Keep the next job off them", anchor=False)
+    st.subheader("Exclude them from the next job", anchor=False)
     for place, (form, text) in zip(st.tabs([form.capitalize() for form in texts]), texts.items(), strict=True):
         place.code(text, language="bash" if form == "slurm" else "json")
 
@@ -136,9 +136,9 @@ def _speeds(speeds: Sequence[ConfigurationSpeed]) -> None:
         what = f"Speed of each run of {one.title} ({one.unit}), and the medians between changes."
         chart(speed_history, one, key=f"fleet-speed-{one.fingerprint}", what=what)
     st.caption(
-        "Runs with the same settings, mesh and devices, in the order of their starts; drills are left out. A change is "
-        "one that random orders of the same runs reach with a probability of at most 1 % over all configurations, and "
-        "of 2 % at least; versions that changed with it did not necessarily cause it."
+        "Runs with the same settings, mesh and devices, in the order of their starts, without those with injected "
+        "faults. A change is shown if it is at least 2 % and random orders of the same runs reach it with a "
+        "probability p of at most 1 % over all configurations. What changed with it is not necessarily its cause."
     )
 
 

@@ -10,7 +10,9 @@ from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, table, tiles
 from dashboard.frame import View, framed
 
-__all__ = ["goodput"]
+__all__ = ["GOODPUT", "goodput"]
+
+GOODPUT = "Share of wall time spent on training steps that were kept."
 
 
 @framed("Goodput")
@@ -26,7 +28,7 @@ def goodput(view: View) -> None:
         return
     tiles(
         [
-            ("Goodput", units.percent(account.goodput_ratio), None, "Share of the wall time that trained."),
+            ("Goodput", units.percent(account.goodput_ratio), None, GOODPUT),
             ("Wall time", units.duration(account.wall_s), None, None),
             ("Steps kept", f"{account.num_kept:,}", None, None),
             ("Steps discarded", f"{account.num_discarded:,}", None, "Refused, rolled back or lost."),

@@ -19,16 +19,16 @@ __all__ = ["health"]
 
 MAX_PROBLEMS = 200
 _READINGS = {
-    "cpu_utilization_ratio": ("CPU of the host", "busy (%)", 100.0, "avg"),
-    "load_1m": ("Load of the host", "runnable processes", 1.0, "max"),
+    "cpu_utilization_ratio": ("Host CPU", "busy (%)", 100.0, "avg"),
+    "load_1m": ("Host load (1 min)", "runnable processes", 1.0, "max"),
     "gpu_utilization_ratio": ("GPU", "busy (%)", 100.0, "avg"),
-    "sm_active_ratio": ("Multiprocessors", "with work (%)", 100.0, "avg"),
-    "tensor_active_ratio": ("Tensor cores", "working (%)", 100.0, "avg"),
+    "sm_active_ratio": ("SM active", "of the time (%)", 100.0, "avg"),
+    "tensor_active_ratio": ("Tensor cores active", "of the time (%)", 100.0, "avg"),
     "memory_bandwidth_ratio": ("Memory bandwidth", "used (%)", 100.0, "avg"),
     "memory_used_bytes": ("Memory", "used (GiB)", 1 / (1 << 30), "max"),
     "temperature_celsius": ("Temperature", "°C", 1.0, "max"),
     "power_watts": ("Power", "W", 1.0, "avg"),
-    "sm_clock_hertz": ("Clock", "MHz", 1e-6, "avg"),
+    "sm_clock_hertz": ("SM clock", "MHz", 1e-6, "avg"),
     "disk_free_bytes": ("Free disk", "GiB", 1 / (1 << 30), "min"),
     "ecc_corrected_total": ("Memory errors, corrected", "during the run", 1.0, "max"),
     "ecc_uncorrected_total": ("Memory errors, uncorrected", "during the run", 1.0, "max"),
@@ -40,12 +40,12 @@ _READINGS = {
     "infiniband_errors_total": ("InfiniBand errors", "all ports, during the run", 1.0, "max"),
     "infiniband_downs_total": ("InfiniBand links lost", "all ports, during the run", 1.0, "max"),
     "infiniband_congestion_total": ("InfiniBand congestion notifications", "all ports, during the run", 1.0, "max"),
-    "cgroup_throttled_seconds_total": ("Stopped by the CPU limit", "seconds, during the run", 1.0, "max"),
+    "cgroup_throttled_seconds_total": ("Throttled by the CPU limit", "seconds, during the run", 1.0, "max"),
     "cpu_pressure_ratio": ("Waiting for a core", "of the time (%)", 100.0, "avg"),
     "memory_pressure_ratio": ("Waiting for memory", "of the time (%)", 100.0, "avg"),
     "io_pressure_ratio": ("Waiting for a disk", "of the time (%)", 100.0, "avg"),
-    "disk_read_latency_seconds": ("Time of a read", "ms, slowest disk", 1e3, "max"),
-    "disk_write_latency_seconds": ("Time of a write", "ms, slowest disk", 1e3, "max"),
+    "disk_read_latency_seconds": ("Disk read latency", "ms, slowest disk", 1e3, "max"),
+    "disk_write_latency_seconds": ("Disk write latency", "ms, slowest disk", 1e3, "max"),
     "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
 """{column: (title, axis label, factor to the axis unit, aggregate per time bucket)}."""

@@ -85,9 +85,9 @@ def _draw(shown: list[LogLine], found: RunLogs) -> None:
     more = f"The last {MAX_ROWS:,} of {len(shown):,} lines. " if len(shown) > MAX_ROWS else f"{len(shown):,} lines. "
     cut = f"Of {found.num_cut} long files only the end was read; their lines are counted from there. "
     st.caption(
-        f"{more}{cut if found.num_cut else ''}The step is the one that the line names, or the rank's step at the "
-        "line's time (UTC unless it names a zone). `above`: step of the line above. `last write`: step in which the "
-        "file was last written. " + _unaligned(found)
+        f"{more}{cut if found.num_cut else ''}`line`: the line names its step. `time`: the rank was in that step at "
+        "the line's time (UTC unless the line names a zone). `above`: same as the line above. `last write`: the step in "
+        "which the file was last written. " + _unaligned(found)
     )
 
 

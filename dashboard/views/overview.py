@@ -23,6 +23,7 @@ from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, tiles
 from dashboard.frame import View, framed
 from dashboard.views.findings import card, verdict_without_findings
+from dashboard.views.goodput import GOODPUT
 from probes.settings.described import TrainFacts
 from probes.settings.section import read
 from probes.tape.redaction.printable import escaped, visible
@@ -98,7 +99,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
         _speed("Tokens/s", pulse, diagnosis, is_live=view.state.is_live),
         _speed("Step time", pulse, diagnosis, is_live=view.state.is_live),
         _work_rate(view.manifest, _shown(pulse, diagnosis, "tokens_per_s", is_live=view.state.is_live)[0]),
-        ("Goodput", units.percent(goodput_ratio), None, "Share of wall time spent on training steps that were kept."),
+        ("Goodput", units.percent(goodput_ratio), None, GOODPUT),
         (
             "Memory", units.data_size(pulse["memory_bytes"], digits=0),
             None if fullest is None else f"rank {fullest:.0f}", "Of the rank with the most memory.",

@@ -16,7 +16,7 @@ def test_readings_are_drawn_and_a_sound_node_has_no_problems(tmp_path: Path) -> 
     app = open_page(node.run.path.parent, "health")
     assert not app.exception
     headings = {element.value for element in app.subheader}
-    assert {"GPU", "Temperature", "Clock", "Load of the host", "Multiprocessors", "Tensor cores"} <= headings
+    assert {"GPU", "Temperature", "SM clock", "Host load (1 min)", "SM active", "Tensor cores active"} <= headings
     assert not {"XID errors", "Throttling, errors, remapped rows"} & headings  # the power cap is ordinary
     assert len(charts(app)) == len(headings)
     assert "Unchanged on all devices during the run: Memory errors, corrected" in shown(app)

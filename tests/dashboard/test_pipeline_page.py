@@ -33,8 +33,8 @@ def pipelined(
                 row = {"step": step, "stage": stage, "microbatch": microbatch, "kind": kind, "start_ns": begin}
                 writers[rank].append("spans", COMPLETE, **row, end_ns=end)
             for rank, writer in enumerate(writers):
-                own = {"data_ns": loading_ms * MS if rank == 0 else 0, "data_wait_ns": 0}
-                writer.append("steps", COMPLETE, step=step, start_ns=start, duration_ns=900 * MS, committed=1, **own, **of_step)
+                own = {"data_ns": loading_ms * MS if rank == 0 else 0, "data_wait_ns": 0, **of_step}
+                writer.append("steps", COMPLETE, step=step, start_ns=start, duration_ns=900 * MS, committed=1, **own)
         for writer in writers:
             writer.close()
     return run
