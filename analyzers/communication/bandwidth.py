@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class CallClass:
     """Mean transfer time of a step's calls, median over the steps."""
     bus_gb_per_s: float
     wait_s: float
-    """Total wait of all members over the run."""
+    """Total wait of all members over the run; NaN where no wait was measured, as on GPUs without stamps."""
     relative_bandwidth_ratio: float
     """Bus bandwidth relative to the fastest class in the run."""
 
@@ -77,7 +78,7 @@ def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = ()) ->
     found = call_columns(source, attempt=attempt, phases=phases)
     rows = [
         (str(op or ""), str(group or ""), int(size or 0), int(members), float(calls), float(took), float(speed),
-         float(wait))
+         math.nan if wait is None else float(wait))
         for op, group, size, members, calls, took, speed, wait in zip(
             *(found[name].tolist() for name in _COLUMNS), strict=True
         )
@@ -116,7 +117,7 @@ def call_columns(
               FROM (SELECT attempt, step, op, process_group, bytes, max(n) AS n, count(*) AS calls, avg(took) AS took,
                            sum(waited) AS waited
                     FROM (SELECT attempt, min(step) AS step, op, process_group, {SIZE_OF_CALL} AS bytes, count(*) AS n,
-                                 min(own) AS took, sum(coalesce(wait_ns, 0)) AS waited
+                                 min(own) AS took, sum(wait_ns) AS waited
                           FROM (SELECT *, greatest(0, end_ns - greatest(issue_ns, coalesce(max(end_ns) OVER (
                                            PARTITION BY attempt, rank, process_group, peer, step ORDER BY issue_ns, seq
                                            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), issue_ns))) AS own
@@ -125,7 +126,7 @@ def call_columns(
                           GROUP BY attempt, process_group, op, seq, CASE WHEN peer IS NULL THEN -1 ELSE rank END, peer)
                     GROUP BY attempt, step, op, process_group, bytes)
               GROUP BY op, process_group, bytes)
-        ORDER BY wait_s DESC, op, process_group, bytes LIMIT {int(limit)}
+        ORDER BY wait_s DESC NULLS LAST, op, process_group, bytes LIMIT {int(limit)}
         """,
         list(phases),
     )

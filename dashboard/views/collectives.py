@@ -77,12 +77,16 @@ def collectives(view: View) -> None:
             if by_call is not None and len(by_call["op"]):
                 _by_call(by_call)
     st.subheader("Waiting", anchor=False)
-    chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
+    has_waits = bool(np.isfinite(floats(calls["wait_s"])).any())
+    if has_waits:
+        chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
+    else:
+        empty_state("Waits in calls were not measured.", "On GPUs a call is timed on the device, its waits included.")
     st.subheader("Bandwidth", anchor=False)
     chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
     st.caption(
-        "Finished calls only. Transfer time is that of the last member to arrive, which does not wait. "
-        "A larger dot is more waiting."
+        "Finished calls only. Transfer time is that of the last member to arrive, which does not wait."
+        + (" A larger dot is more waiting." if has_waits else "")
     )
     bandwidth = floats(calls["bus_gb_per_s"])
     unit, scale = rate_unit(float(np.max(bandwidth, initial=0.0, where=np.isfinite(bandwidth))))

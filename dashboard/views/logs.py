@@ -86,8 +86,8 @@ def _draw(shown: list[LogLine], found: RunLogs) -> None:
     cut = f"Of {found.num_cut} long files only the end was read; their lines are counted from there. "
     st.caption(
         f"{more}{cut if found.num_cut else ''}`line`: the line names its step. `time`: the rank was in that step at "
-        "the line's time (UTC unless the line names a zone). `above`: same as the line above. `last write`: the step in "
-        "which the file was last written. " + _unaligned(found)
+        "the line's time (UTC unless the line names a zone). `above`: same as the line above. `last write`: the step "
+        "in which the file was last written. " + _unaligned(found)
     )
 
 

@@ -33,7 +33,7 @@ def draw(calls: Mapping[str, Any]) -> go.Figure:
     ops = np.asarray(calls["op"], dtype=object).astype(str)
     bandwidth, size, wait = (floats(calls[name]) for name in ("bus_gb_per_s", "bytes", "wait_s"))
     good = np.isfinite(bandwidth) & (bandwidth > 0) & (size > 0)
-    most = float(np.nanmax(wait[good])) if good.any() else 1.0
+    most = float(np.max(wait, initial=0.0, where=good & np.isfinite(wait)))
     for number, op in enumerate(dict.fromkeys(ops[good].tolist())):
         rows = np.flatnonzero(good & (ops == op))[:MAX_PER_OP]
         if number >= MAX_OPS:
@@ -52,19 +52,22 @@ def draw(calls: Mapping[str, Any]) -> go.Figure:
 
 
 def _hover(calls: Mapping[str, Any], row: int) -> str:
+    wait_s = floats(calls["wait_s"])[row]
+    waited = f", waited {wait_s:.3g} s in all" if np.isfinite(wait_s) else ""
     return (
         f"{label(calls['op'][row], 24)} in {label(group_text(str(calls['process_group'][row])), 60)}<br>"
         f"{int(calls['num_calls'][row]):,} calls of {int(calls['bytes'][row]):,} bytes<br>"
-        f"transfer {float(calls['transfer_ms'][row]):.3g} ms, waited {float(calls['wait_s'][row]):.3g} s in all"
+        f"transfer {float(calls['transfer_ms'][row]):.3g} ms{waited}"
     )
 
 
 def waits(calls: Mapping[str, Any]) -> go.Figure:
-    """Seconds of waiting summed over all ranks, by operation and group, the largest first."""
+    """Seconds of waiting summed over all ranks, by operation and group, the largest first; only measured ones."""
     total: dict[tuple[str, str], float] = {}
     for op, group, wait in zip(calls["op"], calls["process_group"], floats(calls["wait_s"]), strict=True):
-        key = (str(op), str(group))
-        total[key] = total.get(key, 0.0) + float(np.nan_to_num(wait))
+        if np.isfinite(wait):
+            key = (str(op), str(group))
+            total[key] = total.get(key, 0.0) + float(wait)
     most = sorted(total.items(), key=lambda item: -item[1])[:MAX_BARS]
     x = "seconds waited, all ranks"
     if len(most) < len(total):

@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from analyzers.account.wait_split import pipelines
 from analyzers.communication.bandwidth import call_columns
 from analyzers.diagnose import Diagnosis
@@ -44,6 +46,7 @@ MAX_DRAWN = 12
 """Findings whose evidence is drawn."""
 MAX_SETTINGS = 300
 MAX_ROWS = 64
+MAX_CALLS = 12
 
 
 def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *, version: str = "") -> bytes:
@@ -168,13 +171,15 @@ class _Page:
         rows = [
             (str(calls["op"][i]), group_text(str(calls["process_group"][i])), size_text(float(size[i])),
              f"{int(calls['num_calls'][i]):,}", _known(took[i], "ms"), _rate(bandwidth[i]),
-             f"{number(float(wait[i]))} s")
-            for i in range(min(12, len(calls["op"])))
+             _known(wait[i], "s"))
+            for i in range(min(MAX_CALLS, len(calls["op"])))
         ]  # fmt: skip
+        has_waits = bool(np.isfinite(wait).any())
+        dots = " A larger dot is more waiting, of all ranks together." if has_waits else ""
         yield Section(
             title="Collectives",
-            note="Finished calls only. Transfer is the time of the member that arrived last, which did not wait. "
-            "A larger dot is more waiting, of all ranks together.",
+            note="Finished calls only. Transfer is the time of the member that arrived last, which did not wait."
+            f"{dots}{_cut(len(rows), len(calls['op']))}",
             figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
             columns=("operation", "group", "size", "calls", "transfer", "bus bandwidth", "waited, all ranks"),
             numeric=range(2, 7),
@@ -197,6 +202,11 @@ class _Page:
             ]
             columns = ("seconds", "rank", "step", "event", "")
             yield Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)
+
+
+def _cut(num_shown: int, num: int) -> str:
+    """How many are left out, after a note; the first are those that matter most."""
+    return f" Shown: the first {num_shown:,} of {num:,}." if num_shown < num else ""
 
 
 def _known(value: float, unit: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from analyzers.account.device.exposure import exposed_calls, measure
 from analyzers.communication.analyze import communication
 from analyzers.communication.bandwidth import call_classes, call_columns
+from analyzers.figures.time import collectives
 from analyzers.finding import Finding
 from analyzers.report.wording.explained import next_step
 from analyzers.scope import Scope
@@ -187,6 +190,20 @@ def test_uneven_exchanges_of_about_a_size_are_one_class() -> None:
     table = call_columns(store)
     assert table["bytes"].tolist() == [1 << 16]
     assert table["num_calls"].tolist() == [39.0]
+
+
+def test_waits_that_were_not_measured_are_not_zero() -> None:
+    """The profiler plugin times calls on the device, where no wait is recorded."""
+    store = MemoryStore()
+    call = {"attempt": 0, "op": "all_reduce", "process_group": "world:0-1", "bytes": 1 << 20, "seq": 1, "step": 1}
+    store.add("collectives", [call | {"rank": rank, "issue_ns": 0, "end_ns": 2 * 10**6} for rank in range(2)])
+    table = call_columns(store)
+    assert not np.isfinite(floats(table["wait_s"])).any()
+    (one,) = call_classes(store, 0)
+    assert math.isnan(one.wait_s)
+    assert not collectives.waits(table).data[0].x
+    (points,) = collectives.draw(table).data
+    assert "waited" not in points.hovertext[0]
 
 
 def test_a_send_has_no_transfer_time_because_it_includes_the_wait_for_the_other_rank() -> None:
