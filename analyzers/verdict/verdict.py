@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
@@ -20,7 +20,7 @@ from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
 
-__all__ = ["LISTED_BELOW", "verdict", "without_unjudged"]
+__all__ = ["LISTED_BELOW", "outcome", "verdict", "without_unjudged"]
 
 LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made, which every report has under this heading."""
@@ -90,6 +90,13 @@ def verdict(
     advised = sum(finding.status == "advice" for finding in findings)
     advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
     return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
+
+
+def outcome(facts: Mapping[str, Any]) -> Literal["clean", "failed", "unjudged"]:
+    """How a verdict without findings is marked: clean only if steps were judged and the run did not fail."""
+    if facts.get("ended") == "failed":
+        return "failed"
+    return "clean" if facts.get("steps") and facts.get("is_judged") is not False else "unjudged"
 
 
 def without_unjudged(text: str) -> str:

@@ -19,7 +19,7 @@ from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.run.findings.open_findings import reported_findings
 from analyzers.run.live.state import RunState
 from analyzers.source import Source
-from analyzers.verdict.verdict import LISTED_BELOW
+from analyzers.verdict.verdict import LISTED_BELOW, outcome
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import (
     SEVERITY_COLOURS,
@@ -104,10 +104,11 @@ def verdict_without_findings(view: View, diagnosis: Diagnosis, listed: str = "se
 
 def _mark(view: View, diagnosis: Diagnosis) -> str:
     """Colour and icon of a verdict without findings: green only if steps were judged and the run is healthy."""
-    if not diagnosis.run.get("steps") or view.state.word in ("starting", "empty"):
-        return "gray[:material/hourglass_top:"
-    if diagnosis.run.get("ended") == "failed" or view.state.word in _UNWELL:
+    found = outcome(diagnosis.run)
+    if found == "failed" or view.state.word in _UNWELL:
         return "orange[:material/warning:"
+    if found == "unjudged" or view.state.word in ("starting", "empty"):
+        return "gray[:material/hourglass_top:"
     return "green[:material/check_circle:"
 
 

@@ -20,7 +20,7 @@ from analyzers.figures.drawing.theme import SEQUENCE
 from analyzers.figures.time import goodput
 from analyzers.report.html.page_frame import FigurePage, Section
 from analyzers.report.terminal.compare_text import tables
-from analyzers.report.terminal.diagnosis_text import title
+from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.explained import next_step, why
 from analyzers.source import floats, ints
 from analyzers.stragglers.throughput import step_times
@@ -38,11 +38,12 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
     slower = comparison.findings[0] if comparison.findings else None
     return sheet.render(
         run_id=f"{comparison.run_b} against {comparison.run_a}",
-        worst=slower.severity if slower else "",
+        worst=slower.severity if slower else "clean",
         verdict=comparison.sentence,
         why=why(slower) if slower else "",
         next=next_step(slower) if slower else "",
         quiet="No significant slowdown.",
+        unshown="",
         tiles=_tiles(comparison),
         findings=[],
         advised=[],
@@ -73,8 +74,8 @@ def _sections(sheet: FigurePage, comparison: Comparison, a: Side, b: Side) -> It
             more = f"The first {MAX_ROWS} of {len(rows)}." if len(rows) > MAX_ROWS else ""
             yield Section(title=heading, note=more, columns=("", *names), rows=rows[:MAX_ROWS])
     for finding in comparison.findings:
-        numbers = [(name, str(value)) for name, value in finding.evidence.items()]
-        yield Section(title=title(finding).capitalize(), note=finding.summary, columns=("", ""), rows=numbers)
+        rows = evidence_rows(finding)
+        yield Section(title=title(finding).capitalize(), note=finding.summary, columns=("", ""), rows=rows)
 
 
 def _losses(a: Side, b: Side, names: tuple[str, str]) -> list[series.Series]:

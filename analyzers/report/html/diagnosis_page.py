@@ -36,6 +36,7 @@ from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.run.records.evaluations import evaluations
 from analyzers.source import Source, floats
+from analyzers.verdict.verdict import outcome
 from analyzers.wording import group_text, listed, number, ranks_before, ranks_text, rate_text, sentence, size_text
 from probes.tape import event_kinds
 
@@ -58,11 +59,12 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
     sections = list(page.sections())
     return page.sheet.render(
         run_id=diagnosis.run.get("run_id") or "a run",
-        worst=fired[0].severity if fired else "",
+        worst=fired[0].severity if fired else outcome(diagnosis.run),
         verdict=diagnosis.verdict,
         why=reason if fired and reason != fired[0].summary else "",
         next=next_step(fired[0], diagnosis.run.get("run_id") or "") if fired else "",
-        quiet="There are no findings.",
+        quiet="",
+        unshown=_cut(len(fired), len(diagnosis.cards)),
         tiles=_tiles(diagnosis),
         findings=findings,
         advised=[f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised],

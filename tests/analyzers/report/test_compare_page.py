@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_the_page_holds_both_runs(runs: tuple[RunDir, RunDir], tmp_path: Path) -
         assert run.path.name in elements.text
     for words in ("x as long", "optim.lr", "0.001", "0.003", "Where the time went", "Straggler", "Step time"):
         assert words.lower() in elements.text.lower(), words
+    assert "slowdown factor" in elements.text
+    assert not re.findall(r"(?:factor|before)_\w+|\w+_(?:factor|before)\b", elements.text), "keys of the JSON report"
     figures = figures_of(page.read_bytes())
     assert len(figures) == 5, "loss, step time, two accounts of the time, and the templates"
     links = [value for _, attributes in elements.found for name, value in attributes.items() if name in ("src", "href")]

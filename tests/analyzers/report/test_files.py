@@ -62,6 +62,20 @@ def figures_of(page: bytes) -> dict[str, Any]:
     return {name: json.loads(text) for name, text in re.findall(pattern, page.decode(), flags=re.DOTALL)}
 
 
+@pytest.mark.parametrize(
+    ("outcome", "made"),
+    [("clean", {"steps": 80}), ("unjudged", {"steps": 0}), ("failed", {"steps": 12, "end": "failed"})],
+)
+def test_a_verdict_without_findings_is_green_only_if_steps_were_judged(
+    tmp_path: Path, outcome: str, made: dict[str, Any]
+) -> None:
+    page, diagnosis = html_of(make_run(tmp_path, ranks=2, **made))
+    assert not diagnosis.cards
+    elements = Elements(page)
+    assert [of["class"] for _, of in elements.found if "verdict" in str(of.get("class"))] == [f"card verdict {outcome}"]
+    assert "There are no findings" not in elements.text
+
+
 def test_a_page_holds_the_verdict_the_findings_and_their_figures(tmp_path: Path) -> None:
     page, diagnosis = html_of(make_run(tmp_path, ranks=4, steps=80, slow={2: 1.6}, nan={1: 30}))
     elements = Elements(page)
