@@ -131,7 +131,7 @@ def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
     place_of = {int(rank): place for place, rank in enumerate(matrix.ranks.tolist())}
     return Excess(
         ranks=ranks, members=np.array([len(part) for part in shown], dtype=np.int64), steps=matrix.steps,
-        values=np.array([_mean(values[part]) for part in shown]).reshape(len(parts), -1), unit=unit,
+        values=np.array([_mean(values[part]) for part in shown]).reshape(len(parts), len(matrix.steps)), unit=unit,
         noise=float(np.hypot(noise, lasting)), steps_per_cell=matrix.steps_per_cell, every_steps=matrix.every_steps,
         standing_out=standing, groups=_groups(ranks, places),
         row_of={int(matrix.ranks[place]): row for row, part in enumerate(parts) for place in part},
