@@ -24,6 +24,7 @@ from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.loss_lines import loss_line, validation_line
 from analyzers.report.wording.stack_texts import stack_texts
+from analyzers.verdict.verdict import outcome
 from analyzers.wording import batches_text, counted, counted_ranks, is_number, ranks_text, sentence
 from probes.tape.redaction.printable import visible
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["evidence_rows", "render", "saves_line", "title", "validation_line"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+_UNFOUND = {"clean": "bold green", "failed": "yellow", "unjudged": "bold"}
+"""Colours of a verdict without findings."""
 _NOT_SHOWN = {
     "phase_factors_ratio",
     "phase_excess_ms",
@@ -106,7 +109,7 @@ def title(finding: Finding) -> str:
 def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
     worst = diagnosis.fired[0] if diagnosis.fired else None
     first, *further = diagnosis.verdict.splitlines()
-    lines = [("Verdict", first, _COLOURS[worst.severity] if worst else "bold green")]
+    lines = [("Verdict", first, _COLOURS[worst.severity] if worst else _UNFOUND[outcome(diagnosis.run)])]
     lines += [("", line, "") for line in further]
     if worst:
         reason = why(worst)
