@@ -128,6 +128,20 @@ def test_eighty_columns_show_a_straggler_and_the_whole_call_that_waits_for_it() 
         assert value in text
 
 
+@pytest.mark.parametrize(
+    ("state", "colour"), [("training", "green"), ("given up", "red"), ("recovering", "yellow"), ("interrupted", "")]
+)
+def test_only_a_run_that_goes_well_is_green(state: str, colour: str) -> None:
+    found = RankRows(attempt=0, step=9, step_ms=5.0, rows=())
+    written = StringIO()
+    Console(width=80, force_terminal=True, color_system="standard", file=written).print(
+        rank_table(found, Heading(run="runs/x", state=state), max_rows=9)
+    )
+    codes = {"green": "32", "red": "31", "yellow": "33"}
+    coloured = [name for name, code in codes.items() if f"{code}m  {state}" in written.getvalue()]
+    assert coloured == ([colour] if colour else [])
+
+
 def test_a_finding_that_many_ranks_share_is_one_row() -> None:
     rows = [RankRow(rank=0, state="ended", step=9, finding="straggler", severity="warning")]
     rows += [RankRow(rank=rank, state="ended", step=9, finding="stage_imbalance") for rank in range(1, 33)]

@@ -32,6 +32,10 @@ __all__ = ["Heading", "fold", "heading_height", "rank_table"]
 COLUMNS = ("rank", "state", "step", "own work", "waiting", "memory", "GPU", "for", "doing", "finding")
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _STATES = {"dead": "bold red", "stopped": "bold red", "stalled": "red", "ended": "dim"}
+_RUN_STATES = {
+    "training": "green", "finished": "green", "recovering": "yellow", "stalled": "red", "died": "red", "failed": "red",
+    "given up": "red",
+}  # fmt: skip
 MAX_NAMED = 8
 """Ranks that share a finding are folded if there are more of them: a slow stage is one row, a slow rank is one too."""
 _TROUBLED = ("dead", "stopped")
@@ -118,14 +122,14 @@ def _groups(rows: Sequence[RankRow], room: int) -> list[list[RankRow]]:
 def _head(found: RankRows, heading: Heading) -> Text:
     ranks = f"{len(found.rows)} rank{'s' * (len(found.rows) != 1)}"
     head = _text(visible(heading.run), "bold")
-    head.append(f"  {heading.state}", style="red" if heading.state in ("stalled", "failed", "died") else "green")
+    head.append(f"  {heading.state}", style=_RUN_STATES.get(heading.state, ""))
     planned = f" of {heading.planned_steps:,}" if heading.planned_steps else ""
     step = "" if found.step is None else f"  step {found.step:,}{planned}"
     speed = "" if found.step_ms is None else f"  median step {found.step_ms:,.0f} ms"
     attempt = f"  attempt {found.attempt}" if found.attempt else ""
     head.append(f"{step}{speed}  {ranks}{attempt}")
     if heading.reason:
-        head.append(f"\n{visible(heading.reason)}", style="dim")
+        head.append(f"\n{visible(heading.reason)}", style="red" if heading.state == "stalled" else "dim")
     return head
 
 
