@@ -28,7 +28,7 @@ from analyzers.report.evidence import Drawing, drawings, moment
 from analyzers.report.html.page_frame import FigurePage, PlacedFigure, Section
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.terminal.why_spike_text import tables
-from analyzers.report.wording.account_lines import bubble_of, wall_s, what_if_line
+from analyzers.report.wording.account_lines import bubble_of, claims_gain, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
@@ -251,7 +251,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ),
         (
             f"faster with evenly spread work, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
-            what_if.gain if what_if and what_if.is_beyond_error else None,
+            what_if.gain if what_if and claims_gain(what_if) else None,
             "{:.2f}x",
         ),
         ("ms per step, median", facts.get("step_ms_median"), "{:,.4g}"),

@@ -17,7 +17,7 @@ from analyzers.finding import Finding
 from analyzers.whatif.what_if import WhatIf, exceeds_error
 from analyzers.wording import is_number, number, percent, ranks_text
 
-__all__ = ["bubble_of", "goodput_line", "phases_line", "pipeline_line", "wall_s", "what_if_line"]
+__all__ = ["bubble_of", "claims_gain", "goodput_line", "phases_line", "pipeline_line", "wall_s", "what_if_line"]
 
 
 def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
@@ -34,6 +34,12 @@ def goodput_line(account: Account) -> str:
     shown = [name for name in ordered if name == always or shares[name] >= 0.005]
     parts = [f"{100 * shares[name]:.0f} % {account.names[name]}" for name in shown]
     return f"Of {account.wall_s:.1f} s of wall time: {', '.join(parts)}. {account.open_text}".rstrip()
+
+
+def claims_gain(what_if: WhatIf) -> bool:
+    """True if `what_if_line` says that balanced ranks would be faster."""
+    worth = min(what_if.slowdown, what_if.gain) >= 1.01
+    return worth and what_if.is_beyond_error
 
 
 def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from analyzers.finding import Finding
 from analyzers.report.terminal.diagnosis_text import saves_line
-from analyzers.report.wording.account_lines import what_if_line
+from analyzers.report.wording.account_lines import claims_gain, what_if_line
 from analyzers.whatif.what_if import WhatIf
 from tests.sentences import assert_plain
 
@@ -75,3 +75,13 @@ def test_an_interval_that_is_longer_than_the_run_says_so() -> None:
     assert saves_line({**INTERVAL, "num_failures": 0}, 26) == "", "an assumed rate says nothing of a short try"
     assert "recorded." not in saves_line(INTERVAL, 2_000)
     assert "one failure in 6,389 h" in saves_line(INTERVAL, None)
+
+
+@pytest.mark.parametrize(
+    ("what", "claimed"),
+    [(WHAT, True), (replace(WHAT, slowdown=1.004, lasting_slowdown=None, error_ratio=0.0), False),
+     (replace(WHAT, lasting_slowdown=1.004, error_ratio=0.0), False), (replace(WHAT, withheld="why"), False)],
+)  # fmt: skip
+def test_a_tile_claims_a_gain_only_where_the_sentence_does(what: WhatIf, claimed: bool) -> None:
+    assert claims_gain(what) == claimed
+    assert ("x faster" in what_if_line(what)) == claimed
