@@ -47,7 +47,7 @@ MAX_DRAWN = 12
 """Findings whose evidence is drawn."""
 MAX_SETTINGS = 300
 MAX_ROWS = 64
-MAX_CALLS = 12
+MAX_CALLS, MAX_EVENTS = 12, 400
 
 
 def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *, version: str = "") -> bytes:
@@ -189,7 +189,9 @@ class _Page:
         )
 
     def _events(self) -> Iterator[Section]:
-        shown = [event for event in course.story(self.source) if not _is_routine(event)]
+        found = course.story(self.source, limit=MAX_EVENTS)
+        shown = [event for event in found if not _is_routine(event)]
+        note = f"The first and the last {MAX_EVENTS // 2} events of the run." if len(found) == MAX_EVENTS else ""
         if shown:
             begin = shown[0].wall_ns
             rows = [
@@ -203,7 +205,7 @@ class _Page:
                 for t in shown
             ]
             columns = ("seconds", "rank", "step", "event", "")
-            yield Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)
+            yield Section(title="Events", note=note, columns=columns, numeric=(0, 1, 2), rows=rows)
 
 
 def _cut(num_shown: int, num: int) -> str:
@@ -291,7 +293,7 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _is_routine(event: course.StoryEvent) -> bool:
     """Copies in memory are taken every few steps, so only a rollback to one gets a row."""
-    routine = ("writing", "complete", "good", "removed")
+    routine = ("writing", "complete", "verified", "good", "removed")
     detail = event.detail
     return event.kind == event_kinds.CHECKPOINT and detail.get("tier") == "memory" and detail.get("state") in routine
 

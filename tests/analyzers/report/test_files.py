@@ -27,7 +27,7 @@ from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.hostile import hostile_run
 from tests.analyzers.test_diagnose import MANIFEST, without
 from tests.e2e.launched import rankscope
-from tests.factories import make_run
+from tests.factories import RankWriter, make_run
 
 
 class Elements(HTMLParser):
@@ -60,6 +60,16 @@ def html_of(run: RunDir) -> tuple[bytes, Diagnosis]:
 def figures_of(page: bytes) -> dict[str, Any]:
     pattern = r'<script type="application/json" id="([^"]+)">(.*?)</script>'
     return {name: json.loads(text) for name, text in re.findall(pattern, page.decode(), flags=re.DOTALL)}
+
+
+def test_a_report_says_that_its_events_are_cut(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=9)
+    assert "The first and the last" not in Elements(html_of(run)[0]).text
+    writer = RankWriter(run, rank=0, attempt=1)
+    for step in range(500):
+        writer.event("checkpoint", step=step, tier="disk", state="complete")
+    writer.close()
+    assert "The first and the last 200 events of the run." in Elements(html_of(run)[0]).text
 
 
 @pytest.mark.parametrize(
