@@ -101,7 +101,10 @@ class MemoryStore:
 
     def add_columns(self, table: str, **columns: Any) -> None:
         """Insert whole numpy columns: for big tables."""
-        frame = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+        frame = {
+            name: column if isinstance(column, np.ma.MaskedArray) else np.ascontiguousarray(column)
+            for name, column in columns.items()
+        }
         names = ", ".join(f'"{name}"' for name in frame)
         self.connection.register("incoming", frame)
         self.connection.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming")
@@ -117,18 +120,26 @@ class MemoryStore:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The rows as numpy columns; None unless each column has values of one type: whole numbers, numbers or texts."""
+    """The rows as numpy columns, with a mask where there are NULLs; None unless each column has values of one type."""
     found: dict[str, Any] = {}
     for name in names:
         values = [row[name] for row in rows]
-        (kind, *others) = {type(value) for value in values}
-        if others or kind not in (int, float, str):
+        known = [value for value in values if value is not None]
+        if not known:
+            continue  # NULL, as a column that is not named
+        (kind, *others) = {type(value) for value in known}
+        if others or kind not in (bool, int, float, str):
             return None
-        if kind is float and any(map(math.isnan, values)):
+        if kind is float and any(map(math.isnan, known)):
             return None  # DuckDB reads a NaN of numpy as NULL
-        if kind is int and not -(2**63) <= min(values) <= max(values) < 2**63:
+        if kind is int and not -(2**63) <= min(known) <= max(known) < 2**63:
             return None
-        found[name] = np.array(values, dtype=object if kind is str else np.int64 if kind is int else np.float64)
+        if kind is str:
+            found[name] = np.array(values, dtype=object)
+            continue
+        array = np.array([kind() if value is None else value for value in values], dtype=np.dtype(kind))
+        is_null = [value is None for value in values]
+        found[name] = np.ma.MaskedArray(array, is_null) if any(is_null) else array
     return found
 
 

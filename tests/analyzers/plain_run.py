@@ -23,30 +23,37 @@ def plain_run(*, ranks: int = 4, steps: int = 100, step_ms: float = 100.0, saves
     store.event("run_started", wall_ns=BEGIN_NS)
     store.event("attempt_started", wall_ns=BEGIN_NS + 2 * S)
     begin_ns = BEGIN_NS + 6 * S
-    number = np.arange(1, steps + 1)
-    for rank in range(ranks):
-        place = {"attempt": 0, "rank": rank, "wall_ns": BEGIN_NS + 5 * S, "world_size": ranks, "host": "node-0"}
-        store.add("ranks", [place | {"device": "cpu", "dp_replicate": rank, "tp": 0, "pp": 0}])
-        store.add_columns(
-            "steps",
-            attempt=np.zeros(steps, np.int32),
-            rank=np.full(steps, rank, np.int32),
-            step=number,
-            start_ns=begin_ns + ((number - 1) * step_ms * MS).astype(np.int64),
-            duration_ns=np.full(steps, int(step_ms * MS)),
-            data_ns=np.full(steps, MS),
-            data_wait_ns=np.zeros(steps, np.int64),
-            forward_ns=np.full(steps, int(0.3 * step_ms * MS)),
-            backward_ns=np.full(steps, int(0.6 * step_ms * MS)),
-            optimizer_ns=np.full(steps, int(0.05 * step_ms * MS)),
-            checkpoint_ns=np.where(number % saves_every == 0, MS, 0),
-            evaluate_ns=np.zeros(steps, np.int64),
-            tokens=np.full(steps, 4096),
-            memory_bytes=np.full(steps, 1 << 30) + (number % 7) * (1 << 16),
-        )
-    for step in range(saves_every, steps + 1, saves_every):
-        for state in ("writing", "complete", "verified", "good"):
-            save(store, step, state)
+    place = {
+        "attempt": 0,
+        "wall_ns": BEGIN_NS + 5 * S,
+        "world_size": ranks,
+        "host": "node-0",
+        "device": "cpu",
+        "tp": 0,
+        "pp": 0,
+    }
+    store.add("ranks", [place | {"rank": rank, "dp_replicate": rank} for rank in range(ranks)])
+    number, num_rows = np.tile(np.arange(1, steps + 1), ranks), ranks * steps
+    store.add_columns(
+        "steps",
+        attempt=np.zeros(num_rows, np.int32),
+        rank=np.repeat(np.arange(ranks, dtype=np.int32), steps),
+        step=number,
+        start_ns=begin_ns + ((number - 1) * step_ms * MS).astype(np.int64),
+        duration_ns=np.full(num_rows, int(step_ms * MS)),
+        data_ns=np.full(num_rows, MS),
+        data_wait_ns=np.zeros(num_rows, np.int64),
+        forward_ns=np.full(num_rows, int(0.3 * step_ms * MS)),
+        backward_ns=np.full(num_rows, int(0.6 * step_ms * MS)),
+        optimizer_ns=np.full(num_rows, int(0.05 * step_ms * MS)),
+        checkpoint_ns=np.where(number % saves_every == 0, MS, 0),
+        evaluate_ns=np.zeros(num_rows, np.int64),
+        tokens=np.full(num_rows, 4096),
+        memory_bytes=np.full(num_rows, 1 << 30) + (number % 7) * (1 << 16),
+    )
+    states = ("writing", "complete", "verified", "good")
+    saves = [_save(step, state) for step in range(saves_every, steps + 1, saves_every) for state in states]
+    store.add("checkpoints", saves)
     end_ns = begin_ns + int(steps * step_ms * MS)
     store.event("run_ended", wall_ns=end_ns + S, reason="finished", exit_code=0)
     return store
@@ -54,6 +61,11 @@ def plain_run(*, ranks: int = 4, steps: int = 100, step_ms: float = 100.0, saves
 
 def save(store: MemoryStore, step: int, state: str, **more: Any) -> None:
     """One state of a save on disk, at the time of its step."""
-    row: dict[str, Any] = {"attempt": 0, "rank": 0, "wall_ns": BEGIN_NS + 6 * S + step * 100 * MS, "step": step}
-    row |= {"tier": "disk", "state": state, "stall_ns": MS, "duration_ns": 200 * MS, "bytes": 1 << 20}
-    store.add("checkpoints", [row | more])
+    store.add("checkpoints", [_save(step, state) | more])
+
+
+def _save(step: int, state: str) -> dict[str, Any]:
+    return {
+        "attempt": 0, "rank": 0, "wall_ns": BEGIN_NS + 6 * S + step * 100 * MS, "step": step, "tier": "disk",
+        "state": state, "stall_ns": MS, "duration_ns": 200 * MS, "bytes": 1 << 20,
+    }  # fmt: skip

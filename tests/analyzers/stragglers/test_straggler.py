@@ -188,35 +188,32 @@ def test_five_percent_are_found_without_a_time_before(ranks: int) -> None:
 
 
 def stored(timings: Timings, *, clock_offset_ns: dict[int, int] | None = None) -> MemoryStore:
-    store = MemoryStore()
-    num_steps = len(timings.steps)
-    for row, rank in enumerate(timings.ranks.tolist()):
-        start_ns = (clock_offset_ns or {}).get(rank, 0) + np.cumsum(timings.duration[row] * 1e6).astype(np.int64)
-        columns = {f"{phase}_ns": (timings.own[phase][row] * 1e6).astype(np.int64) for phase in OWN_PHASES}
-        wait_ns = (timings.wait[row] * 1e6).astype(np.int64)
-        columns["backward_ns"] = columns["backward_ns"] + wait_ns
-        store.add_columns(
-            "steps",
-            attempt=np.zeros(num_steps, np.int32),
-            rank=np.full(num_steps, rank, np.int32),
-            step=timings.steps,
-            start_ns=start_ns,
-            duration_ns=(timings.duration[row] * 1e6).astype(np.int64),
-            backward_wait_ns=wait_ns,
-            collective_wait_ns=wait_ns,
-            **columns,
-        )
-        store.add_columns(
-            "collectives",
-            attempt=np.zeros(num_steps, np.int32),
-            rank=np.full(num_steps, rank, np.int32),
-            step=timings.steps,
-            seq=np.arange(num_steps),
-            issue_ns=start_ns,
-            end_ns=start_ns + wait_ns,
-            process_group=np.full(num_steps, "dp:0-3", dtype=object),
-            op=np.full(num_steps, "all_reduce", dtype=object),
-        )
+    store, shape = MemoryStore(), timings.duration.shape
+    offset_ns = np.array([(clock_offset_ns or {}).get(rank, 0) for rank in timings.ranks.tolist()])
+    start_ns = offset_ns[:, None] + np.cumsum(timings.duration * 1e6, axis=1).astype(np.int64)
+    columns = {f"{phase}_ns": (timings.own[phase] * 1e6).astype(np.int64) for phase in OWN_PHASES}
+    wait_ns = (timings.wait * 1e6).astype(np.int64)
+    columns["backward_ns"] = columns["backward_ns"] + wait_ns
+    of_all = {
+        "attempt": np.zeros(shape, np.int32),
+        "rank": np.broadcast_to(timings.ranks.astype(np.int32)[:, None], shape),
+        "step": np.broadcast_to(timings.steps, shape),
+    }
+    columns |= {
+        "start_ns": start_ns,
+        "duration_ns": (timings.duration * 1e6).astype(np.int64),
+        "backward_wait_ns": wait_ns,
+        "collective_wait_ns": wait_ns,
+    }
+    calls = {
+        "seq": np.broadcast_to(np.arange(shape[1]), shape),
+        "issue_ns": start_ns,
+        "end_ns": start_ns + wait_ns,
+        "process_group": np.full(shape, "dp:0-3", dtype=object),
+        "op": np.full(shape, "all_reduce", dtype=object),
+    }
+    for table, values in (("steps", columns), ("collectives", calls)):
+        store.add_columns(table, **{name: column.reshape(-1) for name, column in (of_all | values).items()})
     return store
 
 
