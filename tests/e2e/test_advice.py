@@ -9,18 +9,18 @@ from tests.e2e.launched import start, train, unhurried
 
 # Longer than the 8 s that a busy watch rests between two looks.
 EVERY_STEP = [
-    "train.steps=140",
+    "train.steps=110",
     "parallel.dp_replicate=1",
     "parallel.dp_shard=2",
     "train.eval_interval=1",
-    "train.eval_batches=2",
+    "train.eval_batches=1",
     "data.validation_ratio=0.1",
 ]
 
 
 def test_a_run_that_leaves_its_plan_is_told_while_it_trains(tmp_path: Path) -> None:
     """An evaluation in each step gathers the parameters more often than the plan says, which counts training alone."""
-    run = train(tmp_path, "two", settings=EVERY_STEP, faults=unhurried(2, steps=140))
+    run = train(tmp_path, "two", settings=EVERY_STEP, faults=unhurried(2, steps=110))
     lines = [line for line in run.output.splitlines() if line.startswith("ADVICE")]
     (line,) = [line for line in lines if "not as planned" in line]
     assert re.search(r"all_gather [\d.]+ [KM]iB instead of [\d.]+ [KM]iB \(\+\d+ %\)", line)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from tests.depth import later
 from tests.e2e.launched import kill, start
 from tests.waiting import wait_for
 
 
+@later("a rank that the drill stops: e2e/test_drill.py; `stopped` in the words of the finding: analyzers/test_live.py")
 def test_a_stopped_rank_is_named_and_restarted(tmp_path: Path) -> None:
     run = start(tmp_path, "fsdp", settings=["train.steps=100000", "recovery.hang_floor_s=10"])
     wait_for(run.is_saved, "a checkpoint", run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep x tp": (4, {"dp_shard": 1, "ep": 2, "tp": 2}),
     "ep x cp": (4, {"dp_shard": 1, "ep": 2, "cp": 2}),
 }
-LAYOUTS = usually(LAYOUTS, later=["ep x cp", "fsdp x tp"])
+LAYOUTS = usually(LAYOUTS, later=["ddp", "ep x cp", "fsdp x tp"])
 
 
 def _config(**sections: Any) -> Config:
@@ -118,14 +119,28 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 8 and 16."""
+    folder = tmp_path_factory.mktemp("cut")
+    run_loop(with_steps(small(), 16), folder, rank=0, world_size=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    return run_loop(_config(), tmp_path_factory.mktemp("whole"), rank=0, world_size=1)
+
+
 @pytest.mark.parametrize("damage", [_truncate, _flip, _empty, Path.unlink], ids=["truncated", "bit", "empty", "gone"])
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "manifest.json"])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(damage: Any, name: str, tmp_path: Path) -> None:
-    run_loop(with_steps(small(), 16), tmp_path, rank=0, world_size=1)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
+    damage: Any, name: str, cut: Path, whole: RunResult, tmp_path: Path
+) -> None:
+    shutil.copytree(cut, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "checkpoints" / "step-00000016" / name)
     again = run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=1)
     assert min(again.losses) == 9, "from step 8"
-    whole = run_loop(_config(), tmp_path / "whole", rank=0, world_size=1)
     assert_same_bits(again, whole, steps=range(9, STEPS + 1))
     states = [(e["step"], e["state"], e.get("reason", "")) for e in _events(tmp_path, 1) if e.get("tier") == "disk"]
     assert states[0][:2] == (16, "condemned")

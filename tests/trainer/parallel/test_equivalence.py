@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.depth import tried, usually
+from tests.depth import later, tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 
@@ -76,12 +76,12 @@ EIGHT_RANKS: dict[str, Sections] = {
 }
 
 
-EIGHT_RANKS = usually(EIGHT_RANKS, later=["hsdp x ep x cp", "fsdp x ep x tp"])
 FOUR_RANKS = usually(
     FOUR_RANKS,
     later=[
-        "ddp", "fsdp", "fsdp x ep, grouped", "ddp x ep, two microbatches", "ep x tp", "ep x cp, grouped",
-        "ddp x tp, experts", "pp x tp, experts", "pp x cp, experts",
+        "ddp", "fsdp", "fsdp, two microbatches", "tp", "hsdp", "cp x tp", "fsdp x ep, grouped",
+        "ddp x ep, two microbatches", "ep x tp", "ep x cp, grouped", "ddp x tp, experts", "pp x tp, experts",
+        "pp x cp, experts",
     ],
 )  # fmt: skip
 
@@ -128,6 +128,7 @@ def test_four_ranks(name: str, single: Outcome, mixture: Outcome, four_ranks: li
     compare(expected, [rank[name] for rank in four_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)
 
 
+@later("two of the three dimensions, also of ranks that are no neighbours: test_four_ranks")
 def test_experts_on_eight_ranks(mixture: Outcome) -> None:
     """Where the ranks that hold the experts, or share a sequence, are no neighbours."""
     by_rank = outcomes_of(EIGHT_RANKS, 8)

@@ -49,7 +49,7 @@ TWO: dict[str, dict[str, Any]] = {
     "experts": {"dp_shard": 1, "ep": 2, "model": {"num_experts": 4, "expert_dim": 64}},
     "bf16": {"dp_shard": 2, "train": {"precision": "bf16"}},
 }  # fmt: skip
-TWO = usually(TWO, later=["compiled"])
+TWO = usually(TWO, later=["compiled", "selective", "parameters kept, microbatches"])
 FOUR: dict[str, dict[str, Any]] = {
     "hsdp": {"dp_replicate": 2, "dp_shard": 2},
     "fsdp x tp": {"dp_shard": 2, "tp": 2},

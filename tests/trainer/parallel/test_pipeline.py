@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.depth import tried, usually
+from tests.depth import later, tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 from trainer.config.load import ConfigError
@@ -50,10 +50,8 @@ FOUR_RANKS = {
     "zero-bubble x ddp": layout(dp_replicate=2, schedule="interleaved_zero_bubble"),
     "zbv x fsdp": layout(dp_shard=2, schedule="zbv_zero_bubble"),
 }
-FOUR_RANKS = usually(FOUR_RANKS, later=["pp x ddp", "interleaved x ddp", "zbv x fsdp"])
-EIGHT_RANKS = usually(
-    {"pp x fsdp x tp": layout(dp_shard=2, tp=2), "pp x hsdp": layout(dp_replicate=2, dp_shard=2)}, later=["pp x hsdp"]
-)
+FOUR_RANKS = usually(FOUR_RANKS, later=["pp x ddp", "pp x fsdp", "interleaved x ddp", "zbv x fsdp"])
+EIGHT_RANKS = {"pp x fsdp x tp": layout(dp_shard=2, tp=2), "pp x hsdp": layout(dp_replicate=2, dp_shard=2)}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +83,7 @@ def test_four_ranks(name: str, single: Outcome, four_ranks: list[dict[str, Outco
     compare(single, [rank[name] for rank in four_ranks], loss=1e-4, parameter=5e-4)
 
 
+@later("two of the dimensions: test_four_ranks; FSDP x TP: test_equivalence.py")
 def test_three_dimensions_on_eight_ranks(single: Outcome) -> None:
     by_rank = outcomes_of(EIGHT_RANKS, 8)
     for name in EIGHT_RANKS:

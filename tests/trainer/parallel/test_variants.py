@@ -113,7 +113,11 @@ VARIANTS: dict[str, Sections] = {
 VARIANTS = usually(
     VARIANTS,
     later=[
-        "ddp, compiled", "cp, two microbatches, compiled",
+        "ddp, compiled", "cp, two microbatches, compiled", "ep",
+        "zero-2", "fsdp, each microbatch reduced",  # test_equivalence.py: under HSDP
+        "tp, loss in chunks, no sequence or loss parallel", "tp, full recomputation", "tp, moments on the host",
+        "cp, ring, experts", "cp, ring, selective", "cp, loss in chunks", "ep, selective", "hsdp, cpu offload",
+        "tp, experts, selective, two microbatches", "cp, experts, capacity, recomputation",
         "tp, document mask", "fsdp, tied embeddings", "fsdp, full recomputation", "ddp, full recomputation",
         "fsdp, compiled, selective", "tp, compiled", "cp", "tp, experts", "tp, experts, compiled",
         "cp, experts, compiled", "tp, selective",

@@ -16,6 +16,7 @@ from probes.tape.events import read_events
 from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
+from tests.depth import usually
 from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.state import local_tensors, training_tensors
@@ -25,6 +26,7 @@ from trainer.rank.loop import Session
 from trainer.training.clipping import ClipNumbers
 
 LAYOUTS: dict[str, dict[str, Any]] = {"ddp": {"dp_replicate": 2, "dp_shard": 1}, "fsdp": {"dp_shard": 2}}
+LAYOUTS = usually(LAYOUTS, later=["ddp"])
 STEPS = 28
 FAULTS = ("failing_batch@batch=9", "nan_grad@step=14,rank=1", "bad_batch@batch=24", "bad_batch@batch=25")
 

@@ -11,6 +11,7 @@ import torch
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.depth import usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
@@ -170,6 +171,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"parallel": {"dp_shard": 1, "tp": 2}},
     "pp": {"parallel": {"dp_shard": 1, "pp": 2}},
 }
+LAYOUTS = usually(LAYOUTS, later=["tp"])
 
 
 def _with_and_without(rank: int, world_size: int, folder: Path) -> dict[str, list[RunResult]]:
