@@ -10,7 +10,7 @@ from analyzers.diagnose import Diagnosis, diagnose
 from probes.tape.format.schema import TABLES
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.test_diagnose import MANIFEST, clean_run
-from tests.depth import tried
+from tests.depth import later, tried
 
 SAVING = copy.deepcopy(MANIFEST)
 SAVING["config"]["checkpoint"] = {"interval": 20}
@@ -42,6 +42,7 @@ NOT_NEEDED = {
         "only where the NCCL plugin records; its complete calls are rows of collectives",
     ),
 }
+ALL_AT_ONCE = later("all that are not needed at once: test_all_tables_that_are_not_needed")
 COLUMNS = {
     "steps": {
         "step": "goodput", "start_ns": "slow_startup", "duration_ns": "straggler", "data_ns": "data_bound",
@@ -85,7 +86,16 @@ def test_where_nothing_is_missing_everything_is_judged() -> None:
     assert unjudged(judged(clean_run())) == set()
 
 
-@pytest.mark.parametrize("table", sorted(TABLES))
+def test_all_tables_that_are_not_needed(clean: MemoryStore) -> None:
+    store = clean.copy()
+    for table in NOT_NEEDED:
+        store.drop(table)
+    assert unjudged(judged(store)) == set()
+
+
+@pytest.mark.parametrize(
+    "table", [pytest.param(name, marks=ALL_AT_ONCE) if name in NOT_NEEDED else name for name in sorted(TABLES)]
+)
 @pytest.mark.parametrize("how", ["removed", "empty"])
 def test_every_table_in_turn(table: str, how: str, clean: MemoryStore) -> None:
     store = clean.copy()

@@ -41,7 +41,12 @@ SCENARIOS = {
     ),
     "pipeline": Scenario(seed=4, layout=Layout(pp=4, dp_shard=2, schedule="1f1b", microbatches=8), steps=70),
 }  # fmt: skip
-PAGES = ("overview", "goodput", "pipeline", "collectives", "findings")
+PAGES = {
+    "slow": ("overview", "goodput", "collectives", "findings"),
+    "pipeline": ("overview", "goodput", "collectives", "pipeline"),
+    "train": ("overview", "collectives"),
+}
+"""Pages with a number of the run."""
 _NUMBER = r"(-?(?<![\d,])\d[\d,]*(?:\.\d+)?)"
 """Tried once in a list of numbers without spaces, of which the figures of a page have long ones."""
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -84,7 +89,7 @@ def surfaces_of(path: Path) -> Surfaces:
     screen = Console(width=200, no_color=True, record=True, file=StringIO())
     screen.print(draw_ranks(folder, name="run", height=40, now_ns=time.time_ns()).table)
     texts["top"] = screen.export_text()
-    for name in PAGES:
+    for name in PAGES[path.name]:
         app = open_page(path.parent, name, run=path.name)
         assert not app.exception
         tiles = "\n".join(f"{metric.label}: {metric.value} ({metric.delta})" for metric in app.metric)

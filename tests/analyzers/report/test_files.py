@@ -26,6 +26,8 @@ from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.hostile import hostile_run
 from tests.analyzers.test_diagnose import MANIFEST, without
+from tests.analyzers.test_missing_inputs import NOT_NEEDED
+from tests.depth import later
 from tests.e2e.launched import rankscope
 from tests.factories import RankWriter, make_run
 
@@ -136,9 +138,17 @@ def strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-@pytest.mark.parametrize("table", sorted(TABLES))
-def test_every_report_is_made_without_any_one_table(tmp_path: Path, table: str) -> None:
-    store, diagnosis = without(table)
+@pytest.mark.parametrize(
+    "tables",
+    [
+        *([name] for name in sorted(TABLES.keys() - NOT_NEEDED.keys())),
+        [*NOT_NEEDED],
+        *(pytest.param([name], marks=later("all of them at once: the case before")) for name in NOT_NEEDED),
+    ],
+    ids=lambda tables: tables[0] if len(tables) == 1 else "all that are not needed",
+)
+def test_every_report_is_made_without_any_one_table(tmp_path: Path, tables: list[str]) -> None:
+    store, diagnosis = without(*tables)
     assert diagnosis.verdict.encode() in render(store, diagnosis, MANIFEST)
     assert "Verdict" in to_markdown(diagnosis, MANIFEST)
     write_trace(store, tmp_path / "trace.json")

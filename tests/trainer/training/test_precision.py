@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.depth import tried, usually
+from tests.depth import later, tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, tiny, train_alone, train_layouts
 from trainer.layout.plan import resolve
