@@ -36,6 +36,8 @@ PHASE_SHARES = {"data": 0.04, "forward": 0.30, "backward": 0.50, "optimizer": 0.
 """How a step's own work is divided."""
 _GAP_BEFORE = {"forward": "before_forward", "backward": "forward_to_backward", "optimizer": "backward_to_optimizer"}
 MS = 1_000_000
+_PLACES = {table.name: {column.name: i for i, column in enumerate(table.columns)} for table in TABLES.values()}
+"""Of each column in a row, by table."""
 
 
 def empty_run(tmp_path: Path, *, name: str = "synthetic", **manifest: Any) -> RunDir:
@@ -96,13 +98,11 @@ class RankWriter:
 
     def append(self, table: str, state: int, **values: Any) -> int:
         """Store a record; texts become name numbers."""
+        assert values.keys() <= _PLACES[table].keys(), f"no such column in {table}: {sorted(values)}"
         tape = self.tape(table)
         row = tape.unset_row()
-        for i, column in enumerate(TABLES[table].columns):
-            if column.name in values:
-                value = values.pop(column.name)
-                row[i] = self.name(table, value) if isinstance(value, str) else value
-        assert not values, f"no such column in {table}: {sorted(values)}"
+        for name, value in values.items():
+            row[_PLACES[table][name]] = self.name(table, value) if isinstance(value, str) else value
         return tape.append(state, *row)
 
     def complete(self, table: str, slot: int, **values: Any) -> None:

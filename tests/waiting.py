@@ -10,7 +10,7 @@ __all__ = ["Launched", "wait_for"]
 
 
 LEAST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 1.0
 PAUSE_RATIO = 9.0
 """Pause in units of what asking took: a tenth of a core goes to a condition, unless the longest pause is too short."""
 

@@ -62,6 +62,7 @@ def nodes(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> list[RunD
     return folders
 
 
+@pytest.mark.usefixtures("forked_watch")
 def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     tmp_path: Path, nodes: list[RunDir], processes: list[subprocess.Popen[bytes]]
 ) -> None:

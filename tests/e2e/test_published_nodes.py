@@ -33,6 +33,7 @@ def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(100)
 
 
+@pytest.mark.usefixtures("forked_watch")
 def test_three_watches_publish_and_a_fourth_place_reads(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:

@@ -68,11 +68,10 @@ PAGES = """
 import json, sys
 from pathlib import Path
 from tests.dashboard.opened import open_page, shown
-import rankscope
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
-(drawn,) = (one for one in rankscope.open_run(folder).findings if one.kind == "figure")
-asked = {"overview": {}, "findings": {}, "figure": {"finding": drawn.id}}
+(drawn,) = (one["id"] for one in json.loads((out / "report.json").read_text())["findings"] if one["kind"] == "figure")
+asked = {"overview": {}, "findings": {}, "figure": {"finding": drawn}}
 pages = {}
 for name, address in asked.items():
     app = open_page(folder.parent, "findings" if address else name, run=folder.name, **address)
