@@ -94,7 +94,7 @@ class Visit:
 @pytest.fixture(scope="module")
 def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
     run = start(
-        tmp_path_factory.mktemp("live"), "two", faults=unhurried(2, steps=1500),
+        tmp_path_factory.mktemp("live"), "two", faults=unhurried(2, seconds=0.25),
         settings=["train.steps=100000", "checkpoint.interval=100"],
     )  # fmt: skip
     try:

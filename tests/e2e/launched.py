@@ -150,13 +150,13 @@ def without_load(findings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [finding for finding in findings if finding["kind"] not in OF_SPEED]
 
 
-def unhurried(num_ranks: int, *, steps: int = 800) -> list[str]:
+def unhurried(num_ranks: int, *, steps: int = 800, seconds: float = 0.1) -> list[str]:
     """Faults with which each step waits for its data: a run that is only looked at leaves the cores to who looks.
 
     A fault ends with its attempt, so each lasts for a few steps.
     """
     return [
-        f"slow_data@step={first},until={first + 39},rank={rank},seconds=0.1"
+        f"slow_data@step={first},until={first + 39},rank={rank},seconds={seconds}"
         for first in range(1, steps, 40)
         for rank in range(num_ranks)
     ]

@@ -22,8 +22,9 @@ def test_a_spare_takes_the_place_of_a_broken_device_and_the_next_one_is_left_out
     with exporter("GPU-first", "GPU-second") as gpus:
         settings = [*SETTINGS, f"probes.dcgm_url={gpus.url}"]
         run = start(
-            tmp_path, "elastic", faults=unhurried(1), settings=settings, options=[*nodes, "0", "--nproc-per-node", "3"]
-        )
+            tmp_path, "elastic", faults=unhurried(1, seconds=0.4), settings=settings,
+            options=[*nodes, "0", "--nproc-per-node", "3"],
+        )  # fmt: skip
         spare = start(tmp_path, "elastic", options=[*nodes, "1", "--nproc-per-node", "1"])
         for attempt, uuid in enumerate(gpus.xids):
             wait_for_attempt(run, attempt)

@@ -50,7 +50,7 @@ def _worlds(run: LaunchedRun) -> list[int]:
 def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None:
     port = free_port()
     # Steps without a pause would take the cores from the node that comes back. A fault ends with its attempt: many.
-    paced = [f"slow_data@step={step},until={step + 19},rank=0,seconds=0.15" for step in range(1, 400, 20)]
+    paced = [f"slow_data@step={step},until={step + 19},rank=0,seconds=0.4" for step in range(1, 400, 20)]
     first = _node(tmp_path, 0, port, faults=paced)
     wait_for(lambda: (first.runs_dir / "latest").exists(), "the run", first)
     second = _node(tmp_path, 1, port)

@@ -43,7 +43,7 @@ def test_both_are_written_while_it_trains(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = ["train.steps=100000", "trackers.to=['tensorboard', 'wandb']", "trackers.every_s=0.3"]
     # Slow steps: what Weights & Biases has not written when the run ends, it has to write within its time.
-    faults = ["nan_grad@step=12,rank=1", "slow_data@step=15,rank=0,seconds=0.05"]
+    faults = ["nan_grad@step=12,rank=1", "slow_data@step=15,rank=0,seconds=0.2"]
     run = start(tmp_path, "two", faults=faults, settings=settings)
     folder = run.run.path / "tensorboard"
     wait_for(lambda: max(steps_in(folder), default=0) > 20, "steps in TensorBoard while it trains", run)
