@@ -34,13 +34,15 @@ MOST_UNSTEADY = 3
 NUM_SLOWEST = 40
 NUM_SLOWEST_FILES = 20
 
-_PARTS = {"e2e": 4, "trainer": 4, "analyzers": 3, "dashboard": 2, "probes": 2, "project": 2, "store": 2}
+_PARTS = {
+    "e2e": 4, "trainer": 4, "analyzers": 3, "dashboard": 2, "probes": 2, "project": 2, "rankscope": 2, "store": 2,
+}  # fmt: skip
 """Folders that take minutes, and in how many groups: short ones leave no core idle at the end."""
 # First those that wait (for a watch, a limit, a restart), then those that take longest, last what is short.
 _ORDER = (
     "e2e-1", "e2e-2", "trainer-1", "e2e-3", "trainer-2", "e2e-4", "trainer-3", "trainer-4", "dashboard-1",
-    "analyzers-1", "dashboard-2", "probes-1", "analyzers-2", "probes-2", "project-1", "analyzers-3", "project-2",
-    "store-1", "store-2", "rankscope", "watch", "lint", "hostile", "grafana",
+    "analyzers-1", "dashboard-2", "rankscope-1", "analyzers-2", "project-1", "analyzers-3", "rankscope-2", "project-2",
+    "store-1", "probes-1", "store-2", "probes-2", "watch", "lint", "hostile", "grafana",
 )  # fmt: skip
 _IDLE_SHARE = 0.15
 """Of the cores: from this on another group starts."""
