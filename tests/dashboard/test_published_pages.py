@@ -10,6 +10,7 @@ import pytest
 from store import Store
 from store.published.publish import Publisher
 from tests.dashboard.opened import PAGES, open_page, shown
+from tests.depth import usually
 from tests.factories import make_run
 from watch.sharing.followed import followed
 
@@ -30,7 +31,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", usually(PAGES, later=PAGES.keys() - {"overview", "timeline", "logs", "configuration", "fleet"})
+)
 def test_every_page_is_drawn(runs: Path, page: str) -> None:
     app = open_page(runs, page)
     assert not app.exception, [error.value for error in app.exception]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from analyzers.account.bubble import PipelineSpans, StepIdle, expected_idle, measure_idle
+from tests.depth import later
 from tests.support.simulator.schedules import SCHEDULES, play
 
 MS = 1_000_000
@@ -116,7 +117,7 @@ def test_formulas() -> None:
     assert expected_idle("zbv_zero_bubble", ranks=4, microbatches=8) is None
 
 
-@pytest.mark.parametrize("stages", [4, 8, 32])
+@pytest.mark.parametrize("stages", [4, 8, pytest.param(32, marks=later("eight stages"))])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_bubble_of_a_simulated_schedule_is_measured_within_half_a_point(schedule: str, stages: int) -> None:
     ranks = stages // 2 if schedule == "interleaved_1f1b" else stages

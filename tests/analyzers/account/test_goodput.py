@@ -15,6 +15,7 @@ from analyzers.run.policy import StallPolicy
 from analyzers.verdict.run_facts import run_facts
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
+from tests.depth import tried
 from tests.factories import make_run
 
 MS = 1_000_000
@@ -285,7 +286,7 @@ def test_without_records_there_is_no_account() -> None:
     assert "Start-up" in finding.summary
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(tried(3, nightly=6)))
 def test_whatever_was_recorded_adds_up(seed: int) -> None:
     dice = random.Random(seed)
     line = Timeline(ranks=3)

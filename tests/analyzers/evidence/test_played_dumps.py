@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
+from tests.depth import tried
 from tests.support.simulator.recorder_dumps import Job
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(tried(5, nightly=16)))
 def test_only_the_rank_that_is_absent_is_named(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     size = rng.choice((4, 8))

@@ -11,6 +11,7 @@ from analyzers.figures.ranks.excess import MAX_ROWS, Excess, Places, excess_over
 from analyzers.figures.ranks.heatmap import Mark
 from analyzers.figures.ranks.rank_step import Matrix, rank_step
 from tests.analyzers.memory_store import MemoryStore
+from tests.depth import tried
 from tests.support.simulator.layout import Layout
 
 
@@ -84,7 +85,7 @@ def test_the_slow_rank_of_many_is_named_and_its_row_is_bright(ranks: int, factor
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(tried(4, nightly=20)))
 def test_no_rank_of_a_clean_run_is_named(seed: int) -> None:
     found, _ = simulated(512, 1.0, seed=seed)
     assert found.standing_out == ()

@@ -8,6 +8,7 @@ from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.stragglers.test_corroboration import counted
 from tests.analyzers.stragglers.test_straggler import judged
+from tests.depth import tried
 
 CROWDED = """
 UPDATE steps SET forward_ns = forward_ns + delay, duration_ns = duration_ns + delay, run_delay_ns = delay + 3 * cpu_ns
@@ -25,7 +26,7 @@ def crowded(seed: int, **of_rank: str) -> MemoryStore:
     return store
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(tried(3, nightly=8)))
 def test_a_rank_that_works_more_is_named_by_its_cpu_time(seed: int) -> None:
     (finding,) = judged(crowded(seed))
     assert (finding.ranks, finding.cause, finding.evidence["measured_by"]) == ((3,), "compute", "CPU time")
@@ -45,12 +46,12 @@ def test_steps_that_ran_again_after_a_rollback_are_told_apart() -> None:
     assert abs((finding.first_step or 0) - 50) <= 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(tried(3, nightly=8)))
 def test_ranks_that_work_the_same_are_not(seed: int) -> None:
     assert judged(crowded(seed, cpu_ns="cpu_ns / 1.5")) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(tried(2, nightly=4)))
 def test_a_few_milliseconds_more_in_short_steps_are_no_work(seed: int) -> None:
     """As on two cores with 25 processes: caches are lost whenever another process runs."""
     store = crowded(seed)

@@ -6,13 +6,14 @@ import pytest
 
 from tests.analyzers.stragglers.test_corroboration import counted
 from tests.analyzers.stragglers.test_straggler import judged
+from tests.depth import tried
 
 ONSET = 60
 DELAY = 40_000_000
 
 
 @pytest.mark.parametrize("delayed", [(), (58, 59), (57, 58, 59), (54, 58)], ids=str)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(tried(1, nightly=3)))
 def test_steps_that_another_job_delays_before_are_no_part_of_it(seed: int, delayed: tuple[int, ...]) -> None:
     store = counted(seed)
     for step in delayed:  # the wall clock alone: another process has the core
@@ -41,7 +42,7 @@ def test_without_cpu_time_the_wall_clock_dates_it() -> None:
     assert abs((finding.first_step or 0) - ONSET) <= 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(tried(2, nightly=4)))
 def test_twenty_steps_in_which_it_waited_for_a_core_before_are_no_part_of_it(seed: int) -> None:
     """A neighbour's process holds the rank's core from step 38 on; from step 60 on the rank computes more."""
     store = counted(seed)

@@ -12,23 +12,27 @@ from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import judged, named, stored
+from tests.depth import tried
 
 
 def one_rank_a_stage(seed: int, *, ranks: int = 4, **more: object) -> Timings:
     return simulate(seed, ranks=ranks, stages=ranks, **more)  # type: ignore[arg-type]
 
 
+SEEDS = tried(8, nightly=20)
+
+
 @pytest.mark.parametrize("machine", ["quiet", "busy", "crowded"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_clean_pipelines_are_silent(machine: str, ranks: int) -> None:
-    for seed in range(40):
+    for seed in range(tried(12, nightly=40)):
         assert find_slower_than_before(one_rank_a_stage(seed, ranks=ranks, steps=200, machine=machine)) == [], seed
 
 
 @pytest.mark.parametrize(("machine", "factor"), [("quiet", 1.2), ("busy", 1.5), ("crowded", 3.0)])
 def test_a_rank_that_becomes_slow_is_named_with_its_onset(machine: str, factor: float) -> None:
     hits = 0
-    for seed in range(20):
+    for seed in range(SEEDS):
         fault = Slow(rank=seed % 4, step=100, factor=factor)
         found = find_slower_than_before(one_rank_a_stage(seed, steps=200, machine=machine, faults=[fault]))
         assert named(found) in ([], [(fault.rank, "compute")]), seed
@@ -37,7 +41,7 @@ def test_a_rank_that_becomes_slow_is_named_with_its_onset(machine: str, factor: 
             assert abs(straggler.first_step - 100) <= 12
             assert not straggler.has_peers
             assert 1 + 0.5 * (factor - 1) < straggler.factor < 1 + 1.1 * (factor - 1)
-    assert hits >= 19
+    assert hits >= SEEDS - 1
 
 
 def test_loading_has_a_past_too() -> None:
@@ -50,7 +54,7 @@ def test_stages_that_have_more_to_do_from_the_first_step_on_are_not_slow_ranks()
     assert find_slower_than_before(one_rank_a_stage(1, steps=200, faults=[fault])) == []
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(tried(3, nightly=10)))
 def test_what_all_ranks_share_is_nobodys_fault(seed: int) -> None:
     """Longer sequences: each stage answers in its own measure, the last one by a quarter more than the first."""
     calm = one_rank_a_stage(seed, steps=200, machine="busy")
@@ -73,17 +77,17 @@ def restless(timings: Timings, seed: int, rank: int) -> Timings:
 def test_a_stage_that_is_slow_in_most_steps_is_found_beside_a_restless_one(machine: str) -> None:
     """Four of five judged steps are slow: those before them are the measure all the same."""
     hits = 0
-    for seed in range(20):
+    for seed in range(SEEDS):
         fault = Slow(rank=1, step=31, factor=60.0)
         timings = one_rank_a_stage(seed, ranks=2, steps=150, machine=machine, faults=[fault])
         found = find_slower_than_before(restless(timings, seed, 0))
         assert named(found) in ([], [(1, "compute")]), seed
         assert all(abs(straggler.first_step - 31) <= 12 for straggler in found), seed
         hits += bool(found)
-    assert hits >= 19
+    assert hits >= SEEDS - 1
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(tried(3, nightly=10)))
 def test_a_slow_stage_is_found_though_its_history_was_disturbed_elsewhere(seed: int) -> None:
     """A thread of its own library held its core in most steps before: four times its work, but not in its forward."""
     rng = np.random.default_rng(seed)
@@ -164,7 +168,7 @@ def loaded_by_the_first(seed: int, *, tp: int, dp: int, dimension: str = "tp", f
     return store
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(tried(1, nightly=3)))
 @pytest.mark.parametrize(("tp", "dp", "dimension"), [(4, 2, "tp"), (8, 1, "tp"), (2, 4, "tp"), (4, 2, "cp")])
 def test_who_alone_loads_is_no_straggler(seed: int, tp: int, dp: int, dimension: str) -> None:
     shape = {"tp": tp, "dp": dp, "dimension": dimension}

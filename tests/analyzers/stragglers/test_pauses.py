@@ -10,6 +10,7 @@ from analyzers.stragglers.comparison.pauses import find_pauses
 from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import judged, stored
+from tests.depth import tried
 
 
 def paused(rank: int, *, step: int = 1, share: float = 0.35, until: int = 10**9, pause_ms: float = 150.0) -> Slow:
@@ -19,7 +20,7 @@ def paused(rank: int, *, step: int = 1, share: float = 0.35, until: int = 10**9,
 @pytest.mark.parametrize("machine", ["quiet", "busy", "crowded"])
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_a_rank_that_is_stopped_now_and_then_is_named(machine: str, ranks: int) -> None:
-    for seed in range(20):
+    for seed in range(tried(6, nightly=20)):
         fault = paused(seed % ranks, share=(0.25, 0.35, 0.45)[seed % 3], pause_ms=300)
         timings = simulate(seed, ranks=ranks, steps=100, machine=machine, faults=[fault])
         (found,) = find_stragglers(timings)
@@ -52,7 +53,7 @@ def test_the_finding_says_in_how_many_steps_and_what_the_run_loses() -> None:
     ],
 )
 def test_what_is_nobodys_pausing(faults: list[Slow]) -> None:
-    for seed in range(20):
+    for seed in range(tried(6, nightly=20)):
         assert find_stragglers(simulate(seed, ranks=4, steps=200, faults=faults)) == [], seed
 
 

@@ -7,12 +7,13 @@ import pytest
 
 from analyzers.account.timings import Matrix
 from analyzers.stragglers.comparison.persistence import find_segments
+from tests.depth import tried
 
 FIRST_SLOW = 30
 
 
 @pytest.mark.parametrize("disturbed_first", [None, 15, 18, 20])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(tried(1, nightly=3)))
 def test_the_begin_is_that_of_the_slowness_and_not_of_a_disturbance_before(
     disturbed_first: int | None, seed: int
 ) -> None:

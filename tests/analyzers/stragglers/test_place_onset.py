@@ -12,6 +12,7 @@ from analyzers.stragglers.comparison.peer_comparison import Straggler, find_stra
 from analyzers.stragglers.onsets.place_onset import with_place_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from tests.analyzers.rank_timings import simulate
+from tests.depth import tried
 
 ONSET, RANKS = 26, [0, 1, 2, 3]
 GAP = "after_optimizer"
@@ -32,7 +33,7 @@ def found(timings: Timings) -> list[Straggler]:
     return find_stragglers(timings, StragglerPolicy())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 5, 7, 10])
+@pytest.mark.parametrize("seed", [0, 1, 3, 5, 7, 10][: tried(2, nightly=6)])
 def test_noise_in_other_phases_does_not_move_it(seed: int) -> None:
     timings = busy(seed)
     (slow,) = found(timings)
@@ -57,7 +58,7 @@ def test_a_rank_that_is_slow_in_all_its_work_has_no_place() -> None:
     assert with_place_onset(timings, slow, RANKS) is slow
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(tried(2, nightly=4)))
 def test_of_two_ranks_one_that_sleeps_in_every_step_does_not_pause_now_and_then(seed: int) -> None:
     """The backward pass of both takes from none to ten times as long: only the gap shows that no step is spared."""
     timings = simulate(seed, ranks=2, steps=300, machine="crowded")
@@ -84,7 +85,7 @@ def test_a_step_that_was_not_measured_is_no_evidence_against_an_earlier_onset(un
     assert with_place_onset(timings, late, [0, 1]).first_step == 31
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(tried(3, nightly=8)))
 def test_a_rise_above_the_noise_of_the_place_is_dated(seed: int) -> None:
     """On a crowded host the gap itself varies by a quarter of the loss: no step before came near it all the same."""
     timings = simulate(seed, ranks=2, steps=120)
