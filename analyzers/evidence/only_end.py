@@ -121,6 +121,9 @@ def _only_traceback(book: LogBook) -> LogLine | None:
     with_frames = [entry for entry in raised if entry.text("traceback")]
     if not with_frames or any(entry.rank is not None or is_victims(entry) for entry in raised):
         return None
+    last_lines = [entry.text("message") for entry in raised if not entry.text("traceback")]
+    if len(set(last_lines)) < len(last_lines):
+        return None  # of tracebacks that are written into each other
     first = with_frames[0]  # the traceback of a loader's worker is repeated inside it
     are_its = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
     return first if are_its and all(type_of(entry) == type_of(first) for entry in raised) else None

@@ -281,6 +281,10 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
     waited = next(iter(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout")), None)
     came_first = bool(lines) and waited is not None and book.position(lines[0]) < book.position(waited)
     whose = "a Ray worker" if any(book.of("ray_actor_died")) else "a worker process"
+    died = {(entry.number("pid"), entry.text("ip")) for entry in lines if entry.text("ip") and entry.number("pid")}
+    if len(died) == 1:
+        pid, address = died.pop()
+        whose += f" (process {pid} on {address})"
     if lines and (waited is None or came_first):
         yield from_lines(
             "exit",

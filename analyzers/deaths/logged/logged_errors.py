@@ -176,7 +176,9 @@ def _candidate(
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     origin = chains.get((first.source, first.line))
-    raised_at = own_frame_text(first.text("traceback"))
+    # Where the last line of a traceback came first, or torch's watchdog reported the same error.
+    stacks = (own_frame_text(entry.text("traceback")) for entry in (first, *lines) if entry.kind == "exception")
+    raised_at = next(filter(None, stacks), "")
     if origin is not None and _is_raised_again(origin, first):
         raised_at, origin = own_frame_text(origin.text("traceback")) or raised_at, None
     at = raised_at

@@ -81,7 +81,7 @@ def outside_causes(book: LogBook) -> Iterator[Candidate]:
         "node_failed": "The scheduler reports that a node failed",
         "preempted": "The scheduler took the job's nodes away (preemption or eviction)",
         "host_out_of_memory": "The cluster evicted a pod because its node ran low on memory",
-        "disk_full": "The cluster evicted a pod because its node ran low on disk space",
+        "disk_full": "The cluster evicted a pod because it or its node ran out of disk space",
         "launch_failed": "The launcher could not start processes on a node",
     }
     by_cause: dict[str, list[LogLine]] = {}

@@ -28,6 +28,14 @@ FRAME = re.compile(r'(?: {2}|\t)File "[^"\n]{1,500}", line \d+')
 _TOKEN = re.compile(r"\d+|[A-Za-z]+|\s+|.")
 _STREAM = r"(?:stdout|stderr|out|err)"
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|debug|info|warning|warn|error)"
+_KNOWN = re.compile(
+    rf"- [\w.]{{1,40}} - {_LEVEL} - |(?=\S*\d)[a-z]\w*(?:-\w+)+ [a-z][\w-]{{0,40}}(?: |$)|"
+    r"(?=[\w.-]*[A-Za-z])[\w.-]{2,63} +\| |"
+    r"<\d{1,3}>1 \d{4}-\d\d-\d\dT\S{1,40} [\w.-]{1,80} \S{1,60} \S{1,20} \S{1,40} - "
+)
+"""Logging's name and level behind a time; a pod and its container (stern); a container (docker compose); syslog's head
+of RFC 5424."""
+_RANK = re.compile(r"\[(?:rank|default)\d")
 _BOUNDARY = frozenset(":]|>)- ")
 
 
@@ -35,20 +43,25 @@ def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:
     """The longest start that nearly all lines share and that is followed by different words; None if there is none."""
     by_shape = {re.sub(r"\d+", "0", line)[:200]: line for line in lines if line.strip()}
     rest = list(by_shape.values())
-    if len(rest) < MIN_LINES:
-        return None
-    for first in rest[:3]:
+    for first in rest[:3] if len(rest) >= MIN_LINES else ():
         found = _longest(first, rest)
         if found is not None:
             return found
-    return None
+    return _of_few(rest)
+
+
+def _of_few(lines: Sequence[str]) -> re.Pattern[str] | None:
+    """The prefix of lines too few or too alike to learn from, if all have one that a logger or a collector writes."""
+    found = [_pattern(match[0].rstrip()) if (match := _KNOWN.match(line)) else "" for line in lines]
+    return re.compile(found[0]) if found and found[0] and all(one == found[0] for one in found) else None
 
 
 def _longest(first: str, lines: Sequence[str]) -> re.Pattern[str] | None:
     found: re.Pattern[str] | None = None
     text = ""
     num_words = 0
-    for token in _TOKEN.findall(first[:MAX_LENGTH])[:MAX_TOKENS]:
+    rank = _RANK.search(first[:MAX_LENGTH])  # of a line, not of the file
+    for token in _TOKEN.findall(first[: rank.start() if rank else MAX_LENGTH])[:MAX_TOKENS]:
         if found is not None and token.isspace() and len(token) > 1:
             break  # the indentation belongs to the message
         text += _general(token)
@@ -70,7 +83,11 @@ def prefix_before(text: str, at: int) -> re.Pattern[str] | None:
     before = text[:at].rstrip()
     if not before or len(before) > MAX_LENGTH or not re.search(r"[A-Za-z|\]>:]", before) or "%|" in before:
         return None
-    return re.compile("".join(_general(token) for token in _TOKEN.findall(before)))
+    return re.compile(_pattern(before))
+
+
+def _pattern(text: str) -> str:
+    return "".join(map(_general, _TOKEN.findall(text)))
 
 
 def _general(token: str) -> str:

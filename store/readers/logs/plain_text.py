@@ -2,8 +2,9 @@
 
     for chunk in plain_chunks(unpacked(path)): ...
 
-Docker's json-file, journald's JSON and most collectors write one JSON object per line; the field with the text is
-determined from the first lines. Only the current line is kept in memory.
+Docker's json-file, journald's JSON and most collectors write one JSON object per line, some behind a prefix
+(`trainer-0 | {...}`); the field that holds the text is determined from the first lines. Only the current line is kept
+in memory.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts")
 SAMPLE_LINES = 20
 MAX_LINE_BYTES = 1 << 20
+MAX_BEFORE = 120
+"""Bytes of a prefix before a line's object."""
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 256 << 10
 """Bytes kept after a line for its block: enough for a traceback interleaved with those of a thousand ranks."""
@@ -138,12 +141,12 @@ def _without_colours(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _text_key(first: bytes) -> str | None:
-    """Name of the field with the text, if nearly all of the first lines are objects with that field."""
-    if first.lstrip()[:1] != b"{":
+    """The field with the text, if nearly all of the first lines are objects that have it."""
+    if b"{" not in first[: MAX_BEFORE + 1]:
         return None
     lines = [line for line in first[:MAX_LINE_BYTES].split(b"\n")[: SAMPLE_LINES + 1] if line.strip()]
     lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines
-    objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)) is not None]
+    objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)[1]) is not None]
     for key in _TEXT_KEYS:
         if objects and sum(isinstance(one.get(key), str) for one in objects) >= 0.9 * len(lines[:SAMPLE_LINES]):
             return key
@@ -171,28 +174,29 @@ def _unwrapped(chunks: Iterator[bytes], key: str) -> Iterator[bytes]:
 
 
 def _text_of(line: bytes, key: str, is_continued: bool) -> tuple[bytes, bool]:
-    """Text of a line, and whether the line ends there: Docker splits a long line into several objects without a line
-    end.
-    """
-    found = _object(line)
+    """The text of a line, and whether it ends there: Docker splits long lines into objects without a line end."""
+    before, found = _object(line)
     text = found.get(key) if found else None
     if found is None or not isinstance(text, str):
         return line + b"\n", True
     ends = key != "log" or text.endswith("\n")
     time = next((found[name] for name in _TIME_KEYS if isinstance(found.get(name), str)), "")
     time = "" if is_continued or not time[:4].isdigit() else f"{time[:40]} "
-    body = text.removesuffix("\n").replace("\n", f"\n{time}")
-    return f"{time}{body}{chr(10) * ends}".encode("utf-8", "replace"), ends
+    begin = "" if is_continued else f"{before.decode('utf-8', 'replace')}{time}"
+    body = text.removesuffix("\n").replace("\n", f"\n{begin}")
+    return f"{begin}{body}{chr(10) * ends}".encode("utf-8", "replace"), ends
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
-    if not line.lstrip().startswith(b"{"):
-        return None
+def _object(line: bytes) -> tuple[bytes, dict[str, Any] | None]:
+    """What stands before a line's object, and the object."""
+    at = line.find(b"{", 0, MAX_BEFORE + 1)
+    if at < 0:
+        return b"", None
     try:
-        found = json.loads(line)
+        found = json.loads(line[at:])
     except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        return b"", None
+    return line[:at].lstrip(), found if isinstance(found, dict) else None
 
 
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:

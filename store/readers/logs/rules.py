@@ -25,6 +25,7 @@ __all__ = [
     "Rule",
     "cause_of",
     "continues",
+    "field_value",
     "is_claim",
     "load_rules",
     "most_specific",
@@ -52,6 +53,8 @@ Block = Literal[
     "culprits",
     "tasks",
     "bus",
+    "port",
+    "actor",
 ]
 FOLDER = Path(__file__).with_name("rules")
 
@@ -291,3 +294,9 @@ def _is_setting(before: str, after: str) -> bool:
     return (len(_PAIRS.findall(before)) > 1 and before[-1:] in ("'", '"') and not _SAYS.search(before)) or (
         _WORDS.search(before) is not None and after[:1] in (",", "")
     )
+
+
+def field_value(text: str) -> int | str:
+    """The value of a field that a pattern found: a whole number, or text."""
+    text = text.strip()
+    return int(text) if text.lstrip("-").isdecimal() and len(text) < 18 else text[:400]

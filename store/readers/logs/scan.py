@@ -22,22 +22,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from store.readers.logs.blocks import (
+from store.readers.logs.blocks.exceptions import (
     MAX_LINES,
-    read_culprits,
+    frames_above,
     read_error_file,
-    read_failure,
     read_last_line,
-    read_lost_bus,
-    read_norms,
-    read_others,
-    read_ras,
-    read_stalled,
-    read_tasks,
     read_terminate,
     read_traceback,
-    read_usage,
 )
+from store.readers.logs.blocks.reports import OF_BOTH, OF_FOLLOWING, OF_LINE
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LINE_BYTES, LineFilter, WindowLines, begin_of_line, end_of_line
@@ -45,12 +38,12 @@ from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import CHUNK_BYTES, is_endless, plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
-from store.readers.logs.rules import Rule, continues, is_claim, most_specific, rules_by_literal
+from store.readers.logs.rules import Rule, continues, field_value, is_claim, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
 from store.readers.logs.timestamps import Clock
 from store.readers.untrusted.external_files import SourceError, modified_ns, unpacked
 
-__all__ = ["field_value", "read_log"]
+__all__ = ["read_log"]
 
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
@@ -74,7 +67,9 @@ FINITE_STEPS = 3
 continued.
 """
 HEADING_LINES = 40
-"""Number of lines below a step's heading that may hold its values."""
+"""Lines below a step heading that may hold its values."""
+ABOVE_LINES = 60
+"""Lines above the last line of a traceback that may be its frames."""
 NEAR_LINES = 6
 """Maximum lines between a traceback's first line and a frame, or between a frame and its last line."""
 _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
@@ -84,12 +79,6 @@ _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 _AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file again")
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 """Roles of lines that may report a program's end, as does "finished"."""
-
-_OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
-    "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "tasks": read_tasks,
-}  # fmt: skip
-"""Readers of blocks whose first line has no fields."""
-_OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}
 
 
 def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> ReadLog:
@@ -357,18 +346,17 @@ class _Scan:
             return self._starts.again(text[prefix.length :], texts, number, prefix.wall_ns, self._step_lines)
         if rule.block == "traceback":
             return read_traceback(self._following(window, line_end), prefix)
-        if rule.block in _OF_FOLLOWING:
-            return _OF_FOLLOWING[rule.block](self._following(window, line_end))
+        if rule.block in OF_FOLLOWING:
+            return OF_FOLLOWING[rule.block](self._following(window, line_end))
         if rule.block == "terminate":
             return read_terminate(text, self._following(window, line_end), prefix)
-        if rule.block == "stalled":
-            return read_stalled(text, self._following(window, line_end))
-        if rule.block == "bus":
-            return read_lost_bus(text, self._following(window, line_end))
-        if rule.block in _OF_LINE:
-            return _OF_LINE[rule.block](text[prefix.length :])
+        if rule.block in OF_BOTH:
+            return OF_BOTH[rule.block](text, self._following(window, line_end))
+        if rule.block in OF_LINE:
+            return OF_LINE[rule.block](text[prefix.length :].lstrip(" "))
         if rule.block == "raised":
-            return read_last_line(text[prefix.length :], self._following(window, line_end), prefix)
+            found = read_last_line(text[prefix.length :], self._following(window, line_end), prefix)
+            return found and found | {"traceback": frames_above(self._before(window, line_end), prefix)}
         if rule.block == "error_file":
             return read_error_file(text[prefix.length :], self._following(window, line_end), prefix)
         if rule.pattern is None:
@@ -386,6 +374,18 @@ class _Scan:
             return None
         return {name: field_value(value) for name, value in match.groupdict().items() if value not in (None, "")}
 
+    def _before(self, window: bytes, at: int) -> Iterator[tuple[Prefix, str]]:
+        """Lines above the one that ends at an offset, the nearest first."""
+        begin = begin_of_line(window, at - 1) if at else 0
+        for _ in range(ABOVE_LINES):
+            if begin <= 0:
+                return
+            begin, end = begin_of_line(window, begin - 1), begin - 1
+            text = clean(window[begin:end])
+            prefix = read_prefix(text, self._clock, self._constant)
+            rest = text[prefix.length :]
+            yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
+
     def _following(self, window: bytes, at: int) -> Iterator[tuple[Prefix, str]]:
         for _ in range(MAX_LINES):
             begin = at + 1
@@ -400,8 +400,3 @@ class _Scan:
 
 def _number(line: StepLine) -> float | None:
     return line.step if line.step is not None else line.bar.step if line.bar is not None else line.epoch
-
-
-def field_value(text: str) -> int | str:
-    text = text.strip()
-    return int(text) if text.lstrip("-").isdecimal() and len(text) < 18 else text[:400]

@@ -17,23 +17,11 @@ __all__ = ["BAR_LITERALS", "LITERALS", "Bar", "StepLine", "heading_of", "read_ba
 
 BAR_LITERALS = (b"it/s", b"s/it")
 LITERALS = (
-    b"loss",
-    b"Loss",
-    b"grad norm",
-    b"grad_norm",
-    b"skipped=",
-    b"SamplesPerSec",
-    b"tokens_per_second",
-    b"/sec",
-    b"/step",
-    b"step_time",
-    b"tep took ",
-    b"ration took ",
-    b"atch took ",
-    b"[step=",
+    b"loss", b"Loss", b"grad norm", b"grad_norm", b"skipped=", b"SamplesPerSec", b"tokens_per_second", b"/sec",
+    b"/step", b"per iteration", b"per step", b"step_time", b"tep took ", b"ration took ", b"atch took ", b"[step=",
     b" train ",
     *BAR_LITERALS,
-)
+)  # fmt: skip
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
 _IS = r"['\"’”]?\s*[:=]?\s*['\"‘“]?\[?\s*"
 """Separator between a name and its value: `loss: 1`, `'loss': '1'`, `loss=1`, `Loss 1`."""
@@ -43,7 +31,8 @@ _STEPS = (
     ("num_updates", re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})")),
     ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
     ("", re.compile(
-        r"\b(?:step|steps|iteration|iters?|itr)['\"]?\s*[:=]?\s*[\[#]?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
+        r"(?<!per )\b(?:step|steps|iteration|iters?|itr)['\"]?\s*[:=]?\s*[\[#]?\s*"
+        r"(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
         re.IGNORECASE,
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
@@ -123,7 +112,9 @@ _THROUGHPUT = re.compile(
     r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
 )  # fmt: skip
 _SPEED_OF = re.compile(r"(?<![\w.])" + _NUMBER + r" *(?:samples|images|imgs?|tokens|examples|frames|words|sentences)/s")
-_PER_STEP = re.compile(r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)")
+_PER_STEP = re.compile(
+    r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)|\bper (?:iteration|step)(?: \((?:ms|s)\))?" + _IS + r"\d"
+)
 _BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
 """MXNet's lines count batches within an epoch whose length is not printed."""
 _RATE_WORDS = ("tps", "wps", "tok", "okens", "s/sec", "PerSec", "perf/throughput")
@@ -331,6 +322,8 @@ def _loss(text: str) -> re.Match[str] | None:
     for match in _LOSS.finditer(text):
         begin = match.start()
         before = text[begin - 1 : begin]
+        if match[1].lower() == "nan" and "reduced_train_loss" in text[match.end() :]:
+            continue  # NeMo's own; Lightning shows its mean as NaN where it does not have one (XLA, pipelines)
         if not (before.isalnum() or before in ("_", "/", " ")) or not begin:
             return match
         if before == " " and _HELD_OUT.search(text, max(0, begin - _NAME_CHARS), begin - 1):

@@ -15,10 +15,9 @@ from typing import Any
 
 from probes.tape.format.schema import TABLES
 from store.ddl import store_columns
-from store.readers.logs.blocks import read_last_line
+from store.readers.logs.blocks.exceptions import read_last_line
 from store.readers.logs.prefix import Prefix
-from store.readers.logs.rules import load_rules
-from store.readers.logs.scan import field_value
+from store.readers.logs.rules import field_value, load_rules
 from store.readers.untrusted.external_files import MAX_RANK, MAX_ROWS
 
 __all__ = ["MAX_REASONS", "READ_TABLES", "Rows", "checked_row", "checked_rows"]

@@ -14,8 +14,9 @@ _FIELD = re.compile(r"^(\s*)([A-Z][\w ]*):\s*(.*)$")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True if a pod's name, namespace and containers are found."""
-    return first.startswith(b"Name:") and b"\nNamespace:" in first and b"\nContainers:" in first
+    """Return True for a pod's name, namespace and containers; an evicted pod is often quoted without the last."""
+    is_pod = b"\nContainers:" in first or (b"\nStatus:" in first and b"\nReason:" in first)
+    return first.startswith(b"Name:") and b"\nNamespace:" in first and is_pod
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -36,5 +37,7 @@ def lines(path: Path) -> Iterator[str]:
             yield line
         elif field and field[2] == "Exit Code" and state == "Terminated" and field[3] != "0":
             yield f"pod/{pod} container {container} terminated: {reason}, exit code {field[3]}"
+        elif field and field[2] == "Message" and not field[1]:
+            yield f"pod/{pod} {line}"
         else:
             yield line

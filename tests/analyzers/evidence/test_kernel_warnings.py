@@ -15,6 +15,18 @@ HEAT = AT + "mce: CPU7: Package temperature above threshold, cpu clock throttled
 PORT = AT + "mlx5_core 0000:5e:00.1: Port module event[error]: module 1, Cable error, Bus stuck\n"
 DOWN = AT + "mlx5_core 0000:5e:00.1 ib1: Link down\n"
 UP = AT + "mlx5_core 0000:5e:00.1 ib1: Link up\n"
+DOWN_OF_PORT = AT + "mlx5_core 0000:5e:00.1 mlx5_3: Port: 1 Link DOWN\n"
+IBSTAT = (
+    "CA 'mlx5_3'\n\tCA type: MT4129\n\tPort 1:\n\t\tState: {state}\n\t\tPhysical state: {physical}\n\t\tRate: 10\n"
+    "\t\tLink layer: {layer}\n"
+)
+POLLS = IBSTAT.format(state="Down", physical="Polling", layer="InfiniBand")
+RUNS = IBSTAT.format(state="Active", physical="LinkUp", layer="InfiniBand")
+OPENSM = "Mar 01 10:00:00 927893 [4F2006C0] 0x02 -> "
+SWITCH = (
+    OPENSM + "osm_spst_rcv_process: Switch 0xb0cf0e03 MF0;leaf-4:QM87/U1 port 9 (sw7p1) changed state from {} to {}\n"
+)
+REMOVED = OPENSM + "drop_mgr_remove_port: Removed port with GUID:0x0020a1 LID range [3, 3] of node:gpu-12 HCA-2\n"
 SLOWED = "monitor: gpu 5: HW Thermal Slowdown is active at 93 C\n"
 STEPS = "".join(f"step {{}}{number} loss {2 - number / 10:.2f} time 0.5\n" for number in range(1, 6))
 
@@ -29,6 +41,22 @@ STEPS = "".join(f"step {{}}{number} loss {2 - number / 10:.2f} time 0.5\n" for n
         (PORT, "link_errors", "infiniband_down", "module 1, Cable error, Bus stuck"),
         (DOWN, "link_errors", "infiniband_down", "ib1 went down."),
         (AT + "ibs3: link down\n", "link_errors", "infiniband_down", "The link ibs3 went down."),
+        (DOWN_OF_PORT, "link_errors", "infiniband_down", "mlx5_3 went down."),
+        (
+            RUNS.replace("_3", "_2") + POLLS,
+            "link_errors",
+            "infiniband_down",
+            "Port mlx5_3 reports a fault: down (physical",
+        ),
+        ("hca_id:\tmlx5_1\n\tport:\t1\n\t\tstate:\t\tPORT_DOWN (1)\n", "link_errors", "infiniband_down", "mlx5_1"),
+        (
+            "Infiniband device 'ib7' port 1 status:\n\tstate:\t 1: DOWN\n\tphys state:\t 2: Polling\n",
+            "link_errors",
+            "infiniband_down",
+            "ib7 reports a fault: down (physical state: Polling)",
+        ),
+        (SWITCH.format("ACTIVE", "DOWN"), "link_errors", "infiniband_down", "leaf-4:QM87/U1 port 9 went down"),
+        (REMOVED, "link_errors", "infiniband_down", "The link gpu-12 HCA-2 went down."),
         (SLOWED, "gpu_throttled", "thermal", "was slowed down: HW Thermal Slowdown"),
     ],
 )
@@ -40,13 +68,21 @@ def test_a_line_alone_is_reported_and_no_rank_is_lost(
     assert words in found.summary
 
 
-@pytest.mark.parametrize("line", [XID, BLOCKED, HEAT, PORT, DOWN, SLOWED])
+@pytest.mark.parametrize("line", [XID, BLOCKED, HEAT, PORT, DOWN, POLLS, SLOWED])
 def test_what_a_job_outlived_is_a_remark(tmp_path: Path, line: str) -> None:
     went_on = STEPS.format(*[""] * 5) + line + STEPS.format(*["1"] * 5)
     assert diagnosed(tmp_path, "job.log", went_on).fired == ()
 
 
-@pytest.mark.parametrize("line", [DOWN + UP, PORT.replace("Cable error, Bus stuck", "Cable plugged"), UP])
+@pytest.mark.parametrize(
+    "line",
+    [
+        DOWN + UP, PORT.replace("Cable error, Bus stuck", "Cable plugged"), UP, RUNS,
+        DOWN_OF_PORT + DOWN_OF_PORT.replace("DOWN", "ACTIVE"),
+        IBSTAT.format(state="Down", physical="Disabled", layer="Ethernet"),
+        SWITCH.format("ACTIVE", "DOWN") + SWITCH.format("INIT", "ACTIVE"),
+    ],
+)  # fmt: skip
 def test_a_link_that_came_up_is_no_fault(tmp_path: Path, line: str) -> None:
     assert diagnosed(tmp_path, "kern.log", line).fired == ()
 

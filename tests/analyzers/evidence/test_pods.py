@@ -76,3 +76,18 @@ def test_a_pod_that_never_starts_is_suspected(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, listed("Pending", {"waiting": {"reason": "ImagePullBackOff"}})).fired
     assert found.cause == "launch_failed"
     assert diagnosed(tmp_path, listed("Running", {"running": {}})).fired == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Name:         train-worker-2\nNamespace:    ml\nStatus:       Failed\nReason:       Evicted\n"
+        "Message:      The node was low on resource: ephemeral-storage. Container pytorch was using 9Gi.\nIP:\n",
+        "LAST SEEN   TYPE      REASON    OBJECT               MESSAGE\n"
+        "12m         Warning   Evicted   pod/train-worker-2   Pod ephemeral local storage usage exceeds the limit.\n",
+    ],
+)
+def test_an_evicted_pod_is_named(tmp_path: Path, text: str) -> None:
+    (found,) = diagnosed(tmp_path, text).fired
+    assert found.cause == "disk_full"
+    assert "train-worker-2" in found.summary

@@ -153,3 +153,18 @@ def test_an_end_after_the_training_is_told_as_such(tmp_path: Path) -> None:
     assert said.endswith("The training had finished before it (job.log:10).")
     next_fold = verdict(tmp_path, f"{steps}Training completed\n{steps}Segmentation fault (core dumped)\n")
     assert "had finished" not in next_fold
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+        "\tclass_name: WorkerDict\n\tpid: 4471\n\tname: kXWorkerDict_1:0\n\tip: 10.0.3.9\n",
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: "
+        "10.0.3.9 Worker port: 10012 Worker PID: 4471 Worker exit type: SYSTEM_ERROR\n",
+    ],
+)
+def test_the_process_of_a_ray_worker_that_died_is_told(text: str, tmp_path: Path) -> None:
+    (finding,) = diagnosed(tmp_path, "driver.log", text).fired
+    assert finding.status == "suspect"
+    assert "process 4471 on 10.0.3.9" in finding.summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -99,3 +100,26 @@ def test_a_loss_of_transformers_has_the_step_of_the_bar_before_it(tmp_path: Path
     rows = step_rows(0, read_log(path).steps)
     assert [row["step"] for row in rows if row.get("loss") is not None] == [10, 20, 30]
     assert {row["duration_ns"] for row in rows} == {1_500_000_000}
+
+
+def test_a_line_with_a_duration_and_no_loss_is_a_step() -> None:
+    found = read_step(
+        " iteration      300/    9000 | elapsed time per iteration (ms): 640.5 | global batch size:    16 |"
+    )
+    assert found is not None
+    assert (found.step, found.total, found.duration_ns) == (300, 9000, 640_500_000)
+
+
+@pytest.mark.parametrize("line", ["mean time per step: 0.8 s", "per iteration: 3"])
+def test_a_duration_is_no_step_number(line: str) -> None:
+    assert read_step(line) is None
+
+
+@pytest.mark.parametrize(("own", "loss"), [("4.125", 4.125), ("nan", math.nan)])
+def test_nemo_s_own_loss_stands_before_lightning_s_mean(own: str, loss: float) -> None:
+    line = (
+        f"Epoch 0:   1%| | 12/900 [00:31<38:12, 2.58s/it, loss=nan, v_num=, reduced_train_loss={own}, global_step=11.0"
+    )
+    found = read_step(line)
+    assert found is not None
+    assert found.loss == pytest.approx(loss, nan_ok=True)

@@ -1,0 +1,3 @@
+"""Blocks of lines that belong together: exceptions, and what launchers and tools report."""
+
+from __future__ import annotations

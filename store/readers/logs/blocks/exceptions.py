@@ -1,0 +1,226 @@
+"""Read an exception from its lines: a traceback interleaved with those of other ranks, its last line, an error file.
+
+found = read_traceback(lines, stream)      # {"type": "ValueError", "message": ..., "traceback": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from store.readers.logs.prefix import Prefix
+
+__all__ = [
+    "MAX_FRAMES_TEXT",
+    "MAX_LINES",
+    "MAX_MESSAGE",
+    "RAISED",
+    "frames_above",
+    "read_error_file",
+    "read_last_line",
+    "read_terminate",
+    "read_traceback",
+]
+
+MAX_LINES = 600
+"""Maximum lines of a block after its first, including interleaved lines of other ranks."""
+MAX_FRAMES_TEXT = 16_000
+MAX_MESSAGE = 2_000
+MESSAGE_LINES = 12
+TERMINAL_COLUMNS = 80
+"""Width at which rich wraps lines if the output is not a terminal. Source: its Console."""
+MAX_JSON_LINES = 200
+RAISED = re.compile(
+    r"^(?!LustreError)(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
+    r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s?(?P<message>.*))?$"
+)
+_UNCAUGHT = re.compile(r"^(?:Uncaught|Unhandled)(?: exception)?:? ")
+_NEW = re.compile(
+    r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Call stack:$|Exception "
+    r"raised from)"
+)
+_CHAINED = re.compile(r"^(?:The above exception was the direct|During handling of the above)")
+_RECORD = re.compile(
+    r"^(?:(?:slurmstepd|srun|mpirun): |(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:\S|[EWIF]\d{4} \d\d:\d\d:\d\d|"
+    r"\[?\d{4}-\d\d-\d\d[ T_]\d\d:\d\d)"
+)
+"""Beginnings of a launcher's or logger's lines, which may stand right below an exception that they are not part of."""
+_ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
+"""Beginnings of lines that cannot be the wrapped rest of the line before: a logger's, another exception's."""
+_UNHANDLED = re.compile(r"Unhandled exception: \S{1,200}\. what\(\): (.+)")
+"""Line that Ray's handler of std::terminate prints."""
+_THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
+_WHAT = re.compile(r"^\s*what\(\): +(.*)$")
+_CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker process \d+|replica \d+ on device \d+|\w+ worker[\w ]*)\.?$")
+"""Message of an exception that torch re-raises, which contains the traceback of the original."""
+_OWN_RANK = re.compile(
+    r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:)(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
+)
+"""How torch_npu and Habana's bridge sign an error."""
+_CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
+
+
+def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """Read the exception below "Traceback (most recent call last):" from lines of the same stream; None if cut off.
+
+    `lines` are (prefix, text after it). Lines of other ranks in between are left out.
+    """
+    frames: list[str] = []
+    found: dict[str, Any] | None = None
+    message: list[str] = []
+    is_over = is_timed = False
+    for prefix, text in lines:
+        if prefix.stream != own.stream:
+            continue
+        line = text.rstrip()
+        if is_over and found is not None:  # the line after an empty one
+            if line:
+                found |= {"chained": 1} if _CHAINED.match(line) else {}
+                break
+            continue
+        if found is None:
+            raised = RAISED.match(line.strip("│ ")) if not line.startswith("  ") else None
+            if raised is not None:
+                found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
+                first = (raised["message"] or "").lstrip()
+                is_timed = prefix.wall_ns is not None  # whoever collected the log wrote a time on each line
+                message = ["" if first.startswith('File "') else raised["message"] or ""]  # another writer's frame
+            elif _NEW.match(line) and frames:
+                return None  # two writers without prefixes interleave
+            elif line:
+                frames.append(line)
+            continue
+        is_caught = _CAUGHT.match(message[0])
+        if (
+            not line
+            or _NEW.match(line)
+            or _RECORD.match(line)
+            or len(message) > MESSAGE_LINES * (8 if is_caught else 1)
+            or (prefix.wall_ns is not None and not is_timed)
+        ):
+            if line:
+                found |= {"chained": 1} if _CHAINED.match(line) else {}
+                break
+            is_over = True
+            continue
+        if is_caught and (inner := RAISED.match(line)) is not None:
+            found["type"] = inner["type"]
+            found["traceback"] = "\n".join(message[1:])[-MAX_FRAMES_TEXT:]
+            message = [f"{inner['message'] or ''} (in {is_caught[1]})"]
+            continue
+        message.append(line)
+    if found is not None:
+        found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
+        found |= _signed(found["message"])
+    return found
+
+
+def _signed(message: str) -> dict[str, Any]:
+    """{"own_rank": rank} if the message names its rank in torch_npu's or Habana's form, else {}."""
+    ranks = set(_OWN_RANK.findall(message))
+    return {"own_rank": int(ranks.pop())} if len(ranks) == 1 else {}
+
+
+def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """Read the exception from the last line of a traceback; None if the line has none.
+
+    `lines` follow it. The line after a trailing colon, and lines wrapped at the terminal's width, belong to it.
+    """
+    raised = RAISED.match(_UNCAUGHT.sub("", text.strip()))
+    if raised is None or not raised["message"]:
+        return None
+    message, before = raised["message"].strip(), text.rstrip()
+    is_signed = False
+    for place, (prefix, line) in enumerate(lines):
+        is_signed |= place == 0 and _OWN_RANK.search(line) is not None
+        if is_signed:  # torch_npu: the runtime's report follows, up to the next empty line
+            if not line.strip() or _NEW.match(line) or place >= MESSAGE_LINES or prefix.stream[1:] != own.stream[1:]:
+                break
+            message += f"\n{line.strip()}"
+            continue
+        word = line.split(" ", 1)[0]
+        if place == 0 and before.endswith(":") and not word and line.strip() and prefix.stream == own.stream:
+            message += f"\n{line.strip()}"
+            break
+        is_broken = len(before) <= TERMINAL_COLUMNS < len(before) + 1 + len(word)
+        if (
+            not word
+            or not is_broken
+            or (prefix.length and not own.length)
+            or _ANOTHER.match(line)
+            or place >= MESSAGE_LINES
+        ):
+            break
+        message += f" {line.strip()}"
+        before = line.rstrip()
+    return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": "", **_signed(message)}
+
+
+def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
+    """The frames above the last line of a traceback whose head was cut off; "" with its head, which reads them itself.
+
+    `lines`: those above it, the nearest first.
+    """
+    frames: list[str] = []
+    for prefix, text in lines:
+        if prefix.stream != own.stream:
+            continue
+        if not text.startswith("  "):
+            if "Traceback (most recent call last)" in text:
+                return ""
+            break
+        frames.insert(0, text.rstrip())
+    return "\n".join(frames) if any(frame.startswith('  File "') for frame in frames) else ""
+
+
+def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """Read a C++ exception that ended the process: its type, and the text of `what()` on one of the next lines."""
+    thrown = _THROWN.search(text)
+    if thrown is None:
+        unhandled = _UNHANDLED.search(text)
+        return {"type": "RuntimeError", "message": unhandled[1][:MAX_MESSAGE], "traceback": ""} if unhandled else None
+    for place, (prefix, line) in enumerate(lines):
+        if prefix.stream == own.stream and (what := _WHAT.match(line)):
+            message = what[1][:MAX_MESSAGE]
+            return {"type": thrown[1].split("::")[-1], "message": message, "traceback": "", **_signed(message)}
+        if place >= 8:
+            break
+    return None
+
+
+def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """Read torchelastic's `error.json`, on one line or as the launcher prints it; None for other JSON."""
+    text = text[text.find("{") :] if "{" in text[: text.find('"')] else "{" + text
+    about = _object(text)
+    if about is None and text.rstrip().endswith("{"):
+        parts = [text]
+        for place, (prefix, line) in enumerate(lines):
+            if place >= MAX_JSON_LINES:
+                break
+            if prefix.stream == own.stream:
+                parts.append(line)
+                if line.startswith("}") and (about := _object("\n".join(parts))) is not None:
+                    break
+    if about is None and (cut := _CUT_ERROR.match(text)):  # the traceback ends above the line that raised
+        about = _object(f'{{"message": {{"message": "{cut[1]}"}}}}')
+    message = about.get("message") if about is not None else None
+    if not isinstance(message, dict) or "message" not in message:
+        return None
+    info = message.get("extraInfo")
+    stack = info.get("py_callstack", "") if isinstance(info, dict) else ""
+    kind, _, rest = str(message["message"]).partition(":")
+    return {
+        "type": kind.strip()[:200],
+        "message": rest.strip()[:MAX_MESSAGE],
+        "traceback": ("".join(map(str, stack)) if isinstance(stack, list) else str(stack))[-MAX_FRAMES_TEXT:],
+    }
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
