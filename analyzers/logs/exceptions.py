@@ -25,8 +25,8 @@ __all__ = [
 
 Standing = Literal["own", "survived", "after", "aside", "ignored"]
 """own: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
-after: the launcher was already ending the job. aside: from a thread or task, which does not end the process. ignored:
-raised in a destructor or while logging, which Python only prints."""
+after: the launcher was already ending the job. aside: from a thread or task, which does not end the process, or cut
+off with the file. ignored: raised in a destructor or while logging, which Python only prints."""
 
 _LAUNCHERS = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -119,6 +119,9 @@ def is_uncaught(entry: LogLine) -> bool:
 def is_victims(entry: LogLine) -> bool:
     """Return True if an exception reports a peer's end or an aborted call, and no other cause."""
     text = words_of(entry)
+    if entry.number("is_cut"):
+        links = read_traceback(entry.text("traceback") + "\nException")
+        return bool(links) and _CALLS.search(links[-1].frames[-1].path) is not None
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
@@ -145,6 +148,8 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
 
 def standing(entry: LogLine, book: LogBook) -> Standing:
     """Classify a line by its place in its file."""
+    if entry.number("is_cut"):
+        return "aside"  # what it says stands below the end of the file
     if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):
         return "survived"
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):

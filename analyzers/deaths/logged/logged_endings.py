@@ -63,7 +63,7 @@ def endings(book: LogBook) -> Ended:
         if entry.rank is not None:
             ended.victims.setdefault(entry.rank, entry)
     for entry in book.of("exception"):
-        if is_victims(entry) and standing(entry, book) != "survived":
+        if is_victims(entry) and standing(entry, book) != "survived" and not entry.number("is_cut"):
             ended.victim_lines.append(entry)
             if entry.rank is not None:
                 ended.victims.setdefault(entry.rank, entry)

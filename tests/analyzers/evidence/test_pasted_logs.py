@@ -220,3 +220,19 @@ def test_a_log_of_one_rank_says_whose_lines_it_has_and_what_they_show(tmp_path: 
     assert "1 rank " not in printed
     assert "2.3100 at the start, 1.9500 at the end" in printed
     assert "Why       job.log:4: its traceback." in printed
+
+
+FRAME = '  File "/job/sft.py", line 44, in main\n    step(batch)\n'
+BARRIER = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 33, in barrier\n    work.wait()\n'
+
+
+def test_a_file_that_ends_within_a_traceback_ends_with_an_error(tmp_path: Path) -> None:
+    (finding,) = diagnosed(tmp_path, "job.log", f"step 4 loss 2.0\nTraceback (most recent call last):\n{FRAME}").fired
+    assert (finding.cause, finding.status) == ("exception", "suspect")
+    assert "sft.py:44" in finding.summary
+
+
+@pytest.mark.parametrize("below", [BARRIER, f"{BARRIER}going on\n", "    called from a warning\nstep 5 loss 1.9\n"])
+def test_a_call_that_waits_for_others_and_lines_below_frames_show_no_error(below: str, tmp_path: Path) -> None:
+    text = f"step 4 loss 2.0\nTraceback (most recent call last):\n{FRAME}{below}"
+    assert not diagnosed(tmp_path, "job.log", text).fired

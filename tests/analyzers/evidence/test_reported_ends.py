@@ -168,3 +168,20 @@ def test_the_process_of_a_ray_worker_that_died_is_told(text: str, tmp_path: Path
     (finding,) = diagnosed(tmp_path, "driver.log", text).fired
     assert finding.status == "suspect"
     assert "process 4471 on 10.0.3.9" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "words"),
+    [
+        ("RuntimeError: It looks like your LightningModule has parameters that were not used in producing the loss "
+         "returned by training_step.\n", "unused_parameters", "did not use all parameters"),
+        ('Error from server (BadRequest): container "pytorch" in pod "sft-master-0" is waiting to start: trying and '
+         "failing to pull image\n", "launch_failed", "sft-master-0"),
+        ("  Warning  Failed   9m (x3 over 11m)  kubelet   Failed to pull image \"sft:7\": rpc error: not found\n",
+         "launch_failed", 'node: Failed to pull image "sft:7"'),
+    ],
+)  # fmt: skip
+def test_further_wordings_of_a_cause(text: str, cause: str, words: str, tmp_path: Path) -> None:
+    (finding,) = diagnosed(tmp_path, "job.log", text).fired
+    assert finding.cause == cause
+    assert words in finding.summary

@@ -63,7 +63,8 @@ _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
 
 def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
-    """Read the exception below "Traceback (most recent call last):" from lines of the same stream; None if cut off.
+    """Read the exception below "Traceback (most recent call last):" from lines of the same stream. If the file ends
+    within its frames, `is_cut`; None if other lines follow them.
 
     `lines` are (prefix, text after it). Lines of other ranks in between are left out.
     """
@@ -71,7 +72,9 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
     found: dict[str, Any] | None = None
     message: list[str] = []
     is_over = is_timed = False
+    num_lines = 0
     for prefix, text in lines:
+        num_lines += 1
         if prefix.stream != own.stream:
             continue
         line = text.rstrip()
@@ -111,6 +114,8 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
             message = [f"{inner['message'] or ''} (in {is_caught[1]})"]
             continue
         message.append(line)
+    if found is None and num_lines < MAX_LINES and frames and all(line.startswith("  ") for line in frames):
+        return {"type": "", "message": "", "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:], "is_cut": 1}
     if found is not None:
         found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
         found |= _signed(found["message"])
