@@ -243,7 +243,8 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
 def _is_early(rank: int, ended: Ended) -> bool:
     """Return True if no other rank ended clearly earlier: a launcher kills remaining ranks after a while."""
     seen_s = ended.times_s.get(rank)
-    return seen_s is None or seen_s <= min(ended.times_s.values()) + LogPolicy().poll_s
+    first_s = min((time_s for other, time_s in ended.times_s.items() if other >= 0), default=seen_s)  # -1: of no rank
+    return seen_s is None or first_s is None or seen_s <= first_s + LogPolicy().poll_s
 
 
 def _has_hard_signal(ended: Ended) -> bool:
@@ -274,7 +275,7 @@ def _unlisted(book: LogBook) -> Iterator[Candidate]:
 
 
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:
-    lines = list(book.of("ray_actor_died", "worker_proc_died"))
+    lines = [entry for entry in book.of("ray_actor_died", "worker_proc_died") if standing(entry, book) != "survived"]
     ranks = tuple(
         sorted({entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None})
     )

@@ -147,6 +147,8 @@ def _text_key(first: bytes) -> str | None:
     lines = [line for line in first[:MAX_LINE_BYTES].split(b"\n")[: SAMPLE_LINES + 1] if line.strip()]
     lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines
     objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)[1]) is not None]
+    if any("loss" in str(name).lower() for one in objects for name in one):
+        return None  # a trainer's values, with a text beside them
     for key in _TEXT_KEYS:
         if objects and sum(isinstance(one.get(key), str) for one in objects) >= 0.9 * len(lines[:SAMPLE_LINES]):
             return key

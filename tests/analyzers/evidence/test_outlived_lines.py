@@ -91,3 +91,9 @@ def test_a_message_that_another_ranks_frame_was_written_into_is_read_from_the_ne
     text += "IsADirectoryError:   File \"/job/conf.py\", line 16, in read\n[Errno 21] Is a directory: '/job/conf'\n"
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert "raised IsADirectoryError: [Errno 21] Is a directory: '/job/conf'" in first.summary
+
+
+def test_a_ray_worker_whose_death_the_job_outlived_is_no_end(tmp_path: Path) -> None:
+    died = "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker PID: 77\n"
+    steps = "".join(f"(Worker pid=31, ip=10.0.0.2) step {i} loss {1 - i / 100:.3f}\n" for i in range(20))
+    assert not diagnosed(tmp_path, "driver.log", steps[:200] + "\n" + died + steps).fired

@@ -75,3 +75,11 @@ def test_durations_that_grow_over_twenty_lines(tmp_path: Path) -> None:
 )
 def test_other_durations_of_twenty_lines(tmp_path: Path, durations: list[float]) -> None:
     assert diagnosed(tmp_path, "train.log", _printed(durations)).fired == ()
+
+
+def test_a_program_that_prints_durations_only_is_judged_by_them(tmp_path: Path) -> None:
+    line = " iteration {i:8d}/    9000 | elapsed time per iteration (ms): {ms} | global batch size: 16 |\n"
+    text = "".join(line.format(i=i, ms=(640 if i < 200 else 1310) + i % 7) for i in range(1, 400))
+    (finding,) = diagnosed(tmp_path, "job.log", text).fired
+    assert finding.kind == "throughput"
+    assert "slower since step 200" in finding.summary

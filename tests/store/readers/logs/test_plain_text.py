@@ -101,3 +101,9 @@ def test_records_of_mpirun_glued_in_one_line_are_lines_of_their_ranks(tmp_path: 
     ]
     assert log.num_lines == 5
     assert log.printed == {0, 1, 3}
+
+
+@pytest.mark.parametrize("before", ["", "INFO:trainer: "])
+def test_a_trainer_s_values_stay_where_a_text_stands_beside_them(before: str) -> None:
+    lines = "".join(f'{before}{{"msg": "train", "step": {i}, "loss": {2 - i / 9:.2f}}}\n' for i in range(5)).encode()
+    assert b"".join(plain_chunks(iter([lines]))) == lines
