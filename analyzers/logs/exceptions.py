@@ -60,6 +60,8 @@ _CALLS = re.compile(
     r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
 )
 """Modules whose functions wait for other ranks."""
+_OF_OTHERS = re.compile(rf"{_CALLS.pattern}|/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b")
+"""Frames of calls that wait for other ranks, and of launchers."""
 _BETWEEN_RANKS = (
     "torch", "torch_npu", "ray", "vllm", "sglang", "deepspeed", "megatron", "horovod", "mpi4py", "jax", "jaxlib",
     "grpc", "tensorflow", "socket", "ssl", "asyncio", "concurrent", "multiprocessing", "exceptions", "__main__",
@@ -120,8 +122,7 @@ def is_victims(entry: LogLine) -> bool:
     """Return True if an exception reports a peer's end or an aborted call, and no other cause."""
     text = words_of(entry)
     if entry.number("is_cut"):
-        links = read_traceback(entry.text("traceback") + "\nException")
-        return bool(links) and _CALLS.search(links[-1].frames[-1].path) is not None
+        return _OF_OTHERS.search(entry.text("traceback")) is not None
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
