@@ -32,6 +32,7 @@ from .torch_compat import foreach_norm
 __all__ = ["MAX_IN_FLIGHT", "GradientProbe", "clean_name"]
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_LAYOUTS = (torch.strided, torch.sparse_coo)
 _UNKNOWN_COUNT = int(UNSET["i64"])
 MAX_IN_FLIGHT = 8  # readings of a device that have not come back
 
@@ -110,7 +111,9 @@ class GradientProbe:
         for index, gradient in self._local_gradients():
             if not gradient.is_cpu and not is_due:
                 return {}
-            found[self._shared_by(index)].append(gradient)
+            values = _values(gradient)
+            if values.numel():
+                found[self._shared_by(index)].append(values)
         return {
             ranks: torch.nn.utils.get_total_norm(gradients)
             for ranks, gradients in found.items()
@@ -172,14 +175,21 @@ class GradientProbe:
             if gradient is None:
                 continue
             gradient = getattr(gradient, "_local_tensor", gradient)  # of a DTensor, without a node for autograd
-            if gradient.numel() and gradient.is_floating_point() and gradient.layout is torch.strided:
+            if gradient.numel() and gradient.is_floating_point() and gradient.layout in _LAYOUTS:
                 yield index, gradient
 
     def _groups(self) -> dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]]:
         found: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
         for index, gradient in self._local_gradients():
-            found[gradient.device, gradient.dtype].append((index, gradient))
+            values = _values(gradient)
+            if values.numel():
+                found[gradient.device, gradient.dtype].append((index, values))
         return found
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """The gradient, or the rows that it has if it is sparse, as that of an embedding may be; each row once."""
+    return gradient if gradient.layout is torch.strided else gradient.coalesce().values()
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:

@@ -56,6 +56,7 @@ from .launch.watch_process import digest_address, start_detached_watch
 from .loop.living import Living
 from .loop.loop_hooks import LoopPhases
 from .loop.tokens import keep_flops_per_token
+from .loop.updates import named_parameters_of
 from .open_recorder import open_recorder
 from .process_end import ProcessEnd
 from .retention_line import print_retention
@@ -237,8 +238,8 @@ class Attached:
         """Create the gradient probe at an update, because inside `torch.func.functional_call` parameters are replaced
         by other values.
         """
-        interval, models = self._gradient_interval, self._models
-        return GradientProbe(self.recorder, self._named_parameters(), interval=interval, models=models)
+        named = self._named_parameters() or named_parameters_of(self._phases and self._phases.leader)
+        return GradientProbe(self.recorder, named, interval=self._gradient_interval, models=self._models)
 
     def _trains_another(self, optimizer: Any) -> None:
         """Switch to another model: only models that this optimizer updates are measured from now on."""

@@ -34,7 +34,7 @@ from ...step_scalars import read_back
 from ...tape import event_kinds
 from .living import Living
 
-__all__ = ["Updates", "parameters_of", "unwrapped"]
+__all__ = ["Updates", "named_parameters_of", "parameters_of", "unwrapped"]
 
 TURNS = 3
 """Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
@@ -216,3 +216,10 @@ def parameters_of(optimizer: Any) -> set[int]:
     """Ids of the parameters that an optimizer updates; empty if it has no `param_groups`."""
     groups = getattr(optimizer, "param_groups", ())
     return {id(parameter) for group in groups for parameter in group.get("params", ())}
+
+
+def named_parameters_of(optimizer: Any) -> list[tuple[str, Any]]:
+    """Tensors that an optimizer updates, named by their place in it."""
+    groups = getattr(optimizer, "param_groups", ())
+    lists = [list(group.get("params", ())) for group in groups]
+    return [(f"param_groups.{i}.{j}", one) for i, params in enumerate(lists) for j, one in enumerate(params)]

@@ -1,0 +1,68 @@
+"""Gradient norms measured at the update: sparse gradients, and tensors that no model holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from probes.attach.attach import detach
+from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.tape.rundir import RunDir
+from store import Store
+
+
+def rows(run_dir: Path, sql: str) -> list[tuple[object, ...]]:
+    with Store.open(RunDir(run_dir)) as store:
+        return store.rows(sql)
+
+
+NORMS = "SELECT grad_norm FROM steps ORDER BY step"
+
+
+class Recommender(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(10, 4, mode="sum", sparse=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.table(ids))
+        return out
+
+
+def test_the_norm_counts_sparse_gradients_and_each_row_once(tmp_path: Path) -> None:
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False, gradient_interval=1)
+    model = Recommender()
+    optimizers = [
+        torch.optim.SparseAdam(list(model.table.parameters()), lr=0.1),
+        torch.optim.Adam(model.head.parameters(), lr=0.1),
+    ]
+    norms: list[float] = []
+    for number in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (model(torch.tensor([[1, 1, 2], [2, 3, number]])).sum() * (float("nan") if number == 2 else 1.0)).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        norms.append(float(torch.stack([one.to_dense().norm() for one in gradients if one is not None]).norm()))
+        for optimizer in optimizers:
+            optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", NORMS) == [(pytest.approx(norm, nan_ok=True),) for norm in norms]
+    bad = "SELECT DISTINCT parameter FROM gradients WHERE step = 3 AND nonfinite_count > 0 ORDER BY parameter"
+    assert [name for (name,) in rows(tmp_path / "run", bad)] == ["head.bias", "head.weight", "table.weight"]
+
+
+def test_tensors_that_no_model_holds_have_a_norm(tmp_path: Path) -> None:
+    """As a picture's pixels in style transfer, a latent code or a table of factors."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    factors = [torch.ones(3, requires_grad=True), torch.ones(4, requires_grad=True)]
+    optimizer = torch.optim.SGD(factors, lr=0.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (factors[0].sum() * 3.0 + factors[1].sum()).backward()
+        optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", NORMS) == [(pytest.approx((3 * 9 + 4) ** 0.5),)] * 3
