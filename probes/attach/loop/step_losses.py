@@ -14,7 +14,8 @@ of one forward pass are parts of one loss, and are summed.
 
 Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches: a NaN
 gradient in the first pass makes the weights NaN for the second, and with them its loss. So the first loss and the
-largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`).
+largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). The step's loss is the first, that of the
+weights before the update, which these optimizers return; NaN or Inf of a later pass replaces it.
 
 A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
@@ -147,6 +148,8 @@ class StepLosses:
     def _loss(self) -> float | Tensor:
         total: float | Tensor = sum(self._losses[1:], self._losses[0])
         number = len(self._losses)
+        if self._largest_weight is not None:
+            return self._losses[0] + 0.0 * total  # NaN if a later one is
         is_divided = any(abs(factor - 1) > _SAME for factor in self._factors)
         return total if number == 1 or is_divided or self._forwards < number else total / number
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from probes.attach.attach import attach, detach
+from probes.attach.auto_attach import attach_to_whatever_trains
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -57,3 +59,34 @@ def test_the_weights_of_a_later_pass_are_kept_where_they_differ(tmp_path: Path) 
 def test_micro_batches_have_one_set_of_weights(tmp_path: Path) -> None:
     train(tmp_path / "run", perturbs=False)
     assert series(tmp_path / "run") == {name: [] for name in SERIES}
+
+
+@pytest.mark.parametrize("perturbs", [True, False])
+def test_the_loss_of_a_step_is_that_of_the_weights_before_its_update(perturbs: bool, tmp_path: Path) -> None:
+    """L-BFGS and sharpness-aware minimization go through the model again with other weights."""
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer: torch.optim.Optimizer
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if perturbs else torch.optim.LBFGS(model.parameters())
+    losses: list[float] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(torch.ones(2, 4)) - 3.0).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        if perturbs:
+            losses.append(closure().item())
+            with torch.no_grad():
+                model.weight.add_(0.1)
+            closure()
+            with torch.no_grad():
+                model.weight.sub_(0.1)
+            optimizer.step()
+        else:
+            losses.append(optimizer.step(closure).item())  # type: ignore[arg-type, attr-defined]
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT loss FROM steps ORDER BY step") == [(loss,) for loss in losses]
