@@ -14,7 +14,7 @@ in eval mode, maybe only the main part within a wrapper. This is known before th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -36,6 +36,7 @@ class _Phases(Protocol):
     """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
 
     recorder: Recorder
+    in_eval_mode: Container[nn.Module]
 
     @property
     def next_step(self) -> int: ...
@@ -81,7 +82,8 @@ class Fetches:
         self._unknown.add(iterator)
         if not torch.is_grad_enabled():
             return True
-        modes = [all(part.training for part in main_parts(model)) for model in self._phases.models()]
+        models = [model for model in self._phases.models() if model not in self._phases.in_eval_mode]
+        modes = [all(part.training for part in main_parts(model)) for model in models]
         return id(getattr(iterator, "_dataset", None)) not in self._sets and bool(modes) and not any(modes)
 
     def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:

@@ -37,6 +37,15 @@ class Living:
             self._objects[id(one)] = partial(_same, one)
         return True
 
+    def discard(self, one: Any) -> None:
+        """Remove an object, if it is there."""
+        if one in self:
+            del self._objects[id(one)]
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        self._objects.clear()
+
     def __contains__(self, one: Any) -> bool:
         found = self._objects.get(id(one))
         return found is not None and found() is one

@@ -44,6 +44,7 @@ from ..patching.on_import import OnImport
 from ..patching.replaced import replaced
 from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
+from .eval_mode import EvalModeTraining
 from .evaluations import Evaluations, inner_modules
 from .fetches import Fetches
 from .living import Living
@@ -91,6 +92,7 @@ class LoopPhases:
         self._updates = Updates(recorder)
         self._fetches = Fetches(self)
         self._evaluations = Evaluations(self)
+        self.in_eval_mode = EvalModeTraining()
         self._update_line = UpdateLine()
         self.at_training = self._updates.at_training
         self.at_first_update: list[Callable[[], None]] = []
@@ -105,6 +107,8 @@ class LoopPhases:
         if not self._watched.add(model):
             return
         self._losses.watch(model)
+        if self._losses.has_trained:
+            self.in_eval_mode.add(model)
         self._undo.append(self.norms.input_gradient.watch(model))
         for called in inner_modules(model):
             before, after = ModelHook(called, self.before_forward), ModelHook(called, self.after_forward)
@@ -278,13 +282,16 @@ class LoopPhases:
 
     def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """Handle a call of a model."""
-        if torch.compiler.is_compiling() or not self.is_here(trains=torch.is_grad_enabled() and module.training):
+        if torch.compiler.is_compiling():
+            return
+        trains = torch.is_grad_enabled() and self.in_eval_mode.trains(module)
+        if not self.is_here(trains=trains):
             return
         try:
             self._depth += 1
             if self._depth > 1:
                 return
-            if torch.is_grad_enabled() and module.training:
+            if trains:
                 self._trains([module])
                 self._losses.forward(module, args, kwargs)
                 self.enter("forward", self._microbatch)
@@ -311,6 +318,7 @@ class LoopPhases:
         try:
             self._trains(() if self.leader else self.models())
             self._losses.backward(args[0] if args else kwargs.get("tensors"))
+            self.in_eval_mode.passed()
             self.enter("backward", self._microbatch)
         except Exception as error:
             record_error("attach.backward", error)
