@@ -355,7 +355,8 @@ class LoopPhases:
                 self.enter("optimizer")
             if optimizer is self.leader:
                 self.num_updates += 1
-                self.norms.measure(getattr(optimizer, "grad_scale", None))
+                if not self.is_in("backward"):  # else other gradients are still to come
+                    self.norms.measure(getattr(optimizer, "grad_scale", None))
         except Exception as error:
             record_error("attach.optimizer", error)
 
