@@ -8,7 +8,7 @@
 
 A step begins with its first activity (a batch fetched, a forward, a backward) and lasts until the first activity of the
 next one. `optimizer.step` marks the boundary: several backward passes before it belong to one step, and logging or
-evaluation after it still belongs to that step (`fetches`). With several optimizers, the last one watched ends the step.
+evaluation after it still belongs to that step (`fetches`). With several optimizers, one of them leads (`updates`).
 
     data        a batch is fetched from a `torch.utils.data.DataLoader`
     forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`, as is
@@ -173,7 +173,7 @@ class LoopPhases:
 
     def begin(self, start_ns: int = 0) -> None:
         """Note activity of a step: it begins the next step if the optimizer has completed the last one."""
-        if not self.automatic or (self._in_step and not self._taken_ns):
+        if not self.automatic or (self._in_step and not self._taken_ns) or self._updates.are_awaited(start_ns > 0):
             return
         now = start_ns or _monotonic_ns()
         self.end(now)

@@ -16,6 +16,10 @@ the leader, or if the leader has made `TAKES_OVER` updates with no other between
 without one by the leader. Should the former leader step again within as many updates, it leads on: a discriminator may
 join its generator late. If the two share no parameter, another model is trained; an event records this, because the
 losses before and after it are not one series.
+
+In the first iteration nothing is known of an optimizer that is yet to step. If the first step begins with the fetch of
+a batch and such an optimizer exists, the step lasts until the next fetch, and the last one to step after a backward
+pass of its own leads: a step of a generator and its discriminator is then one iteration.
 """
 
 from __future__ import annotations
@@ -67,6 +71,7 @@ class Updates:
         self._former = Living()  # the leader before, while it may lead again
         self.at_training: list[Callable[[Any], None]] = []
         """Called with the optimizer when another model is trained with it."""
+        self._is_fetched = self._awaits = False  # the first step begins with a batch; until the next, others may lead
 
     def passed(self, models: Iterable[object] = ()) -> None:
         """A backward pass is over."""
@@ -101,6 +106,10 @@ class Updates:
         elif self._num_alone == TAKES_OVER:
             self._former = Living()
         self._num_alone += 1
+        if self._awaits and optimizer is not leader and has_pass:
+            self._led = optimizer
+            return optimizer
+        self._awaits = False if optimizer is leader and has_pass else self._awaits
         self._without_leader.clear()
         if self._last is not None:  # a step before any backward pass only makes the optimizer's state
             self._leads(optimizer)
@@ -114,6 +123,12 @@ class Updates:
         before, self._led = self._led, optimizer
         if before is None:
             self.first(optimizer)
+    def are_awaited(self, is_fetch: bool) -> bool:
+        """Return True if an activity, the fetch of a batch or not, still belongs to the first iteration."""
+        if is_fetch:
+            self._is_fetched, self._awaits = not self._is_counted, False
+        return self._awaits
+
         if before is None or before is optimizer:
             return
         old, new = parameters_of(before), parameters_of(optimizer)
@@ -122,6 +137,7 @@ class Updates:
             for begin in self.at_training:
                 begin(optimizer)
 
+            self._awaits = self._is_fetched and _has_others(optimizer)
     def first(self, optimizer: Any = None) -> None:
         """Record that the loop's first update begins, once."""
         if not self._is_counted:
@@ -220,6 +236,13 @@ def parameters_of(optimizer: Any) -> set[int]:
 
 def named_parameters_of(optimizer: Any) -> list[tuple[str, Any]]:
     """Tensors that an optimizer updates, named by their place in it."""
+def _has_others(optimizer: Any) -> bool:
+    """Return True if an optimizer of other parameters exists. Searches all live objects, so done once."""
+    own = parameters_of(optimizer)
+    found = (parameters_of(one) for one in gc.get_objects() if issubclass(type(one), Optimizer))
+    return any(others and not others & own for others in found)
+
+
     groups = getattr(optimizer, "param_groups", ())
     lists = [list(group.get("params", ())) for group in groups]
     return [(f"param_groups.{i}.{j}", one) for i, params in enumerate(lists) for j, one in enumerate(params)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module
+from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import Attached, attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
@@ -267,6 +268,42 @@ def test_a_step_inside_of_another_optimizers_step_is_part_of_it(tmp_path: Path) 
     updates = "SELECT step, count(*), count(end_ns) FROM spans WHERE kind = 'optimizer' GROUP BY step ORDER BY step"
     assert recorded(tmp_path / "run", updates) == [(step, 1, 1) for step in (1, 2, 3, 4)]
     assert recorded(tmp_path / "run", "SELECT count(optimizer_ns) FROM steps WHERE optimizer_ns > 0") == [(4,)]
+
+@pytest.mark.parametrize("order", ["DG", "GD", "GDI"])
+def test_models_that_are_trained_in_turn_on_each_batch_have_a_step_a_batch(order: str, tmp_path: Path) -> None:
+    """Whichever steps first. InfoGAN's third optimizer updates both models."""
+    generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+    parameters = {"G": [*generator.parameters()], "D": [*discriminator.parameters()]}
+    parameters["I"] = parameters["G"] + parameters["D"]
+    optimizers = {name: torch.optim.SGD(parameters[name], lr=0.01 * (order.index(name) + 1)) for name in order}
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for _ in range(2):
+        for (batch,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2):
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+                discriminator(generator(batch)).square().mean().backward()
+                optimizer.step()
+    detach()
+    passes = "SELECT step, count(*) FROM spans WHERE kind = 'backward' GROUP BY step ORDER BY step"
+    assert recorded(tmp_path / "run", passes) == [(step, len(order)) for step in range(1, 9)]
+    rates = recorded(tmp_path / "run", "SELECT DISTINCT round(lr, 3), committed FROM steps")
+    assert rates == [(0.01 * len(order), True)]
+    assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == []
+
+
+def test_an_optimizer_for_later_does_not_keep_the_first_step_open(tmp_path: Path) -> None:
+    first, later = nn.Linear(4, 1), nn.Linear(4, 1)
+    trainings = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (first, later)]
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for model, optimizer in trainings:
+        for (batch,) in DataLoader(TensorDataset(torch.ones(2 * TAKES_OVER, 4)), batch_size=2):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    detach()
+    passes = "SELECT step, count(*) FROM spans WHERE kind = 'backward' GROUP BY step ORDER BY step"
+    assert recorded(tmp_path / "run", passes) == [(step, 1) for step in range(1, 2 * TAKES_OVER + 1)]
+
 
 
 def test_a_step_that_raised_does_not_hide_those_of_another_optimizer(tmp_path: Path) -> None:
