@@ -213,7 +213,7 @@ class LoopPhases:
         self.norms.began()
         self._losses.began()
 
-    def _trains(self, models: Iterable[nn.Module]) -> None:
+    def _trains(self, models: Iterable[Any]) -> None:
         """Handle the start of a training pass: the step is over if the loop updated one of these models by hand."""
         if self.leader is None and any(map(self._updates.was_by_hand, models)):
             self.recorder.log(committed=True)
@@ -316,7 +316,7 @@ class LoopPhases:
         if "backward" in self._open or getattr(args[0] if args else None, "is_meta", False):
             return real(*args, **kwargs)  # on the meta device nothing is computed: operations are counted
         try:
-            self._trains(() if self.leader else self.models())
+            self._trains(() if self.leader else self.models() or self._updates.trained_leaves)
             self._losses.backward(args[0] if args else kwargs.get("tensors"))
             self.in_eval_mode.passed()
             self.enter("backward", self._microbatch)
@@ -329,7 +329,7 @@ class LoopPhases:
                 self.leave("backward")
                 self._microbatch += 1
                 self.norms.passed()
-                self._updates.passed(self._watched if self.leader is None else ())
+                self._updates.passed(() if self.leader else self.models(), args[0] if args else None)
             except Exception as error:
                 record_error("attach.backward", error)
 

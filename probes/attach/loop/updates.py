@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from ...device.capture import is_capturing
 from ...recorder import Recorder
 from ...step_scalars import read_back
 from ...tape import event_kinds
+from .leaves import Leaves
 from .living import Living
 
 __all__ = ["Updates", "named_parameters_of", "parameters_of", "unwrapped"]
@@ -68,17 +69,24 @@ class Updates:
         self._outer: Any = None  # the optimizer in whose step others may step
         self._led: Any = None  # the optimizer that last stepped as the leader
         self._num_alone = 0  # updates of the leader since another's
+        self._leaves = Leaves()
         self._former = Living()  # the leader before, while it may lead again
+        self._is_fetched = self._awaits = False  # the first step begins with a batch; until the next, others may lead
         self.at_training: list[Callable[[Any], None]] = []
         """Called with the optimizer when another model is trained with it."""
-        self._is_fetched = self._awaits = False  # the first step begins with a batch; until the next, others may lead
 
-    def passed(self, models: Iterable[object] = ()) -> None:
-        """A backward pass is over."""
+    def passed(self, models: Iterable[nn.Module] = (), root: Any = None) -> None:
+        """A backward pass from `root` is over; `models` if none of their optimizers is known."""
         self._has_passed = True
-        for model in models:
-            if isinstance(model, nn.Module) and _has_gradient(model):
+        self._leaves.find(None if models or self._led is not None else root)
+        for model in models or self.trained_leaves:
+            if _has_gradient(model):
                 self._with_gradients[id(model)] = _state(model)
+
+    @property
+    def trained_leaves(self) -> Sequence[Leaves]:
+        """The tensors that are trained, if no model and no optimizer is known."""
+        return [self._leaves] if self._led is None else []
 
     def begins(self, optimizer: Any, leader: Any) -> Any:
         """Handle an optimizer's step; another that steps before the next backward pass updates for the same loss."""
@@ -98,6 +106,10 @@ class Updates:
                     self._recorder.event(event_kinds.TRAINED_IN_TURN)
             self._last = optimizer
             replaces = leader is None or (is_new and self._is_successor(optimizer, leader)) or optimizer in self._former
+        if self._awaits and optimizer is not leader and has_pass:
+            self._led = optimizer
+            return optimizer
+        self._awaits = False if optimizer is leader and has_pass else self._awaits
         if optimizer is not leader and not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
             self._num_alone = 0 if has_pass else self._num_alone
             return leader
@@ -106,14 +118,16 @@ class Updates:
         elif self._num_alone == TAKES_OVER:
             self._former = Living()
         self._num_alone += 1
-        if self._awaits and optimizer is not leader and has_pass:
-            self._led = optimizer
-            return optimizer
-        self._awaits = False if optimizer is leader and has_pass else self._awaits
         self._without_leader.clear()
         if self._last is not None:  # a step before any backward pass only makes the optimizer's state
             self._leads(optimizer)
         return optimizer
+
+    def are_awaited(self, is_fetch: bool) -> bool:
+        """Return True if an activity, the fetch of a batch or not, still belongs to the first iteration."""
+        if is_fetch:
+            self._is_fetched, self._awaits = not self._is_counted, False
+        return self._awaits
 
     def _is_successor(self, optimizer: Any, leader: Any) -> bool:
         return self._num_alone >= TAKES_OVER or bool(parameters_of(optimizer) & parameters_of(leader))
@@ -123,12 +137,7 @@ class Updates:
         before, self._led = self._led, optimizer
         if before is None:
             self.first(optimizer)
-    def are_awaited(self, is_fetch: bool) -> bool:
-        """Return True if an activity, the fetch of a batch or not, still belongs to the first iteration."""
-        if is_fetch:
-            self._is_fetched, self._awaits = not self._is_counted, False
-        return self._awaits
-
+            self._awaits = self._is_fetched and _has_others(optimizer)
         if before is None or before is optimizer:
             return
         old, new = parameters_of(before), parameters_of(optimizer)
@@ -137,7 +146,6 @@ class Updates:
             for begin in self.at_training:
                 begin(optimizer)
 
-            self._awaits = self._is_fetched and _has_others(optimizer)
     def first(self, optimizer: Any = None) -> None:
         """Record that the loop's first update begins, once."""
         if not self._is_counted:
@@ -168,7 +176,7 @@ class Updates:
         self._outer = None
         return True
 
-    def was_by_hand(self, model: nn.Module) -> bool:
+    def was_by_hand(self, model: nn.Module | Leaves) -> bool:
         """Return True if the model was updated by hand: its parameters or gradients were written to, or its gradients
         cleared, since its backward pass. Not if an optimizer has stepped or holds its parameters: sharpness-aware
         minimization changes both before the optimizer's step.
@@ -206,7 +214,7 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def _has_gradient(model: nn.Module) -> bool:
+def _has_gradient(model: nn.Module | Leaves) -> bool:
     return any(_gradient(parameter) is not None for parameter in model.parameters())
 
 
@@ -215,17 +223,24 @@ def _gradient(parameter: Tensor) -> Tensor | None:
     return parameter.grad if parameter.is_leaf else None
 
 
-def _state(model: nn.Module) -> _State:
+def _state(model: nn.Module | Leaves) -> _State:
     """Ids of the model's parameters, and the sum of torch's version counters of them and their gradients."""
     parameters = list(model.parameters())
     tensors = [tensor for parameter in parameters for tensor in (parameter, _gradient(parameter)) if tensor is not None]
     return [id(parameter) for parameter in parameters], sum(tensor._version for tensor in tensors)
 
 
-def _has_optimizer(model: nn.Module) -> bool:
+def _has_optimizer(model: nn.Module | Leaves) -> bool:
     """Search all live objects for an optimizer of this model: slow, so done once."""
     parameters = {id(parameter) for parameter in model.parameters()}
     return any(parameters_of(found) & parameters for found in gc.get_objects() if issubclass(type(found), Optimizer))
+
+
+def _has_others(optimizer: Any) -> bool:
+    """Return True if an optimizer of other parameters exists. Searches all live objects, so done once."""
+    own = parameters_of(optimizer)
+    found = (parameters_of(one) for one in gc.get_objects() if issubclass(type(one), Optimizer))
+    return any(others and not others & own for others in found)
 
 
 def parameters_of(optimizer: Any) -> set[int]:
@@ -236,13 +251,6 @@ def parameters_of(optimizer: Any) -> set[int]:
 
 def named_parameters_of(optimizer: Any) -> list[tuple[str, Any]]:
     """Tensors that an optimizer updates, named by their place in it."""
-def _has_others(optimizer: Any) -> bool:
-    """Return True if an optimizer of other parameters exists. Searches all live objects, so done once."""
-    own = parameters_of(optimizer)
-    found = (parameters_of(one) for one in gc.get_objects() if issubclass(type(one), Optimizer))
-    return any(others and not others & own for others in found)
-
-
     groups = getattr(optimizer, "param_groups", ())
     lists = [list(group.get("params", ())) for group in groups]
     return [(f"param_groups.{i}.{j}", one) for i, params in enumerate(lists) for j, one in enumerate(params)]

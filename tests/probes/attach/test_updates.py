@@ -78,6 +78,30 @@ def test_a_loop_without_an_optimizer_may_clear_gradients_after_the_forward_pass(
     assert recorded(tmp_path / "run", passes) == [(1, 2 + late), *[(step, 2) for step in (2, 3, 4)], (5, 2 - late)]
 
 
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_loop_of_tensors_without_a_module_or_optimizer_has_steps(clears: bool, tmp_path: Path) -> None:
+    """As lessons on autograd fit a polynomial."""
+    slope, offset = torch.ones(3, requires_grad=True), torch.ones(1, requires_grad=True)
+    losses: list[float] = []
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for _ in range(5):
+        for _ in range(2):
+            loss = (slope * torch.tensor([1.0, 2.0, 3.0]) + offset).square().mean()
+            loss.backward()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for tensor in (slope, offset):
+                assert tensor.grad is not None
+                tensor -= 0.01 * tensor.grad
+                if clears:
+                    tensor.grad = None
+                else:
+                    tensor.grad.zero_()
+    detach()
+    rows = recorded(tmp_path / "run", "SELECT step, loss, committed FROM steps ORDER BY step")
+    assert rows == [(n + 1, pytest.approx(2 * loss), True if n < 4 else None) for n, loss in enumerate(losses)]
+
+
 def test_parameters_that_stand_in_for_others_are_no_update(tmp_path: Path) -> None:
     """As FSDP2's do between a forward pass and its backward pass: the optimizer has the sharded ones."""
     model = nn.Linear(4, 1, bias=False)
@@ -245,30 +269,6 @@ def test_another_optimizer_for_the_same_model_goes_on_with_its_training(tmp_path
     assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == []
 
 
-class Sharded(torch.optim.Optimizer):
-    """As ZeroRedundancyOptimizer: a step of an inner optimizer, then more."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.optim = torch.optim.SGD(parameters, lr=0.1)
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.optim.step(closure)
-
-
-def test_a_step_inside_of_another_optimizers_step_is_part_of_it(tmp_path: Path) -> None:
-    model = nn.Linear(4, 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
-    optimizer = Sharded(list(model.parameters()))
-    for _ in range(4):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    detach()
-    updates = "SELECT step, count(*), count(end_ns) FROM spans WHERE kind = 'optimizer' GROUP BY step ORDER BY step"
-    assert recorded(tmp_path / "run", updates) == [(step, 1, 1) for step in (1, 2, 3, 4)]
-    assert recorded(tmp_path / "run", "SELECT count(optimizer_ns) FROM steps WHERE optimizer_ns > 0") == [(4,)]
-
 @pytest.mark.parametrize("order", ["DG", "GD", "GDI"])
 def test_models_that_are_trained_in_turn_on_each_batch_have_a_step_a_batch(order: str, tmp_path: Path) -> None:
     """Whichever steps first. InfoGAN's third optimizer updates both models."""
@@ -304,6 +304,30 @@ def test_an_optimizer_for_later_does_not_keep_the_first_step_open(tmp_path: Path
     passes = "SELECT step, count(*) FROM spans WHERE kind = 'backward' GROUP BY step ORDER BY step"
     assert recorded(tmp_path / "run", passes) == [(step, 1) for step in range(1, 2 * TAKES_OVER + 1)]
 
+
+class Sharded(torch.optim.Optimizer):
+    """As ZeroRedundancyOptimizer: a step of an inner optimizer, then more."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.optim = torch.optim.SGD(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optim.step(closure)
+
+
+def test_a_step_inside_of_another_optimizers_step_is_part_of_it(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer = Sharded(list(model.parameters()))
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    detach()
+    updates = "SELECT step, count(*), count(end_ns) FROM spans WHERE kind = 'optimizer' GROUP BY step ORDER BY step"
+    assert recorded(tmp_path / "run", updates) == [(step, 1, 1) for step in (1, 2, 3, 4)]
+    assert recorded(tmp_path / "run", "SELECT count(optimizer_ns) FROM steps WHERE optimizer_ns > 0") == [(4,)]
 
 
 def test_a_step_that_raised_does_not_hide_those_of_another_optimizer(tmp_path: Path) -> None:
