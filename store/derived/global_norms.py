@@ -4,7 +4,7 @@
         ...                                  # table global_norms: attempt, step, grad_norm
 
 1. An attached rank with sharded gradients records the norm of its shard as a scalar named after its sharding group
-   (`probes.attach.loop.step_norms`). Squares add up over those ranks; for a norm of another order its powers add up, and
+   (`probes.attach.loop.step_norms`). Squares add up over those ranks; for a norm of another order, its powers do, and
    for order inf the largest counts. Groups with equal sums are replicas of each other and count once; the others hold
    different parameters (stages, tensor-parallel slices) and add up.
 2. A manually sharded model is recognised by ranks that exchange tensors in forward or backward but have different norms

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from analyzers.report.terminal.lost_terminal import leave_lost_terminal

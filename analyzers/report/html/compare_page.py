@@ -74,8 +74,8 @@ def _sections(sheet: FigurePage, comparison: Comparison, a: Side, b: Side) -> It
             more = f"The first {MAX_ROWS} of {len(rows)}." if len(rows) > MAX_ROWS else ""
             yield Section(title=heading, note=more, columns=("", *names), rows=rows[:MAX_ROWS])
     for finding in comparison.findings:
-        rows = evidence_rows(finding)
-        yield Section(title=title(finding).capitalize(), note=finding.summary, columns=("", ""), rows=rows)
+        evidence = evidence_rows(finding)
+        yield Section(title=title(finding).capitalize(), note=finding.summary, columns=("", ""), rows=evidence)
 
 
 def _losses(a: Side, b: Side, names: tuple[str, str]) -> list[series.Series]:
