@@ -13,7 +13,7 @@ EVERY_STEP = [
     "parallel.dp_replicate=1",
     "parallel.dp_shard=2",
     "train.eval_interval=1",
-    "train.eval_batches=1",
+    "train.eval_batches=2",
     "data.validation_ratio=0.1",
 ]
 

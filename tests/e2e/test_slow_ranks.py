@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.launched import analysis_of, rankscope, start, train, unhurried
+from tests.e2e.launched import analysis_of, rankscope, start, train
 from tests.e2e.script_ranks import ROOT, ScriptRanks
 from tests.waiting import wait_for
 
@@ -22,7 +22,7 @@ PROFILED_STEPS = 2
 def test_a_rank_that_computes_is_named_and_profiled_beside_a_peer(tmp_path: Path) -> None:
     """Rank 1 computes twenty times as long as the others; its trace and a peer's come while the run goes on."""
     run = start(
-        tmp_path, "elastic", faults=["slow_compute@step=2,rank=1,factor=20", *unhurried(3)],
+        tmp_path, "elastic", faults=["slow_compute@step=2,rank=1,factor=20"],
         settings=[
             "train.steps=20000", "train.global_batch_size=6", "checkpoint.interval=0", "profiler.on_anomaly=true",
             f"profiler.anomaly_steps={PROFILED_STEPS}", "profiler.max_captures=1",

@@ -11,7 +11,7 @@ from tests.depth import tried
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "kills"), [(1, tried(4, nightly=10)), (2, tried(2, nightly=5))])
+@pytest.mark.parametrize(("world_size", "kills"), [(1, tried(2, nightly=10)), (2, tried(1, nightly=5))])
 def test_killed_inside_saves(world_size: int, kills: int, tmp_path: Path) -> None:
     """The short form of `python -m benchmarks.durability.checkpoint_kills`, whose docstring says what is checked."""
     outcome = kill_inside_saves(tmp_path, kills=kills, world_size=world_size, seed=world_size)
