@@ -203,10 +203,10 @@ def test_a_single_rank_has_its_chain(tmp_path: Path) -> None:
 
 def test_a_nan_of_a_flipped_bit_is_not_its_batch_s_fault(tmp_path: Path) -> None:
     """The highest bit of the exponent: the loss is not finite in that very step, which is not one of the checks."""
-    config = with_steps(small(probes={"chain_interval": 1}, checkpoint={"interval": 0}), STEPS)
-    faults = ["bit_flip@step=7,rank=0,tensor=norm.weight,bit=30", "failing_batch@batch=9"]
+    config = with_steps(small(probes={"chain_interval": 1}, checkpoint={"interval": 0}), STEPS + 2)
+    faults = ["bit_flip@step=7,rank=0,tensor=norm.weight,bit=30", "failing_batch@batch=10"]
     met = run_loop(config, tmp_path, rank=0, world_size=1, faults=faults)
-    assert met.skipped == [9], "only the batch of the NaN that was no flip"
+    assert met.skipped == [10], "only the batch of the NaN that was no flip"
 
 
 def test_without_a_state_to_go_back_to_the_run_stops(tmp_path: Path) -> None:
