@@ -68,6 +68,7 @@ PAGES = """
 import json, sys
 from pathlib import Path
 from tests.dashboard.opened import open_page, shown
+import rankscope
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 (drawn,) = (one["id"] for one in json.loads((out / "report.json").read_text())["findings"] if one["kind"] == "figure")
