@@ -3,7 +3,7 @@
     python -m tests.support.played.step_budget                  # DDP, FSDP2, FSDP2 x TP, 1F1B; 2, 64 and 512 ranks
     python -m tests.support.played.step_budget --host-steps 100 --json budget.json
 
-Each row is a step of rank 0 after three others, with `rankscope.attach` and without: kernels, copies between device and
+Each row is a step of rank 0 after five others, with `rankscope.attach` and without: kernels, copies between device and
 host, events and those of them with a time (stamps), waits of the host for the device, collectives. Nothing is computed
 (`tests.support.played.device`), so these are numbers of what is launched. `--host-steps 100` adds the CPU time that
 attaching adds to a step of a small model on the CPU, over the same fake group: so many steps of each kind, in blocks by
@@ -40,7 +40,7 @@ SINGLE = "single"
 DIM, BLOCKS, BATCH, STAGES, TENSOR_RANKS, MICROBATCHES = 256, 4, 8, 8, 8, 8
 HOST_DIM = 32
 """Width of the model whose steps are timed: small, so that little but the host's work is in them."""
-WARM_UP_STEPS, BLOCK_STEPS = 3, 10
+WARM_UP_STEPS, BLOCK_STEPS = 5, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
