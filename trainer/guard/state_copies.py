@@ -24,13 +24,14 @@ from probes.tape import event_kinds
 from probes.tape.files.shared_memory import shared_folder
 from probes.tape.rundir import RunDir
 from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.agreement import first_error
 from trainer.checkpoint.continuity import data_differs, differing, order_signature, signature
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints
 from trainer.checkpoint.disk_tier.loading import Loaded
 from trainer.checkpoint.disk_tier.saving import SaveVote
 from trainer.checkpoint.memory_tier.copies import MemoryCopies
 from trainer.checkpoint.memory_tier.peers import PeerCopies
-from trainer.checkpoint.newest import load_newest
+from trainer.checkpoint.memory_tier.survivors import newest_survivor, remove_unused
 from trainer.checkpoint.starting_over import forget_copies, start_over_if_asked
 from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
 from trainer.guard.ledger_file import LedgerFile
@@ -86,7 +87,7 @@ class StateCopies:
             self.memory.remove()
         first = start_over_if_asked(self.run, self.recorder, resume=self.config.resume, is_chief=self.is_chief)
         forget_copies(self.memory.folder, before_attempt=first)
-        loaded = load_newest(self.memory, self.disk, self.ledger)
+        loaded = self._load_newest()
         if loaded is None:
             if self.ledger.good_step is not None:
                 self._settle_good_step()  # it is one of the old copies
@@ -96,6 +97,33 @@ class StateCopies:
         self._settle_good_step()
         self._report_differences(loaded)
         return loaded.values.position
+
+    def _load_newest(self) -> Loaded | None:
+        """Load a copy in memory that outlived the processes, if it is not older than the newest checkpoint on disk,
+        else that checkpoint. `trainer.checkpoint.memory_tier.survivors` says which copies can be loaded."""
+        memory, disk, rank = self.memory, self.disk, self.training.rank
+        found = newest_survivor(
+            memory.folder, memory.mesh(), rank, self.training.plan.world_size, memory.peers, self.ledger,
+            newer_than=max(0, disk.newest(self.ledger)),
+        )  # fmt: skip
+        error = ""
+        if found is not None:
+            try:
+                memory.adopt(found)
+            except (RuntimeError, KeyError) as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            if first_error(error):
+                memory.forget_from(0)
+                found = None
+        if found is None:
+            memory.remove()
+        remove_unused(memory.folder, memory.peers, rank)
+        if found is None:
+            return disk.load_newest(self.ledger)
+        disk.adopt(self.ledger, found.copy.step)
+        if self.is_chief:
+            self.recorder.event(event_kinds.CHECKPOINT, step=found.copy.step, tier="memory", state="loaded")
+        return Loaded(values=found.copy.values, extra=found.note["extra"])
 
     def keep_first(self, position: Position) -> None:
         """Copy the attempt's initial state, unless it is already in memory."""
