@@ -62,11 +62,6 @@ class Coverage:
     not_compared_ratio: float
     """Measured but not compared between ranks: gaps on the host of a GPU."""
 
-    @property
-    def unjudged_ratio(self) -> float:
-        """Share that is not measured or not compared."""
-        return self.not_measured_ratio + self.not_compared_ratio
-
 
 def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAccount:
     """Put the sums of a rank's steps into classes. Pure.

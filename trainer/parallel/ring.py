@@ -1,7 +1,6 @@
 """Ring attention: keys and values are passed around the ranks of a sequence, and no rank ever holds all of them.
 
     mixed = ring_attention(query, key, value, group)       # (batch, heads, piece, head_dim), of this rank's piece
-    places = piece_chunks(rank, size)                       # the two chunks (of 2 x size) that a rank has
 
 Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends that
 piece on, and joins the results by their logarithms of the softmax's sum (online softmax). Backward passes the pieces
@@ -27,16 +26,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["piece_chunks", "ring_attention"]
+__all__ = ["ring_attention"]
 
 _aten = torch.ops.aten
 _ALIGNED_ROWS = 32
 """Memory-efficient attention keeps its logarithms in rows of a multiple of this length."""
-
-
-def piece_chunks(rank: int, size: int) -> tuple[int, int]:
-    """Chunks of a rank, out of 2 x `size` equal ones per sequence, in the order of their tokens."""
-    return rank, 2 * size - 1 - rank
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types

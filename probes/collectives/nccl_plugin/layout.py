@@ -13,14 +13,9 @@ from ...tape.format.schema import SCHEMA_VERSION
 from ...tape.format.table import UNSET, Table
 from ...tape.format.writer import COMPLETE, HEADER_BYTES, JSON_OFFSET, MAGIC, OPEN, record_layout
 
-__all__ = ["header_text", "records_in_a_segment"]
+__all__ = ["header_text"]
 
 _C_TYPES = {"i64": ("int64_t", 8), "i32": ("int32_t", 4), "name": ("uint32_t", 4), "bool": ("int8_t", 1)}
-
-
-def records_in_a_segment(table: Table) -> int:
-    """The records of one segment: a power of two, so that the plugin finds a record's segment by a shift."""
-    return 1 << _shift(table)
 
 
 def header_text() -> str:

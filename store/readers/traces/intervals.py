@@ -1,7 +1,7 @@
-"""Unions, intersections and lengths of sets of intervals, as sorted numpy arrays of (begin, end).
+"""Unions and intersections of sets of intervals, as sorted numpy arrays of (begin, end).
 
 busy = union(begin, end)                     # disjoint and sorted
-length(intersection(busy, communication))    # total time in both
+intersection(busy, communication)            # time in both
 overlap(busy, begin, end)                    # time of `busy` within each window
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from store.arrays import Floats
 
-__all__ = ["NONE", "Spans", "intersection", "length", "overlap", "union"]
+__all__ = ["NONE", "Spans", "intersection", "overlap", "union"]
 
 Spans = tuple[Floats, Floats]
 """Arrays of begins and ends, sorted and disjoint."""
@@ -28,11 +28,6 @@ def union(begin: Floats, end: Floats) -> Spans:
     begin, end = begin[order], np.maximum.accumulate(end[order])
     starts = np.append(True, begin[1:] > end[:-1])
     return begin[starts], end[np.append(np.flatnonzero(starts)[1:] - 1, len(end) - 1)]
-
-
-def length(spans: Spans) -> float:
-    """Total length."""
-    return float(np.sum(spans[1] - spans[0]))
 
 
 def intersection(a: Spans, b: Spans) -> Spans:

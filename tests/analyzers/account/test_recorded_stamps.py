@@ -56,7 +56,7 @@ def test_classes_add_up(store: Store) -> None:
         assert account.transfer_ns
     found = coverage(store)
     assert found is not None
-    assert found.unjudged_ratio == 0
+    assert found.not_measured_ratio == found.not_compared_ratio == 0
     by_step = account_by_step(store)
     total = sum(by_step.of(name) for name in CLASSES)
     rows = store.query("SELECT duration_ns FROM steps ORDER BY rank, step")

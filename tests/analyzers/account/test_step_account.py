@@ -36,7 +36,7 @@ def test_classes_add_up_to_the_steps(kind: str, tmp_path: Path) -> None:
         assert account.waiting_ns >= 0
         assert account.not_measured_ns == 0
     assert measured is not None
-    assert measured.unjudged_ratio == 0
+    assert measured.not_measured_ratio == measured.not_compared_ratio == 0
 
 
 def test_time_that_no_column_accounts_for_is_not_measured(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.traces.intervals import intersection, length, overlap, union
+from store.readers.traces.intervals import Spans, intersection, overlap, union
 from store.readers.traces.kineto import read_trace
 from store.readers.traces.rank_traces import breakdown
 from tests.processes import run_ranks
@@ -311,6 +311,10 @@ def test_the_slow_rank_of_a_real_run_is_named(real: tuple[Path, list[tuple[float
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)), max_size=15)
+
+
+def length(spans: Spans) -> float:
+    return float(np.sum(spans[1] - spans[0]))
 
 
 @given(first=INTERVALS, second=INTERVALS)

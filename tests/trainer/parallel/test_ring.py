@@ -11,11 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.processes import run_ranks
-from trainer.parallel.ring import _halves, piece_chunks, ring_attention
+from trainer.parallel.ring import _halves, ring_attention
 
 pytestmark = pytest.mark.timeout(180)
 
 CHUNK = 8
+
+
+def piece_chunks(rank: int, size: int) -> tuple[int, int]:
+    """Chunks of a rank, out of 2 x `size` equal ones per sequence, in the order of their tokens."""
+    return rank, 2 * size - 1 - rank
 
 
 def differences(rank: int, world_size: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from probes.collectives.nccl_plugin.layout import header_text, records_in_a_segment
+from probes.collectives.nccl_plugin.layout import _shift, header_text
 from probes.tape.format.names import read_names
 from probes.tape.format.nccl_tables import NAMES_FILE
 from probes.tape.format.reader import read_segment, segment_paths
@@ -234,7 +234,7 @@ def test_handles_that_outlive_what_they_stood_for(play: Play, tmp_path: Path) ->
 
 
 def test_wrap_around_keeps_every_finished_call(play: Play, tmp_path: Path) -> None:
-    capacity = records_in_a_segment(TABLES["nccl_calls"])
+    capacity = 1 << _shift(TABLES["nccl_calls"])
     comm = play(5).communicator()
     stuck = comm.collective("AllGather", count=7, channels=1)
     number = 5 * capacity + 10
