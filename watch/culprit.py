@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
@@ -25,7 +24,7 @@ from watch.stacks.gil_holders import gil_holders
 from watch.stacks.recorder_dumps import take_dumps
 from watch.stacks.signal_dump import take_stacks
 
-__all__ = ["CulpritKiller", "kill_stale", "stale_ranks"]
+__all__ = ["CulpritKiller", "kill_stale"]
 
 OTHERS_S = 15.0
 """Seconds that other nodes have to handle a hang whose culprit does not run on this node."""
@@ -99,20 +98,6 @@ class CulpritKiller:
             self._left_to_others = None
             return ""
         return reason if time.monotonic() - since_s > OTHERS_S else ""
-
-
-def stale_ranks(source: Source, node_rank: int) -> list[tuple[int, int, int, int]]:
-    """(attempt, rank, pid, start_ticks) of this node's ranks of older attempts that have not closed."""
-    rows = source.rows(
-        f"""
-        SELECT attempt, rank, any_value(pid), any_value(start_ticks) FROM ranks
-        WHERE node_rank = ? AND attempt < (SELECT max(attempt) FROM ranks) AND start_ticks IS NOT NULL
-          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = '{event_kinds.RANK_CLOSED}')
-        GROUP BY ALL ORDER BY ALL
-        """,
-        [node_rank],
-    )
-    return [(int(attempt), int(rank), int(pid), int(ticks)) for attempt, rank, pid, ticks in rows]
 
 
 def kill_stale(run: RunDir, stale: Iterable[tuple[int, int, int, int]], events: EventWriter) -> None:

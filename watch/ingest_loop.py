@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from analyzers.finding import Finding
+from analyzers.run.live.live_ranks import stale_ranks
 from analyzers.run.records.remembered import Remembered
 from analyzers.source import Source
 from probes.settings.section import read
@@ -33,7 +34,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError
 from watch.background_loop import background_loop
-from watch.culprit import kill_stale, stale_ranks
+from watch.culprit import kill_stale
 from watch.digests.exchange import JobWatch
 from watch.exclusion.requester import ExclusionRequester
 from watch.exporting.exports import Exports

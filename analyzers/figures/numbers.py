@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from plotly.graph_objects import Figure
 
 from analyzers.figures.drawing.series import Series, band, draw
 from analyzers.figures.drawing.start_up import limit_start
 from analyzers.figures.drawing.theme import SEQUENCE
-from analyzers.source import Source, floats, ints, lacking
+from analyzers.source import floats, ints
 
-__all__ = ["compression", "compression_error", "experts", "logged", "memory", "rate", "scale", "two_ranks"]
+__all__ = ["compression", "experts", "logged", "memory", "rate", "scale", "two_ranks"]
 
 HEIGHT = 260
 
@@ -36,16 +35,6 @@ def scale(changes: Sequence[tuple[int, float]]) -> Figure:
     steps, scales = zip(*changes, strict=True)
     line = Series(name="scale", x=np.array(steps), y=np.array(scales, dtype=np.float64), colour=SEQUENCE[5])
     return draw([line], x="step", y="scale after an overflow", height=HEIGHT, log=True)
-
-
-def compression_error(source: Source) -> dict[str, npt.NDArray[Any]]:
-    """Columns step, error: relative error of the reduced gradient, for steps in which compression was measured."""
-    if lacking(source, steps=("compression_error",)):
-        return {"step": np.zeros(0), "error": np.zeros(0)}
-    return source.query(
-        "SELECT step, max(compression_error) AS error FROM steps WHERE compression_error IS NOT NULL "
-        "GROUP BY attempt, step ORDER BY attempt, step"
-    )
 
 
 def compression(columns: Mapping[str, Any]) -> Figure:

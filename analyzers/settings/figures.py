@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from plotly.graph_objects import Figure
 
 from analyzers.checkpoints import figures as checkpoints
@@ -17,7 +20,7 @@ from analyzers.pipeline import figures as pipeline
 from analyzers.settings.startup import measure
 from analyzers.source import Source, lacking
 
-__all__ = ["FIGURES"]
+__all__ = ["FIGURES", "compression_error"]
 
 Figures = Sequence[Callable[[Source, Finding], Iterator[Drawing]]]
 
@@ -37,9 +40,19 @@ def startup(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield Drawing(title="The start, piece by piece", figure=figure)
 
 
+def compression_error(source: Source) -> dict[str, npt.NDArray[Any]]:
+    """Columns step, error: relative error of the reduced gradient, for steps in which compression was measured."""
+    if lacking(source, steps=("compression_error",)):
+        return {"step": np.zeros(0), "error": np.zeros(0)}
+    return source.query(
+        "SELECT step, max(compression_error) AS error FROM steps WHERE compression_error IS NOT NULL "
+        "GROUP BY attempt, step ORDER BY attempt, step"
+    )
+
+
 def compression(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The relative error of compressed gradients over the steps."""
-    table = numbers.compression_error(source)
+    table = compression_error(source)
     if len(table["step"]):
         yield Drawing(title="Error of compressed gradients", figure=numbers.compression(table))
 

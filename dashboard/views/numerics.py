@@ -9,6 +9,7 @@ import streamlit as st
 
 from analyzers.figures import course, gradients, loss, numbers
 from analyzers.run.records.event_log import EventLog
+from analyzers.settings.figures import compression_error
 from analyzers.source import Source, floats
 from dashboard.data.sql import queries
 from dashboard.data.sql.gradient_queries import Gradients, gradient_table
@@ -28,7 +29,7 @@ def load_numerics(source: Source) -> dict[str, Any]:
     ]
     return {
         "curve": course.loss_curve(source), "marks": course.marks(source), "rate": queries.rate(source),
-        "gradients": gradient_table(source), "scale": scale, "compression": numbers.compression_error(source),
+        "gradients": gradient_table(source), "scale": scale, "compression": compression_error(source),
         "experts": queries.expert_load(source), "logged": queries.logged_scalars(source),
     }  # fmt: skip
 

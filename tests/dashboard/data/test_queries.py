@@ -12,6 +12,7 @@ from analyzers.figures import numbers
 from analyzers.figures.drawing.spaced_sample import spaced_sample
 from analyzers.figures.ranks.mesh import load_places
 from analyzers.run.findings.open_findings import reported_findings
+from analyzers.settings.figures import compression_error
 from dashboard.data.sql import queries
 from dashboard.data.sql.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
 from tests.analyzers.memory_store import MemoryStore
@@ -92,7 +93,7 @@ def test_a_store_without_tables_gives_empty_answers() -> None:
     assert reported_findings(store) == []
     assert len(gradient_table(store).columns["step"]) == 0
     for ask in (queries.speed, load_places, queries.rate, queries.memory_curve, queries.memory_by_rank,
-                numbers.compression_error, queries.expert_load):  # fmt: skip
+                compression_error, queries.expert_load):  # fmt: skip
         assert all(len(column) == 0 for column in ask(store).values())
 
 
@@ -242,7 +243,7 @@ def test_memory_is_told_over_the_steps_and_by_rank() -> None:
 
 def test_the_rate_is_that_of_a_rank_that_has_one_and_the_error_the_largest() -> None:
     assert queries.rate(timed())["lr"].tolist() == pytest.approx([0.5 / step for step in range(1, 11)])
-    assert numbers.compression_error(timed())["error"].tolist() == pytest.approx([0.02] * 10)
+    assert compression_error(timed())["error"].tolist() == pytest.approx([0.02] * 10)
 
 
 def test_the_load_of_experts_is_counted_against_an_even_share() -> None:
