@@ -11,6 +11,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
@@ -147,15 +148,20 @@ class Recording:
         hosts = [host for host, _ in self.borders(rank, step)]
         gaps = [b - a for a, b in pairwise(hosts)]
         return Work(
-            [min(gap, limit) for gap, limit in zip(gaps, self.free_gaps(rank), strict=True)],
+            [min(gap, limit) for gap, limit in zip(gaps, self.free_gaps, strict=True)],
             near.device_ns,
             near.points,
         )
 
-    def free_gaps(self, rank: int) -> list[int]:
-        """Host time of each place where its launch queue was not full."""
-        hosts = np.array([[host for host, _ in self.borders(rank, step)] for step in self.steps[5:]])
-        return [round(quantiles(gaps, n=5)[0]) for gaps in np.diff(hosts, axis=1).T.tolist()]
+    @cached_property
+    def free_gaps(self) -> list[int]:
+        """Host time of each place where the launch queue was not full: that of the fastest host. A host whose queue was
+        full throughout would else be slower in each replay, and be named for that."""
+        found = []
+        for rank in range(RANKS):
+            hosts = np.array([[host for host, _ in self.borders(rank, step)] for step in self.steps[5:]])
+            found.append([round(quantiles(gaps, n=5)[0]) for gaps in np.diff(hosts, axis=1).T.tolist()])
+        return [min(of_place) for of_place in zip(*found, strict=True)]
 
 
 def records(folder: Path, table: str) -> npt.NDArray[Any]:

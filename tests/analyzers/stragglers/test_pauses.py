@@ -72,6 +72,15 @@ def test_less_than_the_whole_work_is_enough_in_every_nth_step(distance: int) -> 
     assert find_pauses(at_any_step, steps=steps) == []
 
 
+@pytest.mark.parametrize(("share", "is_named"), [(0.65, True), (0.35, False)])
+def test_less_than_the_whole_work_is_enough_in_most_steps(share: float, is_named: bool) -> None:
+    """As of a host whose lateness a slow network hides in some."""
+    random = np.random.default_rng(3)
+    excess = random.normal(0, 0.03, (2, 60)).astype(np.float32)
+    excess[1, 20:] += 0.8 * (random.random(40) < share)
+    assert [one.row for one in find_pauses(excess, steps=np.arange(60))] == [1] * is_named
+
+
 def test_a_stop_in_every_second_step_is_no_noise() -> None:
     """All neighbours differ, of both ranks: each is the other's only peer."""
     excess = np.random.default_rng(1).normal(0, 0.02, (2, 80)).astype(np.float32)
