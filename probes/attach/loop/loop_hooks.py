@@ -346,8 +346,9 @@ class LoopPhases:
         try:
             self.leave(ENVIRONMENT)
             if (leader := self._updates.begins(optimizer, self.leader)) is not self.leader:
+                if not self._updates.are_partners(leader, self.leader):
+                    self._losses.keep_newest()
                 self.leader = leader
-                self._losses.keep_newest()
             if optimizer is self.leader:
                 self.begin()
             if self._updates.enters(optimizer, is_inside=self.is_in("optimizer")):

@@ -15,7 +15,8 @@ cross-validation, each time with a new optimizer. The new one leads from its fir
 the leader, or if the leader has made `TAKES_OVER` updates with no other between them, else after `TAKES_OVER` updates
 without one by the leader. Should the former leader step again within as many updates, it leads on: a discriminator may
 join its generator late. If the two share no parameter, another model is trained; an event records this, because the
-losses before and after it are not one series.
+losses before and after it are not one series. Optimizers that have stepped after one backward pass are *partners*
+(Muon for matrices, AdamW for the others): they train one model, and the first of them to step after a pass leads.
 
 In the first iteration nothing is known of an optimizer that is yet to step. If the first step begins with the fetch of
 a batch and such an optimizer exists, the step lasts until the next fetch, and the last one to step after a backward
@@ -37,6 +38,7 @@ from ...recorder import Recorder
 from ...step_scalars import read_back
 from ...tape import event_kinds
 from .leaves import Leaves
+from ...tape_recorder import TapeRecorder
 from .living import Living
 
 __all__ = ["Updates", "named_parameters_of", "parameters_of", "unwrapped"]
@@ -72,6 +74,10 @@ class Updates:
         self._leaves = Leaves()
         self._former = Living()  # the leader before, while it may lead again
         self._is_fetched = self._awaits = False  # the first step begins with a batch; until the next, others may lead
+        self._partners = Living()  # that step after the same backward passes as the leader
+        self._began_at: int | None = None  # first step of another training, unless the former leader proves a partner
+        if isinstance(recorder, TapeRecorder):
+            recorder.at_close.append(self._record_training)
         self.at_training: list[Callable[[Any], None]] = []
         """Called with the optimizer when another model is trained with it."""
 
@@ -98,14 +104,22 @@ class Updates:
         replaces, has_pass = False, self._has_passed
         if has_pass:
             self._has_passed = False
+            self._record_training()
             self._with_gradients.clear()
             is_new = self._seen.add(optimizer)
+            if optimizer is not leader and self.are_partners(optimizer, leader):
+                self._last = self._led = leader = optimizer
             if not is_new and self._last is not optimizer:
                 self._turns += 1
                 if self._turns == TURNS:
                     self._recorder.event(event_kinds.TRAINED_IN_TURN)
             self._last = optimizer
             replaces = leader is None or (is_new and self._is_successor(optimizer, leader)) or optimizer in self._former
+        elif leader is not None and optimizer is not leader and leader is self._last:
+            self._partners = self._partners if leader in self._partners else Living([leader])
+            self._partners.add(optimizer)
+            if optimizer in self._former:
+                self._began_at = None
         if self._awaits and optimizer is not leader and has_pass:
             self._led = optimizer
             return optimizer
@@ -142,9 +156,19 @@ class Updates:
             return
         old, new = parameters_of(before), parameters_of(optimizer)
         if old and new and not old & new:
-            self._recorder.event(event_kinds.TRAINING_BEGAN)
+            self._began_at = self._recorder.step_number
             for begin in self.at_training:
                 begin(optimizer)
+
+    def are_partners(self, one: Any, other: Any) -> bool:
+        """Return True if two optimizers step after the same backward passes."""
+        return one in self._partners and other in self._partners
+
+    def _record_training(self) -> None:
+        """Record that another model is trained: the former leader has not stepped after that backward pass."""
+        if self._began_at is not None:
+            self._recorder.event(event_kinds.TRAINING_BEGAN, step=self._began_at)
+            self._began_at = None
 
     def first(self, optimizer: Any = None) -> None:
         """Record that the loop's first update begins, once."""

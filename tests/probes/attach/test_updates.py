@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -423,6 +424,39 @@ def test_several_optimizers_of_one_loss_are_one_training(place: str, tmp_path: P
     assert rows == (2 * TAKES_OVER, 2 * TAKES_OVER, num_norms)
     assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == []
     assert events_of(tmp_path / "run", event_kinds.FIRST_UPDATE) == [2 if place == "inside" else 1]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda number: "matrices others" if number >= 10 else "others",
+        lambda number: "others matrices" if number >= 10 else "matrices",
+        lambda number: "matrices others" if number % 10 == 0 else "others",
+        lambda number: "matrices others" if number < 15 else "others",
+    ],
+    ids=["joins first", "joins last", "steps in every tenth", "ends"],
+)
+def test_optimizers_of_one_model_are_one_training_though_one_pauses(
+    order: Callable[[int], str], tmp_path: Path
+) -> None:
+    """As Muon with AdamW, where one begins later or updates less often."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizers = {
+        "matrices": torch.optim.SGD([one for one in model.parameters() if one.ndim == 2], lr=0.01),
+        "others": torch.optim.AdamW([one for one in model.parameters() if one.ndim < 2]),
+    }
+    for number in range(4 * TAKES_OVER):
+        model.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        for name in order(number).split():
+            optimizers[name].step()
+    train(4, level=1.0)
+    detach()
+    (rows,) = recorded(tmp_path / "run", "SELECT count(*), count(loss) FROM steps")
+    assert rows == (4 * TAKES_OVER + 4,) * 2
+    assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == [4 * TAKES_OVER + 1]
+    assert events_of(tmp_path / "run", event_kinds.TRAINED_IN_TURN) == []
 
 
 def test_an_outer_optimizer_ends_the_steps_of_inner_trainings_and_these_are_freed(tmp_path: Path) -> None:
