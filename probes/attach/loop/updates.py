@@ -37,8 +37,8 @@ from ...device.capture import is_capturing
 from ...recorder import Recorder
 from ...step_scalars import read_back
 from ...tape import event_kinds
-from .leaves import Leaves
 from ...tape_recorder import TapeRecorder
+from .leaves import Leaves
 from .living import Living
 
 __all__ = ["Updates", "named_parameters_of", "parameters_of", "unwrapped"]
