@@ -52,7 +52,7 @@ def top(
         if as_json:
             print_json(plain(read_ranks(folder, now_ns=time.time_ns()).to_json()))
         elif once or not screen.is_terminal:
-            screen.print(_rank_screen(folder, screen, run).table, soft_wrap=True)
+            screen.print(_rank_screen(folder, screen, run).table, soft_wrap=not screen.is_terminal)
         else:
             _follow(folder, screen, run, every_s)
     except (RunError, StoreError) as error:

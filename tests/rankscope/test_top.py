@@ -22,6 +22,7 @@ from analyzers.run.policy import StallPolicy
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK
 from rankscope.cli import app
+from rankscope.commands.top import top
 from store import Ingester, Store
 from tests.factories import empty_run, make_run
 from tests.waiting import wait_for
@@ -300,3 +301,13 @@ def test_the_rank_of_an_open_finding_comes_before_one_that_is_over(tmp_path: Pat
     with Store.open(run) as store:
         rows = rank_rows(store, found, now_ns=time.time_ns()).rows
     assert [row.rank for row in rows] == [3, 2, 0, 1]
+
+
+def test_a_table_printed_once_on_a_terminal_breaks_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = StringIO()
+    screen = Console(width=60, force_terminal=True, no_color=True, file=written)
+    monkeypatch.setattr("rankscope.commands.top.console", lambda: screen)
+    top(make_run(tmp_path, ranks=2, steps=9).path, once=True)
+    lines = Text.from_ansi(written.getvalue()).plain.splitlines()
+    assert all(len(line.rstrip()) <= 60 for line in lines), lines
+    assert "median step" in " ".join(" ".join(lines).split())
