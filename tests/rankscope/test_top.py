@@ -303,6 +303,15 @@ def test_the_rank_of_an_open_finding_comes_before_one_that_is_over(tmp_path: Pat
     assert [row.rank for row in rows] == [3, 2, 0, 1]
 
 
+@pytest.mark.parametrize(("planned", "text"), [(200, "step 120 of 200 "), (100, "step 120 "), (None, "step 120 ")])
+def test_a_run_beyond_its_planned_steps_does_not_name_them(planned: int | None, text: str) -> None:
+    """Resumed with more steps, or driven by a loop of the user's own."""
+    console = Console(width=80, no_color=True, record=True, file=StringIO())
+    found = RankRows(attempt=0, step=120, step_ms=5.0, rows=())
+    console.print(rank_table(found, Heading(run="runs/x", state="training", planned_steps=planned), max_rows=9))
+    assert f"  {text} median step" in console.export_text()
+
+
 def test_a_table_printed_once_on_a_terminal_breaks_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = StringIO()
     screen = Console(width=60, force_terminal=True, no_color=True, file=written)

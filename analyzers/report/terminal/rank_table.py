@@ -123,7 +123,8 @@ def _head(found: RankRows, heading: Heading) -> Text:
     ranks = f"{len(found.rows)} rank{'s' * (len(found.rows) != 1)}"
     head = _text(visible(heading.run), "bold")
     head.append(f"  {heading.state}", style=_RUN_STATES.get(heading.state, ""))
-    planned = f" of {heading.planned_steps:,}" if heading.planned_steps else ""
+    is_within = bool(heading.planned_steps) and (found.step or 0) <= (heading.planned_steps or 0)
+    planned = f" of {heading.planned_steps:,}" if is_within else ""
     step = "" if found.step is None else f"  step {found.step:,}{planned}"
     speed = "" if found.step_ms is None else f"  median step {found.step_ms:,.0f} ms"
     attempt = f"  attempt {found.attempt}" if found.attempt else ""
