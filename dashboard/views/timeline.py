@@ -80,7 +80,8 @@ def timeline(view: View) -> None:
             key="timeline", what="Phases and collectives of the ranks",
             selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
         )  # fmt: skip
-        flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
+        stages = {piece.stage for piece in pieces if piece.stage is not None}
+        flows = "Lines follow microbatches from stage to stage. " if len(stages) > 1 else ""
         hatched = "Diagonal hatching: never ended. " if any(p.end_ms is None for p in pieces) else ""
         found = (
             f"{sum(gantt.matches(piece, find) for piece in pieces):,} of {len(pieces):,} entries match. "
