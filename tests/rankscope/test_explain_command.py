@@ -98,3 +98,4 @@ def test_a_report_links_to_the_sections_that_it_holds() -> None:
     assert '<a href="#runbook-straggler-host"><code>rankscope explain straggler-host</code></a>' in linked
     assert "<b>" not in linked
     assert "#runbook-hang-gil" not in linked
+    assert part.linked("Set `a<b` above 0.") == "Set <code>a&lt;b</code> above 0."

@@ -121,7 +121,7 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
     if not ranks:
         unknown.append("Data ranks: no loss of single ranks is recorded.")
     if replayed is None:
-        unknown.append("Samples: this step was not replayed (recovery.max_replays: how many refused steps are).")
+        unknown.append("Samples: this step was not replayed (refused steps are, up to `recovery.max_replays`).")
     elif not replayed.samples:
         unknown.append("Samples: the replay had no logits.")
     elif len(replayed.samples) < replayed.num_samples:

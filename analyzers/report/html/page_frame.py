@@ -38,6 +38,7 @@ _SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 
 _COMMAND = re.compile("`" + explain_command("([a-z0-9_-]+)") + "`")
+_CODE = re.compile("`([^`\n]+)`")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,8 +125,8 @@ class RunbookPart:
         self._anchors = {one.anchor for one in found}
 
     def linked(self, text: str) -> Markup:
-        """The escaped text; a command that explains a section of this page is a link to it."""
-        return Markup(_COMMAND.sub(self._link, str(escape(text))))
+        """The escaped text with code between backticks; a command that explains a section of this page links to it."""
+        return Markup(_CODE.sub(r"<code>\1</code>", _COMMAND.sub(self._link, str(escape(text)))))
 
     def _link(self, command: re.Match[str]) -> str:
         code = f"<code>{command[0].strip('`')}</code>"

@@ -48,9 +48,9 @@ def tables(spike: WhySpike) -> list[tuple[str, tuple[str, ...], list[tuple[str, 
         for layer in spike.layers[:MAX_ROWS]
     ]
     found = [
-        ("Data ranks", ("rank", "loss", "before", "of the jump"), ranks),
-        ("Samples", ("sample", "data rank", "loss", "of the loss", "file:byte", "text"), samples),
-        ("Layers", ("block", "of the squared gradient", "before", "factor"), layers),
+        ("Data ranks", ("rank", "loss", "before", "share of the jump"), ranks),
+        ("Samples", ("sample", "data rank", "loss", "share of the loss", "file:byte", "text"), samples),
+        ("Layers", ("block", "share of the squared gradient", "before", "factor"), layers),
     ]
     return [table for table in found if table[2]]
 
