@@ -108,6 +108,8 @@ def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
     open_chains: dict[tuple[str, int | None], list[LogLine]] = {}
     for entry in book.of("exception"):
         chain = open_chains.setdefault((entry.source, entry.rank), [])
+        if entry.number("is_cut"):
+            continue
         if not entry.text("traceback"):
             chain += [entry] if chain and entry.text("type") == chain[-1].text("type") else []
             continue

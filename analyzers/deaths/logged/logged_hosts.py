@@ -50,9 +50,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             by_device.setdefault((entry.host, entry.text("bus")), []).append(entry)
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, bus), every in by_device.items():
-        if not bus:  # the driver's text has three lines, and only the first has the address
+        if not bus:  # NVIDIA's text has three lines, and the first has the address; AMD's reset has it, below the cause
             every = [entry for entry in every
-                     if not any((entry.source, entry.line - apart) in named for apart in range(1, 5))]  # fmt: skip
+                     if not any((entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
         lines = [entry for entry in every if when_of(entry, book) != "another time"]
         if not lines:
             continue

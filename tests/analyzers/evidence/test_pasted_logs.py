@@ -236,3 +236,24 @@ def test_a_file_that_ends_within_a_traceback_ends_with_an_error(tmp_path: Path) 
 def test_a_call_that_waits_for_others_and_lines_below_frames_show_no_error(below: str, tmp_path: Path) -> None:
     text = f"step 4 loss 2.0\nTraceback (most recent call last):\n{FRAME}{below}"
     assert not diagnosed(tmp_path, "job.log", text).fired
+
+
+@pytest.mark.parametrize("driver", ["", "amdgpu: "])
+def test_an_amd_gpu_that_is_reset_is_named_by_its_address(driver: str, tmp_path: Path) -> None:
+    text = (
+        "[ 71.10] [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout, signaled seq=16, emitted seq=18\n"
+        f"[ 71.12] amdgpu 0000:c3:00.0: {driver}GPU reset begin!\n"
+    )
+    (finding,) = diagnosed(tmp_path, "dmesg.txt", text).fired
+    assert finding.cause == "device_error"
+    assert "GPU 0000:c3:00.0 does not answer" in finding.summary
+
+
+def test_an_error_before_a_traceback_that_is_cut_stands_alone(tmp_path: Path) -> None:
+    killed = "RuntimeError: DataLoader worker (pid 624) is killed by signal: Segmentation fault. "
+    text = TRACEBACK.format(raised=killed) + (
+        "\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n"
+    )
+    (finding, *_) = diagnosed(tmp_path, "job.log", text + FRAME).fired
+    assert finding.cause == "data_worker"
+    assert "after" not in finding.summary
