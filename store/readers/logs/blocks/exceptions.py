@@ -26,6 +26,8 @@ __all__ = [
 
 MAX_LINES = 600
 """Maximum lines of a block after its first, including interleaved lines of other ranks."""
+OTHERS_BETWEEN = 20
+"""Maximum lines of other ranks between two lines of a traceback without its head."""
 MAX_FRAMES_TEXT = 16_000
 MAX_MESSAGE = 2_000
 MESSAGE_LINES = 12
@@ -169,8 +171,12 @@ def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
     `lines`: those above it, the nearest first.
     """
     frames: list[str] = []
+    others = 0
     for prefix, text in lines:
         if prefix.stream != own.stream:
+            others += 1
+            if others > OTHERS_BETWEEN:
+                break
             continue
         if not text.startswith("  "):
             if "Traceback (most recent call last)" in text:
