@@ -4,8 +4,8 @@
     [project.entry-points."rankscope.analyzers"]
     my_team = "my_team.rankscope_analyzers"
 
-The entry point names a module with `KINDS` and `ANALYSES`, and optionally `WHY`, `NEXT` and `FIGURES`, as a package
-of `analyzers` has them in `explain` and `figures` (docs/api.md). It runs in a separate process (`store.plugins`); this
+The entry point names a module with `KINDS` and `ANALYSES`, and optionally `WHY`, `NEXT` and `FIGURES`, as a package of
+`analyzers` has them in `explain` and `figures` (docs/api.md). It runs in a separate process (`store.plugins`); this
 module reads its description. Errors in the description are shown in the report; no built-in kind can be replaced.
 """
 
@@ -79,8 +79,8 @@ def installed() -> tuple[InstalledPlugin, ...]:
 
 
 def _description(answer: Any) -> dict[str, Any]:
-    """Read the answer to `describe`, as `analyzers.plugin_calls.plugin_child` makes it. Raises for an answer of
-    another
+    """Read the answer to `describe`, as `analyzers.plugin_calls.plugin_child` makes it. Raises for an answer of another
+    form.
     """
     kinds = [
         {

@@ -2,7 +2,7 @@
 
     spread = sigma(values)                   # 1.4826 x the median absolute deviation
     difference_sigma(series)                  # noise of a series whose level may drift
-    others_median(complete(own_ms))          # of a matrix rank x observation: what the other ranks need
+    others_median(complete(own_ms))          # matrix rank x observation: the median of the other ranks
 
 For normally distributed values `sigma` estimates their standard deviation.
 """
@@ -45,7 +45,7 @@ def difference_sigma(values: npt.ArrayLike) -> float:
 def others_median(values: Matrix) -> Matrix:
     """For each rank (row) and observation the median of the *other* rows: a slow rank is not compared with itself.
 
-    Needs two rows or more. From the order statistics around the middle, without sorting once per rank.
+    Needs two rows or more. It is computed from the order statistics around the middle, without sorting once per rank.
     """
     num = len(values)
     half = num // 2
@@ -73,7 +73,7 @@ def complete(values: Matrix) -> Matrix:
 
 
 def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
-    """Own work with all other places at their median, so that only the noise of this place is left."""
+    """Own work in which all other places have their median, so that only the noise of this place remains."""
     rest = np.median(together, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
     with_rest: Matrix = values + np.maximum(rest, 0.0)
     return with_rest

@@ -3,7 +3,7 @@
     analyze(source, Scope())                                        # post-mortem: everything that was recorded
     analyze(source, Scope(attempt=2, since_step=1700, now_ns=now))  # live: the newest attempt's last steps
 
-A policy says from when on something is wrong; a scope says where to look. No policy holds a part of it.
+A policy says when something is wrong; a scope says where to look. The two have no field in common.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Scope:
     """The part of a run that an analysis judges."""
 
     attempt: int | None = None
-    """Only this attempt; None: all."""
+    """Judge only this attempt; None: all attempts."""
     since_step: int = 0
-    """Only steps from this one on."""
+    """Judge only steps from this one on."""
     now_ns: int | None = None
     """The present, nanoseconds since the epoch, if the run lives; None: the records' end is the run's end."""
     manifest: Mapping[str, object] = field(default_factory=dict)
     """The run's own description (`run.json`): its configuration, versions, plan. Not trusted: types are checked."""
     stacks_dir: Path | None = None
-    """Folder of the stacks of a hang."""
+    """Folder with the stacks that were taken during a hang."""
 
     @property
     def is_live(self) -> bool:
-        """True while the run is alive: what has not settled yet is not reported."""
+        """True while the run is alive; states that may still change are then not reported."""
         return self.now_ns is not None

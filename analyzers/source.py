@@ -3,7 +3,7 @@
     table = source.query("SELECT rank, loss FROM steps WHERE step = ?", [40])
     floats(table["loss"])        # float64, NaN where NULL
 
-`store.Store` fits this protocol; so does any fake with three methods.
+`store.Store` fits this protocol; so does any object with these three methods.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ D = TypeVar("D", bool, float, int, str)
 E = TypeVar("E", bool, float, int, str)
 F = TypeVar("F", bool, float, int, str)
 READ_STEPS = 2000
-"""Evenly spaced steps that are enough for a median or a figure."""
+"""Number of evenly spaced steps that is enough for a median or a figure."""
 READ_CALLS = 4_000_000
-"""Rows of collectives or steps up to which all are read in detail; above, every k-th rank or step."""
+"""Number of rows of collectives or steps up to which all are read in detail; of more, every k-th rank or step is
+read.
+"""
 READ_ROWS = 20_000_000
-"""Rows of steps or spans up to which sums and medians use all; above, every k-th step."""
+"""Number of rows of steps or spans up to which sums and medians use all; of more, they use every k-th step."""
 
 
 class TypedSource(Protocol):
@@ -97,7 +99,7 @@ def ints(column: npt.NDArray[Any], missing: int = -1) -> npt.NDArray[np.int64]:
 
 
 def missing_tables(source: TypedSource, *tables: str) -> list[str]:
-    """Tables of `tables` that are missing or empty: no records do not mean healthy."""
+    """Those of `tables` that are missing or empty: a run without records is not thereby healthy."""
     return [t for t in tables if not source.has(t) or not source.rows(f"SELECT 1 FROM {t} LIMIT 1")]
 
 
@@ -107,7 +109,7 @@ def lacking(source: TypedSource, **needed: Sequence[str]) -> list[str]:
     for table, columns in needed.items():
         if missing_tables(source, table):
             absent.append(table)
-        else:  # one by one: where there are values, the first few rows show it
+        else:  # one query per column: if a column has values, the first few rows show it
             absent += [
                 f"{table}.{column}"
                 for column in columns
@@ -150,7 +152,7 @@ def typed(
 def typed(rows: Iterable[Sequence[object]], *kinds: type) -> list[tuple[object, ...]]:  # type: ignore[misc]
     """Rows of one to six columns as tuples of these types (bool, float, int, str). NULL is NaN in a column of floats.
 
-    Raises ValueError where a value is of another type, or NULL: leave those rows out or use `coalesce`.
+    Raises ValueError if a value is of another type or NULL: leave such rows out, or use `coalesce`.
     """
     found = []
     for at, row in enumerate(rows, 1):

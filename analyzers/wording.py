@@ -38,7 +38,7 @@ __all__ = [
 MAX_RANKS = 8
 MIN_RANGE = 4
 _EVERY_NTH = re.compile(r"\b(\d{1,9})-(\d{1,9})/(\d{1,9})\b")
-"""As in the name of a process group: from the first rank to the last, every so many."""
+"""Ranks in the name of a process group: first rank, last rank, and the distance between neighbours."""
 MAX_PLAIN = 1e6
 """From here on a loss or a ratio is written as a power of ten."""
 _ORDINALS = {2: "nd", 3: "rd"}
@@ -54,7 +54,7 @@ def counted(number: Any, noun: str) -> str:
 
 
 def ranks_before(facts: Mapping[str, Any]) -> str:
-    """`3` or `2 to 4`: how many ranks earlier attempts of an elastic job had, where that was another number."""
+    """Number of ranks that earlier attempts of an elastic job had, if it was different: `3` or `2 to 4`."""
     before = facts.get("num_ranks_before")
     if not isinstance(before, Sequence) or not before:
         return ""
@@ -94,14 +94,16 @@ def percent(ratio: Any) -> str:
 
 
 def rise_text(ratio: float) -> str:
-    """A rise over what was before: "+52 %", and from eleven times as high on a factor, "194x"."""
+    """A rise over the earlier value as a percentage, "+52 %"; from eleven times the value on as a factor, "194x"."""
     if ratio >= MAX_PLAIN:
         return f"{ratio + 1:.2g}x"
     return f"+{100 * ratio:.0f} %" if ratio < 10 else f"{ratio + 1:,.0f}x"
 
 
 def loss_text(loss: float, decimals: int = 3) -> str:
-    """A loss with its decimals; from a million on as a power of ten: before it overflows it has hundreds of digits."""
+    """A loss with its decimals; from a million on as a power of ten, because before it overflows it would have hundreds
+    of digits.
+    """
     return f"{loss:.{decimals}f}" if abs(loss) < MAX_PLAIN else f"{loss:.{decimals}g}"
 
 
@@ -164,7 +166,7 @@ def sentence(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """The start of a text, with a mark where it goes on."""
+    """The start of a text, with an ellipsis if it was cut."""
     return text.rstrip(".;, ") if len(text) <= most else text[: most - 1].rstrip(".;,: ") + "…"
 
 
@@ -187,6 +189,8 @@ def rate_text(gb_per_s: Any) -> str:
 
 
 def rate_unit(gb_per_s: float) -> tuple[str, float]:
-    """(unit, factor from GB/s) in which a bandwidth is at least one; for a column: of its largest value."""
+    """(unit, factor from GB/s) in which a bandwidth is at least one; for a column, in which its largest value is at
+    least one.
+    """
     size = abs(gb_per_s)
     return ("GB/s", 1.0) if size >= 1 else ("MB/s", 1e3) if size >= 1e-3 else ("kB/s", 1e6)

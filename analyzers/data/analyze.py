@@ -4,7 +4,7 @@
 
 1. The lower median rank's own time for data in each step is what most ranks wait. A single rank with a slow loader is a
    straggler and not reported here. Time in which the rank was runnable but waited for a core is subtracted: on a
-   crowded machine it lengthens every phase, the loader included.
+   busy machine it lengthens every phase, the loader included.
 2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
 3. Rhythm: `steady` if most steps wait. Else, if the steps that wait much longer than the median one have regular gaps,
    `periodic` (a prefetch buffer that runs empty, a shard that is opened), or `epoch_start` where the first step is one

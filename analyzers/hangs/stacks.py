@@ -133,8 +133,8 @@ def group(stacks: Sequence[Stack]) -> list[StackGroup]:
 
 
 def odd_ones(groups: Sequence[StackGroup]) -> tuple[Stack, ...]:
-    """Processes that are stopped; without any, those outside the group that has more than half of all processes.
-    Empty
+    """Processes that are stopped; without any, those outside the group that has more than half of all processes. Empty
+    without such a group.
     """
     stacks = [stack for group_ in groups for stack in group_.members]
     if stopped := [stack for stack in stacks if stack.is_stopped]:

@@ -38,7 +38,9 @@ _THREAD = re.compile(r"\bblock: \[[\d,]+\], thread: \[[\d,]+\] ")
 SAME_END_LINES = 10
 """Lines of one end stand this close: of each node and step of the job, and of srun."""
 SAME_END_NS = 600 * 10**9
-"""Largest difference between lines of one end by their times (s): it allows for the hosts' clocks, and for the grace"""
+"""Largest difference between lines of one end by their times (s): it allows for the hosts' clocks, and for the grace
+that Slurm gives a job.
+"""
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
 

@@ -67,7 +67,7 @@ def non_finite_values(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `non_finite`, one per episode.
 
     A live run is also judged with all its attempts: a restart may take less time than the interval between two
-    analyses, attempt before it must still be reported.
+    analyses, and the bad steps of the attempt before it must still be reported.
     """
     if missing_tables(source, "steps"):
         why = "Non-finite values were not checked: no steps were recorded."

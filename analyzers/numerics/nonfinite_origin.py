@@ -95,7 +95,7 @@ def locate(evidence: StepEvidence) -> Location:
         forward = bool(set(ranks) & set(bad_loss))
         if forward and set(ranks) <= set(bad_loss):
             # A loss is computed before data ranks reduce anything, so each bad one has its own origin. In the forward
-            # pass, tensor-parallel groups reduce apart from each other, so none of them is another's fallout.
+            # pass, each tensor-parallel group reduces by itself, so none of them is a consequence of another.
             ranks = bad_loss if first.phase != "forward" else _apart(evidence, flagged, bad_loss)
         return Location(
             ranks=ranks,
@@ -129,7 +129,7 @@ def locate(evidence: StepEvidence) -> Location:
 
 def _only_norm(evidence: StepEvidence) -> bool:
     """True if every rank counted NaN and Inf in its gradients and found none: only their norm exceeds the largest
-    number of number of its type.
+    number of its type.
     """
     has_bad_norm = any(is_bad(row.grad_norm) for row in evidence.rows)
     return has_bad_norm and all(row.nonfinite_count == 0 for row in evidence.rows) and not evidence.parameters
@@ -137,8 +137,8 @@ def _only_norm(evidence: StepEvidence) -> bool:
 
 def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
     """True if gradients were finite before their reduction and not after it: then the first flags belong to the norm,
-    and its whose input is the reduced gradient. Only where every gradient is reduced at all: a tensor-parallel rank's
-    own NaN meets no other reduction than that of the norm.
+    and its input is the reduced gradient. This holds only if every gradient is reduced: the NaN of a single
+    tensor-parallel rank enters no reduction except the norm's.
     """
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
         return False
@@ -166,7 +166,7 @@ def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
 
 def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
     """The members with a bad input of the earliest flagged collective. If several groups that share no rank have one,
-    the soonest.
+    the collective that came soonest after the start of its rank's step counts.
     """
     roots = _roots(evidence, flagged)
     first = min(roots, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
@@ -185,7 +185,7 @@ def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
 
     Ranks begin a step at different times, so the order is that of calls within one rank (a late rank's first collective
     may come after the others' second by the time since its start). A collective is a consequence if one of its members
-    had entered another flagged one before: its inputs may come from the result of that one.
+    had entered another flagged one before: its inputs may come from that result.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout: set[tuple[str, int]] = set()

@@ -20,8 +20,8 @@ SCORES = (
     "reward", "rewards", "score", "scoring", "advantage", "advantages", "adv", "log_probs", "old_log_prob",
     "old_log_probs", "ref_log_prob", "ref_log_probs",
 )  # fmt: skip
-"""Names of phases in which a loop generates completions, as `probes.attach.loop.trl_phases`, TRL, verl and other
-loops
+"""Names of phases in which a loop generates completions, as `probes.attach.loop.trl_phases`, TRL, verl and other loops
+name them.
 """
 ACTS = "environment"
 """Phase in which a loop acts in an environment (`probes.attach.loop.environment_phases`)."""

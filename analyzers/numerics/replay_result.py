@@ -31,7 +31,9 @@ __all__ = ["REPLAY_EVENTS", "Origin", "ReplayResult", "Sample", "find_replay"]
 
 REPLAY_EVENTS = (event_kinds.REPLAY,)
 _PROOF = {"operation": 0, "parameter": 0, "constant": 1, "module": 2}
-"""Proofs of an origin, the best first (see `trainer.replay.origin`). Values that arrived from another rank have only"""
+"""Proofs of an origin, the best first (see `trainer.replay.origin`). Values that arrived from another rank have only
+the first two.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,7 +167,7 @@ def _imbalance(
     measure: str = "",
 ) -> Finding:
     """`work_ns`: work per step of each coordinate; `span`: first and last step; `measure`: how the work was measured if
-    not
+    not by spans.
     """
     mean = sum(work_ns) / len(work_ns)
     factor = work_ns[heavy] / median(value for place, value in enumerate(work_ns) if place != heavy)

@@ -104,7 +104,7 @@ class Bubble:
             split += f", order {100 * self.order_ratio:.1f}" if abs(self.order_ratio) >= 0.001 else ""
             parts.append(f"Excess {100 * self.excess_ratio:.1f} points: {split}.")
         if self.is_crowded:
-            parts.append("Ranks wait for cores, so this is the bubble of a crowded machine.")
+            parts.append("Ranks wait for cores, so this is the bubble of a busy machine.")
         if self.heaviest_stage is not None:
             parts.append(
                 f"Stage {self.heaviest_stage} has the most work: moving {100 * self.surplus_ratio:.0f} % of it "

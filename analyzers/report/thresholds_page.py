@@ -118,8 +118,8 @@ def _thresholds(policy: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
 
 
 def _written(default: ast.expr) -> str:
-    """The default as written in the source; if it refers to a setting of the run (`_DEFAULT.grace_s`), that
-    setting's
+    """The default as written in the source; if it refers to a setting of the run (`_DEFAULT.grace_s`), that setting's
+    default.
     """
     if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name) and default.value.id == "_DEFAULT":
         return repr(getattr(RecoverySettings(), default.attr))

@@ -8,9 +8,9 @@ reports missing records that no analysis would notice, including columns that ar
 1. Records that `watch` could not sync are read here, and a power cut may lose them. It writes an event only for the
    first file with each kind of error, so more ranks than those named may be affected. Symbolic links do not count as
    records.
-2. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without it. A gap
-   counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`. Hosts with few
-   readings are left out: nothing is known of their watch.
+2. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without `watch`. A
+   gap counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`. Hosts with
+   few readings are left out, because they do not show whether `watch` was running.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _READ_COLUMNS = (
     ("events", ("kind", "detail", "wall_ns"), "Events between the steps are unknown"),
     ("health", ("node",), "The host of a reading is unknown"),
 )
-"""(Table, columns that several analyses read, consequence where one holds nothing but NULL)."""
+"""(Table, columns that several analyses read, consequence if a column holds only NULL)."""
 
 _RANK = re.compile(r"^tapes/attempt-\d{1,9}/rank-(\d{1,9})\b")
 _NODE = re.compile(r"^tapes(?:/node-| of node )(\d{1,9})\b")
@@ -72,10 +72,10 @@ _NEVER = 1 << 62
 
 
 def record_coverage(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `records`; none where all ranks of each attempt have written steps and spans to the disk."""
+    """Findings of kind `records`; none if all ranks of each attempt have written steps and spans to the disk."""
     findings = unsynced_records(source)
     if missing_tables(source, "steps", "ranks"):
-        return findings  # the tables are reported by the analyses that need them
+        return findings  # missing tables are reported by the analyses that need them
     for attempt, world_size, present in source.rows(
         """
         SELECT attempt, max(world_size), (SELECT list(DISTINCT s.rank) FROM steps s WHERE s.attempt = r.attempt)
@@ -168,7 +168,7 @@ def unsynced_records(source: Source) -> list[Finding]:
 
 
 def unwatched_times(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
-    """One finding of kind `records` for each attempt with such a time, about the longest."""
+    """One finding of kind `records` for each attempt that had a time without `watch`; it describes the longest one."""
     policy = policy or StallPolicy()
     needed = {"health": ("node", "device", "sample_ns"), "ranks": ("host",)}
     if scope.is_live or missing_tables(source, *needed, "steps") or lacking(source, **needed):

@@ -31,40 +31,46 @@ class StallPolicy:
     """Limit before an attempt's first finished step and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
     startup_at_work_s: float = 1800.0
-    """The same while `watch` sees a rank compute or read files outside of any collective (seconds): `startup_s` then
-    counts from the last such sign. Source: convention; first builds of large kernels take tens of minutes."""
+    """Limit of a start while `watch` sees a rank compute or read files outside of any collective (seconds): `startup_s`
+    then counts from the last such sign. Source: convention; first builds of large kernels take tens of minutes.
+    """
     startup_busy_ratio: float = 0.05
-    """CPU time / wall time at which a rank and its children then count as working (ratio). Source: measured, a rank of
-    `rankscope train` that waits takes below 0.01, and a compiler on a crowded machine some tenths of a core."""
+    """CPU time / wall time from which a rank and its children count as working during start-up (ratio). Source:
+    measured, a rank of `rankscope train` that waits takes below 0.01, and a compiler on a busy machine some tenths of a
+    core.
+    """
     startup_read_bytes_per_s: float = 1 << 20
-    """Rate of reading files at which they count as working, too (bytes per second). Source: convention; imports from a
-    slow disk take little CPU time."""
+    """Rate of reading files from which a rank and its children also count as working during start-up (bytes per
+    second). Source: convention; imports from a slow disk take little CPU time.
+    """
     compile_s: float = 600.0
     """Limit in a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
     span_s: float = 120.0
     """Limit in a span `checkpoint`, `evaluate` (which may leave no record inside), `replay` or `profile` (seconds).
     Source: convention; a slow file system is another fault, not a hang. Checking every operation takes several times a
-    step, and torch.profiler 10 us per event on a crowded machine when it stops: a capture may hold millions."""
+    step, and torch.profiler 10 us per event on a busy machine when it stops: a capture may hold millions."""
     unwatched_s: float = 60.0
     """Silence (seconds) after which a run without a `watch` counts as dead, and gap between a host's readings, while
     steps went on, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes themselves
     are checked, and a launcher replaces a silent one within 15 s."""
     watch_late_s: float = 15.0
     """Seconds that a `watch` may lag behind the ranks before the state says so, and longest time between a node's
-    silence and any rank's last record: a standstill older by this is not of the node's loss, and ranks that go on for
-    this long have lost no node. Source: twice its longest pause on a busy machine."""
+    silence and any rank's last record: a standstill that began earlier was not caused by the node's loss, and ranks
+    that continue for longer have lost no node. Source: twice its longest pause on a busy machine.
+    """
     sign_of_life_s: float = 5.0
     """Longest median interval of a host's readings that still shows whether its `watch` lives (seconds). Source:
-    convention; five of this policy, 1 s."""
+    convention; five times the usual interval of 1 s.
+    """
 
     def of_phase(self, phase: str) -> float:
-        """Limit of a span's kind (seconds); 0 where it has none."""
+        """Limit for a kind of span (seconds); 0 if it has none of its own."""
         if phase == "compile":
             return self.compile_s
         return self.span_s if phase in ("checkpoint", "evaluate", "eval", "replay", "profile") else 0.0
 
 
 def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:
-    """The stall limits that the run was configured with."""
+    """The stall limits with which the run was configured."""
     given = read(RecoverySettings, manifest)
     return StallPolicy(floor_s=given.hang_floor_s, startup_s=given.startup_s)

@@ -42,7 +42,7 @@ class RunTimeline:
 
 
 def measure(source: Source, now_ns: int | None = None) -> RunTimeline | None:
-    """None where no step was recorded. `now_ns` (epoch) only while the run is alive."""
+    """Measure the timeline; None if no step was recorded. `now_ns` (epoch) is given only while the run is alive."""
     if not source.has("steps"):
         return None
     rows = source.rows(

@@ -3,7 +3,7 @@
     configuration(store, Scope(manifest=run.manifest()))    # kind configuration, status advice; the cause is the rule
 
 A rule checks a setting *and* its effect: a missing loader worker is reported only if the run waits for data, an
-interval between saves only if another one would have cost measurably less. Nothing here is a fault.
+interval between saves only if another one would have cost measurably less. This advice never reports a fault.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Run:
 
 
 Advice = tuple[str, dict[str, Any]] | None
-"""A sentence and its numbers; None where the rule does not hold."""
+"""Returns a sentence and its numbers; None if the rule does not apply."""
 
 
 def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | None = None) -> list[Finding]:
@@ -72,7 +72,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
 
 
 def _buckets(run: _Run) -> Advice:
-    """DDP's buckets: so many that calls dominate, or a single one that hides nothing."""
+    """DDP's buckets: there are so many that calls dominate, or a single one that overlaps with nothing."""
     size_mb, parameters = read(ParallelFacts, run.manifest).ddp_bucket_mb, run.manifest.get("num_parameters")
     sizes = run.manifest.get("mesh")
     mesh = sizes if isinstance(sizes, Mapping) else {}
@@ -139,7 +139,7 @@ def _tensor_parallel(run: _Run) -> Advice:
 
 
 def _batch(run: _Run) -> Advice:
-    """So little work on each GPU that kernels cannot fill it."""
+    """Too little work on each GPU for its kernels to fill it."""
     if lacking(run.source, ranks=("device",), steps=("tokens",)):
         return None
     ((on_gpu,),) = run.source.rows("SELECT count(*) FROM ranks WHERE starts_with(device, 'cuda')")
@@ -158,16 +158,16 @@ def _fp16(run: _Run) -> Advice:
     train = read(TrainFacts, run.manifest)
     if train.precision not in ("fp16", "float16"):
         return None
-    if train.loss_scaling is not False:  # our trainer always scales; an attached loop says if it does not
+    if train.loss_scaling is not False:  # Rankscope's trainer always scales; an attached loop records if it does not
         return None
     return "The run trains in fp16 without a loss scale, so gradients below 6e-8 become zero.", {"precision": "fp16"}
 
 
 def _compression(run: _Run) -> Advice:
-    """Compressed gradients point elsewhere than whole ones, or are ever farther from them."""
+    """Compressed gradients point in another direction than whole ones, or move away from them over time."""
     if lacking(run.source, steps=("compression_error",)):
         return None
-    # Zero before PowerSGD begins.
+    # The error is zero before PowerSGD begins.
     errors = [
         error
         for _, error in run.source.rows(
@@ -195,7 +195,7 @@ def _compression(run: _Run) -> Advice:
 
 
 def _interval(run: _Run) -> Advice:
-    """No checkpoints, or an interval that is far from what saves and failures of this run ask for."""
+    """No checkpoints, or an interval that is far from the best one for this run's save time and failures."""
     interval = read(CheckpointFacts, run.manifest).interval
     if interval is None:
         return None
@@ -222,7 +222,7 @@ def _interval(run: _Run) -> Advice:
 
     ((recorded,),) = run.source.rows("SELECT max(step) - min(step) + 1 FROM steps")
     length = max(int(read(TrainFacts, run.manifest).steps or 0), recorded)
-    steps = min(best.steps, length)  # a longer interval than the run is one save, at its end
+    steps = min(best.steps, length)  # an interval longer than the run means one save, at its end
     now, then = lost_ratio(interval * step_s), lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
     if now - then < SHARED.min_gain_ratio:
         return None
@@ -270,7 +270,7 @@ def _evaluation(run: _Run) -> Advice:
 
 
 def _share(run: _Run, expression: str) -> float:
-    """Share of the steps' time, without the first ones."""
+    """Share of the steps' time, without the first steps."""
     ((share,),) = run.source.rows(
         f"""
         SELECT CAST(sum({expression}) AS DOUBLE) / sum(duration_ns) FROM steps
@@ -282,7 +282,7 @@ def _share(run: _Run, expression: str) -> float:
 
 
 def _plan(run: _Run) -> Advice:
-    """Memory, traffic or the time of a step that is not what the trainer planned."""
+    """Memory, traffic or step time that differs from the trainer's plan."""
     plan = run.manifest.get("planned")
     if not isinstance(plan, Mapping):
         return None
@@ -314,7 +314,7 @@ def _plan(run: _Run) -> Advice:
 
 
 def _utilisation(run: _Run) -> Advice:
-    """GPUs that run no kernel for a part of the time."""
+    """GPUs that run no kernel for a large part of the time."""
     if lacking(run.source, health=("gpu_utilization_ratio",)):
         return None
     ((share, samples),) = run.source.rows(
@@ -343,7 +343,7 @@ RULES: dict[str, Callable[[_Run], Advice]] = {
     "plan": _plan,
     "utilisation": _utilisation,
 }
-"""By cause, which is a part of the anchor in the runbook."""
+"""Rules by cause; the cause is a part of the anchor in the runbook."""
 
 
 _insufficient = partial(Finding.not_judged, "configuration", "configuration", "The configuration was not checked")

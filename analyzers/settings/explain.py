@@ -18,7 +18,7 @@ def _why_configuration(finding: Finding) -> str:
 
 
 def _measured(name: str, value: Any) -> str:
-    """A number in words: "save 50 ms", "lost at suggested 0.9 %"."""
+    """A number of the evidence in words: "save 50 ms", "lost at suggested 0.9 %"."""
     words = name.removeprefix("num_").replace("_", " ")
     if name.endswith("_ratio"):
         return f"{words.removesuffix(' ratio')} {percent(value)}"
@@ -40,7 +40,7 @@ _ADVICE = {
     "plan": "Compare the layout, the batch and the devices with those of `rankscope plan`.",
     "utilisation": "Find in the report's account what devices wait for: data, communication, the bubble, the host.",
 }
-"""By cause, where no single setting is to be changed."""
+"""Next step by cause, for advice that does not change a single setting."""
 
 
 def _next_configuration(finding: Finding) -> str:

@@ -28,14 +28,14 @@ __all__ = ["AdviceState", "live_advice", "remembered_advice"]
 
 @dataclass(slots=True, kw_only=True)
 class AdviceState:
-    """Advice reported so far. `errors` counts failed analyses by their first kind."""
+    """Advice that was already returned. `errors` counts failed analyses by their first kind."""
 
     policy: LiveAdvicePolicy = field(default_factory=LiveAdvicePolicy)
     reported: set[tuple[str, str]] = field(default_factory=set)
     """(kind, cause)."""
     errors: dict[str, int] = field(default_factory=dict)
     judged: int = 0
-    """Number of the policy's step counts that were judged."""
+    """Number of the policy's step counts at which advice was already sought."""
 
 
 def live_advice(
@@ -46,7 +46,8 @@ def live_advice(
     *,
     is_last: bool = False,
 ) -> list[Finding]:
-    """New advice at `now_ns` (epoch nanoseconds). `is_last`: the run ends, and no further number will be reached.
+    """New advice at `now_ns` (epoch nanoseconds). `is_last`: the run is ending, so no further step count will be
+    reached.
 
     `manifest` is called when needed: rank 0 writes the plan into `run.json` after `watch` has started.
     """
@@ -74,9 +75,9 @@ def live_advice(
 
 
 def remembered_advice(events: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Return the advice of an earlier watch of the same launch, from its events.
+    """Return the advice that an earlier `watch` of the same launch reported, from its events.
 
-    After a resume advice is reported again: settings may have changed, and the terminal is another one.
+    After a resume advice is reported again: settings may have changed, and the user reads another terminal.
     """
     reported: set[tuple[str, str]] = set()
     for event in events:
@@ -94,6 +95,7 @@ def _advice(source: Source, scope: Scope, state: AdviceState) -> list[Finding]:
             continue
         try:
             found += analysis.run(source, scope)
-        except Exception:  # one analysis that fails must not silence the others; the post-mortem reports the error
+        except Exception:
+            # one failed analysis must not suppress the others; the report of the finished run names the error
             state.errors[analysis.kinds[0]] = state.errors.get(analysis.kinds[0], 0) + 1
     return [finding for finding in found if finding.status == "advice"]

@@ -3,11 +3,11 @@
     for item in plan_deviations(source, run.manifest()):
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
 
-The trainer keeps its plan in `run.json`. Memory is compared on devices only, as counted by torch's allocator: memory of
-a CPU process is mostly libraries, as is that of a small model on a device. The step time is compared only if each rank
-has a device that no other job uses, and the device is the limit: a step that mostly waits for its host, or that the
-host cannot launch within the planned time, does not test the plan. Traffic is the median over the steps, so evaluations
-and checkpoints do not count; calls of some bytes (loss, norm, verdicts) are in neither.
+The trainer keeps its plan in `run.json`. Memory is compared on devices only, as counted by torch's allocator: the
+memory of a CPU process is mostly libraries, and so is that of a small model on a device. The step time is compared only
+if each rank has a device that no other job uses, and the device is the limit: a step that mostly waits for its host, or
+that the host cannot launch within the planned time, does not test the plan. Traffic is the median over the steps, so
+evaluations and checkpoints do not count; calls of a few bytes (loss, norm, verdicts) count on neither side.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class PlanDeviation:
     """One planned number and its measurement."""
 
     what: str
-    """memory, or an operation: all_gather, all_reduce, ..."""
+    """"memory", or an operation: "all_gather", "all_reduce", ..."""
     planned_bytes: int
     measured_bytes: int
 
     @property
     def ratio(self) -> float:
-        """Measured over planned."""
+        """Measured value / planned value."""
         return self.measured_bytes / self.planned_bytes
 
     @property
@@ -62,7 +62,8 @@ def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDev
     memory = plan.get("allocated_bytes")
     least = SHARED.smallest_memory_bytes
     if plan.get("device") == "cuda" and isinstance(memory, int) and memory >= least:
-        # Planned is the peak within a step. `steps.memory_bytes`, read between steps, lacks all activations.
+        # The plan gives the peak within a step. `steps.memory_bytes` is read between steps, so it lacks all
+        # activations.
         peaks = EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK)
         most = max((event.integer("allocated_bytes") for event in peaks if event.rank == rank), default=-1)
         if most > 0:
@@ -79,7 +80,9 @@ def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDev
 
 
 def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
-    """Planned time of a step (seconds); None where there is none, or where something else than the device limits it."""
+    """Planned time of a step (seconds); None without a plan, or if the step is limited by something other than the
+    device.
+    """
     if devices_are_shared(source) or _waits_for_host_ratio(source) > SHARED.equal_ratio:
         return None
     planned = _number(manifest, "planned", "step_s")
@@ -89,7 +92,7 @@ def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
 
 
 def _waits_for_host_ratio(source: Source) -> float:
-    """Share of the stamped steps in which devices waited for their hosts; 0 where none was stamped."""
+    """Share of the stamped steps in which devices waited for their hosts; 0 if no step was stamped."""
     places = (*OWN_PHASES, *GAPS)
     if lacking(source, steps=("stamped_steps", "duration_ns")):
         return 0.0
@@ -101,7 +104,7 @@ def _waits_for_host_ratio(source: Source) -> float:
 
 
 def _number(value: Any, *names: str) -> float | None:
-    """The number at this place of a manifest, which may lack any part of it."""
+    """The number at this path in a manifest; None if any part of the path is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return float(value) if is_number(value) else None

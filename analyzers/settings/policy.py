@@ -22,11 +22,12 @@ class ConfigurationPolicy:
     tokens_per_rank: int = 2048
     """Tokens per step and GPU below which kernels are too short to fill it (count). Source: convention."""
     compression_error: float = 0.7
-    """Largest relative error of compressed gradients (ratio). Source: sine of 45 degrees; beyond, the step points
-    elsewhere."""
+    """Largest relative error of compressed gradients (ratio). Source: sine of 45 degrees; with a larger error the step
+    points in another direction.
+    """
     utilisation_ratio: float = 0.9
     """GPU utilisation (ratio, median over samples and devices) below which advice is given. Source: convention; the
-    counter includes every kernel, so a device below it is idle for certain, and one above it may still be."""
+    counter includes every kernel, so a device below it is certainly idle, and one above it may be idle as well."""
     min_samples: int = 60
     """Minimum number of samples of a device's utilisation (count): a minute. Source: convention."""
     min_run_s: float = 600.0
@@ -46,7 +47,7 @@ class StartupPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPolicy:
-    """When a plan was right."""
+    """When a plan counts as right."""
 
     launches_of_block_s: float = 0.5e-3
     """Shortest time (seconds) in which a host launches a block's kernels, forward and backward. Source: measured on the
@@ -55,9 +56,10 @@ class PlanPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveAdvicePolicy:
-    """When advice is looked for while the run trains."""
+    """When advice is sought while the run trains."""
 
     at_steps: tuple[int, ...] = (20, 80, 320, 1280)
-    """Numbers of finished steps of an attempt at which advice is looked for (count). Source: convention; the first
-    number is what the analyses need, and a later one sees what needs a minute or a checkpoint. Beyond the last one a
-    change is not advice but a finding."""
+    """Numbers of finished steps of an attempt at which advice is sought (count). Source: convention; the analyses need
+    the first number of steps, and later ones include costs that need a minute or a checkpoint to show. A change after
+    the last one is a finding, not advice.
+    """

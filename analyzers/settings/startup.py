@@ -10,9 +10,9 @@
 | setup | its first record | its first step: model, data, process groups, loading a checkpoint |
 | first_step | | its first step beyond the usual one: compilation, autotuning, caches |
 
-A piece is reported where it takes `slow_s` or more and `share_ratio` of the run. If one rank took much longer in it
-than the median rank, that rank is named: all ranks wait for it in the first collective (rank 0 that prepares data for
-all, a host that reads its imports over the network).
+A piece is reported if it takes at least `slow_s`, and at least `share_ratio` of the run. If one rank took much longer
+in it than the median rank, that rank is named: all ranks wait for it in the first collective (for example rank 0 while
+it prepares data for all ranks, or a host that reads its imports over the network).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ PIECES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """One attempt, seconds; `by_rank[piece][rank]`. A piece without a recorded start is missing."""
+    """Start-up of one attempt in seconds, as `by_rank[piece][rank]`. A piece without a recorded start is missing."""
 
     attempt: int
     by_rank: Mapping[str, Mapping[int, float]]
 
     def longest(self, piece: str) -> float:
-        """The longest time of a rank (seconds), which the others wait for."""
+        """The longest time of any rank (seconds); the other ranks wait for that rank."""
         return max(self.by_rank.get(piece, {}).values(), default=0.0)
 
 
@@ -113,7 +113,7 @@ def measure(source: Source) -> list[Startup]:
                 "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= min_steps and usual_ns else None,
             }
             for piece, seconds in pieces.items():
-                if seconds is not None and seconds >= 0:  # clocks of two hosts may disagree
+                if seconds is not None and seconds >= 0:  # the clocks of two hosts may disagree
                     by_rank.setdefault(piece, {})[rank] = seconds
         found.append(Startup(attempt=attempt, by_rank=by_rank))
     return found
@@ -127,7 +127,7 @@ def _finding(starts: Sequence[Startup], piece: str, policy: StartupPolicy) -> Fi
     slowest = max(of, key=lambda rank: of[rank])
     usual = median(seconds for rank, seconds in of.items() if rank != slowest) if len(of) > 1 else of[slowest]
     alone = of[slowest] >= SHARED.doubled_factor * usual and of[slowest] - usual >= policy.rank_s
-    # The first step of the others is the waiting for the slow one.
+    # In the first step the other ranks only wait for the slow one.
     alone = alone and piece != "launch"
     compared = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""
     attempts = [start.attempt for start in starts]

@@ -5,12 +5,13 @@
 
 1. `peer_comparison` finds ranks that are persistently slower than their peers, in computing, in data or between phases;
    `past_comparison` those that became slower than they were, where no other rank has the same work.
-2. `corroboration` by CPU time, waits for a core, garbage collections and tokens: a rank whose core was taken (`host`)
-   or whose sequences are longer (`sequence_length`) is no slow device. `device_comparison` reads its GPU: a clock below
-   those of its peers is the cause (`gpu_clock`). `onset` dates a rank that computes more by its CPU time.
+2. `corroboration` compares CPU time, waits for a core, garbage collections and tokens: if another process took the
+   rank's core (`host`) or its sequences are longer (`sequence_length`), its device is not slow. `device_comparison`
+   reads its GPU: a clock below those of its peers is the cause (`gpu_clock`). `onset` dates a rank that computes more
+   by its CPU time.
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and names the pattern in time.
-4. `slow_link_findings`: a group whose transfers are persistently slow points to a link or a rank, unless a rank of it
-   is slow meanwhile, for a cause that explains it.
+4. `slow_link_findings`: persistently slow transfers of a group point to a link or a rank, unless one of its ranks is
+   slow at the same time for a cause that explains them.
 5. Evidence: excess per phase, how often the rank arrived last in its collectives, step and run without it (`cost`).
 """
 
@@ -72,7 +73,7 @@ _GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU i
 def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = None) -> list[Finding]:
     """Report stragglers with cause compute, data, host, sequence_length, gpu_clock or communication, by attempt.
 
-    While the run lives, only those that are slow now and to blame.
+    While the run lives, it reports only those that are slow now and that cause the slowdown.
     """
     policy = policy or StragglerPolicy()
     if missing_tables(source, "steps"):
@@ -124,7 +125,7 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
 
 
 def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool:
-    """Return True if a rank is slow by its host, and the hosts of its peers are as slow."""
+    """Return True if a rank is slow because of its host, but the hosts of its peers are as slow."""
     if slow.cause != "compute" or not slow.has_peers:
         return False
     peers = _peers_of(timings, slow)
@@ -206,7 +207,8 @@ def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
         return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:
         return counters
-    # The others do other work, but wait for a core, page and collect garbage as little.
+    # The other ranks do different work, but their waits for a core, paging and garbage collections are as small as
+    # usual.
     return replace(counters, cpu_ms=None, cpu_ratio=None, tokens_ratio=None)
 
 
@@ -243,7 +245,7 @@ def _with_device(source: Source, timings: Timings, suspect: Suspect) -> Suspect:
 
 
 def _peers_of(timings: Timings, straggler: Straggler) -> list[int]:
-    """Ranks with the same work, itself included."""
+    """Ranks with the same work, including the rank itself."""
     groups = timings.data_peers if straggler.cause == "data" else timings.peers
     return next([int(r) for r in timings.ranks[rows]] for rows in groups if straggler.rank in timings.ranks[rows])
 
@@ -274,7 +276,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         place = by_gap = host_gap(source, timings.attempt, worst, peers)
     if worst.cause == "compute" and timings.is_on_device:
         side = "host" if is_least and place in GAPS else late_side(source, timings.attempt, worst, peers)
-    if side == "host" and not place:  # a host that lost its lead is late in every phase, for time spent in one gap
+    # a host that lost its lead is late in every phase because of the time that it spent in one gap
+    if side == "host" and not place:
         place = by_gap = host_gap(source, timings.attempt, worst, peers)
     if side == "host":
         worst = with_host_onset(source, timings, within_step_growth(timings, worst), place, peers)
@@ -285,7 +288,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         "pattern": suspect.pattern,
         "factor_ratio": round(worst.factor, 3),
         "excess_ms": round(worst.excess_ms, 3),
-        **(counters.evidence() if suspect.why else {}),  # what decided on the cause, before the rest
+        **(counters.evidence() if suspect.why else {}),  # the values that decided on the cause come first
         "phase_factors_ratio": {p: _json_number(f) for p, f in worst.phase_factors.items()},
         "phase_excess_ms": {phase: round(value, 3) for phase, value in worst.phase_excess_ms.items()},
         **({"peers_wait_more_ms": round(worst.peers_wait_more_ms, 3)} if worst.peers_wait_more_ms > 0 else {}),
@@ -320,7 +323,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         evidence |= slow_line(log, timings.attempt, suspect.ranks[0])
         evidence |= against_peer(log, timings.attempt, suspect.ranks[0])
     evidence |= counters.evidence() | (suspect.device.evidence() if suspect.device else {})
-    if worst.has_peers:  # without peers it is a stage, and others wait for its messages in any case
+    if worst.has_peers:  # a rank without peers is a stage, and the other stages wait for its messages in any case
         arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
         evidence |= arrivals.evidence()
     has_data_spans = bool(np.nansum(timings.own["data"]) > 0)
@@ -353,7 +356,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
 def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     """Return True if the others may wait for a task that only this rank has: after the optimizer rank 0 logs, evaluates
     and plots for all. Effects of its host or its device's clock are excluded. If a loop makes its own batches, that
-    falls into the same time, and nothing is excused.
+    falls into the same time, and then no rank is excused.
     """
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

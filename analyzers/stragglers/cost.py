@@ -42,9 +42,11 @@ class Cost:
     basis: str
     error_ratio: float | None = None
     replayed: tuple[int, int] | None = None
-    """First and last step that `step_ms` is of: the newest of the slow ones. None: nothing was replayed."""
+    """First and last step over which `step_ms` is measured: the newest of the slow ones. None if no step was
+    replayed.
+    """
     withheld: str = ""
-    """Reason why no gain is reported; empty if one is."""
+    """Reason why no gain is reported; empty if a gain is reported."""
 
     @property
     def speedup(self) -> float:
@@ -60,11 +62,11 @@ class Cost:
         return "info" if self.speedup < 1 + SHARED.min_gain_ratio else "warning"
 
     def evidence(self) -> dict[str, Any]:
-        """Values for a finding's evidence."""
+        """The cost as evidence of a finding."""
         measured: dict[str, Any] = {"step_ms": round(self.step_ms, 3), "run_s": round(self.run_s, 3)}
         if self.replayed:
             measured |= dict(zip(("replayed_first_step", "replayed_last_step"), self.replayed, strict=True))
-        if self.withheld:  # no prediction of the step without it
+        if self.withheld:  # the step without the straggler was not predicted
             return measured | {"whatif_withheld": self.withheld}
         return measured | {
             "step_without_it_ms": round(self.step_without_ms, 3),
@@ -79,7 +81,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     """Cost of slow ranks: replay the last episode of the worst one, which represents all their slow steps."""
     worst = suspect.worst
     run_s = _run_s(timings)
-    if suspect.pattern == "rotating":  # each only costs its own steps
+    if suspect.pattern == "rotating":  # each slow rank costs only its own steps
         saved_s = sum((m.step_ms - m.step_without_ms) * m.num_steps for m in suspect.members) / 1e3
         return Cost(
             step_ms=worst.step_ms, step_without_ms=worst.step_without_ms, saved_s=saved_s, run_s=run_s, basis="excess"
@@ -111,14 +113,15 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
 
 
 def _run_s(timings: Timings) -> float:
-    """Time of all compared steps: a stamped one stands for those since the one before."""
+    """Time of all compared steps: a stamped step stands for all steps since the previous stamped one."""
     stands_for = np.append(1, np.maximum(np.diff(timings.steps), 1))
     return float(np.nansum(np.nanmax(timings.duration, axis=0) * stands_for)) / 1e3
 
 
 def _is_lost_in_noise(timings: Timings, slow: Straggler, gain_ms: float, grown_ms: float) -> bool:
-    """Return True if the growth of the step hardly shows the gain of a replay, and the steps before differ by as much
-    among each other: then neither of the two is the cost."""
+    """Return True if the step grew by much less than the gain that the replay predicts, and the earlier steps differ
+    among themselves by as much: then neither number is the cost.
+    """
     before = np.nanmedian(complete(timings.duration[:, : slow.segments[0].begin]), axis=0)
     return grown_ms < (1 - SHARED.agreement_ratio) * gain_ms <= gain_ms <= sigma(before)
 

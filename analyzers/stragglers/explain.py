@@ -103,7 +103,7 @@ _HOST_NEXT = {
 
 def _host_next(finding: Finding) -> str:
     reason, line = str(finding.evidence.get("reason")), finding.evidence.get("line")
-    if reason == REASONS["blocked"] and line:  # the stacks are already known
+    if reason == REASONS["blocked"] and line:  # the stacks are already part of the evidence
         return f"Look at {line}, where {{rank}} waits: for a lock, a disk, the network or a sleep."
     return _HOST_NEXT.get(reason, _HOST_NEXT[""])
 

@@ -23,11 +23,11 @@ from analyzers.stragglers.throughput import step_times
 __all__ = ["FIGURES", "link", "shared_time", "work"]
 
 WINDOW_STEPS = SHARED.block_steps
-"""Steps whose median transfer is one point."""
+"""Number of steps over which a point is the median transfer."""
 
 
 def rank_or_link(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Own work against the others'; of a slow link its transfers, and what the ranks did."""
+    """Own work compared with the other ranks'; for a slow link its transfers, and what the ranks did."""
     if finding.cause == "communication":
         yield from link(source, finding)
         yield from moment(source, finding)
@@ -70,7 +70,7 @@ def link(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def shared_time(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Time that all ranks need for a step, by what it is spent on, with the onset."""
+    """Time that all ranks need for a step, by kind of work, with the onset."""
     times = step_times(source, attempt_of(source, finding))
     if times is None or len(times.step) < 2:
         return
@@ -103,7 +103,7 @@ def _transfers(source: Source, attempt: int, finding: Finding, groups: Sequence[
 
 
 def _aligned(found: dict[str, dict[int, float]]) -> tuple[Ints, dict[str, Floats]]:
-    """Align the links on common windows; NaN where a link has none."""
+    """Align the links on common windows; NaN if a link has no transfer in a window."""
     windows = sorted({step // WINDOW_STEPS for of in found.values() for step in of})
     place = {window: i for i, window in enumerate(windows)}
     lines: dict[str, Floats] = {}

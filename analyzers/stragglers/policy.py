@@ -1,7 +1,7 @@
 """Thresholds of stragglers and of drops of the throughput.
 
 Ratios are parts of the peers' own time, observations are steps. Source of all numbers unless a field names another:
-measured on the simulator, drills and healthy runs on quiet, busy and crowded machines
+measured on the simulator, drills and healthy runs on quiet, busy and busy machines
 (`benchmarks.accuracy.diagnosis`).
 """
 
@@ -31,11 +31,13 @@ class PersistencePolicy:
     """Smallest slowdown of interest: a rank that is 5 % slow is measured at 4 to 6 %. Also the smallest growth, part of
     the peers' whole work, of a rank that is slow in one phase or gap only."""
     weak_effect_ratio: float = 0.015
-    """The same over at least a hundred steps among many peers, whose spread is well known."""
+    """Smallest slowdown over at least a hundred steps among many peers, because their spread is well known."""
     lone_effect_ratio: float = 0.10
-    """The same if the peers' spread is unknown: with one peer, against the rank's own past, and once it is over."""
+    """Smallest slowdown if the peers' spread is unknown: with one peer, against the rank's own past, and once it is
+    over.
+    """
     scales: tuple[int, ...] = (1, 5, 20)
-    """Numbers of blocks that are averaged. What lasts longer than the longest is not noise."""
+    """Numbers of blocks that are averaged. A disturbance that lasts longer than the longest is not noise."""
     min_noise_ratio: float = 0.004
     """Smallest noise assumed for a block: four blocks that are quiet by accident prove nothing."""
     clear_excess_ratio: float = 1.0
@@ -43,26 +45,29 @@ class PersistencePolicy:
     several-fold on a busy machine."""
     min_length_ended: int = 20
     """Minimum number of observations of a slowdown that is over: a burst of another job on a shared machine is shorter.
-    Also steps of one that lasts, where the noise of all own work is twice `calm_noise_ratio`: bursts of two neighbours
-    may join there."""
+    It also applies to a slowdown that lasts if the noise of all own work is twice `calm_noise_ratio`: there the bursts
+    of two neighbours may join.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePolicy:
-    """When a rank became slower than it was (`change_point`)."""
+    """When a rank counts as slower than it was (`change_point`)."""
 
     min_effect_ratio: float = 0.012
     """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
     calm_noise_ratio: float = 0.025
-    """Largest noise of one observation of all own work at which the minimum number of observations is enough; in more
-    noise, proportionally more are needed: another job on a crowded machine stays for 10 to 20 steps."""
+    """Largest noise of one observation of all own work at which the minimum number of observations is enough; with more
+    noise, proportionally more are needed: on a busy machine the burst of another job lasts for 10 to 20 steps.
+    """
     lasting_noise: float = 1.8
     """Noise of windows / that of white noise, at which disturbances last as long as the window."""
     lasting_factor: int = 4
-    """Number of observations then needed / length of the window."""
+    """Number of observations that are needed if disturbances last that long / length of the window."""
     min_sigmas_few: float = 6.5
-    """Smallest test statistic in small groups, where few others show what noise can do; it is 1.5 + sqrt(2 ln(ranks x
-    onsets)) in others, and where more places are tried."""
+    """Smallest test statistic in small groups, in which few other ranks show how large noise can be; it is 1.5 + sqrt(2
+    ln(ranks x onsets)) in others, and if more places are tried.
+    """
     min_noise_ratio: float = 0.0015
     """Smallest noise assumed for one observation."""
 
@@ -85,15 +90,16 @@ class CorroborationPolicy:
     """When CPU time and kernel counters change the cause."""
 
     crowded_s: float = 10.0
-    """Seconds for which a rank must be slow on a crowded machine. In clean loops with ten jobs per core, one of two
+    """Seconds for which a rank must be slow on a busy machine. In clean loops with ten jobs per core, one of two
     ranks had a core to itself for up to 4 s.
     """
     crowded_cpu_ratio: float = 0.15
-    """Largest CPU time over the peers', less one, at which a rank on a crowded machine need not do more work. In 354
-    stretches of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an
-    excess of up to 14 % of the work (10 to 39 ms)."""
+    """Largest excess of CPU time (ratio over the peers') that a rank on a busy machine may have without doing more
+    work. In 354 stretches of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to
+    0.11, with an excess of up to 14 % of the work (10 to 39 ms).
+    """
     crowded_cpu_ms: float = 5.0
-    """Largest excess of CPU time on a crowded machine at which no rank is called slow, however short its steps: caches
+    """Largest excess of CPU time on a busy machine at which no rank is called slow, however short its steps: caches
     that other processes empty, and a core's other thread. Two loops of 5 to 9 ms had up to 3.7 ms, at a load of 25 on
     two cores (`python -m benchmarks.strangers --faults none`)."""
     paging_faults: float = 1.0
@@ -102,7 +108,7 @@ class CorroborationPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerPolicy:
-    """When a slow rank is reported."""
+    """When a slow rank is reported at all."""
 
     persistence: PersistencePolicy = field(default_factory=PersistencePolicy)
     change: ChangePolicy = field(default_factory=ChangePolicy)
@@ -112,10 +118,11 @@ class StragglerPolicy:
     node_lag_s: float = 120.0
     """Seconds by which one rank's records may lag behind the others' because its node's records arrive later: the steps
     after them are judged once they are there. A rank whose records end earlier has left. Source: bound, a round of
-    `watch` on a crowded machine and of publishing is some 30 s."""
+    `watch` on a busy machine and of publishing is some 30 s."""
     burst_step_s: float = 0.05
     """Step length (s) for which the minimum numbers of observations were measured. A burst of another job lasts for a
-    time and not for a number of steps: where steps are shorter, a slowdown must last as long in seconds."""
+    certain time, not for a number of steps: if steps are shorter, a slowdown must last as long in seconds.
+    """
     small_place_ratio: float = 0.15
     """Largest usual share of all work at which a phase or gap is compared by itself. Other jobs slow a rank in
     proportion to its work, so a larger place has as much noise as the whole."""
@@ -123,7 +130,7 @@ class StragglerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputPolicy:
-    """When all ranks became slower and stayed so, or one run is slower than another."""
+    """When all ranks count as lastingly slower, or one run as slower than another."""
 
     min_rise_ratio: float = 0.15
     """Smallest rise of the step time. Placement and temperature cause smaller ones."""
@@ -140,7 +147,7 @@ class ThroughputPolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicPolicy:
     """When steps at regular distances are slow. Source: convention, and that a healthy job's evaluations and saves,
-    which stand outside its steps, do not count."""
+    which are outside of its steps, do not count."""
 
     min_cost_ratio: float = 0.04
     """Smallest share of the time that is lost: one step in 25 takes twice as long."""

@@ -29,10 +29,11 @@ from analyzers.wording import group_text, number, sentence
 __all__ = ["slow_link_findings"]
 
 MAX_RANKS = 32
-"""Ranks of a link whose waits are read."""
+"""Maximum number of a link's ranks for which waits are read."""
 SLOWS_TRANSFERS = ("compute", "host")
 """Causes of a slow rank that also slow its transfers, while it computes or lacks a core. A rank that loads for long, or
-has more tokens, is late and then as fast as ever."""
+has more tokens, is late, but its transfers are as fast as usual.
+"""
 
 
 def slow_link_findings(
@@ -53,7 +54,7 @@ def slow_link_findings(
 
 
 def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) -> bool:
-    """Decide whether it lasted for longer than another job's burst, in seconds: steps may be short."""
+    """Decide whether the slowdown lasted longer than a burst of another job, in seconds, because steps may be short."""
     limits = policy.slow_link
     if link.has_peers:
         least_s = SHARED.repeats * SHARED.block_steps * policy.burst_step_s
@@ -78,13 +79,13 @@ def _is_crowded(source: Source, attempt: int, link: SlowLink) -> bool:
 
 
 def _with_route(source: Source, attempt: int, link: SlowLink) -> SlowLink:
-    """Name the two ranks between which a group's link is slow, where a sender's waits for its network show them."""
+    """Name the two ranks between which a group's link is slow, if a sender's waits for its network show them."""
     route = slowest_link(source, attempt, link.ranks)
     return link if route is None else replace(link, ranks=tuple(sorted((route.rank, route.peer))), route=route)
 
 
 def _explains(suspect: Suspect, link: SlowLink, timings: Timings) -> bool:
-    """Decide whether a slow rank is why transfers with it take longer."""
+    """Decide whether a slow rank explains why its transfers take longer."""
     if suspect.cause not in SLOWS_TRANSFERS:
         return False
     slow = np.zeros(len(timings.steps), dtype=bool)

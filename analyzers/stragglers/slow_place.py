@@ -1,4 +1,4 @@
-"""Find the phase, gap or source line in which a slow rank spends its excess, and the words for it.
+"""Find the phase, gap or source line in which a slow rank spends its excess, and describe it.
 
     named_phase(source, attempt=0, slow=straggler, peers=[0, 1, 2])      # "reward", or ""
     host_gap(source, attempt=0, slow=straggler, peers=[0, 1, 2])         # "after_optimizer", or ""
@@ -8,7 +8,7 @@
    them, and spans show which it is. Of two nested spans the shorter one is more specific.
 2. On a GPU, calls show that a rank is slow, but not where. Spans show the host's gaps: a host that sleeps or computes
    between two phases makes its device late. But a loop that reads a value back also waits there for its device, and
-   longer if the device is slow. A gap in which the peers spend time, too, is therefore not named.
+   longer if the device is slow. A gap in which the peers also spend time is therefore not named.
 3. While a straggler is open, `watch` samples stacks; the most frequent line is named.
 """
 
@@ -147,5 +147,5 @@ def _gaps_sql() -> str:
 
 
 def phase_text(name: str) -> str:
-    """Words for a phase that the loop named itself."""
+    """Describe a phase that the loop named itself."""
     return f" in its phase {name[:MAX_NAME]}"

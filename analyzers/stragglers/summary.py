@@ -36,7 +36,7 @@ def straggler_summary(
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
     is_one = bool(suspect.node) or len(suspect.ranks) == 1
     has, was = ("has", "was") if is_one else ("have", "were")
-    # In a live run the sentence stands until something changes: a step at its end would soon be an old one.
+    # In a live run the sentence is shown until something changes, so a last step in it would soon be out of date.
     span = f"since step {first}" if suspect.ongoing else f"in steps {first} to {last}"
     paused = f"{100 * worst.paused_ratio:.0f} %"
     be = f"{has} been" if suspect.ongoing else was
@@ -50,7 +50,7 @@ def straggler_summary(
         else f"paused in {paused} of steps {first} to {last}",
         "rotating": f"{be} slow in turn {span}",
     }[suspect.pattern]
-    # Waits in calls show only the shortest wait of the peers.
+    # Calls show only the shortest wait of the peers.
     most = "at least " if is_least else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
@@ -60,7 +60,8 @@ def straggler_summary(
     if phase:
         where = phase_text(phase)
     work = "CPU time" if worst.by_cpu else work
-    work = "" if suspect.waits_for_core else f" of {work}"  # compute and waiting; `suspect.why` says so
+    # the cause is both computing and waiting, as `suspect.why` says
+    work = "" if suspect.waits_for_core else f" of {work}"
     if side:
         where += f", on its {side}"
     excess = f"{most}+{number(worst.excess_ms)} ms{work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"

@@ -46,7 +46,7 @@ class Suspect:
     counters: Counters = field(default_factory=Counters)
     node: str = ""
     device: DeviceComparison | None = None
-    """The worst rank's device against those of its peers, where health was sampled."""
+    """The worst rank's device compared with those of its peers, if health was sampled."""
 
     @property
     def why(self) -> str:
@@ -57,34 +57,34 @@ class Suspect:
 
     @property
     def waits_for_core(self) -> str:
-        """CPU time and waits for a core, where most of a compute excess is waiting; empty otherwise."""
+        """CPU time and waits for a core, if most of a compute excess is waiting; else empty."""
         if self.cause != "compute" or self.worst.by_cpu:
             return ""
         return self.counters.waiting_part(self.worst.excess_ms)
 
     @property
     def worst(self) -> Straggler:
-        """The slowest of them."""
+        """The slowest member."""
         return self.members[0]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All of them, in order."""
+        """All members in order."""
         return tuple(sorted({member.rank for member in self.members}))
 
     @property
     def first_step(self) -> int:
-        """The earliest onset."""
+        """The earliest onset of the members."""
         return min(member.first_step for member in self.members)
 
     @property
     def last_step(self) -> int:
-        """The latest end, or the newest step."""
+        """The latest end of the members, or the newest step."""
         return max(member.last_step for member in self.members)
 
     @property
     def ongoing(self) -> bool:
-        """True if any of them is slow at the newest step."""
+        """True if any member is slow at the newest step."""
         return any(member.ongoing for member in self.members)
 
 
@@ -114,7 +114,7 @@ def suspects(
         ):
             continue
         if straggler.factor <= 1 and own.is_crowded:
-            continue  # its peers lose as much time in another phase
+            continue  # the rank's peers lose as much time in another phase
         attributed.setdefault((straggler.rank, attribution.cause), []).append((straggler, attribution))
     single: list[Suspect] = []
     for (rank, cause), found in attributed.items():

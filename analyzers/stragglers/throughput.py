@@ -49,7 +49,7 @@ class StepTimes:
     compute: Floats
     communication: Floats
     duration: Floats
-    """Of the median rank, without checkpoints and evaluations; includes waits for a straggler."""
+    """Step time of the median rank, without checkpoints and evaluations; includes waits for a straggler."""
     is_split: bool = True
     """True if phases were recorded; a printed step has only a duration, and at most a data time."""
     tokens: Floats
@@ -176,12 +176,13 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     if num < 2 * policy.min_blocks:
         return None
     advances = np.diff(blocks)
-    noise = sigma(advances) / math.sqrt(2) or 1e-9  # around their median: a steady rise is no noise
+    noise = sigma(advances) / math.sqrt(2) or 1e-9  # around their own median, because a steady rise is not noise
     places = np.arange(policy.min_blocks, num - policy.min_blocks + 1)
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)
     split = int(places[int(np.argmax(rises * weights))])
-    # The medians do not change up to twice the true place; the sides of the middle on which blocks lie show it.
+    # The medians do not change up to twice the true place, so the onset is found by the side of the middle on which
+    # blocks lie.
     is_above = blocks > (np.median(blocks[:split]) + np.median(blocks[split:])) / 2
     agreeing = np.append(0, np.cumsum(~is_above)) + is_above.sum() - np.append(0, np.cumsum(is_above))
     split = int(places[int(np.argmax(agreeing[places]))])

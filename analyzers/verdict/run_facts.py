@@ -39,7 +39,7 @@ __all__ = ["run_facts"]
 
 
 def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None = None) -> dict[str, Any]:
-    """JSON values; None where it is not recorded."""
+    """The facts as JSON values; None for a fact that was not recorded."""
     views = views or whole_views(source)
     log = EventLog.load(
         source,
@@ -114,7 +114,7 @@ def _newest_ns(source: Source) -> int:
 
 
 def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Operations a second that go into the model, their share of the devices' peak, or why that was not judged."""
+    """The model's operations per second, and their share of the devices' peak or the reason why that was not judged."""
     tokens_per_s, operations = facts["tokens_per_s"], flops_per_token(manifest)
     missing = why_not_judged(manifest) or (None if tokens_per_s else "no tokens are recorded")
     found: dict[str, Any] = {"model_tflops_per_s": None, "mfu_ratio": None, "mfu_not_judged": missing}
@@ -127,7 +127,7 @@ def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
 
 
 def _unstarted(source: Source, log: EventLog, ended: Sequence[Event]) -> dict[str, Any]:
-    """Facts about the end of a launch in which no rank recorded anything; empty for any other."""
+    """Facts about the end of a launch in which no rank recorded anything; empty for any other launch."""
     if not log.of(event_kinds.RUN_STARTED) or attempts(source):
         return {}
     last = ended[-1] if ended else None
@@ -194,7 +194,7 @@ def _steps(source: Source, views: Views) -> dict[str, Any]:
 
 
 def _validation(source: Source) -> dict[str, Any] | None:
-    """The lowest and the last validation loss; None where nothing was evaluated."""
+    """The lowest and the last validation loss; None without an evaluation."""
     found = evaluations(source)
     if not found:
         return None

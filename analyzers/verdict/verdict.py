@@ -26,7 +26,7 @@ LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made, which every report has under this heading."""
 _LISTED = re.compile(rf"\s*\b\d+ checks? needs? more data: {LISTED_BELOW}\.")
 MAX_LINES = 3
-"""Findings after the first that get a line in the verdict."""
+"""Maximum number of findings after the first that get a line in the verdict."""
 _FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 INCOMPLETE = "Records incomplete: "
 EXPLAINS_GAIN = ("straggler", "stage_imbalance", "data_bound", "expert_imbalance")
@@ -59,7 +59,7 @@ def verdict(
         shown = _by_plugin(wrong)
         first, *further = first_of(shown, 1 + MAX_LINES)
         others = _further(further, closed, left=len(shown) - 1 - len(further))
-        # For a dead or hanging run the speed is on the what-if line.
+        # For a dead or hanging run, only the what-if line mentions the speed.
         if wrong[0].severity == "critical" and wrong[0].kind in OUR_KINDS:
             gain = ""
         last = " ".join(part for part in (gain, missing) if part)

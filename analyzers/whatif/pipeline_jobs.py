@@ -36,7 +36,7 @@ from store.readers.untrusted.external_files import SourceError
 __all__ = ["what_if_of_operations"]
 
 MAX_OPERATIONS = 3_000_000
-"""Maximum operations replayed in total: fewer steps of larger jobs."""
+"""Maximum number of operations that are replayed in total, so that fewer steps of larger jobs are replayed."""
 PASSES = ("forward-compute", "backward-compute")
 MESSAGES = ("forward-recv", "forward-send", "backward-recv", "backward-send")
 SYNCS = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce", "grads-sync", "params-sync")

@@ -8,7 +8,7 @@
         graph.add_wait(rank, call)
         graph.end_step(rank, 1)
     replay(graph)                              # 16.0: rank 0 waits for rank 1
-    replay(graph, work_ms=[10.0, 10.0])        # 12.0: without what rank 1 takes longer
+    replay(graph, work_ms=[10.0, 10.0])        # 12.0: without the excess of rank 1
 
 A call is complete when its last member has posted it and the transfer is over. A rank posts a call and continues; at a
 wait it continues when the call is complete. Ranks depend on each other in no other way, whatever the parallelism: the
@@ -35,28 +35,30 @@ class Graph:
     """The program of each rank: work, posts, waits and ends of steps, in order. Times in milliseconds."""
 
     programs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """By rank: (operation, number of its work or call)."""
+    """Program of each rank, as (operation, number of its piece of work or call)."""
     work_ms: list[float] = field(default_factory=list)
     """Durations of pieces of work, by number."""
     delay_ms: list[float] = field(default_factory=list)
-    """Part of each piece in which nothing that was recorded ran: launch delay."""
+    """Part of each piece in which no recorded work ran: launch delay."""
     work_at: list[tuple[int, int, int]] = field(default_factory=list)
-    """For each piece of work: rank, step, and how many calls the rank had made in the step. Where ranks wait differs
-    from rank to rank; what they call does not."""
+    """For each piece of work: rank, step, and how many calls the rank had made in the step. Ranks make the same calls,
+    but wait in different ones.
+    """
     transfer_ms: list[float] = field(default_factory=list)
     """Duration of each call after its last member has arrived."""
     call_of: list[Key] = field(default_factory=list)
-    """For each call: what it is compared with (dimension, operation, size)."""
+    """Key of the calls with which each call is compared (dimension, operation, size)."""
     members: list[int] = field(default_factory=list)
     """Number of ranks that post each call."""
     steps: list[int] = field(default_factory=list)
     """The steps, in order."""
     meetings: Ints | None = None
-    """(steps, ranks) numbers of the work before the one call of each step, which all make and wait for at once; None
-    for every other graph. Such a one is replayed without going through the programs."""
+    """(steps, ranks) numbers of the work before the only call of each step, for graphs in which every rank makes this
+    call and waits for it immediately; else None. Such a graph is replayed without going through the programs.
+    """
 
     def new_call(self, kind_of_call: Key, transfer_ms: float) -> int:
-        """A call; returns its number."""
+        """Add a call and return its number."""
         self.call_of.append(kind_of_call)
         self.transfer_ms.append(transfer_ms)
         self.members.append(0)
@@ -70,16 +72,16 @@ class Graph:
         self.work_at.append((rank, step, place))
 
     def add_post(self, rank: int, call: int) -> None:
-        """The rank makes its part of a call, and goes on."""
+        """Add that the rank posts a call and continues."""
         self.programs.setdefault(rank, []).append((_POST, call))
         self.members[call] += 1
 
     def add_wait(self, rank: int, call: int) -> None:
-        """The rank waits until a call is complete."""
+        """Add that the rank waits until a call is complete."""
         self.programs.setdefault(rank, []).append((_WAIT, call))
 
     def end_step(self, rank: int, step: int) -> None:
-        """The rank's step ends."""
+        """Add the end of the rank's step."""
         if step not in self.steps:
             self.steps.append(step)
         self.programs.setdefault(rank, []).append((_MARK, self.steps.index(step)))

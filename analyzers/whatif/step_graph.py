@@ -7,7 +7,7 @@
    the wait ended with the call; the time between waits is own work.
 2. The shortest time of a member in a collective is the transfer: that member came last. A message is on its way from
    when the later side has posted it.
-3. Steps are taken in runs of neighbours, so that a rank that leaves one step late is late in the next.
+3. Steps are taken in runs of neighbours, so that a rank that ends one step late is also late in the next.
 4. The calls' waits must add up to those of the steps, and the graph is replayed as it ran. If that does not reproduce
    the measured time (records were dropped, or the device waited and not the host), only the steps are used: each rank's
    own time, and one synchronisation per step.
@@ -45,7 +45,7 @@ MAX_STEPS_ONLY = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGraph:
-    """A graph, what it rests on (calls, or steps) and how far its replay is from the measured time."""
+    """A graph, its basis ("calls" or "steps") and the difference between its replay and the measured time."""
 
     graph: Graph
     basis: str
@@ -56,18 +56,18 @@ class StepGraph:
     replay_error_ratio: float = 0.0
     """Error of replaying all steps as they ran, which uses the same steps that it is compared with."""
     launch_delay_ratio: float = 0.0
-    """Part of the time in which nothing that was recorded ran."""
+    """Part of the time in which no recorded work ran."""
 
     @property
     def step_span(self) -> tuple[int, int]:
-        """First and last step of the graph: of a long range only the newest steps are in it."""
+        """First and last step of the graph; of a long range it has only the newest steps."""
         return self.graph.steps[0], self.graph.steps[-1]
 
 
 def load_graph(
     source: Source, attempt: int, first_step: int, last_step: int, policy: WhatIfPolicy | None = None
 ) -> StepGraph | None:
-    """The newest whole steps of the range; None where too little is recorded."""
+    """Load the newest complete steps of the range; None if too little is recorded."""
     policy = policy or WhatIfPolicy()
     steps = _whole_steps(source, attempt, first_step, last_step)
     if len(steps) < SHARED.min_times:
@@ -100,7 +100,8 @@ def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) 
         [attempt, max(first_step, last_step - 4 * MAX_STEPS_ONLY), last_step, attempt, MAX_STEPS_ONLY],
     )
     run: list[int] = []
-    apart = min((later - earlier for (later,), (earlier,) in pairwise(rows)), default=1)  # every N-th may be stamped
+    # only every N-th step may be stamped
+    apart = min((later - earlier for (later,), (earlier,) in pairwise(rows)), default=1)
     for (step,) in rows:
         if run and step != run[-1] - apart:
             if len(run) >= MAX_STEPS:
@@ -153,7 +154,7 @@ def _checked(
             """,
             [attempt, steps[0], steps[-1]],
         )
-    if measured_ms is None:  # no step has a start
+    if measured_ms is None:  # the starts of steps are not recorded
         return None
     error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
     held_out = held_out_error(graph, measured_ms)
@@ -192,7 +193,7 @@ def _median_ms(table: dict[str, Any]) -> float:
 
 
 def _from_steps(table: dict[str, Any], steps: Sequence[int]) -> Graph:
-    """One meeting a step, at its end: exact where only one call of a step makes ranks wait."""
+    """Graph with one synchronisation per step, at its end: exact if only one call of a step makes ranks wait."""
     graph = Graph()
     rank, step = ints(table["rank"]), ints(table["step"])
     took, waited, delay = floats(table["took"]), floats(table["waited"]), floats(table["delay"])
@@ -203,12 +204,13 @@ def _from_steps(table: dict[str, Any], steps: Sequence[int]) -> Graph:
         graph.add_post(int(rank[row]), calls[int(step[row])])
         graph.add_wait(int(rank[row]), calls[int(step[row])])
         graph.end_step(int(rank[row]), int(step[row]))
-    graph.meetings = np.arange(len(rank)).reshape(-1, len(steps)).T  # the steps are whole: all ranks did each once
+    # the steps are complete: all ranks ran each of them once
+    graph.meetings = np.arange(len(rank)).reshape(-1, len(steps)).T
     return graph
 
 
 def _from_calls(source: Source, attempt: int, steps: Sequence[int]) -> Graph | None:
-    """Every call and every wait for one."""
+    """Graph with every call and every wait for a call."""
     bounds = [attempt, steps[0], steps[-1]]
     calls = source.query(
         """
@@ -235,7 +237,7 @@ def _from_calls(source: Source, attempt: int, steps: Sequence[int]) -> Graph | N
 
 
 def _calls(graph: Graph, calls: dict[str, Any]) -> list[int]:
-    """The number of each row's call in the graph; -1 where the others' part is not recorded."""
+    """The number of each row's call in the graph; -1 if the other members' part is not recorded."""
     keys: list[Key] = []
     took = (ints(calls["end_ns"]) - ints(calls["issue_ns"])) / 1e6
     found: dict[Key, list[int]] = {}
@@ -268,7 +270,7 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
     left: dict[int, int] = {}
     for row in range(len(rank)):
         own = by_step.get((int(rank[row]), int(step[row])), np.zeros(0, dtype=np.int64))
-        # What the loop does between two steps belongs to the later one, and nothing recorded it.
+        # The loop's work between two steps belongs to the later one and was not recorded.
         cursor = min(left.get(int(rank[row]), int(start[row])), int(start[row]))
         between_ms = (int(start[row]) - cursor) / 1e6
         place, first = 0, len(graph.work_ms)
@@ -281,7 +283,7 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
             elif call >= 0:
                 graph.add_wait(int(rank[row]), call)
                 cursor += waited
-            # A wait for a call of which only this side is known stays the rank's own time.
+            # A wait for a call of which only this side is known counts as the rank's own time.
         graph.add_work(int(rank[row]), int(step[row]), place, max(0, int(end[row]) - cursor) / 1e6)
         _spread_delay(graph, first, between_ms, float(missing[row]) / 1e6)
         graph.end_step(int(rank[row]), int(step[row]))

@@ -40,9 +40,13 @@ from analyzers.whatif.step_graph import StepGraph, load_graph
 __all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "why_withheld", "without"]
 
 MAX_WORKERS = 64
-"""Workers whose own slowdown is replayed, those with the largest excess first: the others take less than these."""
+"""Maximum number of workers for which the slowdown is replayed, those with the largest excess first: all others have
+less.
+"""
 MAX_OPERATIONS = 3_000_000
-"""Operations that are replayed for that in all; with more a worker, fewer workers are replayed."""
+"""Maximum number of operations that are replayed for this in total: if a worker has more operations, fewer workers are
+replayed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +67,13 @@ class WhatIf:
     worst_ranks_ratio: float | None
     last_stage_ratio: float | None
     launch_delay_ratio: float = 0.0
-    """Part of the time in which nothing that was recorded ran: none in the ideal."""
+    """Part of the time in which no recorded work ran; the ideal has none."""
     lasting_slowdown: float | None = None
-    """The slowdown by lasting differences between ranks, beyond the noise of their steps. The rest of S is that the
-    slowest rank changes from step to step. None: not told apart."""
+    """The slowdown by lasting differences between ranks, beyond the noise of their steps. The rest of S comes from a
+    slowest rank that changes from step to step. None if the two parts could not be separated.
+    """
     withheld: str = ""
-    """Why no gain is claimed; empty if one is."""
+    """Why no gain is claimed; empty if a gain is claimed."""
 
     @property
     def gain(self) -> float:
@@ -81,7 +86,7 @@ class WhatIf:
         return not self.withheld and exceeds_error(self.gain, self.error_ratio)
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for a report."""
+        """The result as plain values for a report."""
         shown = list(self.by_rank.items())[:MAX_WORKERS]
         return {
             "attempt": self.attempt,
@@ -189,7 +194,7 @@ def measure_graph(
 
 
 def why_withheld(found: StepGraph) -> str:
-    """Why a graph says nothing of a step without a slowdown; empty if it does."""
+    """Why a graph cannot predict a step without the slowdown; empty if it can."""
     if found.launch_delay_ratio <= SHARED.cost_ratio:
         return ""
     return f"no recorded work ran in {100 * found.launch_delay_ratio:.0f} % of the time"
@@ -207,7 +212,7 @@ def without(
 ) -> float:
     """Milliseconds per step without the slowness of some ranks. Pure.
 
-    `peers`: of each of them the ranks with the same work. `share`: part of the excess that is taken off (one cause of
+    `peers`: of each of them the ranks with the same work. `share`: part of the excess that is removed (one cause of
     several). `pauses`: they are slow in some steps only. `faster_calls`: {dimension of groups: factor on their
     transfers}, for a slow link. `faster_ranks`: {rank: factor on all its work}, for one without peers whose past is
     known.

@@ -4,6 +4,7 @@
     yield from tracks.thread(0, PHASES)         # metadata events, the first time only
 
 Each rank is a process with the rank's number. One more process holds what belongs to the whole run, and each node has
+one.
 """
 
 from __future__ import annotations

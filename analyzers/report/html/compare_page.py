@@ -4,7 +4,7 @@
     path.write_bytes(page)
 
 The page shows both loss curves in one figure, both step times and both accounts of the time, then tables of everything
-has the layout and the escaping of the report of one run (`page_frame`).
+that differs. It has the layout and the escaping of the report of one run (`page_frame`).
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
         if name in ONE_PER_ROW and isinstance(value, (list, tuple)):
             rows += [(label_of(name), str(each)) for each in value]
             continue
-        if name in ("op", "seq") and has_numbers:  # of the first rank alone
+        if name in ("op", "seq") and has_numbers:  # of the first rank only
             continue
         if name == "reason" and str(value) in finding.summary:
             continue

@@ -5,7 +5,7 @@
     read_ranks(folder, now_ns=time.time_ns()).to_json()      # the same for programs
 
 For a live run, own work and waiting are medians of the newest 50 steps, and findings are those that `watch` reported.
-Of one that has ended, both are of all steps, as in `rankscope analyze`.
+For a run that has ended, both cover all steps, as in `rankscope analyze`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def claims_gain(what_if: WhatIf) -> bool:
 def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     """The cost of all differences between ranks, and those that cause it. No gain is claimed within the error.
 
-    `findings`: those of the report, so that the line does not seem to contradict them or to repeat their gain.
+    `findings`: the findings of the report; the line must not seem to contradict them or repeat their gain.
     """
     steps = f"steps {what_if.first_step} to {what_if.last_step}"
     over = f"{steps}, error {100 * what_if.error_ratio:.1f} %"
@@ -83,7 +83,7 @@ _OUT_OF_SCOPE = (
 
 
 def _with_scope(line: str, findings: Sequence[Finding]) -> str:
-    """The line, and what it leaves out that a finding names."""
+    """The line, with a remark on what it leaves out although a finding names it."""
     fired = [found for found in findings if found.status in ("fired", "suspect")]
     for kind, cause, scope in _OUT_OF_SCOPE:
         if any(found.kind == kind and (not cause or found.cause == cause) for found in fired):
@@ -101,7 +101,7 @@ def _of_gain(what_if: WhatIf, share_of_slowdown: float | None) -> float:
 
 
 def bubble_of(findings: Sequence[Finding]) -> Finding | None:
-    """The measurement of the pipeline's bubble; None where there was nothing to measure."""
+    """The measurement of the pipeline's bubble; None if there was nothing to measure."""
     return next((found for found in findings if found.kind == "bubble" and found.status == "ok"), None)
 
 
@@ -112,7 +112,9 @@ def pipeline_line(findings: Sequence[Finding]) -> str:
 
 
 def phases_line(phases: Sequence[Mapping[str, Any]]) -> str:
-    """Shares of the phases that the loop has named, training among them, and the longest; empty without any."""
+    """Shares of the phases that the loop has named, including training, and the longest one; empty without named
+    phases.
+    """
     if not phases:
         return ""
     parts = [f"{percent(one['share_ratio'])} {one['name']}" for one in phases]

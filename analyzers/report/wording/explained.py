@@ -25,13 +25,14 @@ from analyzers.wording import is_number
 __all__ = ["next_step", "why"]
 
 _RUN = " RUN "
-"""Place of the run in a command of an explanation."""
+"""Placeholder for the run in a command of an explanation."""
 Explanations = Mapping[str, Callable[[Finding], str]]
 
 
 def why(finding: Finding) -> str:
-    """The evidence of a finding in one sentence: the line of a file that shows it, else that of its package; its
-    summary where nothing more is known."""
+    """The evidence of a finding in one sentence: the line of a file that shows it, else the sentence of its package,
+    else its summary.
+    """
     if finding.kind in OUR_KINDS and (basis := finding.evidence.get("basis")):
         return f"{str(basis).rstrip('.')}."
     explain = _explanation(finding.kind, "WHY")
@@ -41,7 +42,7 @@ def why(finding: Finding) -> str:
 def next_step(finding: Finding, run: object = "") -> str:
     """The next step, the first command that would settle a suspicion, and the command that prints the runbook.
 
-    `run`: its folder, or its name where that is not known, for commands that take one.
+    `run`: the run's folder, or its name if the folder is not known, for commands that take one.
     """
     explain = _explanation(finding.kind, "NEXT")
     advice = str(finding.evidence.get("do") or "") if finding.kind in OUR_KINDS else ""
@@ -75,7 +76,9 @@ def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
 
 
 def _gain(finding: Finding) -> str:
-    """The gain of a run without it, where that is more than the error of the prediction, or why there is none."""
+    """The gain of a run without the finding's cause if it exceeds the error of the prediction; else why no gain is
+    named.
+    """
     of = evidence_of(finding)
     withheld = of.get("whatif_withheld")
     if isinstance(withheld, str) and withheld:
@@ -83,7 +86,7 @@ def _gain(finding: Finding) -> str:
     gain, error = of.get("speedup_without_it_ratio"), of.get("replay_error_ratio")
     if gain is None or not is_number(gain):
         return ""
-    if error is None or not is_number(error):  # nothing was replayed
+    if error is None or not is_number(error):  # no step was replayed
         return f"{_steps(finding)} would be {gain:.2f}x faster without it."
     if not exceeds_error(gain, error):
         return ""
@@ -91,7 +94,7 @@ def _gain(finding: Finding) -> str:
 
 
 def _steps(finding: Finding) -> str:
-    """The steps that the prediction is of: those that were replayed, the newest ones in which the rank was slow."""
+    """The steps to which the prediction applies: the replayed ones, which are the newest in which the rank was slow."""
     replayed = (finding.evidence.get("replayed_first_step"), finding.evidence.get("replayed_last_step"))
     first, last = (finding.first_step, finding.last_step) if None in replayed else replayed
     return "The run" if first is None or last is None else f"Steps {first} to {last}"

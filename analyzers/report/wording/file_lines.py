@@ -1,4 +1,4 @@
-"""Files of a run that could not be read, or not wholly, for every form of a report.
+"""Lines on files of a run that could not be read completely, for every form of a report.
 
 for label, text in file_lines(diagnosis.run): ...     # ("Damaged", "telemetry.duckdb: is damaged: ...")
 """
@@ -14,9 +14,9 @@ MAX_FILES = 10
 
 
 def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A line per file, the first ten, and how many more there are."""
+    """One line for each of the first ten files, and the number of the others."""
     problems = facts.get("file_problems") or []
-    label = "Left out" if "input" in facts else "Damaged"  # of other input, links and second files are listed, too
+    label = "Left out" if "input" in facts else "Damaged"  # for other input, links and second files are listed as well
     lines = [(label, f"{found['path']}: {found['problem']}") for found in problems[:MAX_FILES]]
     if len(problems) > MAX_FILES:
         lines.append(("", f"... and {len(problems) - MAX_FILES} more files"))

@@ -3,7 +3,7 @@
     label_of("cpu_time_excess_ms")          # "extra CPU time per step"
     shown("headroom_bytes", 12_884_901_888)     # "12 GiB"
 
-A name without an entry is read as it is written: without its unit and `num_`, with spaces.
+A name without an entry becomes its own label: with spaces, without its unit and `num_`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from analyzers.wording import (
 __all__ = ["label_of", "shown"]
 
 DIGITS = 4
-"""Significant digits of a number: two runs differ by more than the fifth."""
+"""Significant digits of a number: two runs already differ before the fifth digit."""
 
 _LABELS = {
     "age_steps": "age of the checkpoint",
@@ -192,7 +192,7 @@ _VALUES = {
     },
 }
 _UNITS = {
-    "_gb_per_s": "",  # with its unit: see `shown`
+    "_gb_per_s": "",  # labels with a unit of their own: see `shown`
     "_ms": " ms",
     "_s": " s",
     "_z": " sigma",
@@ -200,7 +200,7 @@ _UNITS = {
     "_tokens": " tokens",
     "_steps": " steps",
 }
-_WITHOUT_UNIT = ("starved_steps", "open_steps", "num_steps")  # counts, whose label says of what
+_WITHOUT_UNIT = ("starved_steps", "open_steps", "num_steps")  # counts: the label says what is counted
 
 
 _ONE_RANK = ("first_to_report_rank", "link_rank", "readings_of_rank")
@@ -218,7 +218,7 @@ def label_of(name: str) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    """The value with its unit and as many digits as people compare; long lists are cut."""
+    """The value with its unit and as many digits as people compare; a long list is shortened."""
     if name == "host_only" and value is True:
         return "not recorded"
     if isinstance(value, bool):
@@ -232,7 +232,7 @@ def shown(name: str, value: Any) -> str:
         return group_text(text) if name.endswith("process_group") else text
     if name in _ONE_RANK:
         return f"rank {value}"
-    name = name.partition("_by_")[0]  # of a rank, a stage or a step
+    name = name.partition("_by_")[0]  # number of a rank, a stage or a step
     if name == "ratio" or name.endswith("_ratio"):
         if name.endswith("rise_ratio") and value >= 10:
             return rise_text(value)
@@ -251,7 +251,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def _mapping(name: str, values: Mapping[Any, Any]) -> str:
-    """Each key with its value: of `..._calls` and the like, ranks."""
+    """Each key with its value, which is a list of ranks for `..._calls` and similar names."""
     parts = [
         f"{key}: {ranks_text(each)}" if isinstance(each, (list, tuple)) else f"{key} {shown(name, each)}"
         for key, each in values.items()
@@ -261,7 +261,7 @@ def _mapping(name: str, values: Mapping[Any, Any]) -> str:
 
 
 def _list(name: str, values: Sequence[Any]) -> str:
-    """Ranks as ranks, so that they are not read as a count; numbers as single ones."""
+    """The ranks as "rank 3" or "ranks 3 and 5", so that they do not look like a count; numbers one by one."""
     if (name in ("cycle", "victims") or "ranks" in name.split("_")) and all(type(value) is int for value in values):
         return ranks_text(values)
     if name in ("process_groups", "replica_groups"):

@@ -5,7 +5,7 @@
     alert_links(manifest).runbook("hang-gil")       # "https://ml.example.org/runbook?section=hang-gil", or ""
 
 `rankscope dashboard` serves the pages. Where people reach it is in `alerts.dashboard_url` of the run, else in
-RANKSCOPE_DASHBOARD_URL. Without either nothing is linked to: no dashboard may be running.
+RANKSCOPE_DASHBOARD_URL. Without either setting there are no links, because possibly no dashboard is running.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ DEFAULT_PORT = 8501
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertLinks:
-    """Addresses that work from any machine; empty if unknown."""
+    """Addresses of the dashboard and the runbook that work from any machine; empty if unknown."""
 
     dashboard_url: str = ""
     runbook_url: str = ""
 
     def finding(self, run_id: str, finding: Finding) -> str:
-        """The page of a finding."""
+        """Address of a finding's page."""
         path = finding_path({"run_id": run_id}, finding)
         return self.dashboard_url + path if self.dashboard_url else ""
 
     def runbook(self, anchor: str) -> str:
-        """The runbook's section."""
+        """Address of a section of the runbook."""
         if not anchor:
             return ""
         return f"{self.runbook_prefix}{anchor}" if self.runbook_prefix else ""
@@ -52,7 +52,7 @@ class AlertLinks:
 
 
 def alert_links(manifest: Mapping[str, Any]) -> AlertLinks:
-    """The addresses of the run's settings, else of this machine's environment."""
+    """Take the addresses from the run's settings, else from this machine's environment."""
     given = read(AlertsSettings, manifest)
     return AlertLinks(
         dashboard_url=_address(given.dashboard_url) or _address(os.environ.get("RANKSCOPE_DASHBOARD_URL")),
@@ -63,16 +63,16 @@ def alert_links(manifest: Mapping[str, Any]) -> AlertLinks:
 def finding_path(facts: Mapping[str, Any], finding: Finding) -> str:
     """Path and query of the page that shows the finding; empty if Rankscope did not record the run (`diagnosis.run`).
 
-    Nothing in either name can leave the query.
+    Both names are quoted, so that no character of them can end the query.
     """
     run_id = facts.get("run_id")
-    if not isinstance(run_id, str) or not run_id or "input" in facts:  # dumps and traces have no page
+    if not isinstance(run_id, str) or not run_id or "input" in facts:  # findings on dumps and traces have no page
         return ""
     return f"/findings?{urlencode({'run': run_id, 'finding': finding.id})}"
 
 
 def finding_link(facts: Mapping[str, Any], finding: Finding) -> str:
-    """The whole address; empty where there is no page, or where no address of a dashboard is known."""
+    """The complete address; empty if the finding has no page, or if no address of a dashboard is known."""
     path = finding_path(facts, finding)
     if not path:
         return ""

@@ -15,7 +15,7 @@ __all__ = ["loss_line", "validation_line"]
 
 
 def loss_line(facts: Mapping[str, Any]) -> str:
-    """First and last loss and the change between them. If the loss became NaN or Inf for good, it has no end value."""
+    """First and last loss and the change between them. A loss that became NaN or Inf and stayed so has no end value."""
     first, last = (loss_text(facts[name], 4) for name in ("first_loss", "last_loss"))
     if (lost_at := facts.get("loss_lost_at_step")) is not None:
         return f"{first} at the start, {last} at the last finite step. NaN or Inf from step {lost_at:,} to the end."

@@ -3,8 +3,8 @@
     for heading, frames in stack_texts(finding.evidence):
         ...                      # "odd one out: rank 3 (stage 1), in data, innermost first", ["loader.py:41 read", ...]
 
-The evidence may come from an untrusted file: what does not fit is left out, and sizes are bounded. The caller escapes
-the lines.
+The evidence may come from an untrusted file: entries of the wrong form are left out, and sizes are bounded. The caller
+escapes the lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls in flight that wait on their rank's own device: enqueued by the host, and not started.
+"""Calls in flight that wait for their rank's own device: the host has enqueued them, and they have not started.
 
     queued = queued_calls(source, attempt=0, cut_ns=now_ns)
     queued[3, "world:0-7", "", None]        # number of the first call of that group that rank 3 has not started
@@ -15,11 +15,11 @@ from analyzers.source import Source, missing_tables
 __all__ = ["Place", "device_groups", "device_places", "oldest_open_step", "queued_calls"]
 
 Place = tuple[int, str, str, int | None]
-"""Rank, group, send or recv or neither, peer."""
+"""Key of a queue of calls: rank, group, "send", "recv" or "", peer."""
 
 
 def device_groups(source: Source, attempt: int) -> frozenset[str]:
-    """Groups whose calls are those of the plugin."""
+    """Groups of which NCCL's plugin recorded the calls."""
     if missing_tables(source, "nccl_groups"):
         return frozenset()
     rows = source.rows(

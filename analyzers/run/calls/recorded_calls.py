@@ -29,17 +29,17 @@ __all__ = [
 ]
 
 CallSite = tuple[str, str, str]
-"""Operation, caller and size of a collective: the parameters of a model may all be reduced by one line.
+"""Operation, caller and size of a collective: one source line may reduce all parameters of a model.
 
 The size is the shape where that is recorded, else the bytes: NCCL's plugin knows no shapes, and no callers.
 """
 P2P = ("send", "recv")
 MAX_NAME = 40
-"""Maximum characters of a group's name in a sentence: some names list all members."""
+"""Maximum number of characters of a group's name in a sentence: some names list all members."""
 KEPT_CALLS = 4
 """Maximum calls in flight kept for each group or peer of a rank."""
 _UNNAMED = r"regexp_matches(concat_ws(' ', op, process_group, dtype, shape), '(^| )\?[0-9]+( |$)')"
-"""A call whose name `names.jsonl` lost: it cannot be compared with those of other ranks."""
+"""Operation of a call whose name was lost from `names.jsonl`: it cannot be compared with the calls of other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Call:
     peer: int | None = None
     step: int | None = None
     on_device: bool = False
-    """True if its start is that of its kernel, so the device has started it."""
+    """True if its recorded start is the start of its kernel, so that the device has started it."""
     host_only: bool = False
     """True if only the host's part of a call on a device is known: it may be queued behind other kernels."""
 
@@ -76,7 +76,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """Text for a sentence: `all_gather #608 (group world:0-3)`."""
+        """The call as text in a sentence: `all_gather #608 (group world:0-3)`."""
         if self.is_p2p:
             return f"{self.op} #{self.seq} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
         return f"{self.op} #{self.seq} (group {_cut(group_text(self.group))})"
@@ -120,7 +120,7 @@ class RecordedCalls:
 def recorded_calls(source: Source, attempt: int, since_step: int | None, cut_ns: int) -> RecordedCalls:
     """Read the calls from `since_step` on, as of `cut_ns` (epoch nanoseconds); empty without a table of collectives.
 
-    Calls of dumps belong to no step: without `since_step` all are read.
+    Calls from dumps belong to no step: without `since_step` all calls are read.
     """
     found = RecordedCalls()
     if not source.has("collectives"):
@@ -257,7 +257,9 @@ def _beyond(
 def differing_calls(
     source: Source, attempt: int, since_step: int | None, cut_ns: int, numbers: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], tuple[Call, ...]]:
-    """Calls of all ranks, ended or not, by (group, number), for those of `numbers` in which the ranks' calls differ."""
+    """Calls of all ranks, ended or not, by (group, number), for those `numbers` at which the ranks made different
+    calls.
+    """
     if not numbers:
         return {}
     rows = source.rows(

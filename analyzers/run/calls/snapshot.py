@@ -72,7 +72,7 @@ class RankView:
     """Finished steps of the attempt, or of its newest minutes if it is long."""
     phases: tuple[str, ...] = ()
     last_phase: str = ""
-    """The newest finished span of the step."""
+    """Phase of the newest finished span of the step."""
     calls: tuple[Call, ...] = ()
     """Oldest call in flight of each group or peer, in order of issue."""
     enqueued: tuple[Call, ...] = ()
@@ -94,13 +94,13 @@ class RankView:
         """Activity outside of collectives, in a few words."""
         if self.phases:
             return f"in {self.phases[-1]}"
-        # In a step or between two; a process that ends leaves its step.
+        # Between two steps, or in a step of which the process left no open span when it ended.
         return f"in user code after {self.last_phase}" if self.last_phase in PHASES else "in user code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """All ranks of an attempt, by number, with their groups and usual step."""
+    """All ranks of an attempt by number, with their groups and the usual duration of a step."""
 
     attempt: int
     ranks: Mapping[int, RankView]
@@ -108,7 +108,9 @@ class AttemptView:
     last_seq: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Newest number of a collective that a rank entered, by (group, rank)."""
     may_have_entered: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Number up to which a rank is not awaited, by (group, rank), because records of its calls were lost."""
+    """Number up to which missing calls of a rank prove nothing, by (group, rank), because records of its calls were
+    lost.
+    """
     last_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
     """Newest number of a p2p call, by (rank, send or recv, peer)."""
     queued: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class AttemptView:
     differing: Mapping[tuple[str, int], tuple[Call, ...]] = field(default_factory=dict)
     """{(group, number) of a collective in flight: calls of all ranks, ended or not}, if these differ."""
     newest_calls: Mapping[str, CallSite] = field(default_factory=dict)
-    """The newest collective of a group that its first member has finished."""
+    """Number of the newest collective of a group that the group's first member has finished."""
     median_step_ns: int = 0
     longest_step_ns: int = 0
     world_size: int = 0
@@ -141,7 +143,7 @@ class AttemptView:
 
 
 def attempts(source: Source) -> list[int]:
-    """Attempts that left any record, in order."""
+    """Numbers of the attempts that left any record, in order."""
     found: set[int] = set()
     for table in ("ranks", "steps"):
         if source.has(table):
@@ -284,7 +286,7 @@ def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step:
         if step is not None and view.step is not None and step > view.step:
             view = replace(
                 view, step=step, step_is_open=True
-            )  # a step begins with its first fetch, which is recorded when done
+            )  # a step begins with its first fetch of data, which is recorded only when it is done
         views[rank] = view
 
 

@@ -3,7 +3,7 @@
     for rank, step, is_open, num_finished, last_ns in ends_of_steps(store, attempt, known_ranks, cut_ns):
         ...
 
-Pages and commands ask this of attempts of a hundred million rows; the answer is in the last of them.
+Pages and commands ask this for attempts with a hundred million rows; the answer lies in the last rows.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ def ends_of_steps(
     """(rank, step, is open, number finished, last record) of each rank, as things stood at `cut_ns` (epoch ns).
 
     1. A short attempt is read whole.
-    2. Of a long one the newest minutes give the same answer at a small part of the cost, if every rank of `known` has
-       finished a step in them; only the number of finished steps is then that of these minutes.
+    2. In a long attempt the newest minutes give the same answer at a small part of the cost, if every rank of `known`
+       has finished a step in them; only the number of finished steps then counts these minutes alone.
     3. Else one rank, or its clock, is far behind the others: the attempt is read whole.
     """
     until = "FROM steps WHERE attempt = ? AND start_ns <= ?"
-    ((newest_ns, num_rows),) = source.rows(  # the first of an order skips blocks by their largest value, max does not
+    # DuckDB skips blocks by their largest value for ORDER BY ... LIMIT 1, but not for max
+    ((newest_ns, num_rows),) = source.rows(
         f"SELECT (SELECT start_ns {until} ORDER BY start_ns DESC LIMIT 1), (SELECT count(*) {until})",
         [attempt, cut_ns, attempt, cut_ns],
     )

@@ -12,7 +12,7 @@
 3. An error inside a collective after another rank's death is collateral, whatever its message.
 4. SIGABRT of a rank with calls on its device is collateral: NCCL's watchdog aborts when a peer is gone.
 5. An end without an error is collateral if any other rank has a cause, or if the launcher stopped the rank. An end by
-   SIGTERM is collateral, too, since another process sent it.
+   SIGTERM is also collateral, since another process sent it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _UNNAMED_TYPES = ("RuntimeError", "Exception", "")
 _MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
 """Torch calls collectives in backward passes, hooks and wrappers; its data loader does not."""
 _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")
-"""The type at the start of the message in an error file."""
+"""The exception's type at the start of the message in an error file."""
 _EXIT_CODE = re.compile(r"exit code (-?\d{1,9})")
-"""Message of a rank that ended with `sys.exit(3)`; a text is what it printed."""
+"""Message of a rank that ended with `sys.exit(3)`; a text given to `sys.exit` was printed."""
 _LOADER = re.compile(r"\bDataLoader\b")
 
 
@@ -115,7 +115,7 @@ class Death:
 
     @property
     def is_of_store(self) -> bool:
-        """True if it reports a closed connection to the rendezvous store."""
+        """True if the exception reports a closed connection to the rendezvous store."""
         found = self.origin
         names_store = _is_backends(found) and STORE.search(found.message) is not None
         of_store = names_store or found.error_type in ("DistNetworkError", "DistStoreError")
@@ -138,7 +138,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         rank, name = event.integer("exit_rank"), event.text("signal")
         code = event.integer("exit_code", 0)
         if code == 0 and not name and rank in found and found[rank].cause == "exit":
-            del found[rank]  # the recorded exit was caught, so it went on
+            del found[rank]  # the recorded exit was caught, so the rank continued
         if rank in found or rank < 0:
             continue
         is_closed = not name and rank in closed
@@ -197,7 +197,7 @@ def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, ac
     if death.cause == "vanished":
         return bool(reasons) or death.rank in accounted
     if death.signal == "SIGABRT" and _is_on_device(death, view):
-        # NCCL's watchdog aborts a process whose peer is gone: not a fault of this rank or its device.
+        # NCCL's watchdog aborts a process whose peer is gone: the fault is not in this rank or its device.
         return any(r.when_ns <= death.when_ns and r.signal != "SIGABRT" for r in reasons if r.rank != death.rank)
     if death.signal and death.signal != "SIGTERM":
         return False
@@ -205,7 +205,7 @@ def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, ac
     # The launcher sees a signal only after the victims of that death have reported.
     by_signal = first is not None and any(reason.signal for reason in reasons if reason.rank != death.rank)
     earlier = first is not None and (first.when_ns <= death.when_ns or by_signal)
-    # All ranks may raise the same, as at a gradient norm that is NaN on each.
+    # All ranks may raise the same error, for example if the gradient norm is NaN on each.
     interrupted = _in_call(death, view) and earlier and not any(_is_same(death, reason) for reason in reasons)
     return _is_consequence(death, view, earlier) or interrupted
 
@@ -228,7 +228,9 @@ def _links(event: Event) -> tuple[Link, ...]:
 
 
 def _is_consequence(death: Death, view: AttemptView, earlier: bool = False) -> bool:
-    """Return True if it died of a lost peer. `earlier`: another rank had died of something else before."""
+    """Return True if the rank died because it lost a peer. `earlier`: another rank had died for another reason
+    before.
+    """
     if death.signal:
         return death.signal == "SIGTERM"
     if death.cause not in ("exception", "exit"):

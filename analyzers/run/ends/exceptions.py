@@ -4,7 +4,7 @@
     frame = own_frame(links[0])          # the innermost one outside of installed packages
     frame.text                           # "data/loader.py:41 in __getitem__"
 
-The text was written by the run and is not trusted: text that is no traceback gives no links, and lengths are bounded.
+The text was written by the run and is not trusted: a text without a traceback gives no links, and lengths are bounded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _FRAME = re.compile(r'^ {0,12}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? 
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w.]{0,200}\.)?([A-Za-z_]\w{0,100})(?::\s?(.{0,4000}))?$")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _PYTHONS = re.compile(r"/lib(?:64)?/python3\.\d+/|^<(?!dynamic-code>|stdin>)")
-"""Code that cloudpickle sent (submitit) or a shell piped in is the user's."""
+"""File names of code that cloudpickle sent (submitit) or that a shell piped in; it is the user's."""
 _OURS = re.compile(
     r"(?:^|/)(?:rankscope/)?probes/(?:attach|collectives|device|guard|profiling|tape)/"
     r"|(?:^|/)(?:rankscope/)?probes/(?:gradients|tape_recorder|step_clock|compilation)\.py$"
     r"|(?:^|/)rankscope/(?:attached_script\.py$|worker\.py$|frameworks/)"
 )
-"""Our own code around the user's, wherever it was installed."""
+"""Rankscope's own code around the user's, wherever it is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """True for code of Python, of an installed package other than the program's, or of our probes."""
+        """True for code of Python, of an installed package other than the program's, or of Rankscope's probes."""
         if _OURS.search(self.path) is not None:
             return True
         is_programs = bool(self.package) and self.path.startswith(f"{self.package.rstrip('/')}/")
@@ -119,7 +119,7 @@ def frame_texts(link: Link) -> list[str]:
 def _link(text: str, is_caused: bool, package: str) -> Link:
     lines = text.splitlines()
     frames = tuple(_frames(lines, package))
-    # The error stands at the margin after the frames; the message of a loader's worker holds frames itself.
+    # The error is unindented after the frames; the message of a loader's worker contains frames of its own.
     errors = [match for line in lines if not line.startswith("Traceback ") and (match := _ERROR.match(line))]
     error_type, message = (errors[0][1], errors[0][2] or "") if errors else ("", "")
     return Link(error_type, message, frames, is_caused)

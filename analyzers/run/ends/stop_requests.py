@@ -1,8 +1,8 @@
 """A run stopped by a signal to its launcher: how its ranks end afterwards does not show what was wrong.
 
-stop_ns = stop_of_standstill_ns(view, log)   # of a run that stood still before, else None
+stop_ns = stop_of_standstill_ns(view, log)   # None unless the run stood still before
 own = before_stop(deaths, view, log)
-stop = stop_at_work(view, log, policy)       # None where it stood still, or where no signal came
+stop = stop_at_work(view, log, policy)       # None if the run stood still, or if no signal came
 killed = killed_after(stop, view, log)       # {rank: seconds}
 """
 

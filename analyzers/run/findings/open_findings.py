@@ -1,6 +1,6 @@
 """Findings by their newest report: a finding is reported again when it changes, and when it is over.
 
-for finding in newest_reports(reports): ...     # one each, whatever was reported of it before
+for finding in newest_reports(reports): ...     # only the newest report of each finding
 closed_findings(findings, reports, newest_attempt=1)    # {"rank_lost-0-r1": "the run continued as attempt 1"}
 may_last("straggler")                           # True: it is open until its report with status `ok`
 """

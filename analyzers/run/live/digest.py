@@ -34,12 +34,14 @@ _STATES = ("running", "stopped", "dead")
 
 
 class DigestError(ValueError):
-    """The bytes are not a digest of this version; the text is one line."""
+    """Raised if bytes are not a digest of this version; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """`sent_ns`: epoch nanoseconds by the sender's clock. `closing`: the node's watch ends, and no more will come."""
+    """`sent_ns`: epoch nanoseconds by the sender's clock. `closing`: the node's `watch` is ending and will send no
+    further digest.
+    """
 
     node: int
     sent_ns: int
@@ -48,7 +50,7 @@ class Digest:
     """Ends of processes of the attempt, and the response to them."""
     closing: bool = False
     received_ns: int = 0
-    """By the receiver's clock; not sent."""
+    """Time at which it was received, by the receiver's clock (epoch nanoseconds); not part of what is sent."""
 
 
 def of_ranks(view: AttemptView, ranks: Iterable[int]) -> AttemptView:
@@ -74,7 +76,8 @@ def encode(digest: Digest) -> bytes:
         if len(packed) <= MAX_BYTES and len(plain) <= MAX_PLAIN_BYTES:
             return packed
     view = replace(digest.view, ranks={}, last_seq={}, last_p2p={}, members={})
-    return encode(replace(digest, view=view, events=()))  # a node of tens of thousands of ranks: only a sign of life
+    # a node with tens of thousands of ranks sends only a sign of life
+    return encode(replace(digest, view=view, events=()))
 
 
 def decode(data: bytes) -> Digest:
@@ -96,7 +99,7 @@ def decode(data: bytes) -> Digest:
 def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int, int]) -> AttemptView:
     """Join `own` with the digests of its attempt: all known ranks, by the reader's clock.
 
-    `offsets_ns`: by how much each node's clock is ahead. Of two views of a rank the newer one is used.
+    `offsets_ns`: how far each node's clock is ahead. If two views hold a rank, the newer one is used.
     """
     ranks, members = dict(own.ranks), {group: set(found) for group, found in own.members.items()}
     last_seq, last_p2p = dict(own.last_seq), dict(own.last_p2p)
@@ -271,7 +274,7 @@ def _int_or_none(value: Any) -> int | None:
 
 
 def _short(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten long texts of an event: a whole traceback stays on the node that wrote it."""
+    """Shorten long texts of an event; the whole traceback remains on the node that wrote it."""
     return {key: value[:300] if isinstance(value, str) else value for key, value in detail.items()}
 
 

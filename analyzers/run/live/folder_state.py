@@ -1,4 +1,4 @@
-"""State of a run's folder as of the newest moment that its stores hold.
+"""State of a run's folder at the newest moment that its stores hold.
 
     with Store.open(run) as store:
         state = folder_state(run, store, stall_policy(run.manifest()), now_ns=time.time_ns())

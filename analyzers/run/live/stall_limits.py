@@ -4,7 +4,7 @@
     stalled_s(view, now_ns, StallPolicy())  # seconds without progress, None while within the limit
 
 Progress is any record of any rank: if one rank hangs, the others block in their next collective within a step and stop
-recording, too, so the limit does not depend on which rank hangs. During a start (imports, compilation) nothing is
+recording as well, so the limit does not depend on which rank hangs. During a start (imports, compilation) nothing is
 recorded, so there CPU time or reads of a process count as progress. The values are in `analyzers.run.policy`.
 """
 
@@ -66,7 +66,7 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
 
 def _at_work_ns(view: AttemptView) -> int | None:
     """Time at which a rank without a finished step last used CPU or read files (epoch nanoseconds); None if none did.
-    Ranks in a collective are excluded, since waiting there may use CPU time, too."""
+    Ranks in a collective are excluded, since waiting there may also use CPU time."""
     starting = [rank for rank in view.ranks.values() if not (rank.finished_steps or rank.calls or rank.closed)]
     return max((rank.worked_ns for rank in starting if rank.worked_ns and rank.state == "running"), default=None)
 
@@ -102,13 +102,14 @@ def killed_by_watch(log: EventLog, attempt: int) -> bool:
 
 
 def death_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which the first process or the launch ended, or a run that hung was asked to (epoch nanoseconds); None
-    if unknown. From then on ranks that do not end are waited for by the launcher, not by the run."""
+    """Time at which the first process or the launch ended, or at which a hanging run was asked to end (epoch
+    nanoseconds); None if unknown. From then on the launcher, not the run, waits for ranks that do not end.
+    """
     ends = [ns for ns in (first_end_ns(log, view.attempt), stop_of_standstill_ns(view, log)) if ns is not None]
     if ends:
         return min(ends)
     excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
-    if excluded_ns is not None:  # the launcher ends the attempt with it; ignore later records of a node
+    if excluded_ns is not None:  # the launcher then ends the attempt; ignore later records of a node
         return max(excluded_ns, view.last_ns)
     next_ns = next_launch_ns(view, log)
     given_up_ns = min(

@@ -37,7 +37,7 @@ _ENDS = {"given_up": "given up", "launcher_lost": "died"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """`last_ns`: the newest record of any process, epoch nanoseconds by the writer's clock; None without records.
-    `as_of_ns`: the moment as of which it is judged (epoch nanoseconds)."""
+    `as_of_ns`: the moment for which the state is judged (epoch nanoseconds)."""
 
     word: str
     reason: str = ""
@@ -48,7 +48,7 @@ class RunState:
 
     @property
     def is_live(self) -> bool:
-        """True if it may write more."""
+        """True if the run may write further records."""
         return self.word in LIVE_WORDS
 
 
@@ -116,7 +116,7 @@ def _why_ended(ended: Event, log: EventLog) -> str:
 
 
 def _lost(view: AttemptView, log: EventLog) -> str:
-    """The first rank of the newest attempt that did not end cleanly, which need not be the one to blame."""
+    """The first rank of the newest attempt that did not end cleanly; it is not necessarily the cause."""
     exits = [
         e for e in log.of(event_kinds.RANK_EXIT, attempt=view.attempt) if e.text("signal") or e.integer("exit_code", 0)
     ]

@@ -2,14 +2,15 @@
 
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
 
-A tape's times come from a monotonic clock and its start, so they never jump; an event has the wall clock of its moment.
-If that clock is set back during a run, the run's end lies before its last step, and a hang seems to have lasted 0 s.
+The times of a tape come from a monotonic clock and the wall time of its start, so they never jump; an event has the
+wall time at which it happened. If that clock is set back during a run, the run's end lies before its last step, and a
+hang seems to have lasted 0 s.
 
-1. The first identity of an attempt's ranks has both clocks: their difference then.
+1. The first identity record of an attempt's ranks has both clocks, and thus their difference at that time.
 2. An event of the attempt that is later by the monotonic clock and that difference, by more than `LEAST_NS`, gets that
    time. One that is earlier keeps its own: after a reboot the monotonic clock restarts.
 
-Only of attempts on one node: clocks of several nodes have no common order.
+Only attempts on one node are corrected, because clocks of several nodes have no common order.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from probes.tape import event_kinds
 __all__ = ["in_order"]
 
 LEAST_NS = 2_000_000_000
-"""Clocks that are adjusted slowly drift apart by less over hours."""
+"""Minimum difference (ns) that counts: clocks that are adjusted slowly drift apart by less over hours."""
 _OF_A_LAUNCH = (event_kinds.RUN_STARTED, event_kinds.WATCH_STARTED)
-"""Written before their attempt is known."""
+"""Kinds of events that are written before their attempt is known."""
 
 
 def in_order(log: EventLog, source: Source) -> EventLog:
-    """The events with their times corrected; the same log where no clock was set back."""
+    """The events with their times corrected; the same log if no clock was set back."""
     identities = EventLog.load(source, (event_kinds.RANK,)).of(event_kinds.RANK)
     offsets: dict[int, tuple[int, int]] = {}
     nodes: dict[int, set[int]] = {}

@@ -6,11 +6,12 @@
 A rank without records may never have started, or be on another node. The launcher of each node records how many ranks
 it starts, and a node's ranks are numbered one after the other:
 
-1. A node with a record of any rank has the numbers from that rank less its local rank on, as many as it starts.
+1. If any rank of a node is recorded, that rank's number minus its local rank is the node's first number, and the node
+   has as many numbers as it starts ranks.
 2. If only the launcher of a node is recorded and the number of ranks it starts equals the number of unassigned ranks,
    these are its ranks.
-3. Where a node's launcher recorded no number, its ranks are those up to the next node's. Below the first node's there
-   are other nodes in any case.
+3. If a node's launcher recorded no number of ranks, its ranks end before the next node's first. Ranks below the first
+   known node's are on other nodes in any case.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
 
 
 def ranks_elsewhere(source: Source, log: EventLog, *, attempt: int, world_size: int, last_ns: int) -> frozenset[int]:
-    """Their numbers; `log` has the events `run_started` and `excluded`, `last_ns` is the attempt's newest record."""
+    """Numbers of the ranks on other nodes. `log` has the events `run_started` and `excluded`, `last_ns` is the
+    attempt's newest record.
+    """
     places = _places(source, attempt)
     others = set(range(world_size)) - places.keys()
     first = {node: rank - local_rank for rank, (node, local_rank) in places.items()}
@@ -56,7 +59,7 @@ def ranks_elsewhere(source: Source, log: EventLog, *, attempt: int, world_size: 
 
 
 def _places(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
-    """Node and rank within it, of each rank that recorded them."""
+    """{rank: (node, rank within the node)} of the ranks that recorded both."""
     if lacking(source, ranks=("node_rank", "local_rank")):
         return {}
     rows = source.rows(
@@ -68,7 +71,7 @@ def _places(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
 
 
 def _started(log: EventLog, attempt: int, last_ns: int) -> dict[int, int]:
-    """Ranks that the launcher of each node starts in an attempt: without the devices that it left out before."""
+    """Number of ranks that the launcher of each node starts in an attempt, without the devices that it has left out."""
     sizes = {
         event.integer("node_rank", 0): event.integer("nproc_per_node")
         for event in log.of(event_kinds.RUN_STARTED)

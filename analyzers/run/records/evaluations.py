@@ -16,7 +16,9 @@ from probes.tape import event_kinds
 __all__ = ["LOGGED", "Evaluation", "evaluations"]
 
 LOGGED = ("val_loss", "eval_loss", "valid_loss", "validation_loss")
-"""Names of a validation loss, as Lightning, Transformers and fairseq log it; other separators too (`val/loss`)."""
+"""Names of a validation loss, as Lightning, Transformers and fairseq log it; other separators count as well
+(`val/loss`).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Evaluation:
 
 
 def evaluations(source: Source) -> list[Evaluation]:
-    """Evaluations with a finite loss in the order of their steps, each step as it was the last time.
+    """Evaluations with a finite loss, ordered by step; for a step that was evaluated again, the last one.
 
     Evaluations of an earlier attempt after the step from which a later one resumed are left out.
     """
@@ -67,7 +69,7 @@ def _recorded(source: Source) -> list[Evaluation]:
 
 
 def _logged(source: Source) -> list[Evaluation]:
-    """The numbers of the name and rank that logged most, in the order of attempts and steps."""
+    """The values of the name and rank that logged most, ordered by attempt and step."""
     if not source.has("scalars") or not source.has("steps"):
         return []
     marks = ", ".join("?" * len(LOGGED))

@@ -1,4 +1,4 @@
-"""Files of a run that could not be read, or not wholly."""
+"""Files of a run that could not be read completely."""
 
 from __future__ import annotations
 

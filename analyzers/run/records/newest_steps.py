@@ -3,7 +3,7 @@
     pace = newest_pace(source)
     pace.step_ms, pace.tokens_per_s, pace.first_step, pace.last_step     # 41.2, 99_000.0, 151, 200
 
-The report has the same two numbers of all steps: the median over ranks and steps, and tokens by wall time
+The report has the same two numbers for all steps: the median over ranks and steps, and tokens by wall time
 (`wall_throughput`).
 """
 
@@ -19,7 +19,7 @@ __all__ = ["NEWEST_STEPS", "Pace", "newest_pace", "wall_throughput", "whole_pace
 
 _ALL = 1 << 40
 NEWEST_STEPS = 50
-"""Newest steps that stand for how a run goes now."""
+"""Number of newest steps that show the present speed of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Pace:
     shortest_ms: float
     longest_ms: float
     tokens_per_s: float | None
-    """By wall time; None where no tokens were recorded."""
+    """Tokens per second of wall time; None if no tokens were recorded."""
 
 
 def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
@@ -53,7 +53,8 @@ def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
         "SELECT min(step), min(start_ns), median(duration_ns) / 1e6, min(duration_ns) / 1e6, max(duration_ns) / 1e6 "
         f"FROM steps WHERE {window}"
     )
-    tokens, seconds = wall_throughput(source, f"{finished} AND start_ns >= {int(begin_ns)}")  # with what was discarded
+    # includes the time of discarded steps
+    tokens, seconds = wall_throughput(source, f"{finished} AND start_ns >= {int(begin_ns)}")
     copies = token_copies(source) if copies is None else copies
     return Pace(
         attempt=int(rows[0][0]), first_step=int(first), last_step=int(last), step_ms=middle, shortest_ms=least,
@@ -64,7 +65,7 @@ def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
 def whole_pace(source: Source, *, sampled: Source | None = None, copies: int | None = None) -> dict[str, float | None]:
     """`step_ms` (median over ranks and steps) and `tokens_per_s` of all steps, as the report of a run has them.
 
-    `sampled`: where the median of a very long run is read.
+    `sampled`: SQL condition for the rows from which the median of a very long run is taken.
     """
     if not source.has("steps"):
         return {"step_ms": None, "tokens_per_s": None, "tokens": None}

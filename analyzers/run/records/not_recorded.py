@@ -1,4 +1,4 @@
-"""Missing records of a check, in words: names of tables and columns are for the JSON report.
+"""Describe in words which records a check lacked; the names of tables and columns are only in the JSON report.
 
 not_recorded(["steps.loss", "steps.tokens"])
 # "losses and token counts were not recorded (to record them: `rankscope.log`)"
@@ -59,7 +59,7 @@ _SWITCHES = {
     "steps.optimizer_ns": "`recorder.phase`",
     "steps.tokens": "`rankscope.log`",
 }
-"""Setting or call that records it, where there is one; by column, else by table."""
+"""Setting or call that records a column, or else a table, if there is one."""
 
 
 def not_recorded(absent: Sequence[str]) -> str:
@@ -72,7 +72,7 @@ def not_recorded(absent: Sequence[str]) -> str:
 
 
 def without_switches(text: str) -> str:
-    """The text without what records it: the job of foreign files has no such settings."""
+    """The text without the setting that records it, for files of another tool, where no such setting exists."""
     return _BY.sub("", text)
 
 

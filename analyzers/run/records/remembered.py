@@ -20,7 +20,7 @@ from analyzers.source import Source
 __all__ = ["EVENTS_SQL", "Remembered"]
 
 _MAX_ROWS = 1_000
-"""Longer answers are not kept: they are few, and large."""
+"""Maximum rows of a cached answer: longer answers are few and large."""
 EVENTS_SQL = "SELECT wall_ns, attempt, rank, step, kind, detail FROM events"
 EventRows = list[tuple[Any, ...]]
 
@@ -46,7 +46,7 @@ class Remembered:
         return found
 
     def few_events(self) -> EventRows | None:
-        """All rows of `EVENTS_SQL`, oldest first; None if they are too many to be cached."""
+        """All rows of `EVENTS_SQL`, oldest first; None if there are too many to cache."""
         if self._events is None:
             found = self._source.rows(f"{EVENTS_SQL} ORDER BY wall_ns LIMIT {_MAX_ROWS + 1}")
             self._events = (found if len(found) <= _MAX_ROWS else None,)
@@ -56,6 +56,6 @@ class Remembered:
         return self._source.has(table)
 
     def interrupt(self) -> None:
-        """End the query that another thread runs, where the source can: a plug-in's may never end."""
+        """Interrupt the query of another thread if the source supports it, since a plug-in's query may never end."""
         if (stop := getattr(self._source, "interrupt", None)) is not None:
             stop()

@@ -1,4 +1,5 @@
-"""Devices that several ranks, or processes of other jobs, use: a plan of what a rank does alone says nothing of them.
+"""Devices that several ranks, or processes of other jobs, use: a plan for a rank with its own device does not apply
+there.
 
 if devices_are_shared(source):
     ...

@@ -1,8 +1,8 @@
-"""Arrival statistics of a rank: how often it is last into a collective, and its share of all waiting.
+"""Arrival statistics of a rank: how often it enters a collective last, and its share of all waiting.
 
 arrivals = load_arrivals(source, attempt=0, rank=3, first_step=40, last_step=90)
 arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of rank 3 was for it
-last_ranks(source)               # per group, the rank that is last most often, over all its calls
+last_ranks(source)               # per group, the rank that is most often last, over all calls
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from analyzers.source import Source
 __all__ = ["Arrivals", "LastRank", "last_ranks", "load_arrivals", "waits_ms"]
 
 ARRIVAL_STEPS = 50
-"""Maximum newest slow steps whose collectives are read: enough for a percentage, and fast on any run."""
+"""Maximum number of the newest slow steps from which collectives are read: enough for a percentage, and fast on any
+run.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ def load_arrivals(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRank:
-    """The rank that is last into most calls of a group, over the calls that all members made."""
+    """The rank that entered most calls of a group last, over the calls that all members made."""
 
     rank: int
     num_ranks: int

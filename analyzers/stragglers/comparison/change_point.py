@@ -5,7 +5,7 @@
 Healthy ranks differ permanently by up to a few percent, so the distance of a rank from its peers proves a slowdown of 2
 or 5 % only among many ranks. A lasting *change* of the distance proves it among few.
 
-1. The excess of each rank over its peers in the same observation (paired: what they share cancels out), clipped at a
+1. The excess of each rank over its peers in the same observation (paired: common effects cancel out), clipped at a
    few times its noise so that a pause counts as one observation only.
 2. The test statistic is the mean after an onset minus the mean before it, in units of its noise, maximised over all
    onsets: the generalised likelihood ratio of a change of unknown size and time (CUSUM is its running form). The limit
@@ -34,21 +34,23 @@ from analyzers.stragglers.policy import ChangePolicy, StragglerPolicy
 __all__ = ["crowding", "find_changes", "steps_for_crowding"]
 
 _GROUP_SAMPLES = 9
-"""Maximum observations of a group from which its median is taken."""
+"""Maximum number of observations in a group from which its median is taken."""
 _WINDOWS = (1, 2, 4, 8)
 """Lengths of the windows over which noise is measured."""
 MAX_OBSERVATIONS = 2_000
-"""Maximum observations; longer histories are averaged in groups, and an onset is then known to the group."""
+"""Maximum number of observations; longer histories are averaged in groups, and an onset is then known only to the
+group.
+"""
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
 def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: ChangePolicy | None = None) -> list[Segment]:
-    """Find ranks that became slower and stayed so, the largest change first.
+    """Find ranks that became slower and remained slower, the largest change first.
 
-    `excess`: ratio over the peers; `own_ms`: of the judged phase; `whole_ms`: of all own work, whose noise shows how
-    crowded the machine is. All are [ranks, observations].
+    `excess`: ratio over the peers; `own_ms`: of the judged phase; `whole_ms`: of all own work, because its noise shows
+    how busy the machine is. All are [ranks, observations].
     """
     policy = policy or ChangePolicy()
     num_rows, num_observations = excess.shape
@@ -104,8 +106,9 @@ def crowding(whole_ms: Matrix) -> float:
 
 
 def steps_for_crowding(noise_of_work: float, policy: StragglerPolicy) -> int:
-    """Steps that a slowdown must last at this noise of all own work: on a crowded machine a burst of another job lasts
-    for up to twenty, and may hit one phase only."""
+    """Number of steps that a slowdown must last at this noise of all own work: on a busy machine a burst of another job
+    lasts up to twenty steps, and may affect only one phase.
+    """
     is_crowded = noise_of_work >= SHARED.doubled_factor * policy.change.calm_noise_ratio
     return policy.persistence.min_length_ended if is_crowded else SHARED.min_steps
 
@@ -132,7 +135,9 @@ def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
 
 
 def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
-    """(length, standard deviation x sqrt(length)) of window means: constant for white noise, growing for what lasts."""
+    """(length, standard deviation x sqrt(length)) of window means: constant for white noise, larger for longer windows
+    if disturbances last.
+    """
     found = [(1, sigma)]
     for length in (SHARED.block_steps * blocks for blocks in _WINDOWS):
         count = values.shape[1] // length
@@ -141,7 +146,7 @@ def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
         deviation = difference_sigma(means)
-        if steps.size >= 30:  # changes that many ranks show at times are noise, too
+        if steps.size >= 30:  # changes that many ranks show at times also count as noise
             deviation = max(deviation, float(np.quantile(steps, 0.9)) / 1.645 / math.sqrt(2))
         found.append((length, max(found[-1][1], deviation * math.sqrt(length))))
     return found
@@ -183,7 +188,7 @@ def _judge(
     blocks = values[row, onset + length % block :].reshape(-1, block)
     agreement = float(np.mean(np.median(blocks, axis=1) > level))
     others = np.delete(change, row)
-    # Upwards only: among few peers the excess of the others falls when that of one grows.
+    # Only rises count: among few peers the excess of the others falls when the excess of one grows.
     spread = max(0.0, float(np.max(others)))
     beyond = SHARED.beyond_factor if len(values) >= SHARED.many_values else SHARED.beyond_few_factor
     if effect < policy.min_effect_ratio or agreement < SHARED.agreement_ratio or effect < beyond * spread:

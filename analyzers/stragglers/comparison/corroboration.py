@@ -8,7 +8,7 @@ milliseconds per step. Steps between two slow stretches, in which the rank is as
 
 1. Garbage collections explain the excess: host.
 2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
-   crowded host a rank that computes more also waits for a core more, by as much again.
+   busy host a rank that computes more also waits for a core more, by as much again.
 3. The time for which the rank's thread was runnable and waited for a core explains the excess: host. Waits in
    proportion to its additional CPU time belong to its work, not to the host.
 4. The rank trains on more tokens than its peers, by the same factor: its sequences are longer, and no machine is bad.
@@ -16,7 +16,7 @@ milliseconds per step. Steps between two slow stretches, in which the rank is as
    disk (major page faults), by a busy core (if CPU time and waits for a core together are most of the excess), or by a
    lock or blocking call. This is not checked on a GPU, where the host's CPU time shows nothing about the device, nor
    for loading, which may wait for a disk without using a core.
-6. What was not recorded decides nothing.
+6. A value that was not recorded decides nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ REASONS: dict[str, str] = {
     "blocked": "It is idle off-CPU: waiting on a lock, disk or sleep.",
     "kept": "Its CPU time did not rise, so it was kept off the CPU.",
 }
-"""One sentence per reason: how the host slows the rank."""
+"""How the host slows the rank, one sentence per reason."""
 _COLUMNS = ("cpu_ns", "run_delay_ns", "gc_ns", "major_faults", "tokens")
 Span = tuple[int, int]
 """First and last step of a slow stretch."""
 MAX_STEPS = 200
-"""Maximum newest steps that are read."""
+"""Maximum number of newest steps that are read."""
 MAX_PEERS = 32
-"""Maximum peers that are read."""
+"""Maximum number of peers that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,13 @@ class Counters:
     """CPU time per step / that of the peers, minus 1."""
     run_delay_ms: float | None = None
     own_run_delay_ms: float | None = None
-    """The rank's whole wait for a core, not its excess."""
+    """The rank's whole wait for a core (ms per step), not only its excess."""
     usual_run_delay_ms: float | None = None
     """Wait of all these ranks for a core in the other judged steps (ms per step)."""
     usual_core_wait_ratio: float | None = None
     """That wait / their CPU time. If nearly all judged steps are slow, the peers' ratio in the slow steps."""
     slow_s: float | None = None
-    """How long the slow steps lasted."""
+    """How long the slow steps lasted (s)."""
     gc_ms: float | None = None
     major_faults: float | None = None
     tokens_ratio: float | None = None
@@ -78,7 +78,7 @@ class Counters:
 
     @property
     def is_crowded(self) -> bool:
-        """Return True if these ranks wait for cores in other steps, too: their machine has too few."""
+        """Return True if these ranks also wait for cores in other steps: their machine has too few."""
         return (self.usual_core_wait_ratio or 0.0) >= SHARED.explained_ratio
 
     def has_own_core(self, policy: CorroborationPolicy) -> bool:
@@ -94,7 +94,7 @@ class Counters:
         return self.own_run_delay_ms - others_ms >= SHARED.minor_ratio * self.own_run_delay_ms
 
     def is_share_of_waits(self, excess_ms: float, policy: CorroborationPolicy) -> bool:
-        """Return True if a compute excess is small against the rank's waits for a core on a crowded machine and its CPU
+        """Return True if a compute excess is small against the rank's waits for a core on a busy machine and its CPU
         time is hardly above its peers'. Healthy ranks differ as much there, whatever part of the excess the medians of
         their waits explain."""
         own_ms = self.own_run_delay_ms
@@ -103,7 +103,7 @@ class Counters:
         return excess_ms < SHARED.minor_ratio * own_ms and (self.cpu_ratio or 0.0) < policy.crowded_cpu_ratio
 
     def within(self, excess_ms: float) -> Counters:
-        """CPU time and waits for a core as parts of the excess. They are medians of other steps than the excess is, so
+        """CPU time and waits for a core as parts of the excess. They are medians over other steps than the excess, so
         their sum may exceed it: then both are reduced in proportion, so that a report's parts add up."""
         cpu_ms, waits_ms = max(0.0, self.cpu_ms or 0.0), max(0.0, self.run_delay_ms or 0.0)
         if not self.on_cpu or cpu_ms + waits_ms <= excess_ms:
@@ -182,7 +182,7 @@ def attribute(
 
 
 def _waits_of_more_work_ms(counters: Counters) -> float:
-    """Return the part of the wait for a core that comes from additional CPU time: on a crowded host each millisecond of
+    """Return the part of the wait for a core that comes from additional CPU time: on a busy host each millisecond of
     work waits equally long, so a rank with three times the work has two thirds of its wait because of it."""
     own, ratio = counters.own_run_delay_ms, counters.cpu_ratio or 0.0
     if not counters.on_cpu or own is None or counters.run_delay_ms is None or ratio <= 0:
@@ -268,7 +268,7 @@ def _usual_waits(
     judged: tuple[int, int],
     means: bool,
 ) -> tuple[float | None, float | None, float | None, int]:
-    """Read how long the slow steps lasted, and what the same ranks waited for a core in the other steps.
+    """Read how long the slow steps lasted, and how long the same ranks waited for a core in the other steps.
 
     The wait is in nanoseconds and as a part of their CPU time; last comes the number of the other steps.
     """

@@ -31,7 +31,7 @@ __all__ = ["core_waits", "cpu_times", "find_more_work", "is_crowded"]
 
 
 def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
-    """Ranks that persistently work more than their peers by CPU time, on a crowded machine; else none."""
+    """Ranks that persistently work more than their peers by CPU time, on a busy machine; else none."""
     limits = policy.corroboration
     if DEVICE in timings.own or not is_crowded(source, timings.attempt, int(timings.steps[0])):
         return []

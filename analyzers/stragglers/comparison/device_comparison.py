@@ -25,7 +25,7 @@ MAX_PEERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceComparison:
-    """Medians over the slow steps; None where not read."""
+    """Medians over the slow steps; None for values without a reading."""
 
     clock_hertz: float | None = None
     peers_clock_hertz: float | None = None
@@ -48,7 +48,7 @@ class DeviceComparison:
         return f"Its GPU runs at {own:.2f} GHz, its peers at {peers:.2f} GHz{why}."
 
     def evidence(self) -> dict[str, Any]:
-        """Readings for a finding's evidence."""
+        """The readings as evidence of a finding."""
         known = {
             "sm_clock_hertz": self.clock_hertz,
             "sm_clock_of_peers_hertz": self.peers_clock_hertz,
@@ -64,7 +64,9 @@ class DeviceComparison:
 def load_device(
     source: Source, attempt: int, slow: tuple[int, int, int], peers: Sequence[int]
 ) -> DeviceComparison | None:
-    """Read them for `slow`: (rank, first step, last step). None where no reading lies in those steps."""
+    """Read the health of `slow`: (rank, first step, last step) and its peers. None if no reading lies in those
+    steps.
+    """
     rank, first_step, last_step = slow
     loaded = SHARED.loaded_ratio
     if missing_tables(source, "health", "ranks"):

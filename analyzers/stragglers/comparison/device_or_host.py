@@ -58,7 +58,7 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
 def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     read = partial(_late_ms, typical="avg" if slow.paused_ratio else "median")
     found = in_newest_steps(source, attempt, slow, peers, read)
-    if not slow.has_peers:  # without peers compare with its own past
+    if not slow.has_peers:  # without peers, the rank is compared with its own past
         spans = (slow.first_step, slow.last_step), (0, slow.first_step - 1)
         now, before = (read(source, attempt, [slow.rank], *span) for span in spans)
         found = now, before
@@ -73,7 +73,7 @@ def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence
 def _late_ms(
     source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str
 ) -> dict[str, float]:
-    """Typical time per step (ms) in which devices waited for their hosts; of a rank that pauses it is the mean."""
+    """Typical time per step (ms) in which devices waited for their hosts; for a rank that pauses, the mean."""
     total = " + ".join(late(place) for place in (*OWN_PHASES, *GAPS))
     ((ms,),) = source.rows(
         f"SELECT {typical}({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "

@@ -1,12 +1,13 @@
-"""Distinguish one late host from equally late hosts, of which the one that looks slow lost its lead first.
+"""Distinguish a single late host from several equally late ones, among which the one that looks slow lost its lead
+first.
 
     is_late_as_peers(source, attempt=0, slow=straggler, peers=[0, 1, 2])
 
 Hosts of GPUs run ahead of their devices. If all hosts become slower, the device with the smallest lead waits for its
 host first, and the other ranks wait for that device. Its rank looks slow until the others have used up their leads.
 
-1. A slow host takes longer than its peers' hosts in some phase or gap. If it does not in any, it is as fast as they
-   are.
+1. A slow host takes longer than its peers' hosts in some phase or gap. A host that takes no longer in any of them is as
+   fast as they are.
 2. The host of a peer with a full launch queue blocks in every launch and thus seems as slow as a slow host. It is then
    as far ahead of its device as any host was; such peers prove nothing.
 3. Hosts that wait for a result in every step are never a whole step ahead, and have no lead to lose.

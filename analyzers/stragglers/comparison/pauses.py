@@ -2,16 +2,16 @@
 
     segments = find_pauses(excess, PausePolicy())       # rank x observation; the same `Segment` as persistence
 
-A process that a cgroup limit or another job stops for 80 ms, wherever it happens to be, hides some of those stops in
-its own waiting for others. The median of its steps then shows nothing, while all ranks wait for the remaining stops. So
-the criterion is how many observations are far off, on one rank alone:
+If a cgroup limit or another job stops a process for 80 ms at arbitrary moments, some of the stops fall into times in
+which it waits for others anyway. The median of its steps then shows nothing, while all ranks wait for the remaining
+stops. So the criterion is how many observations are far off, on one rank alone:
 
 1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise; half of that
    work is enough if it happens in most steps or in every second or n-th one (noise has no rhythm): if a host is late by
    less than its lead plus the work of its device, a slow network hides part of the delay.
 2. Between the first and the last pause, pauses are a good part of the observations, without a long gap. This excludes a
    burst of another job on the machine.
-3. Hardly any other rank pauses at that time: pauses on all ranks come from the machine.
+3. Hardly any other rank pauses at the same time: pauses of all ranks come from the machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None, steps: Ints |
     num_rows, num_observations = excess.shape
     if num_rows < 2 or num_observations < SHARED.min_steps:
         return []
-    apart = (np.abs(excess[:, lag:] - excess[:, :-lag]) for lag in (1, 2))  # with every second step, all neighbours are
+    # if every second step is a pause, all neighbours are affected
+    apart = (np.abs(excess[:, lag:] - excess[:, :-lag]) for lag in (1, 2))
     noise = _QUARTILE_TO_SIGMA * min(float(np.quantile(one, 0.25)) for one in apart) / math.sqrt(2)
     found: list[Segment] = []
     is_pause = excess >= max(SHARED.doubled_factor, SHARED.certain_sigmas * noise)
@@ -75,7 +76,9 @@ def _has_rhythm(steps: Ints, is_pause: npt.NDArray[np.bool_]) -> bool:
 def _pauses_of(
     excess: Matrix, is_pause: npt.NDArray[np.bool_], row: int, noise: float, policy: PausePolicy
 ) -> Segment | None:
-    """The stretch of one rank's pauses; None if they are too few of its observations, or not its own."""
+    """The stretch of one rank's pauses; None if they are too small a share of its observations, or if other ranks pause
+    as well.
+    """
     places = np.flatnonzero(is_pause[row])
     begin, end = int(places[0]), int(places[-1]) + 1
     share = len(places) / (end - begin)

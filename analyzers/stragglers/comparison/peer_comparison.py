@@ -6,7 +6,7 @@
 1. A rank's own time of a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
    together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do
    those for all. Clocks are not compared.
-   The time between phases is own work, too, by gap.
+   The time between phases is also own work, by gap.
 2. Peers have the same work: the same pipeline stage, and for data loading also the same place in their tensor- and
    context-parallel groups, in which often only the first rank loads. For each observation the excess of a rank is its
    own time minus the median of its peers' (itself excluded), divided by the peers' whole own time. It is computed for
@@ -85,7 +85,7 @@ class Straggler:
 
     def place(self) -> str:
         """Phase or gap that holds nearly all of the excess; empty if none does (a rank that is slow everywhere)."""
-        if self.found_in or self.by_cpu:  # places are known by wall time, which shows no excess
+        if self.found_in or self.by_cpu:  # only wall time is known by place, and it shows no excess
             return self.found_in
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
@@ -108,7 +108,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
         compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
         together = compute + data
         whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
-        data_excess = np.zeros_like(data)  # stays 0 for a rank without data peers
+        data_excess = np.zeros_like(data)  # remains 0 for a rank without peers in loading
         kinds: list[tuple[Cause, Ints, Matrix]] = [("compute", np.arange(len(peers)), compute)]
         for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
             if len(loaders) > 1:
@@ -244,8 +244,9 @@ def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -
 def outlasts_bursts(
     timings: Timings, segment: Segment, policy: StragglerPolicy, least_steps: int = SHARED.min_steps
 ) -> bool:
-    """Return True if a segment lasted longer (in seconds) than a burst of another job: steps may be short. On a crowded
-    machine also for `least_steps`: bursts make its steps long."""
+    """Return True if a segment lasted longer (in seconds) than a burst of another job: steps may be short. On a busy
+    machine it must also last for `least_steps`, because bursts make the steps long.
+    """
     at = slice(segment.begin, segment.end)
     step_s = float(np.mean(np.nanmedian(complete(timings.duration[:, at]), axis=0))) / 1e3
     num_steps = num_steps_of(timings.steps, segment)
@@ -280,8 +281,8 @@ def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
     """Limit the excess of a device that waits for its host to the growth of the step. If the step did not grow, the
-    device was idle before, too: then it waited for other ranks, now for its host. If the earlier steps vary by as much
-    among themselves, the growth means nothing.
+    device was also idle before: then it waited for other ranks, now it waits for its host. If the earlier steps vary by
+    as much among themselves, the growth means nothing.
     """
     before_ms = step_before_ms(timings, slow)
     if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
@@ -316,7 +317,8 @@ def measured(
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
     whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in timings.own))
     baseline = others_median(whole)[row]
-    if paused_ratio and (is_known := baseline > 1e-3).any():  # calls of the last steps are not recorded on all ranks
+    # the calls of the last steps are not yet recorded on all ranks
+    if paused_ratio and (is_known := baseline > 1e-3).any():
         index, whole, baseline = index[is_known], whole[:, is_known], baseline[is_known]
     per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])

@@ -1,4 +1,4 @@
-"""Persistently slow rows of a matrix rank x observation, with begin and end, by robust statistics.
+"""Find persistently slow rows of a matrix rank x observation, with begin and end, by robust statistics.
 
     segments = find_segments(excess, PersistencePolicy())      # excess over the peers / peers' own time
     segments[0].row, segments[0].begin, segments[0].end, segments[0].effect
@@ -70,13 +70,14 @@ def find_segments(
         offset = num_observations - num_blocks * length  # blocks end at the newest observation
         blocks = np.median(excess[:, offset:].reshape(num_rows, num_blocks, length), axis=2)
         finest = finest or _noise(blocks, policy)
-        noise = max(_noise(blocks, policy), finest / math.sqrt(scale))  # few long blocks give a poor estimate
+        # a few long blocks give a poor estimate of the noise
+        noise = max(_noise(blocks, policy), finest / math.sqrt(scale))
         smallest = _smallest(policy, scale, num_rows)
         limits = _Limits(
             smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size, least=min_length
         )
         threshold = max(smallest, SHARED.outlier_sigmas * noise) / 2
-        for gap in (2, 1):  # where a run of most blocks is none, its parts may be
+        for gap in (2, 1):  # if a run of nearly all blocks fails the test, parts of it may pass
             for row, first, last in _runs(blocks, threshold, gap):
                 begin, end = offset + first * length, offset + last * length
                 if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
@@ -187,7 +188,7 @@ def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
     middles = np.median(others, axis=1)
     if len(others) + 1 < SHARED.many_values:
         return 0.0, effect < SHARED.beyond_few_factor * float(np.max(np.abs(middles)))
-    # A handful of peers gives a poor estimate: seven ranks give it to a third.
+    # A few peers give a poor estimate: with seven ranks its error is a third.
     uncertain = 1 + 2 / len(others)
     return uncertain * sigma(middles), False
 

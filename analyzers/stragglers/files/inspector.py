@@ -1,12 +1,12 @@
-"""Diagnosis of the inspector's files: the rank that the others wait for.
+"""Diagnosis of files of NCCL's inspector: the rank for which the others wait.
 
 late_ranks(read_inspector_job(survey(folder)))
 
 1. In each collective the rank with the shortest time came last; the others waited for the difference to it
    (`arrivals`).
 2. A rank that comes last in most collectives of a communicator, and for which the others wait a good part of their
-   time in them, is suspected: why it is late is not in these files.
-3. The files have durations but no times: their calls are judged in a separate store, not with those of a run.
+   time in them, is suspected. The files do not show why it is late.
+3. The files have durations but no times, so their calls are judged in a store of their own, not with those of a run.
 """
 
 from __future__ import annotations

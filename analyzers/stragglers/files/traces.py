@@ -8,7 +8,7 @@
    so short that a burst of another job on the host could slow all of them, they are judged by their kernels, which such
    a burst does not slow. On a CPU, a rank that is slower in such steps is reported as not judged. Traces are not rows
    of `steps`, which hold phases by the host's clock; a trace holds the work of the device.
-3. The part of exposed communication that even the last rank to arrive has is transfer; the rest is waiting for others.
+3. The exposed communication that even the rank that arrives last has is transfer; the rest is waiting for others.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
         return [_insufficient("no trace could be read")]
     policy = StragglerPolicy()
     unmarked = [trace.rank for trace, _ in every if not trace.marked]
-    if len(unmarked) == len(every):  # each whole trace is one step
+    if len(unmarked) == len(every):  # each trace as a whole is one step
         timings = _timings(every)
         why = f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop"
         return [_insufficient(why), *(_exposed(timings) if len(every) > 1 else ())]
     ranks = _comparable([read for read in every if read[0].marked], SHARED.min_steps)
     timings = _timings(ranks)
-    with MemoryStore() as no_records:  # a trace has no calls, stacks or readings as further evidence
+    with MemoryStore() as no_records:  # a trace holds no calls, stacks or readings that could be further evidence
         findings, _ = slow_ranks(no_records, timings, policy)
         if not findings and all(trace.device != "cpu" for trace, _ in ranks):
             on_device = _timings(ranks, is_device_only=True)

@@ -27,7 +27,7 @@ __all__ = ["with_host_onset"]
 
 
 def with_host_onset(source: Source, timings: Timings, slow: Straggler, place: str, peers: Sequence[int]) -> Straggler:
-    """The rank with the first step in which its host is late; unchanged where the host's gap does not show it."""
+    """The rank with the first step in which its host is late; unchanged if the host's gap does not show it."""
     others = some_peers(peers, slow.rank)
     if place not in GAPS or not slow.has_peers or not others or not source.has("spans"):
         return slow

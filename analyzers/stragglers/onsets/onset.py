@@ -89,7 +89,7 @@ def _dated(
         or last - segment.begin < 2 * SHARED.trend_values
         or (np.diff(steps) <= 0).any()
     ):
-        return slow  # too few, or repeated steps, whose CPU times cannot be distinguished
+        return slow  # too few steps, or repeated ones, for which the CPU times of the executions cannot be told apart
     excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
     if excess is None:
         return slow
@@ -128,23 +128,23 @@ def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]
 
 
 def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
-    """The rank with the first step of its attempt as its onset, where no step before was better; else unchanged.
+    """Set the rank's onset to the first step of its attempt if no earlier step was faster; else leave it unchanged.
 
     The begin of a segment may lie some steps too late: the comparison leaves warm-up steps out, and a jitter of the
-    peers hides the rank's excess in a step. Where the rank was slow in all steps before, warm-up included, there is no
-    onset. A step before the onset counts as slow if the rank took as long as after it, compared with the peers' usual
-    time there; in most of them it also took longer than its peers, which warm-up slows as well.
+    peers hides the rank's excess in a step. If the rank was slow in all earlier steps, including the warm-up, there is
+    no onset. A step before the onset counts as slow if the rank took as long as after it, compared with the peers'
+    usual time there; in most of them it also took longer than its peers, which warm-up slows as well.
     """
     segment = slow.segments[0]
     if not slow.has_peers or slow.paused_ratio or slow.by_cpu or segment.begin > SHARED.history:
         return slow
-    if not source.has("steps"):  # traces have none
+    if not source.has("steps"):  # traces have no attempts
         return slow
     ((first_of_all,),) = source.rows(
         "SELECT min(step) FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL", [timings.attempt]
     )
     if first_of_all is None or int(timings.steps[0]) - int(first_of_all) > SHARED.warm_up_steps:
-        return slow  # a live analysis reads the newest steps
+        return slow  # a live analysis reads only the newest steps
     until = int(timings.steps[min(segment.end, segment.begin + SHARED.history) - 1])
     early = load_timings(source, timings.attempt, until_step=until)
     if early is None or (np.diff(early.steps) <= 0).any() or not np.isin(timings.steps[0], early.steps):
@@ -171,7 +171,9 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
 
 
 def to_newest_step(timings: Timings, slow: Straggler) -> Straggler:
-    """The rank with the newest step as its last, where it is slow to the end: a jitter may hide its excess there."""
+    """Set the rank's last slow step to the newest step if it is slow to the end, since a jitter may hide its excess
+    there.
+    """
     if not slow.ongoing:
         return slow
     segments = (*slow.segments[:-1], replace(slow.segments[-1], end=len(timings.steps)))

@@ -3,18 +3,18 @@
     for slow in find_slower_than_before(timings, policy):
         slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as before
 
-In a pipeline with one rank per stage no two ranks have the same work; among tensor-parallel ranks often only one loads.
-A rank that was always slow cannot be distinguished from one with more work (`pipeline` measures the work of a stage),
-but one that became slow can:
+In a pipeline with one rank per stage no two ranks have the same work; among tensor-parallel ranks often only one loads
+data. A rank that was always slow cannot be distinguished from one with more work (`pipeline` measures the work of a
+stage), but one that became slow can:
 
 1. Each rank's own time is divided by its usual time: the median of its fastest block of history length, so that a slow
    part of the run is never the reference, however long it is.
-2. `change_point` finds ranks whose ratio grew relative to the others in the same observations, and stayed so. Common
-   causes (longer sequences, a shared host) cancel out.
-3. Common causes that affect stages differently make the others grow, too: the rank's own time must have grown twice as
-   much as that of any other.
-4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. A rank whose time grew by
-   far less than all work of another is therefore not named.
+2. `change_point` finds ranks whose ratio grew relative to the others in the same observations, and remained larger.
+   Common causes (longer sequences, a shared host) cancel out.
+3. Common causes that affect stages differently also make the times of other ranks grow, so the rank's own time must
+   have grown twice as much as that of any other rank.
+4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. A rank is therefore not
+   named if its time grew by far less than the whole work of another rank.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
-    for place in timings.places("compute"):  # without the noise of other places
+    for place in timings.places("compute"):  # leaves out the noise of other places
         values = complete(timings.own[place])
         compared.append(("compute", place, values, with_median_rest(values, whole)))
     for cause, place, values, noisy in compared:
@@ -80,7 +80,9 @@ def _grown(values: Matrix, begin: int) -> Matrix:
 
 
 def _usual(whole: Matrix) -> Matrix:
-    """Median of each row's fastest block of as many observations as a history has; the first begins with the first."""
+    """Median of each row's fastest block of as many observations as a history has; the first block begins with the
+    first observation.
+    """
     length = SHARED.history
     count = max(1, whole.shape[1] // length)
     blocks = whole[:, : count * length].reshape(len(whole), count, -1)

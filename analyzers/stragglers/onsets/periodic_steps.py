@@ -23,7 +23,7 @@ __all__ = ["periodic_slow_steps"]
 
 
 def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | None = None) -> list[Finding]:
-    """Report at most one period."""
+    """Report at most one interval at which steps are slow."""
     policy = policy or PeriodicPolicy()
     if missing_tables(source, "steps"):
         return []

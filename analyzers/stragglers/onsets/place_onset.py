@@ -39,8 +39,10 @@ __all__ = ["dated_at", "with_place_onset", "with_unstamped_onset"]
 def with_place_onset(
     timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None
 ) -> Straggler:
-    """The rank with its first segment's begin where its place rose; unchanged where none holds the excess, or noise of
-    the place itself hides the rise. `core_waits` in ms, by rank of `timings` and observation."""
+    """Set the begin of the rank's first segment to the step at which the time in its place rose; unchanged if no place
+    holds the excess, or if noise of the place itself hides the rise. `core_waits` in ms, by rank of `timings` and
+    observation.
+    """
     place = slow.place()
     is_everywhere = place not in timings.own
     if (is_everywhere and core_waits is None) or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
@@ -55,7 +57,7 @@ def with_place_onset(
     excess = values[own] - others_median(values)[own]
     reach = SHARED.min_steps
     if core_waits is not None:
-        reach = max(reach, (segment.end - segment.begin) // 2)  # the level is that of half of the segment at least
+        reach = max(reach, (segment.end - segment.begin) // 2)  # the level comes from at least half of the segment
         waits = core_waits[rows][:, : segment.end]
         waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
         excess -= np.minimum(waited, np.maximum(0.0, excess))
@@ -74,7 +76,7 @@ def with_place_onset(
 
 
 def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
-    """The rank with its first segment beginning at an observation."""
+    """Set the begin of the rank's first segment to an observation."""
     segments = (replace(slow.segments[0], begin=begin), *slow.segments[1:])
     return replace(
         slow,
@@ -85,7 +87,7 @@ def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
 
 
 def with_unstamped_onset(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
-    """The rank with the step from which its peers wait for it; unchanged where every step was measured."""
+    """Set the rank's onset to the step from which on its peers wait for it; unchanged if every step was measured."""
     begin = slow.segments[0].begin
     if begin == 0 or slow.first_step != int(timings.steps[begin]) or not source.has("collectives"):
         return slow
