@@ -137,7 +137,7 @@ def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator
     for path in (run.path / "run.json", *run.stores()):
         if problem := file_problem(path):
             left_out.append(f"{path} {problem}")
-        elif path.suffix == ".duckdb" and not _is_open(path):  # run.json is written anew by `collect`
+        elif path.suffix == ".duckdb" and not _is_open(path):  # `collect` writes its own run.json
             yield path.name
 
 

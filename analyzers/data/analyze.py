@@ -36,7 +36,7 @@ _WAITED = f"greatest(0, {own('data')} - coalesce(run_delay_ns, 0))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """How regularly steps wait for data; `every_steps` is 0 if the gaps are not regular."""
+    """The regularity with which steps wait for data; `every_steps` is 0 if the gaps are not regular."""
 
     cause: str
     every_steps: int

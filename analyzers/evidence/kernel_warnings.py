@@ -16,6 +16,7 @@ from typing import Any
 from analyzers.deaths.logged.logged_hosts import PROGRAM_XIDS, when_of
 from analyzers.deaths.logged.logged_schedulers import went_on
 from analyzers.finding import Finding
+from analyzers.health.counters import health_warning
 from analyzers.health.xids import xid_table
 from analyzers.logs.log_events import LogBook, LogLine, quotes
 
@@ -48,21 +49,17 @@ def _lines(book: LogBook, *kinds: str) -> dict[str | None, list[LogLine]]:
 
 def _finding(kind: str, cause: str, lines: Sequence[LogLine], summary: str, book: LogBook, **evidence: Any) -> Finding:
     of = f" of {lines[0].host}" if lines[0].host else ""
-    return Finding(
-        analyzer="health",
-        kind=kind,
-        severity="warning",
-        status="fired",
-        cause=cause,
-        summary=summary.format(of=of),
-        evidence={
+    return health_warning(
+        kind,
+        cause,
+        summary.format(of=of),
+        {
             "node": lines[0].host or "",
             "basis": lines[0].quoted,
             "lines": quotes(lines),
             **{name: value for name, value in evidence.items() if value is not None},
             **({"is_over": True} if all(went_on(entry, book) for entry in lines) else {}),
         },
-        advice=f"{kind.replace('_', '-')}-{cause}",
     )
 
 

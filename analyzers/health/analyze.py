@@ -21,7 +21,7 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding, Severity
-from analyzers.health.counters import disk_latency_findings, host_counter_findings, rise
+from analyzers.health.counters import disk_latency_findings, health_warning, host_counter_findings, rise
 from analyzers.health.policy import HealthPolicy
 from analyzers.health.xids import xid_findings
 from analyzers.policy import SHARED
@@ -211,17 +211,13 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
             until = f"full in {soon_s / 60:.0f} min at the present rate" if soon_s is not None and is_soon else ""
             risk = "a checkpoint may not fit" if is_low else ""
             findings.append(
-                Finding(
-                    analyzer="health",
-                    kind="host_pressure",
-                    severity="warning",
-                    status="fired",
-                    cause="disk",
-                    summary=f"Host {node} has {newest / 2**30:.1f} GiB free for the run"
+                health_warning(
+                    "host_pressure",
+                    "disk",
+                    f"Host {node} has {newest / 2**30:.1f} GiB free for the run"
                     f"{f', {until}' if until else ''}{f': {risk}' if risk else ''}.",
-                    evidence={"node": node, "disk_free_bytes": newest, "disk_free_lowest_bytes": least,
-                              "time_until_full_s": None if soon_s is None else round(soon_s, 1)},
-                    advice="host-pressure-disk",
+                    {"node": node, "disk_free_bytes": newest, "disk_free_lowest_bytes": least,
+                     "time_until_full_s": None if soon_s is None else round(soon_s, 1)},
                 )
             )  # fmt: skip
         if cpus and (waiting or 0.0) >= SHARED.explained_ratio:

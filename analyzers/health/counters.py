@@ -16,7 +16,7 @@ from analyzers.health.policy import HealthPolicy
 from analyzers.policy import SHARED
 from analyzers.source import Source, lacking
 
-__all__ = ["disk_latency_findings", "host_counter_findings", "rise"]
+__all__ = ["disk_latency_findings", "health_warning", "host_counter_findings", "rise"]
 
 _COLUMNS = (
     "infiniband_errors_total", "infiniband_downs_total", "tcp_retransmits_total", "tcp_segments_total",
@@ -110,6 +110,11 @@ def _pressure(node: str, stopped_s: float | None, stalls: float | None, took_s: 
 
 
 def _finding(kind: str, cause: str, node: str, summary: str, numbers: dict[str, Any]) -> Finding:
+    return health_warning(kind, cause, summary, {"node": node, "device": "host", **numbers})
+
+
+def health_warning(kind: str, cause: str, summary: str, evidence: dict[str, Any]) -> Finding:
+    """Warning about a node or one of its devices; the runbook has its section under the kind and the cause."""
     return Finding(
         analyzer="health",
         kind=kind,
@@ -117,6 +122,6 @@ def _finding(kind: str, cause: str, node: str, summary: str, numbers: dict[str, 
         status="fired",
         cause=cause,
         summary=summary,
-        evidence={"node": node, "device": "host", **numbers},
+        evidence=evidence,
         advice=f"{kind.replace('_', '-')}-{cause}",
     )

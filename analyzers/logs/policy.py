@@ -24,5 +24,7 @@ class LogPolicy:
     same_second_s: float = 1.0
     """Seconds within which ends that a launcher reports count as simultaneous. Source: resolution of torchrun's
     table."""
-    ranks_of_a_node: int = 8
-    """First rank that may be on a second node. Source: devices of most servers."""
+    usual_ranks_of_a_node: int = 8
+    """Ranks on a node of most jobs: this rank and later ones are probably not on the first node. Source: most servers
+    have 8 devices. A few have 16: only from `MAX_RANKS_OF_A_NODE` (`store.readers.logs.identities`) on it is certain.
+    """

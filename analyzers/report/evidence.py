@@ -35,7 +35,7 @@ def drawings(source: Source, finding: Finding) -> Iterator[Drawing]:
         try:
             yield from draw(source, finding)
         except Exception as error:  # one figure that fails must not make the page fail
-            yield not_drawn(finding.kind, f"{type(error).__name__}: {error}")
+            yield reason_as_figure(finding.kind, f"{type(error).__name__}: {error}")
 
 
 def figures_of(kind: str) -> Figures:
@@ -57,14 +57,14 @@ def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
     try:
         yield from plugin.process.call("draw", finding, source=source, form=_drawings)
     except (PluginError, ValueError) as error:
-        yield not_drawn(f"plug-in {plugin.name}", str(error))
+        yield reason_as_figure(f"plug-in {plugin.name}", str(error))
 
 
 def _drawings(answer: Any) -> list[Drawing]:
     return [Drawing(title=str(drawn["title"]), figure=go.Figure(drawn["figure"])) for drawn in answer]
 
 
-def not_drawn(whose: str, reason: str) -> Drawing:
+def reason_as_figure(whose: str, reason: str) -> Drawing:
     """An empty figure that says why; `whose`: the analysis or the plug-in."""
     figure = go.Figure()
     figure.add_annotation(text=html.escape(reason)[:300], showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)

@@ -64,7 +64,7 @@ class StallPolicy:
     """
 
     def of_phase(self, phase: str) -> float:
-        """Limit for a kind of span (seconds); 0 if it has none of its own."""
+        """Limit for a kind of span (seconds); 0 if the kind has no limit."""
         if phase == "compile":
             return self.compile_s
         return self.span_s if phase in ("checkpoint", "evaluate", "eval", "replay", "profile") else 0.0

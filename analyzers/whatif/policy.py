@@ -9,7 +9,7 @@ __all__ = ["WhatIfPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfPolicy:
-    """How many steps a graph takes, when it is trusted, and which ranks count as the worst."""
+    """Size of a graph, conditions under which it is trusted, and the share of ranks that counts as the worst."""
 
     worst_share_ratio: float = 0.03
     """Share of the ranks that count as the worst, which M_W balances. Source: Lin et al., OSDI 2025."""

@@ -13,7 +13,7 @@ or, for an asynchronous call,
 
 Training makes the same few calls in every step, so the constant part of their records is packed once. The cost of a
 record is not the number of instructions but cache misses, since the model evicts the recorder's memory: a record took
-60 us within a step, and 12 us in a loop of its own.
+60 us within a step, and 12 us in a loop without a model.
 
 Time blocked in calls separates a rank's own time from waiting for others. So it is added to `recorder.wait_ns` exactly
 once, and only for threads that train: a checkpoint written in the background waits for its own collectives while the

@@ -1,4 +1,4 @@
-"""Groups of torchft, which bypass `torch.distributed` and are made anew with each quorum.
+"""Groups of torchft, which bypass `torch.distributed` and are created again for each quorum.
 
     groups = TorchftGroups(rank=0, world_size=2)
     groups.record()                     # after the first step: by then its quorum has a group

@@ -70,15 +70,20 @@ class SpikePolicy:
     """Rise of the gradient norm (8 times its level) that counts with any clear rise of the loss: small batches hide a
     broken update in the noise of the loss, as in a run of 8 short sequences whose rate was 100 times too high."""
     broken_z: float = 2.5
-    """Robust sigmas of the loss where the gradient norm is broken; clean losses get there once in a hundred steps."""
+    """Robust sigmas of the loss that count if the gradient norm is broken; clean losses reach this once in a hundred
+    steps.
+    """
     least_descent_ratio: float = 0.005
     """Smallest rise / how far the loss has fallen from its highest level. Source: clean loops whose model fits all of
     its data, with a loss of 0.04 after 36 and of 0.005 after 4.2, rise by up to 0.0048 of that; a language model at 2.0
     after 11 rises by 0.018 of it where it rises by the least that counts at all, 8 %."""
-    loss_scale_floor: float = 0.01
-    """Smallest scale of log loss: a run that is quiet by accident must not make 1 % a deviation."""
-    grad_scale_floor: float = 0.05
-    """Smallest scale of log gradient norm, which is the noisier of the two."""
+    loss_spread_floor: float = 0.01
+    """Smallest assumed spread of the log loss: in a run that is quiet by accident, 1 % must not count as a
+    deviation.
+    """
+    grad_spread_floor: float = 0.05
+    """Smallest assumed spread of the log gradient norm. It has its own floor, because it is noisier than the loss.
+    """
     relearn_after: int = 64
     """Consecutive spike steps after which their level counts as the new normal (steps)."""
     signed: SignedPolicy = field(default_factory=SignedPolicy)
@@ -154,8 +159,8 @@ class SpikeDetector:
         """Highest level so far."""
         ratios = (policy.strong_rise_ratio, policy.alone_rise_ratio, policy.alone_z_rise_ratio)
         self._least_rise = min(*ratios, policy.moderate_rise_ratio)
-        self._loss = _Series(self.policy.loss_scale_floor)
-        self._grad = _Series(self.policy.grad_scale_floor)
+        self._loss = _Series(self.policy.loss_spread_floor)
+        self._grad = _Series(self.policy.grad_spread_floor)
         self._signed = SignedLoss(self.policy.signed)
         self._num_clean = 0
         self._rejected: list[tuple[float, float]] = []

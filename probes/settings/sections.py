@@ -102,7 +102,7 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertsSettings:
-    """Where findings are sent while the run trains."""
+    """Receivers of findings while the run trains."""
 
     section: ClassVar[str] = "alerts"
     webhook: str = ""
@@ -115,7 +115,7 @@ class AlertsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtelSettings:
-    """What is exported to an OpenTelemetry collector."""
+    """Settings for the export to an OpenTelemetry collector."""
 
     section: ClassVar[str] = "otel"
     group: Literal["default", "per_step", "all"] = "default"

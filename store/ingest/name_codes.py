@@ -68,8 +68,8 @@ class NameBook:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file's content. Empty if nothing is, or if the file was refused (`RunDir.problems`
-        reports that).
+        """Description of what is wrong with the file's content. Empty if it is sound, or if the file was refused
+        (`RunDir.problems` reports that).
         """
         if not self._unexplained or self._is_refused:
             return ""

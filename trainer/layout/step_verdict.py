@@ -1,4 +1,4 @@
-"""How a step is judged in a layout: are its numbers read a step late, and which ranks compare gradients?
+"""Rules for judging a step in a layout: whether its numbers are read one step late, and which ranks compare gradients.
 
 compared_over(config, plan, on_host=True)       # "dp_shard": the dimension whose ranks compare gradients; "" for none
 reason_to_read_at_once(config, plan, on_host=False)     # "" if the numbers of a step may be read late

@@ -1,6 +1,6 @@
 """Sharded parameters, gradients and optimizer state with torch's FSDP2 (`fully_shard`), HSDP on a 2-D mesh.
 
-Each block is one communication unit; experts divided among ranks are a unit of their own. The rest (embedding, last
+Each block is one communication unit; experts divided among ranks are a separate unit. The rest (embedding, last
 norm, head) belongs to the root.
 """
 

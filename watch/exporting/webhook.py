@@ -89,8 +89,8 @@ class FindingHook:
         self._owed: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque(
             (plugin.name, "its import", partial(plugin.call, "load_only")) for plugin in modules
         )
-        """Queue of (receiver, kind, delivery). The first entry remains while it is being delivered; whoever removes it
-        reports a loss.
+        """Queue of (receiver, kind, delivery). The first entry remains while it is being delivered; the thread that
+        removes it reports a loss.
         """
         self._is_closing = False
         self._changed = threading.Condition()

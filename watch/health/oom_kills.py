@@ -24,7 +24,7 @@ class OomCounter:
         self._host = _count(Path("/proc/vmstat"))
 
     def since(self) -> str:
-        """Which memory was exhausted since then; empty if none was, or if there is no counter."""
+        """Names the memory that was exhausted since then; empty if none was, or if there is no counter."""
         group = _count(_group_file())
         if group is not None and self._group is not None:
             return "memory limit of the control group" if group > self._group else ""

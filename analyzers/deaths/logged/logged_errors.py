@@ -221,7 +221,7 @@ def _candidate(
     )
 
 
-def _is_raised_again(origin: LogLine, last: LogLine) -> bool:
+def _is_reraised(origin: LogLine, last: LogLine) -> bool:
     """Return True for the error of a pool's worker, which its parent raises once more below the worker's traceback."""
     texts = [str(entry.fields.get("message") or "").strip().splitlines()[:1] for entry in (origin, last)]
     return type_of(origin) == type_of(last) and texts[0] == texts[1]

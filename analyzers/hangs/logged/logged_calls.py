@@ -184,7 +184,7 @@ def _first_rank(book: LogBook) -> Iterator[Candidate]:
         return
     lines = (*waits, *seeds)
     hosts = {entry.host for entry in lines if entry.host}
-    is_of_node = bool(waits) and (len(hosts) > 1 or max(waiting, default=0) >= LogPolicy().ranks_of_a_node)
+    is_of_node = bool(waits) and (len(hosts) > 1 or max(waiting, default=0) >= LogPolicy().usual_ranks_of_a_node)
     first = "the first rank of a node" if is_of_node else "rank 0"
     yield from_lines(
         "not_entered",

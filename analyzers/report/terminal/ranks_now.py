@@ -1,4 +1,5 @@
-"""What the ranks of a run do now, drawn for a terminal: for `rankscope top`, and below the bar of `rankscope train`.
+"""The present activity of a run's ranks, drawn for a terminal: for `rankscope top`, and below the bar of `rankscope
+train`.
 
     drawn = draw_ranks(folder, name="runs/latest", height=40, now_ns=time.time_ns())
     console.print(drawn.table)

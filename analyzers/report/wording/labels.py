@@ -192,7 +192,7 @@ _VALUES = {
     },
 }
 _UNITS = {
-    "_gb_per_s": "",  # labels with a unit of their own: see `shown`
+    "_gb_per_s": "",  # the value is shown with its unit: see `shown`
     "_ms": " ms",
     "_s": " s",
     "_z": " sigma",

@@ -119,7 +119,7 @@ def frame_texts(link: Link) -> list[str]:
 def _link(text: str, is_caused: bool, package: str) -> Link:
     lines = text.splitlines()
     frames = tuple(_frames(lines, package))
-    # The error is unindented after the frames; the message of a loader's worker contains frames of its own.
+    # The error is unindented after the frames; the message of a loader's worker also contains frames.
     errors = [match for line in lines if not line.startswith("Traceback ") and (match := _ERROR.match(line))]
     error_type, message = (errors[0][1], errors[0][2] or "") if errors else ("", "")
     return Link(error_type, message, frames, is_caused)

@@ -6,7 +6,7 @@ late_ranks(read_inspector_job(survey(folder)))
    (`arrivals`).
 2. A rank that comes last in most collectives of a communicator, and for which the others wait a good part of their
    time in them, is suspected. The files do not show why it is late.
-3. The files have durations but no times, so their calls are judged in a store of their own, not with those of a run.
+3. The files have durations but no times, so their calls are judged in a separate store, not with those of a run.
 """
 
 from __future__ import annotations

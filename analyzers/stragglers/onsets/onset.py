@@ -9,7 +9,7 @@ later. They hardly change the CPU time of steps.
    as many more on each to know the level before and after. Later ones up to half of the segment are tried where the
    rank waited for a core more than its peers, and that explains `explained_ratio` of its excess up to there.
 2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
-   the levels before and after, equally far from both in units of their own noise, because longer times vary more.
+   the levels before and after, equally far from both in units of each level's noise, because longer times vary more.
 3. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
 """
 

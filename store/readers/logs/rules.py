@@ -149,7 +149,7 @@ def _specificity(rule: Rule, line: bytes) -> tuple[bool, int]:
 
 
 def most_specific(rules: Sequence[Rule | None], line: bytes) -> Sequence[Rule | None]:
-    """Of several rules that name a root cause, keep the most specific, because a line has one cause."""
+    """Keep only the most specific of several rules that name a root cause, because a line has one cause."""
     roots = [rule for rule in rules if rule is not None and rule.role == "root"]
     if len(roots) < 2:
         return rules
