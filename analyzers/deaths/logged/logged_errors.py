@@ -181,7 +181,7 @@ def _candidate(
     # Where the last line of a traceback came first, or torch's watchdog reported the same error.
     stacks = (own_frame_text(entry.text("traceback")) for entry in (first, *lines) if entry.kind == "exception")
     raised_at = next(filter(None, stacks), "")
-    if origin is not None and _is_raised_again(origin, first):
+    if origin is not None and _is_reraised(origin, first):
         raised_at, origin = own_frame_text(origin.text("traceback")) or raised_at, None
     at = raised_at
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
