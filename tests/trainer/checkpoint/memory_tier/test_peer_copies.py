@@ -34,7 +34,7 @@ from trainer.config.config import Config
 from trainer.rank.loop import Session
 
 pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm")
-STEPS = 16
+STEPS = 20
 LAST = 15
 """Killed after this step: the copy of step 12 has just been vetted, the disk has step 8."""
 
