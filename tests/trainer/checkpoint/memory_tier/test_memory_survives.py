@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from probes.tape.events import read_events
 from probes.tape.files.shared_memory import SHARED_MEMORY, remove_shared, shared_folder, sweep_stale
 from probes.tape.rundir import RunDir
 from tests.fakes import ProcessEnd
-from tests.forked import ROOT, run_python
+from tests.forking_server import PRELOADED
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.memory_tier.slots import Slot
@@ -84,9 +85,9 @@ def _die(config: Config, folder: Path, step: int, **more: Any) -> None:
         run_loop(config, folder, rank=0, world_size=1, change=_dies_after(step), **more)
 
 
-def _killed(folder: str) -> None:
+def _killed(folder: Path) -> None:
     torch.set_num_threads(1)
-    run_loop(_config(), Path(folder), rank=0, world_size=1, change=_dies_after(15, by_signal=True))
+    run_loop(_config(), folder, rank=0, world_size=1, change=_dies_after(15, by_signal=True))
 
 
 def _loaded(folder: Path, attempt: int = 1) -> list[tuple[str, int]]:
@@ -96,9 +97,12 @@ def _loaded(folder: Path, attempt: int = 1) -> list[tuple[str, int]]:
 
 def test_after_sigkill_the_newest_vetted_copy_is_gone_on_from(tmp_path: Path) -> None:
     """Killed after step 15: the copy of step 12 has just been vetted, the disk has step 8."""
-    code = f"import sys; from {__name__} import _killed; _killed(sys.argv[1])"
-    done = run_python(["-c", code, str(tmp_path / "killed")], cwd=ROOT)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED])
+    process = context.Process(target=_killed, args=(tmp_path / "killed",), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     again = run_loop(_config(), tmp_path / "killed", rank=0, world_size=1, attempt=1)
     assert _loaded(tmp_path / "killed") == [("memory", 12)]
     assert min(again.losses) == 13
