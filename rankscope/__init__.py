@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 if not os.path.isdir(os.path.join(_HERE, "probes")):
-    # A checkout: the packages lie next to this one. In a wheel they lie inside it (pyproject.toml, `sources`).
+    # A checkout: the packages lie next to this one. In a wheel the packages are inside it (pyproject.toml, `sources`).
     __path__.append(os.path.dirname(_HERE))
 
 _PLACES = {

@@ -238,7 +238,7 @@ def _all_seen(view: AttemptView) -> str:
 
 
 def _interruption(view: AttemptView, log: EventLog) -> str:
-    """Name the signal that interrupted a launcher, as far as it recorded one; "" where none did."""
+    """Name the signal that interrupted a launcher, as far as it recorded one; "" if none did."""
     next_ns = next_launch_ns(view, log)
     for event in (event for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt) if event.wall_ns < next_ns):
         number = event.integer("exit_code") - _SIGNALLED

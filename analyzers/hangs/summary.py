@@ -32,7 +32,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     call = found.call.text if found.call else "a collective"
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     doing = _activity(first, frame) if first is not None else "at an unknown place (no records of the rank)"
-    at = "" if step is None else f" at step {step}"  # dumps of other runs know no steps
+    at = "" if step is None else f" at step {step}"  # dumps of runs that Rankscope did not record contain no steps
     if found.unseen:
         awaited = f"nothing is recorded here of {ranks_text(found.unseen)}, which {call}{at} waits for"
         return f"{sentence(awaited)} {_waits(view, found, lasted)}"

@@ -47,7 +47,7 @@ _isfinite = math.isfinite
 
 MAX_SITES = 4  # places that make the same call in the same phase
 MAX_LISTED_SHAPES = 4
-MAX_ADRIFT = 64  # handles without a holder whose call still runs
+MAX_ADRIFT = 64  # handles of running calls that no other object holds
 _NONE_I64 = int(UNSET["i64"])
 _NONE_I32 = int(UNSET["i32"])
 _NONE_BOOL = int(UNSET["bool"])

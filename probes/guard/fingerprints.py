@@ -137,7 +137,7 @@ def _column_sums(words: Tensor) -> Tensor:
 
 
 def _together(vectors: Sequence[Tensor]) -> Tensor:
-    """Many short vectors at once: running sums, read where each vector ends (they may wrap around, and do)."""
+    """Many short vectors at once: running sums, read where each vector ends (they wrap around, which is harmless)."""
     weights, ends = _layout(tuple(len(vector) for vector in vectors), vectors[0].device)
     running = torch.cumsum(torch.cat(list(vectors)) * weights, 0)[ends]
     return torch.diff(running, prepend=running.new_zeros(1))

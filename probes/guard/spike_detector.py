@@ -164,7 +164,8 @@ class SpikeDetector:
         self._signed = SignedLoss(self.policy.signed)
         self._num_clean = 0
         self._rejected: list[tuple[float, float]] = []
-        self._denied_before = False  # the step before was high, but its gradient said that it was no spike
+        # the loss of the step before was high, but its gradient norm showed that it was no spike
+        self._denied_before = False
 
     def observe(self, step: int, loss: float, grad_norm: float = math.nan) -> SpikeVerdict:
         """Judge one step and, if it is clean, learn from it. `grad_norm` NaN = not known, unless the loss is too."""

@@ -1,7 +1,8 @@
 """Attempts of a run: each start of its ranks durably claims a unique number.
 
     attempt = claim(run)                        # in the process that starts the ranks, once
-    attempt = claim(run, launch="torchrun-4711-0")       # every rank by itself: the same number for the same launch
+    attempt = claim(run, launch="torchrun-4711-0") # each rank calls it alone and gets the same number for the same
+    launch
 
 A claim is a file `attempts/00003.json` that appears with its content, under an unused name: two launchers
 never get one number, a number is never given twice, and ranks that cannot talk to each other yet agree on theirs.

@@ -35,7 +35,7 @@ _NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX", "LD_PRELOAD"
 _OWN_OF_A_RANK = {
     "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 }  # fmt: skip
-"""Differ between ranks or runs as they should."""
+"""Facts that normally differ between ranks or runs."""
 MAX_VALUE_CHARS = 200
 
 

@@ -51,7 +51,7 @@ class Kind:
     recovery: Recovery = "goes_on"
     keys: tuple[str, ...] = ("step", "rank")
     all_ranks: bool = False
-    """True if it strikes every rank unless one is given."""
+    """True if the fault is injected in every rank unless a rank is given."""
     armed_everywhere: bool = False
     """True if other ranks take part in the fault."""
     needs: Literal["", "ranks", "data ranks", "groups", "pipeline"] = ""

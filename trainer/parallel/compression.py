@@ -122,7 +122,9 @@ class GradientCompression:
     # State that is kept between steps.
 
     def tensors(self) -> dict[str, Tensor]:
-        """State by name, not copied. Errors are specific to this rank, the rest is equal on all replicas."""
+        """The hook's state by name; tensors are not copied. Errors are specific to this rank, the rest is equal on all
+        replicas.
+        """
         if self.kind != "powersgd":
             return self._feedback.tensors()
         found = {"compression.count": self._count, **self._kept}

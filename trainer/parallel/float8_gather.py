@@ -48,7 +48,8 @@ class Float8Gathers:
             local.fsdp_pre_all_gather = made.fsdp_pre_all_gather
             local.fsdp_post_all_gather = made.fsdp_post_all_gather
             self._casts.append(made)
-        # The same of all of them: what tensor parallelism splits differs, not that it does.
+        # One answer for all of them: tensor parallelism splits them along different dimensions, but it splits all or
+        # none.
         weight: DTensor = layers[0].weight
         mesh = weight.device_mesh
         self._groups = [mesh.get_group(dim) for dim, place in enumerate(weight.placements) if not place.is_replicate()]

@@ -157,5 +157,5 @@ def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tenso
     if factor.is_cpu and factor.item() == 1.0:
         return  # a pass over all gradients for nothing; on a GPU, to ask would be to wait
     for _, local in gradients:
-        # Offloaded gradients are on the host: there it waits for the factor.
+        # Offloaded gradients are on the host, so the host waits for the factor.
         foreach_mul(local, factor.to(local[0].device, torch.float32))

@@ -25,7 +25,9 @@ __all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
 MAX_CELLS = 400
 """Rows and columns of a matrix."""
 FEW_RANKS, COLUMNS_OF_MANY = 32, 100
-"""Ranks up to which their means keep `MAX_CELLS` columns, and columns of more: less noise in a thinner row."""
+"""Number of ranks up to which means have `MAX_CELLS` columns, and number of columns for more ranks: thinner rows need
+less noise.
+"""
 MEASURES = {
     "own work": (f"{OWN_WORK} / 1e6", "ms"),
     "step time": ("duration_ns / 1e6", "ms"),

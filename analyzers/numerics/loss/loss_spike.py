@@ -165,7 +165,8 @@ class _History:
         self._policy = policy
         self._before = highest_loss
         self._detector = SpikeDetector(policy, highest_loss=highest_loss)
-        self._seen: list[tuple[Observation, bool, float]] = []  # step, was it clean, highest level up to it
+        # step, whether it was clean, highest level up to this step
+        self._seen: list[tuple[Observation, bool, float]] = []
 
     def observe(self, seen: Observation) -> SpikeVerdict:
         verdict = self._detector.observe(seen.step, seen.loss, seen.grad_norm)

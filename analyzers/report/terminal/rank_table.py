@@ -2,8 +2,8 @@
 
     console.print(rank_table(rank_rows(store, findings, now_ns=now_ns), heading, max_rows=40))
 
-Ranks in trouble keep their rows. The others are folded by what they are doing, or by host where all of them do
-the same; with one group left, as many of its ranks as fit are shown.
+Ranks in trouble keep their rows. The others are folded by what they are doing, or by host if all of them do the same;
+with one group left, as many of its ranks as fit are shown.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def replaced(
         return wrapper(real, *args, **kwargs)
 
     def restore() -> None:
-        if getattr(place, name) is wrapped:  # else something else has wrapped it since, and still calls ours
+        # otherwise other code has wrapped it since then and still calls Rankscope's function
+        if getattr(place, name) is wrapped:
             setattr(place, name, real)
 
     setattr(place, name, wrapped)

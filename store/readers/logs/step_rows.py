@@ -102,7 +102,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
                 row[key] = value
         if found.loss is not None and not math.isfinite(found.loss):  # the training that has this step
             row["loss"] = found.loss
-        if has_begun and row.get("loss") is found.loss is not None:  # the row has no value of the training before
+        # the row must keep no value from the previous training
+        if has_begun and row.get("loss") is found.loss is not None:
             row["begins"], has_begun = True, False
         is_after_other, last = is_after_other and row is last, row
     every = list(rows.values())
