@@ -13,8 +13,7 @@ collective is added and no number of the training is changed; a probe that fails
 To mark steps and phases explicitly:
 
     with recorder.step():
-        with recorder.phase("forward"): ...
-"""
+        with recorder.phase("forward"): ..."""
 
 from __future__ import annotations
 

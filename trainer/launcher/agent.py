@@ -10,8 +10,7 @@ subclass differs in three ways:
 3. Once a rank has died, the others get only a short grace period: they cannot finish the current step.
 
 The largest number of available ranks for which the configuration has a valid layout takes part, and the global batch is
-divided among them. A node without any of these ranks waits until the world changes, or ends.
-"""
+divided among them. A node without any of these ranks waits until the world changes, or ends."""
 
 from __future__ import annotations
 
@@ -212,8 +211,7 @@ class Agent(SimpleElasticAgent):
 
     def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int, *, is_blamed: bool) -> ProcessFailure:
         """Record how a rank ended and the consequence for the run. `is_blamed`: the death counts against its device and
-        node.
-        """
+        node."""
         worker = worker_group.workers[local_rank]
         error_file = self._error_file(self.attempts[-1], worker.global_rank)
         failure = failure_of(local_rank=local_rank, pid=int(worker.id), code=code, error_file=error_file)
@@ -292,8 +290,7 @@ class Agent(SimpleElasticAgent):
 
     def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
         """Let a node that failed too often leave if the others can continue; never node 0, which hosts the
-        rendezvous.
-        """
+        rendezvous."""
         self._node_failures += 1
         if not 0 < self._most_node_failures <= self._node_failures:
             return
@@ -316,8 +313,7 @@ class Agent(SimpleElasticAgent):
     def _follow_request(self, worker_group: WorkerGroup) -> bool:
         """Exclude devices at the request of `watch`; returns True if the ranks must be restarted without them.
 
-        As for a node that joins, all ranks save before the restart, and it does not count against the budget.
-        """
+        As for a node that joins, all ranks save before the restart, and it does not count against the budget."""
         request = self._requests.poll(self.attempts[-1])
         if request is None:
             return False
@@ -366,8 +362,7 @@ class Agent(SimpleElasticAgent):
         """Stop the ranks before a restart; ranks that still run save first.
 
         This happens if a node joins, or if a node whose ranks have ended waits to start again. The stop is recorded,
-        because otherwise it would look like a kill from outside.
-        """
+        because otherwise it would look like a kill from outside."""
         running = [local_rank for local_rank, code in self.ranks.exit_codes().items() if code is None]
         self._shutdown()
         codes = self.ranks.exit_codes()

@@ -4,8 +4,7 @@
     log.events[0].kind, log.events[0].rank, log.events[0].fields
 
 0. UTF-16, colours and JSON lines are converted to plain text first (`plain_text`).
-1. Chunks of 4 MiB are searched for all literals of the rules at once. Only lines with a literal are decoded and
-   matched.
+1. Chunks of 4 MiB are searched for all rules' literals in one pass. Only lines with one are decoded and matched.
 2. Memory is bounded: lines are cut at 16 KiB, and a literal with too many hits is reported and no longer searched for.
 """
 
@@ -63,9 +62,7 @@ SAMPLE_LINES = 200
 LATER_LINES = 1_000
 """Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
 FINITE_STEPS = 3
-"""Number of finite losses after a line about NaN that show that the loss was not NaN: as many as show that a job
-continued.
-"""
+"""Finite losses after a line about NaN that show that the loss was finite: as many as show that a job continued."""
 HEADING_LINES = 40
 """Lines below a step heading that may hold its values."""
 ABOVE_LINES = 60
@@ -141,9 +138,7 @@ class _Scan:
         self.log.tail = window[max(0, end - TAIL_BYTES) : end]
 
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
-        """Return {offset of a line: rules whose literals it contains}; None in place of a rule marks a line with a
-        step.
-        """
+        """Return {offset of a line: rules with a literal in it}; None instead of a rule marks a line with a step."""
         found: dict[int, list[Rule | None]] = {}
         literals, rules, index = rules_by_literal()
         split = WindowLines(window, end)
@@ -293,9 +288,7 @@ class _Scan:
         return len(losses) >= FINITE_STEPS and all(map(math.isfinite, losses))
 
     def _begins_again(self, line: int) -> bool:
-        """Return True if the first step after a line is at or before the file's first step, so that it belongs to
-        another training.
-        """
+        """Return True if another training starts: the first step after a line is at or before the file's first step."""
         place = bisect_right(self._step_lines, line)
         if len(self.log.steps) != len(self._step_lines):
             return False

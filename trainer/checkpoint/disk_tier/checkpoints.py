@@ -12,8 +12,7 @@ save is written at a time. A folder that must not be used again is renamed to `s
 
 Loading: all hashes are verified before torch opens any file (`trainer.checkpoint.disk_tier.loading`). If a file does
 not match its hash, the next older checkpoint is used. Unreadable storage does not prove damage: it raises StorageError,
-and nothing is removed.
-"""
+and nothing is removed."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class DiskCheckpoints:
         """Steps of verified checkpoints that this run may restore, oldest first; the same on all ranks."""
         self.unread: set[int] = set()
         """Steps whose files are complete but could not be read back, so that they are verified when loaded; the same on
-        all ranks.
-        """
+        all ranks."""
         self.states = States()
         """Maintained by rank 0 only."""
         self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
@@ -112,8 +110,7 @@ class DiskCheckpoints:
     ) -> None:
         """Start writing a checkpoint of the state in `copy`. All ranks; none may be `busy`. `stall_ns` is recorded.
 
-        `late_extra` is called in the background on rank 0, for values that take long to compute.
-        """
+        `late_extra` is called in the background on rank 0, for values that take long to compute."""
         assert self._save is None
         start = time.monotonic_ns()
         # Names and shapes change rarely (for instance when the optimizer state is allocated), and on all ranks.
@@ -185,8 +182,7 @@ class DiskCheckpoints:
 
     def open(self) -> None:
         """Remove unfinished folders of earlier attempts, and recover the checkpoints that they were replacing. All
-        ranks, before loading.
-        """
+        ranks, before loading."""
         if self.is_chief:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -197,8 +193,7 @@ class DiskCheckpoints:
 
     def newest(self, ledger: Ledger) -> int:
         """Step of the newest finished checkpoint without the update of a batch that was skipped later; -1 if there is
-        none. All ranks.
-        """
+        none. All ranks."""
         steps, stale = self._scan(ledger)
         return max((step for step in steps if step not in stale), default=-1)
 
@@ -207,8 +202,7 @@ class DiskCheckpoints:
 
         A checkpoint with the update of a batch that was skipped later is also condemned: the run ended before the
         rollback. Raises CheckpointError if checkpoints exist and none is usable (the user must start over explicitly),
-        StorageError, LoadError.
-        """
+        StorageError, LoadError."""
         steps, stale = self._scan(ledger)
         candidates = [step for step in steps if step not in stale] or steps
         for step in reversed(candidates):
@@ -247,8 +241,7 @@ class DiskCheckpoints:
 
     def condemn(self, step: int, reason: str, *, is_damaged: bool = False) -> None:
         """Never use a checkpoint again, even if it is still being written. All ranks. The folder is renamed and kept
-        until it is pruned. `is_damaged`: because of its files, not because of its training state.
-        """
+        until it is pruned. `is_damaged`: because of its files, not because of its training state."""
         self.saved = [other for other in self.saved if other != step]
         self.unread.discard(step)
         if self._save is not None and self._save.step == step:
