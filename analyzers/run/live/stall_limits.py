@@ -83,8 +83,8 @@ def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None =
     if not is_last:
         return False
     reasons = {event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt)}
-    if "finished" in reasons:
-        return True
+    if "finished" in reasons:  # maybe only by rank 0, which ends by itself where ranks do not communicate
+        return "failed" not in reasons and not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
     if not reasons & {"interrupted", "preempted"} or not any(rank.closed for rank in view.ranks.values()):
         return False
     return not (is_left_alone(view) and stalled_before_death(view, log, policy or StallPolicy()) is not None)

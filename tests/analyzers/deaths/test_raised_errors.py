@@ -164,3 +164,19 @@ def test_a_long_message_is_cut_with_a_mark() -> None:
     (finding,) = lost(world)
     assert "… (me/train.py" in why(finding)
     assert "… (me/train.py" in finding.summary
+
+
+@pytest.mark.parametrize("has_launcher", [True, False])
+def test_an_error_of_one_rank_is_told_although_rank_0_finished(has_launcher: bool) -> None:
+    """Ranks without a process group train alone: rank 0 reaches its end, and closes its node's records."""
+    world = World()
+    trace = traced("/home/me/train.py", "ValueError: bad")
+    world.event("exception", 0.01, rank=2, type="ValueError", message="bad", traceback=trace)
+    for rank in (0, 1, 3):
+        world.event("rank_closed", 0.5, rank=rank)
+    world.event("run_ended", 0.5, rank=0, reason="finished", exit_code=0)
+    if has_launcher:
+        world.event("rank_exit", 1.0, exit_rank=2, pid=1, exit_code=1, signal=None, message="")
+        world.event("run_ended", 2.0, reason="failed", exit_code=1)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("exception", (2,))
