@@ -23,7 +23,7 @@ from probes.collectives.groups.group_label import compact_ranks
 __all__ = ["DIMENSIONS", "draw", "filled_ratio", "listed", "load_places"]
 
 DIMENSIONS = {
-    "pp": "pipeline", "dp_replicate": "replica", "dp_shard": "shard", "cp": "context", "tp": "tensor", "ep": "expert",
+    "pp": "stage", "dp_replicate": "replica", "dp_shard": "shard", "cp": "context", "tp": "tensor", "ep": "expert",
     "node_rank": "node", "local_rank": "local rank",
 }  # fmt: skip
 """Columns of table `ranks` that say where a rank is, and what people call them."""

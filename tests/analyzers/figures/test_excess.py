@@ -112,7 +112,7 @@ def test_rows_are_in_the_order_of_the_mesh_with_its_parts() -> None:
     found = excess_over_peers(cells, Places(ranks=np.arange(80), coordinates={"pp": stage}))
     assert found.ranks.tolist() == [*range(0, 80, 2), *range(1, 80, 2)]
     assert found.groups == (("pp", 0, 0), ("pp", 1, 40))
-    assert figure_texts(excess_map.draw(found)) == ["pipeline 0<br>rank 0", "pipeline 1<br>rank 1"]
+    assert figure_texts(excess_map.draw(found)) == ["stage 0<br>rank 0", "stage 1<br>rank 1"]
 
 
 def figure_texts(figure: go.Figure) -> list[str]:
