@@ -342,13 +342,12 @@ def pipeline_sections(
         what = "Forwards and backwards of each stage"
         figures.append(place(schedule.draw(pieces), f"Step {found.last_step} as it ran", what=what))
     expected = numbers["idle_expected_ratio"]
-    by_rank = list(numbers["idle_ratio_by_rank"].items())[:MAX_ROWS]
-    figures.append(
-        place(
-            schedule.idle({f"rank {rank}": share for rank, share in by_rank}, expected=expected),
-            "Bubble by rank", what="Idle share of each rank of the pipeline",
-        )
-    )  # fmt: skip
+    every = {int(rank): share for rank, share in numbers["idle_ratio_by_rank"].items()}
+    drawn = [rank for rank in members if rank in every] or list(every)[:MAX_ROWS]
+    by_rank = {f"rank {rank}": every[rank] for rank in drawn}
+    heading = "Bubble by rank" + (", of this pipeline" if len(drawn) < len(every) else "")
+    what = "Idle share of each rank of the pipeline"
+    figures.append(place(schedule.idle(by_rank, expected=expected), heading, what=what))
     by_step = {int(step): share for step, share in numbers["idle_ratio_by_step"].items()}
     what = "Idle share of the pipeline over the steps"
     figures.append(place(schedule.idle_by_step(by_step, expected=expected), "Bubble by step", what=what))

@@ -50,7 +50,7 @@ def test_every_report_says_what_makes_the_pipeline_idle(diagnosed: tuple[str, St
     for report in (shown, page, ticket):
         assert "1f1b with equal stages has 27.3 %" in report
         assert "points: imbalance" in report
-    for words in (">Pipeline<", "Bubble by rank", "as it ran", "work a step, ms"):
+    for words in (">Pipeline<", "Bubble by rank, of this pipeline", "as it ran", "work a step, ms"):
         assert words in page
     if fault == "uneven_stages":
         assert "Stage 2 has the most work: moving 17 % of it" in shown
