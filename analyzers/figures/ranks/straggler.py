@@ -24,14 +24,15 @@ _PARTS = {phase: phase for phase in OWN_PHASES} | {"gaps": "between phases"}
 
 
 def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
-    """Draw all ranks, the slowest on top. `work`: columns of `rank_step.own_work`."""
+    """Draw the slowest ranks, the slowest on top. `work`: columns of `rank_step.own_work`."""
     rank = ints(work["rank"])
     parts = {name: np.nan_to_num(floats(work[name])) for name in _PARTS}
     total = np.sum(list(parts.values()), axis=0) if len(rank) else np.zeros(0)
     order = np.argsort(-total, kind="stable")[:MAX_RANKS]
-    figure = new_figure(
-        height=int(130 + 24 * len(order)), x="medians of the phases of a step, without waiting", barmode="stack"
-    )
+    x = "phases of a step, medians without waiting"
+    if len(order) < len(total):
+        x += f"<br>the {len(order)} slowest of {len(total):,} ranks"  # in a second line: a phone cuts a longer one
+    figure = new_figure(height=int(130 + 24 * len(order)), x=x, barmode="stack")
     names = [f"<b>rank {rank[i]}</b>" if rank[i] in culprits else f"rank {rank[i]}" for i in order]
     for name, words in _PARTS.items():
         if len(order) and parts[name][order].max() > 0:

@@ -71,7 +71,7 @@ def waits(calls: Mapping[str, Any]) -> go.Figure:
     most = sorted(total.items(), key=lambda item: -item[1])[:MAX_BARS]
     x = "seconds waited, all ranks"
     if len(most) < len(total):
-        x += f"; the {len(most)} longest of {len(total):,}"
+        x += f"<br>the {len(most)} longest of {len(total):,}"
     figure = new_figure(height=int(110 + 28 * len(most)), x=x, showlegend=False)
     names = [f"{label(op, 20)} · {label(group_text(group), 26)}" for (op, group), _ in most]
     figure.add_bar(

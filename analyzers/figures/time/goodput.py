@@ -65,7 +65,7 @@ def by_rank(account: Account) -> go.Figure:
     ranks, x = sorted(account.by_rank), "seconds"
     if len(ranks) > MAX_RANKS:
         ordered = sorted(ranks, key=lambda rank: account.by_rank[rank]["training"])
-        x = f"seconds, {MAX_RANKS} of {len(ranks):,} ranks: those with the least and the most training"
+        x = f"seconds, {MAX_RANKS} of {len(ranks):,} ranks:<br>those with the least and the most training"
         ranks = sorted(ordered[: MAX_RANKS // 2] + ordered[-MAX_RANKS // 2 :])
     figure = new_figure(height=int(150 + 22 * len(ranks)), x=x, barmode="stack")
     for name, text in account.names.items():

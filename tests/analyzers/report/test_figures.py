@@ -72,6 +72,7 @@ def test_a_big_run_is_reduced_to_what_a_screen_shows_and_its_slow_rank_stays() -
     against = rank_step.rank_against_others(store, 0, 700)
     assert np.median(against["own"]) > 1.3 * np.median(against["high"])
     ranked = straggler.ranking(rank_step.own_work(store), culprits=(700,))
+    assert "the 24 slowest of" in ranked.layout.xaxis.title.text
     assert ranked.data[0].y[0] == "<b>rank 700</b>"
     assert len(ranked.data[0].y) <= 24
 

@@ -121,6 +121,6 @@ def test_lines_of_what_values_are_compared_with_have_a_name() -> None:
 def test_bars_of_a_part_say_of_how_many() -> None:
     num = collectives.MAX_BARS + 2
     calls = {"op": ["all_reduce"] * num, "process_group": [f"tp:{i}" for i in range(num)], "wait_s": np.ones(num)}
-    assert collectives.waits(calls).layout.xaxis.title.text == "seconds waited, all ranks; the 14 longest of 16"
+    assert collectives.waits(calls).layout.xaxis.title.text == "seconds waited, all ranks<br>the 14 longest of 16"
     few = {name: column[:2] for name, column in calls.items()}
     assert collectives.waits(few).layout.xaxis.title.text == "seconds waited, all ranks"
