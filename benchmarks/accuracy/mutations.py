@@ -122,8 +122,8 @@ MUTATIONS = (
              "culprits = blamed & processes.keys()", "culprits = processes.keys() - blamed",
              "tests/watch/test_culprit.py::test_a_culprit_of_this_node_is_killed_alone_and_at_once"),
     Mutation("slow for twice as long before it is left out", "watch/exclusion/requester.py",
-             "if now_s - since_s >= self._policy.straggler_after_s",
-             "if now_s - since_s >= 2 * self._policy.straggler_after_s",
+             "if now_s - since_s >= self._settings.straggler_after_s",
+             "if now_s - since_s >= 2 * self._settings.straggler_after_s",
              "tests/watch/exclusion/test_requester.py::test_a_rank_that_stays_slow_is_asked_for_once_and_of_its_own_node"),
     # trainer
     Mutation("a checkpoint's hash is not compared", "trainer/checkpoint/disk_tier/manifest.py",

@@ -13,7 +13,8 @@ collective is added and no number of the training is changed; a probe that fails
 To mark steps and phases explicitly:
 
     with recorder.step():
-        with recorder.phase("forward"): ..."""
+        with recorder.phase("forward"): ...
+"""
 
 from __future__ import annotations
 
@@ -234,9 +235,7 @@ class Attached:
                 self._phases.norms.measure_with(self._gradient_probe)
 
     def _gradient_probe(self) -> GradientProbe:
-        """Create the gradient probe at an update, because inside `torch.func.functional_call` parameters are replaced
-        by other values.
-        """
+        """Called at an update: inside `torch.func.functional_call`, other values replace the parameters."""
         named = self._named_parameters() or named_parameters_of(self._phases and self._phases.leader)
         return GradientProbe(self.recorder, named, interval=self._gradient_interval, models=self._models)
 

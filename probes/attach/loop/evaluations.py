@@ -3,6 +3,9 @@
     evaluations = Evaluations(phases)
     evaluations.may_begin()         # the step's update is made
     evaluations.are_over()          # training goes on
+    modes = EvalModeTraining()
+    modes.trains(model)             # a call with gradients enabled: True if it belongs to training
+    modes.passed()                  # a backward pass begins
 
 A loop that trains `DistributedDataParallel(task)` evaluates `task.model`, what `accelerator.unwrap_model` returns, or a
 moving average of the weights. Such a module shares a parameter with the one that trains, or has parameters of the same
@@ -26,7 +29,7 @@ from ...collectives.gradients.model_hook import ModelHook
 from ...fail_open import record_error
 from .living import Living
 
-__all__ = ["Evaluations", "inner_modules", "main_parts"]
+__all__ = ["EvalModeTraining", "Evaluations", "inner_modules", "main_parts"]
 
 
 class _Phases(Protocol):
@@ -130,3 +133,42 @@ def _size(module: nn.Module) -> int:
 
 def _shapes(module: nn.Module) -> list[Size]:
     return [parameter.shape for parameter in module.parameters()]
+
+
+class EvalModeTraining:
+    """Models that a loop trains in eval mode: it fine-tunes without `train()`, or evaluates and never goes back.
+
+    A call in eval mode counts as an evaluation until a backward pass follows it without a call in training mode in
+    between. From then on the model's calls train, until it is called in training mode.
+    """
+
+    def __init__(self) -> None:
+        self._trained = Living()  # in eval mode
+        self._called = Living()  # in eval mode with gradients, since the last backward pass
+        self._is_known = False  # True if a training pass was called since the last backward pass
+
+    def add(self, model: nn.Module) -> None:
+        """Note a model found by what its optimizer updates: if it is in eval mode, it was trained in it."""
+        if not model.training:
+            self._trained.add(model)
+
+    def __contains__(self, model: nn.Module) -> bool:
+        return not model.training and model in self._trained
+
+    def trains(self, model: nn.Module) -> bool:
+        """Return True if a call with gradients enabled belongs to training."""
+        if model.training:
+            self._trained.discard(model)
+        elif model not in self._trained:
+            self._called.add(model)
+            return False
+        self._is_known = True
+        return True
+
+    def passed(self) -> None:
+        """Note a backward pass: of the models that were called in eval mode, if none was in training mode."""
+        if not self._is_known:
+            for model in self._called:
+                self._trained.add(model)
+        self._called.clear()
+        self._is_known = False

@@ -44,8 +44,7 @@ from ..patching.on_import import OnImport
 from ..patching.replaced import replaced
 from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
-from .eval_mode import EvalModeTraining
-from .evaluations import Evaluations, inner_modules
+from .evaluations import EvalModeTraining, Evaluations, inner_modules
 from .fetches import Fetches
 from .living import Living
 from .loss_scaling import LossScaling

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,19 +38,43 @@ from ...recorder import Recorder
 from ...step_scalars import read_back
 from ...tape import event_kinds
 from ...tape_recorder import TapeRecorder
-from .leaves import Leaves
 from .living import Living
 
-__all__ = ["Updates", "named_parameters_of", "parameters_of", "unwrapped"]
+__all__ = ["Leaves", "Updates", "named_parameters_of", "parameters_of", "unwrapped"]
 
 TURNS = 3
 """Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
 TAKES_OVER = 8
 """Updates of one optimizer without one of the leader, after which it leads, and updates of the leader alone, after
 which a new optimizer leads at once. A critic has some five for one of its generator."""
+MAX_NODES = 5000
+"""Nodes of the graph that are looked at."""
 
 
 _State = tuple[list[int], int]
+
+
+class Leaves:
+    """The tensors that the newest backward pass gave gradients, for loops without a module (`a -= rate * a.grad`)."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Iterate over the tensors."""
+        return iter(self._tensors)
+
+    def find(self, root: Any) -> None:
+        """Find them in the graph of `root`."""
+        nodes = [getattr(root, "grad_fn", None)]
+        seen = set(nodes)
+        for node in nodes:
+            if node is not None and len(nodes) < MAX_NODES:
+                inputs = {one for one, _ in node.next_functions} - seen
+                seen |= inputs
+                nodes.extend(inputs)
+        found = [getattr(node, "variable", None) for node in nodes]
+        self._tensors = [tensor for tensor in found if isinstance(tensor, Tensor)]
 
 
 class Updates:
