@@ -106,7 +106,9 @@ class ProcessEnd:
         with failing_open("attach.exit"):
             if isinstance(error, SystemExit):
                 self._exit = None
-                if message := _failure(error.code):
+                if _follows_interrupt(error):
+                    self._interrupted()
+                elif message := _failure(error.code):
                     self.at_failure(lines_of_error(error))
                     stack = "".join(traceback.format_exception(error))
                     fields = _exit_fields(message, stack, error.code, error.__context__)
@@ -190,6 +192,15 @@ def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | N
         return described(handled)
     package = package_of_program()
     return {"type": EXIT_TYPE, "message": message[:MAX_TEXT], "traceback": stack[-20_000:], "package": package}
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Return True if an exit is the answer to Ctrl-C, as click's is."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen and not isinstance(error, KeyboardInterrupt):
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt)
 
 
 def _failure(code: Any) -> str:

@@ -143,3 +143,16 @@ def test_an_exception_is_recorded_where_the_script_has_replaced_the_hook(tmp_pat
     line = 14 if by == "run" else 16
     said = finding.summary.replace(f"{tmp_path.name}/", "")
     assert f"died of KeyError: 'lr' (train.py:{line} in <module>) at step 2" in said
+
+
+def test_an_exit_that_answers_an_interrupt_is_no_failure_of_the_rank(tmp_path: Path) -> None:
+    """As click ends a program at Ctrl-C."""
+    end = (
+        "import sys\ntrain(3)\ntry:\n    try:\n        raise KeyboardInterrupt\n    except KeyboardInterrupt as e:\n"
+        "        raise ValueError('Aborted') from e\nexcept ValueError:\n    sys.exit(1)"
+    )
+    code, findings, _ = ended(tmp_path, end, by="run")
+    assert code == 1
+    assert [finding for finding in findings if "exit code 1" in finding.summary] == []
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT count(*) FROM events WHERE kind = 'exception'") == [(0,)]
