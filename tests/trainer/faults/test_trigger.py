@@ -96,7 +96,7 @@ def _strike_in(phase: str, number: int) -> None:
         "after a rollback's decision": lambda: once(MemoryCopies, "restore", kill),
         "in a save": lambda: once(Save, "_write", kill, step=12),
         "before a rename": lambda: once(Save, "_finish", kill, step=12),
-        "in a restart": lambda: once(state_copies, "load_newest", kill),
+        "in a restart": lambda: once(state_copies.StateCopies, "_load_newest", kill),
         "twice": lambda: once(Save, "_write", lambda: (kill(), kill())[0], step=12),
         "again a while later": lambda: once(MemoryCopies, "restore", again_later),
     }

@@ -96,8 +96,8 @@ def test_the_verdict_is_repeated_only_where_a_rank_may_have_printed_below_it(
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ([], "Verdict  No problems found while it ran. Its last records were not judged."),
-        ([hang("ok", "info")], "Verdict  No problems found while it ran. Its last records were not judged."),
+        ([], "Verdict  No problems were found during the run. Its last records were not judged."),
+        ([hang("ok", "info")], "Verdict  No problems were found during the run. Its last records were not judged."),
         ([hang(severity="warning", summary="Rank 1 is slow.")], "Verdict  Rank 1 is slow."),
     ],
 )
@@ -114,5 +114,5 @@ def test_the_second_ctrl_c_kills_and_ends_with_a_verdict(tmp_path: Path) -> None
     followed.end_at_once(signal.SIGINT, "SIGINT came again.")
     lines = output.getvalue().splitlines()
     assert lines[0] == "Killed what still ran. SIGINT came again."
-    assert lines[1].startswith("Verdict  No problems found while it ran.")
+    assert lines[1].startswith("Verdict  No problems were found during the run.")
     assert lines[2].startswith("Report   rankscope analyze")

@@ -375,7 +375,7 @@ def test_the_folder_of_a_run_is_made_from_its_address(tmp_path: Path) -> None:
     assert run.problems() == {}
     assert run.manifest()["world_size"] == 2
     assert run.manifest()["config"]["checkpoint"]["remote"] == f"file://{tmp_path}/remote"
-    with pytest.raises(ResumeError, match="holds no run"):
+    with pytest.raises(ResumeError, match="has no run"):
         fetch_run(f"file://{tmp_path}/remote/nothing")
 
 
