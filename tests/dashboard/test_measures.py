@@ -53,5 +53,5 @@ def test_the_page_of_collectives_tells_the_exposed_time_of_each_operation_size_a
 def test_the_page_of_ranks_of_a_run_without_steps_says_so(tmp_path: Path) -> None:
     app = open_page(make_run(tmp_path, ranks=2, steps=0).path.parent, "ranks")
     wait_for(lambda: "No step has ended." in shown(app) or app.run() is None, "the page", deadline_s=60)
-    assert "Nothing was recorded of own work in this run." in shown(app)
+    assert "No own work was recorded in this run." in shown(app)
     assert "could not be computed" not in shown(app)

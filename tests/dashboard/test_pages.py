@@ -16,12 +16,12 @@ from tests.waiting import wait_for
 
 # page -> words that stand on it for a run of two ranks with a NaN that was rolled back
 EXPECTED = {
-    "home": ("Runs", "Select one to open it here"),
+    "home": ("Runs", "Select one run to open it here"),
     "overview": ("finished", "Non-finite", "step 12", "Step: 24", "Tokens/s", "Where the time went"),
     "findings": ("Non-finite", "step 12", "Severity"),
     "goodput": ("Goodput: ", "Steps kept: 24", "By rank"),
     "ranks": ("Slowest first", "In the mesh", "Two ranks"),
-    "timeline": ("Above: phases",),
+    "timeline": ("Top: phases",),
     "collectives": ("Exposed: ", "Waiting", "Bandwidth"),
     "pipeline": ("This run has no pipeline",),
     "numerics": ("Gradient norm by parameter", "NaN and Inf", "Learning rate"),

@@ -73,7 +73,7 @@ def test_events_are_filtered_and_routine_ones_left_out_until_chosen(run: RunDir)
     assert "wall_ns" not in fields
     meanings = app.dataframe[-1].value.set_index("kind")["meaning"]
     assert meanings["rollback"] == "The run went back to an earlier state."
-    assert "script's own" in meanings["team_note"]
+    assert meanings["team_note"] == "a kind defined by the script"
     assert set(page(run, "events", **{"event-kind": "nccl_plugin"}).dataframe[0].value["kind"]) == {"nccl_plugin"}
     assert len(page(run, "events", **{"event-text": "not FINITE"}).dataframe[0].value) == 1
     assert "No event matches" in shown(page(run, "events", **{"event-rank": "77"}))

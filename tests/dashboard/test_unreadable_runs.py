@@ -55,9 +55,9 @@ def test_a_run_without_a_watch_is_read_from_its_tapes(tmp_path: Path) -> None:
 
 # page -> what stands there although the store is held: it needs no store, or reads the tapes into a copy
 READ_ANYHOW = {
-    "home": "Select one to open it here",
+    "home": "Select one run to open it here",
     "overview": "Step: 12", "findings": "No problems found", "goodput": "Goodput: ", "ranks": "Slowest first",
-    "timeline": "Above: phases", "collectives": "Bandwidth", "pipeline": "no pipeline", "numerics": "Learning rate",
+    "timeline": "Top: phases", "collectives": "Bandwidth", "pipeline": "no pipeline", "numerics": "Learning rate",
     "memory": "By rank", "health": "No health", "recovery": "Rollbacks", "compare": "only one run", "sql": "Tables",
     "logs": "has no logs", "events": "events, the newest first", "configuration": "No settings are recorded",
     "system": "Topology",
