@@ -142,7 +142,7 @@ def test_equal_counts_of_ras_are_checked_and_do_not_show_the_end_of_a_call(tmp_p
     diagnosis = diagnose_files([tmp_path])
     assert diagnosis.verdict.startswith("Nothing was found in what could be judged.")
     (open_,) = diagnosis.not_judged
-    assert "one answer does not show whether the last one ends" in open_.summary
+    assert "one report does not show whether the last call ends" in open_.summary
 
 
 def test_an_end_that_a_scheduler_states_is_the_verdict(tmp_path: Path) -> None:
