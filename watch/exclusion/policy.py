@@ -49,7 +49,7 @@ def reason_to_keep(finding: Finding, settings: RecoverySettings, *, has_experts:
         return f"it is not slow all the time (pattern: {of.get('pattern')})"
     speedup: Any = of.get("speedup_without_it_ratio")
     if of.get("whatif_withheld") or not is_number(speedup):
-        return "what the run would gain is not known"
+        return "the gain is unknown"
     if speedup < settings.straggler_speedup:
         return f"the run would be {speedup:.2f}x as fast without it, below {settings.straggler_speedup:g}x"
     return ""
