@@ -4,12 +4,12 @@
     tapes.poll()                       # once a tick: a few small reads
     tapes.attempt, tapes.pids, tapes.quiet_s
     source = tapes.source()            # the newest records, to judge a hang by
-    tapes.now_ns()                     # when they were read, by the clock of that source's times
+    tapes.read_ns()                    # when they were read, by the clock of that source's times
 
-It needs no store, so neither a reader that keeps the store's file open nor a full disk can delay decisions. Needs no
-wall clock: `quiet_s` counts this process's monotonic clock, and times of the source and of `now_ns` come from the
-monotonic clock that all processes of a machine share. Both end when the tapes were read: on a crowded machine this
-process may be seconds late after that, and nothing that the ranks recorded meanwhile is silence.
+It needs no store, so neither a reader that keeps the store's file open nor a full disk can delay decisions. It needs no
+wall clock: `quiet_s`, the source's times, `read_ns` and `now_ns` come from the monotonic clock, which all processes of
+a machine share. `quiet_s` and `read_ns` end when the tapes were read: on a crowded machine they may be judged seconds
+later, and what the ranks record meanwhile must not count as silence.
 """
 
 from __future__ import annotations
@@ -144,7 +144,11 @@ class LiveTapes:
         return time.monotonic() - self._news_s
 
     def now_ns(self) -> int:
-        """When the records of `source` were read, by their clock, epoch nanoseconds. It never jumps."""
+        """The present by the clock of `source`, epoch nanoseconds. It never jumps."""
+        return time.monotonic_ns() + self._anchor_ns
+
+    def read_ns(self) -> int:
+        """When the records of `source` were read, by the same clock: the present of a judgement on them."""
         return self._read_ns + self._anchor_ns
 
     def recorded_now_ns(self) -> int:

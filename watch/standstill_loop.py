@@ -168,7 +168,7 @@ class StandstillLoop:
         if not (is_due or is_open or self._job is not None):
             tapes.forget()
             return []
-        return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.now_ns())
+        return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.read_ns())
 
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
         """Kill this node's culprits, which open hangs or the leader's verdict name; `hangs`: those of this round."""
