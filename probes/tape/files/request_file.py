@@ -52,7 +52,7 @@ class RequestPoll:
         self._mtime_ns = modified_ns
         try:
             return parse(json.loads(read_plain(self._path, MAX_BYTES)))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def _modified_ns(self) -> int:

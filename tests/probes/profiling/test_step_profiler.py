@@ -160,7 +160,7 @@ def test_a_request_for_others_is_left_alone(tmp_path: Path, changed: dict[str, A
     assert rank.captured() == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"number": 1}', '{"ranks": "all"}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"number": 1}', '{"number": 1e999}', '{"ranks": "all"}'])
 def test_a_damaged_request_is_left_alone(tmp_path: Path, text: str) -> None:
     rank = Rank(tmp_path, {})
     (rank.run.node_dir(0) / "capture-request.json").write_text(text)
