@@ -93,7 +93,7 @@ def verdict(
 
 
 def outcome(facts: Mapping[str, Any]) -> Literal["clean", "failed", "unjudged"]:
-    """How a verdict without findings is marked: clean only if steps were judged and the run did not fail."""
+    """Return how to mark a verdict without findings: clean only if steps were judged and the run did not fail."""
     if facts.get("ended") == "failed":
         return "failed"
     return "clean" if facts.get("steps") and facts.get("is_judged") is not False else "unjudged"

@@ -209,7 +209,7 @@ class _Page:
 
 
 def _cut(num_shown: int, num: int) -> str:
-    """How many are left out, after a note; the first are those that matter most."""
+    """Return the end of a note on a table that is cut: its first rows matter most."""
     return f" Shown: the first {num_shown:,} of {num:,}." if num_shown < num else ""
 
 

@@ -19,8 +19,8 @@ losses before and after it are not one series. Optimizers that have stepped afte
 (Muon for matrices, AdamW for the others): they train one model, and the first of them to step after a pass leads.
 
 In the first iteration nothing is known of an optimizer that is yet to step. If the first step begins with the fetch of
-a batch and such an optimizer exists, the step lasts until the next fetch, and the last one to step after a backward
-pass of its own leads: a step of a generator and its discriminator is then one iteration.
+a batch and such an optimizer exists, the step lasts until the next fetch, and the last one to step after a separate
+backward pass leads: a step of a generator and its discriminator is then one iteration.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _of_few(lines: Sequence[str]) -> re.Pattern[str] | None:
-    """The prefix of lines too few or too alike to learn from, if all have one that a logger or a collector writes."""
+    """Return the prefix of a known logger or collector if all lines have it; for too few lines to learn one from."""
     found = [_pattern(match[0].rstrip()) if (match := _KNOWN.match(line)) else "" for line in lines]
     return re.compile(found[0]) if found and found[0] and all(one == found[0] for one in found) else None
 

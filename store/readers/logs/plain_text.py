@@ -148,7 +148,7 @@ def _text_key(first: bytes) -> str | None:
     lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines
     objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)[1]) is not None]
     if any("loss" in str(name).lower() for one in objects for name in one):
-        return None  # a trainer's values, with a text beside them
+        return None  # a trainer's values, of which one is a text
     for key in _TEXT_KEYS:
         if objects and sum(isinstance(one.get(key), str) for one in objects) >= 0.9 * len(lines[:SAMPLE_LINES]):
             return key
@@ -190,7 +190,7 @@ def _text_of(line: bytes, key: str, is_continued: bool) -> tuple[bytes, bool]:
 
 
 def _object(line: bytes) -> tuple[bytes, dict[str, Any] | None]:
-    """What stands before a line's object, and the object."""
+    """Split a line into the text before its JSON object, and the object; None without one."""
     at = line.find(b"{", 0, MAX_BEFORE + 1)
     if at < 0:
         return b"", None

@@ -493,9 +493,7 @@ def test_models_of_former_trainings_are_freed(tmp_path: Path) -> None:
     attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
     made = []
     for number in range(5):
-        model = train(2 * TAKES_OVER, level=float(number))
-        made.append(weakref.ref(model))
-        del model
+        made.append(weakref.ref(train(2 * TAKES_OVER, level=float(number))))
     gc.collect()
     assert sum(reference() is not None for reference in made) <= 1
     detach()

@@ -90,7 +90,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
             if raised is not None:
                 found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
                 first = (raised["message"] or "").lstrip()
-                is_timed = prefix.wall_ns is not None  # whoever collected the log wrote a time on each line
+                is_timed = prefix.wall_ns is not None  # the log collector put a time on each line
                 message = ["" if first.startswith('File "') else raised["message"] or ""]  # another writer's frame
             elif _NEW.match(line) and frames:
                 return None  # two writers without prefixes interleave
