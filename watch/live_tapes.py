@@ -68,6 +68,8 @@ class _Attempt:
     has_failed: bool = False
     """True if a rank ended without closing."""
     anchor_ns: int | None = None
+    is_of_this_boot: bool = False
+    """True once its monotonic times are known to be of this machine's present clock."""
 
 
 class LiveTapes:
@@ -187,8 +189,7 @@ class LiveTapes:
 
     def source(self, *, all_nodes: bool = False) -> Store:
         """The newest records as of the last poll. `all_nodes`: of every node with tapes in the run's folder."""
-        # If no process is left, the records may be from an earlier boot, with another monotonic clock.
-        anchor_ns = self._anchor_ns if any(p.is_alive for p in self._attempt.processes.values()) else None
+        anchor_ns = self._anchor_ns if self._is_of_this_boot() else None
         wanted = (self.attempt, anchor_ns, all_nodes)
         if self._recent is not None and (self._recent_of != wanted or self._recent.num_rows > MAX_ROWS):
             self.forget()
@@ -201,6 +202,14 @@ class LiveTapes:
         store = self._recent.read()
         self._recent_tick = self._ticks
         return store
+
+    def _is_of_this_boot(self) -> bool:
+        """Return False if all ranks had ended before they were first seen: their records may be from an earlier boot,
+        with another monotonic clock. Ranks that are not seen yet begin now, even if `source` reads them first.
+        """
+        attempt = self._attempt
+        attempt.is_of_this_boot |= not attempt.processes or any(p.is_alive for p in attempt.processes.values())
+        return attempt.is_of_this_boot
 
     def forget(self) -> None:
         """Free the memory of `source`."""
