@@ -101,6 +101,6 @@ def fetch_run(address: str) -> Path:
     if not RunDir.is_run(path):
         run, _ = RunDir.adopt(path)
         config = config | {"checkpoint": {**config.get("checkpoint", {}), "remote": parent}}
-        del manifest["digest"]
+        manifest.pop("digest", None)
         run.write_manifest(manifest | {"config": config})
     return path
