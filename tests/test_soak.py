@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.durability.soak import as_taken, begins
+from benchmarks.durability.soak import as_taken, begins, named, told
+from probes.tape.events import EventWriter
 from probes.tape.format.reader import read_segment, segment_paths
 from store import Store
-from tests.factories import make_run
+from tests.factories import RankWriter, empty_run, make_run
 
 S = 10**9
 
@@ -36,3 +37,21 @@ def test_begins_are_monotonic_though_the_wall_clock_was_set_between_two_tapes(
         starts_ns = store.query("SELECT start_ns FROM steps ORDER BY step")["start_ns"].tolist()
     (path,) = segment_paths(run.rank_dir(0, 0), "steps")
     assert [begins(run)[start_ns] for start_ns in starts_ns] == read_segment(path).records["start_ns"].tolist()
+
+
+def test_a_fault_is_named_in_time_though_the_wall_clock_was_set_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = empty_run(tmp_path)
+    rank = RankWriter(run, 2)
+    rank.events.write("fault_injected", step=7, fault="kill")
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 3600 * S)
+    run.node_dir(0).mkdir(parents=True)
+    watch = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=-1)
+    for severity in ("critical", "info"):
+        watch.write(
+            "finding", status="fired", severity=severity, finding_kind="rank_lost", finding_ranks=[2], summary="Died."
+        )
+    judged = named(*told(run))
+    assert judged == {"asked": 1, "seen": 1, "right_rank": 1, "not_right": [], "unexplained": []}

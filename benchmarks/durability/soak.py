@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ import numpy as np
 
 from benchmarks.durability.soak_environments import BadTimes
 from benchmarks.harness import argument_parser, write_json
+from probes.tape import event_kinds
+from probes.tape.events import read_events
 from probes.tape.format.reader import TapeError, read_segment, segment_paths
 from probes.tape.rundir import RunDir
 from store import Store
@@ -124,15 +126,8 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
             "SELECT CAST(json_extract_string(detail, '$.batch_index') AS BIGINT) AS batch FROM events "
             "WHERE kind = 'batch_skipped'"
         )["batch"]
-        struck = store.query(
-            "SELECT json_extract_string(detail, '$.fault') AS fault, min(rank) AS rank, min(wall_ns) AS wall_ns "
-            "FROM events WHERE kind = 'fault_injected' GROUP BY fault, step ORDER BY wall_ns"
-        )
-        said = store.query(
-            "SELECT finding_kind, finding_ranks, summary, wall_ns FROM findings WHERE status = 'fired' "
-            "AND severity <> 'info' ORDER BY wall_ns"
-        )
         counts = store.query("SELECT kind, count(*) AS n FROM events GROUP BY kind")
+    struck, said = told(executed.run)
     answers = named(struck, said)
     events = dict(zip(counts["kind"].tolist(), counts["n"].tolist(), strict=True))
     if not len(steps["step"]):
@@ -152,7 +147,7 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
         "steps": len(order),
         "attempts": events.get("attempt_started", 0),
         "rollbacks": events.get("rollback", 0),
-        "struck": len(struck["fault"]),
+        "struck": len(struck),
         "wedged": int((gaps > wedged_after_s).sum()),
         "longest_gap_s": round(float(gaps.max(initial=0.0)), 1),
         **answers,
@@ -187,23 +182,67 @@ def as_taken(steps: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(values)[order] for name, values in steps.items()}
 
 
-def named(struck: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """A fault as it was injected; `rank` is the first one where it strikes several."""
+
+    fault: str
+    rank: int
+    mono_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A live finding."""
+
+    kind: str
+    ranks: frozenset[int]
+    summary: str
+    mono_ns: int
+
+
+def told(run: RunDir) -> tuple[list[Struck], list[Said]]:
+    """What struck and what was said, in the order of the monotonic clock: the wall clock is set now and then."""
+    events = [event for path in run.event_files() if path.exists() for event in read_events(path)[0]]
+    events.sort(key=lambda event: int(event["mono_ns"]))
+    struck: dict[tuple[str, int], Struck] = {}
+    said = []
+    for event in events:
+        if event["kind"] == event_kinds.FAULT_INJECTED:
+            at = event["fault"], event["step"]
+            first = struck.get(at)
+            rank = min(event["rank"], first.rank) if first else event["rank"]
+            since_ns = first.mono_ns if first else event["mono_ns"]
+            struck[at] = Struck(fault=event["fault"], rank=rank, mono_ns=since_ns)
+        elif event["kind"] == event_kinds.FINDING and event["status"] == "fired" and event["severity"] != "info":
+            said.append(
+                Said(
+                    kind=event["finding_kind"],
+                    ranks=frozenset(event["finding_ranks"]),
+                    summary=event["summary"],
+                    mono_ns=event["mono_ns"],
+                )
+            )
+    return list(struck.values()), said
+
+
+def named(struck: Sequence[Struck], said: Sequence[Said]) -> dict[str, Any]:
     """Faults that got their finding in time or not, and findings that no fault asks for."""
     asked = seen = right_rank = 0
-    explained: set[int] = set()
+    explained: set[Said] = set()
     wrong = []
-    for fault, rank, at_ns in zip(struck["fault"], struck["rank"], struck["wall_ns"], strict=True):
-        in_time = [n for n, told_ns in enumerate(said["wall_ns"]) if 0 <= told_ns - at_ns < NAMED_WITHIN_S * 1e9]
-        for wanted in CATALOGUE[fault].expected:
+    for one in struck:
+        in_time = [told for told in said if 0 <= told.mono_ns - one.mono_ns < NAMED_WITHIN_S * 1e9]
+        for wanted in CATALOGUE[one.fault].expected:
             asked += 1
-            found = [n for n in in_time if said["finding_kind"][n] in wanted.kinds]
-            names = [n for n in found if wanted.rank == "none" or rank in list(said["finding_ranks"][n])]
+            found = [told for told in in_time if told.kind in wanted.kinds]
+            names = [told for told in found if wanted.rank == "none" or one.rank in told.ranks]
             explained |= set(found)
             seen += bool(found)
             right_rank += bool(names)
             if not names:
-                wrong.append(f"{fault} on rank {rank}: " + (said["summary"][found[0]] if found else "nothing"))
-    unexplained = [text for n, text in enumerate(said["summary"]) if n not in explained]
+                wrong.append(f"{one.fault} on rank {one.rank}: " + (found[0].summary if found else "nothing"))
+    unexplained = [told.summary for told in said if told not in explained]
     return {"asked": asked, "seen": seen, "right_rank": right_rank, "not_right": wrong, "unexplained": unexplained}
 
 
