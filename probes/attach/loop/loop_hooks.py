@@ -288,7 +288,7 @@ class LoopPhases:
             return
         try:
             self._depth += 1
-            if self._depth > 1:
+            if self._depth > 1 or self.is_in("backward"):  # checkpointing computes a pass again
                 return
             if trains:
                 self._trains([module])

@@ -9,8 +9,10 @@ embedding.
     losses.settle()                      # the step ends: write what is known
 
 Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
-their number, the step's loss is their sum, else their mean; the autograd graph shows whether it divides. Several losses
-of one forward pass are parts of one loss, and are summed.
+their number, the step's loss is their sum, else their mean; the autograd graph shows whether it divides: by factors of
+the losses that add up to at most 1, or are at most one by their number. Several losses of one forward pass are parts of
+one loss, and are summed. They follow each other without a forward pass in between, or no model was called twice: a
+backbone and the head of each task may be models of their own.
 
 Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches: a NaN
 gradient in the first pass makes the weights NaN for the second, and with them its loss. So the first loss and the
@@ -24,12 +26,14 @@ A value that the loop logs takes precedence. The measured one is kept too (`loca
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...device.capture import is_capturing
 from ...fail_open import failing_open
 from ...step_scalars import StepScalars
 from ...torch_compat import foreach_norm
@@ -56,7 +60,10 @@ class StepLosses:
         self._scaling = scaling
         self._losses: list[float | Tensor] = []
         self._factors: list[float] = []
-        self._forwards = 0
+        self._forwards: Counter[int] = Counter()  # by model
+        self._unseen = 0  # 1 if the first backward pass came without a forward pass
+        self._groups = 0  # of backward passes without a forward pass in between
+        self._follows_forward = True
         self._tokens = 0
         self._padded: int | Tensor = 0
         self._language_models = Living()
@@ -75,12 +82,14 @@ class StepLosses:
         self._losses.clear()
         self._factors.clear()
         self._logged.clear()
-        self._forwards = self._tokens = self._padded = 0
+        self._forwards.clear()
+        self._unseen = self._groups = self._tokens = self._padded = 0
         self._version = self._largest_weight = None
 
     def forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Note a forward pass with gradients."""
-        self._forwards += 1
+        self._forwards[id(model)] += 1
+        self._follows_forward = True
         if model in self._language_models:
             self._tokens += num_tokens(args, kwargs)
             self._padded = self._padded + num_padded(args, kwargs)
@@ -94,11 +103,15 @@ class StepLosses:
         """Note a backward pass; `root` is the tensor on which the loop called it."""
         if not isinstance(root, Tensor) or root.numel() != 1:
             return
-        self._forwards = max(self._forwards, 1)  # its forward pass may have been counted for the step before
+        if not self._losses:  # its forward pass may have been counted for the step before
+            self._unseen = 0 if self._forwards else 1
+        if self._follows_forward or not self._losses:
+            self._groups += 1
+        self._follows_forward = False
         loss = self._scaling.unscaled(root)
-        self._factors.append(_factor(root) if loss is root else _factor_behind(root))
+        self._factors.append(abs(_factor(root) if loss is root else _factor_behind(root)))
         is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and not made by the probes
-        self._losses.append(loss.item() if is_plain else loss.detach().reshape(()))
+        self._losses.append(loss.item() if is_plain else _copied(loss))
 
     def log(self, /, **values: float | Tensor) -> None:
         """Write values that the loop knows itself."""
@@ -110,7 +123,8 @@ class StepLosses:
     def keep_newest(self) -> None:
         """Forget all losses of this step but the newest: earlier ones belong to steps whose end was not detected."""
         del self._losses[:-1], self._factors[:-1]
-        self._forwards = min(self._forwards, 1)
+        self._forwards.clear()
+        self._unseen = self._groups = min(self._groups, 1)
 
     @property
     def has_trained(self) -> bool:
@@ -147,11 +161,17 @@ class StepLosses:
 
     def _loss(self) -> float | Tensor:
         total: float | Tensor = sum(self._losses[1:], self._losses[0])
-        number = len(self._losses)
         if self._largest_weight is not None:
             return self._losses[0] + 0.0 * total  # NaN if a later one is
-        is_divided = any(abs(factor - 1) > _SAME for factor in self._factors)
-        return total if number == 1 or is_divided or self._forwards < number else total / number
+        passes = min(self._groups, self._unseen + max(self._forwards.values(), default=0))
+        least = min(sum(self._factors), passes * max(self._factors))
+        return total if passes < 2 or least <= 1 + _SAME else total / passes
+
+
+def _copied(loss: Tensor) -> Tensor:
+    """A copy, since the loop may reduce its loss over the ranks in place, to log it."""
+    kept = loss.detach().reshape(())
+    return kept if is_capturing() else kept.clone()
 
 
 def _largest_weight(model: nn.Module) -> Tensor | None:

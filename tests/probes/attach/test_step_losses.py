@@ -1,0 +1,158 @@
+"""The loss of a step with several losses, models or micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from probes.attach.attach import attach, detach
+from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.tape.rundir import RunDir
+from store import Store
+
+Losses = list[float]
+
+
+def rows(run_dir: Path, sql: str) -> list[tuple[object, ...]]:
+    with Store.open(RunDir(run_dir)) as store:
+        return store.rows(sql)
+
+
+class Tasks:
+    """A backbone and two heads, called one by one."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.backbone, *self.heads = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+        parts = nn.ModuleList([self.backbone, *self.heads])
+        self.optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
+
+    def losses(self) -> list[Callable[[], Tensor]]:
+        x = self.backbone(torch.randn(2, 4))
+        return [lambda head=head: head(x).square().mean() for head in self.heads]
+
+
+def heads_first(tasks: Tasks) -> float:
+    """Both heads, then a backward pass for each."""
+    losses = [loss() for loss in tasks.losses()]
+    for loss in losses:
+        loss.backward(retain_graph=True)
+    return sum(loss.item() for loss in losses)
+
+
+def heads_in_turn(tasks: Tasks) -> float:
+    """A backward pass before the next head is called."""
+    found = []
+    for make in tasks.losses():
+        loss = make()
+        loss.backward(retain_graph=True)
+        found.append(loss.item())
+    return sum(found)
+
+
+def two_views(tasks: Tasks) -> float:
+    """One model called twice before two losses of both outputs."""
+    first, second = (tasks.backbone(torch.randn(2, 4)) for _ in range(2))
+    losses = [(first - second).square().mean(), (first + second).square().mean()]
+    for loss in losses:
+        loss.backward(retain_graph=True)
+    return sum(loss.item() for loss in losses)
+
+
+def weighted(tasks: Tasks) -> float:
+    """Four micro-batches whose losses the loop weights, but does not divide by four."""
+    found = []
+    for _ in range(4):
+        loss = 0.5 * tasks.backbone(torch.randn(2, 4)).square().mean()
+        loss.backward()
+        found.append(loss.item())
+    return sum(found) / 4
+
+
+def by_tokens(tasks: Tasks) -> float:
+    """Two micro-batches weighted by their share of the batch's tokens."""
+    found = []
+    for share in (0.75, 0.25):
+        loss = tasks.backbone(torch.randn(2, 4)).square().mean() * share
+        loss.backward()
+        found.append(loss.item())
+    return sum(found)
+
+
+def two_losses_of_micro_batches(tasks: Tasks) -> float:
+    """Two micro-batches of two losses each."""
+    found = []
+    for _ in range(2):
+        out = tasks.backbone(torch.randn(2, 4))
+        for loss in (out.square().mean(), 0.1 * out.abs().mean()):
+            loss.backward(retain_graph=True)
+            found.append(loss.item())
+    return sum(found) / 2
+
+
+@pytest.mark.parametrize(
+    "step", [heads_first, heads_in_turn, two_views, weighted, by_tokens, two_losses_of_micro_batches]
+)
+def test_losses_of_one_pass_add_up_and_those_of_micro_batches_are_averaged(
+    step: Callable[[Tasks], float], tmp_path: Path
+) -> None:
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    tasks = Tasks()
+    expected: Losses = []
+    for _ in range(3):
+        tasks.optimizer.zero_grad()
+        expected.append(step(tasks))
+        tasks.optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", "SELECT loss FROM steps ORDER BY step") == [(pytest.approx(one),) for one in expected]
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embedding(ids))
+        return out
+
+
+def test_a_pass_that_checkpointing_computes_again_counts_once(tmp_path: Path) -> None:
+    model = Language()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    losses: Losses = []
+    for _ in range(2):
+        out = checkpoint(model, torch.tensor([[1, 2, 3], [4, 0, 1]]), use_reentrant=False)
+        for loss in (out.square().mean(), out.abs().mean()):
+            loss.backward(retain_graph=True)
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    detach()
+    expected = [(6, pytest.approx(sum(losses[i : i + 2]))) for i in (0, 2)]
+    assert rows(tmp_path / "run", "SELECT tokens, loss FROM steps ORDER BY step") == expected
+    assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'forward'") == [(2,)]
+
+
+class Unread(Tensor):
+    """A loss that is not read at once, as on a device."""
+
+
+def test_a_loss_that_the_loop_reduces_in_place_is_the_one_before(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    loss = model(torch.ones(2, 4)).square().mean().as_subclass(Unread)
+    loss.backward()
+    before = loss.item()
+    loss.detach().mul_(8)  # as an all-reduce over eight ranks does
+    optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", "SELECT loss FROM steps") == [(pytest.approx(before),)]
