@@ -127,7 +127,8 @@ def _deaths(
     groups: dict[tuple[str, str, str], list[Death]] = {}
     for death in roots:
         groups.setdefault((death.cause, death.signal or str(death.exit_code), death.error_type), []).append(death)
-    victims = sorted(set(view.ranks) - {death.rank for death in roots})
+    finished = {rank for rank, own in view.ranks.items() if own.closed} - {death.rank for death in deaths}
+    victims = sorted(set(view.ranks) - {death.rank for death in roots} - finished)
     return [_finding(view, group, victims, again) for group in groups.values()]
 
 
@@ -326,7 +327,9 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     if queued:
         evidence["device_step"] = min(queued)
     summary = sentence(f"{ranks_text(ranks)} {what} {_where(step)}{where}")
-    summary += " The other ranks ended because of it." if victims else ""
+    if victims:
+        are_all = len(victims) + len(group) >= len(view.ranks)
+        summary += " " + sentence(f"{'the other ranks' if are_all else ranks_text(victims)} ended because of it")
     return rank_lost(view, first.cause, summary, evidence, step=step, again=again, ranks=ranks)
 
 

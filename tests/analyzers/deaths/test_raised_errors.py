@@ -180,3 +180,17 @@ def test_an_error_of_one_rank_is_told_although_rank_0_finished(has_launcher: boo
         world.event("run_ended", 2.0, reason="failed", exit_code=1)
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks) == ("exception", (2,))
+    assert finding.evidence["victims"] == []
+    assert "because of it" not in finding.summary
+
+
+def test_a_rank_that_had_finished_is_none_of_those_that_ended_because_of_an_error() -> None:
+    world = World()
+    world.event("exception", 0.01, rank=2, type="ValueError", message="bad")
+    for rank in (0, 1):
+        world.enter(rank)
+        world.event("exception", 0.03, rank=rank, type="RuntimeError", message=GLOO)
+    world.event("rank_closed", 0.0, rank=3)
+    (finding,) = lost(world)
+    assert finding.evidence["victims"] == [0, 1]
+    assert "Ranks 0 and 1 ended because of it." in finding.summary
