@@ -56,7 +56,7 @@ from .launch.watch_process import digest_address, start_detached_watch
 from .loop.living import Living
 from .loop.loop_hooks import LoopPhases
 from .loop.tokens import keep_flops_per_token
-from .loop.updates import named_parameters_of
+from .loop.updates import named_parameters_in, named_parameters_of
 from .open_recorder import open_recorder
 from .process_end import ProcessEnd
 from .retention_line import print_retention
@@ -236,7 +236,7 @@ class Attached:
 
     def _gradient_probe(self) -> GradientProbe:
         """Called at an update: inside `torch.func.functional_call`, other values replace the parameters."""
-        named = self._named_parameters() or named_parameters_of(self._phases and self._phases.leader)
+        named = named_parameters_in(self._models) or named_parameters_of(self._phases and self._phases.leader)
         return GradientProbe(self.recorder, named, interval=self._gradient_interval, models=self._models)
 
     def _trains_another(self, optimizer: Any) -> None:
@@ -251,10 +251,7 @@ class Attached:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of the watched models."""
-        return [parameter for _, parameter in self._named_parameters()]
-
-    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [pair for model in self._models for pair in model.named_parameters()]
+        return [parameter for _, parameter in named_parameters_in(self._models)]
 
     def describe(self, *, mesh: Any) -> None:
         """Record this rank's place in a mesh: a DeviceMesh, or {"pp": 2, "dp": 4} with the last dimension fastest."""

@@ -3,11 +3,7 @@
     attach_to_whatever_trains()              # then run the script
 
 The recorder and the process groups come first. The model is found when it is called: it is the outermost module with
-trainable parameters that is called with gradients enabled. If the loop calls `model.forward` directly, no hook runs;
-the model is then the outermost module with the parameters that the optimizer updates. The optimizer is found at its
-first step. From then on the process is set up as by `attach(model, optimizer)`, and the global hook that looked for the
-model is removed.
-"""
+trainable parameters that is called with gradients enabled. The optimizer is found at its"""
 
 from __future__ import annotations
 
@@ -28,6 +24,8 @@ from .loop.updates import parameters_of
 __all__ = ["attach_to_whatever_trains"]
 
 MAX_MODELS = 8
+MAX_SEARCHES = 4
+"""Searches of all objects for the models of an optimizer: a loop may make an optimizer for each task."""
 
 
 def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
@@ -46,6 +44,7 @@ class _Search:
         self._attached = attached
         self._inside = Living()  # submodules of models that were found: not models themselves
         self._num_models = 0
+        self._num_searches = 0
         self._module_hook = register_module_forward_pre_hook(self._called)
         # One call per step; torch walks through them, so it stays until `detach`.
         optimizer_hook = register_optimizer_step_pre_hook(self._steps)
@@ -79,11 +78,19 @@ class _Search:
             if is_another:  # it may be that of another training
                 self._num_models = 0
                 self._module_hook = register_module_forward_pre_hook(self._called)
-            if not self._num_models and not self._has_stepped:
+            if not self._attached.watches(optimizer):
                 with failing_open("attach.unattended"):
-                    self._attached.watch(_models_of(optimizer))
+                    self._search_models(optimizer)
             self._has_stepped = True
             self._attached.watch([], [optimizer], leads=False)
+
+    def _search_models(self, optimizer: Any) -> None:
+        """Watch the models of an optimizer whose parameters are not all known; seldom, because it is slow."""
+        if self._num_searches < MAX_SEARCHES:
+            known = {id(parameter) for parameter in self._attached.parameters}
+            if parameters_of(optimizer) - known:
+                self._num_searches += 1
+                self._attached.watch(_models_of(optimizer))
 
 
 def _models_of(optimizer: Any) -> list[nn.Module]:

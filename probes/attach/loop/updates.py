@@ -40,7 +40,7 @@ from ...tape import event_kinds
 from ...tape_recorder import TapeRecorder
 from .living import Living
 
-__all__ = ["Leaves", "Updates", "named_parameters_of", "parameters_of", "unwrapped"]
+__all__ = ["Leaves", "Updates", "named_parameters_in", "named_parameters_of", "parameters_of", "unwrapped"]
 
 TURNS = 3
 """Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
@@ -295,6 +295,15 @@ def parameters_of(optimizer: Any) -> set[int]:
     """Ids of the parameters that an optimizer updates; empty if it has no `param_groups`."""
     groups = getattr(optimizer, "param_groups", ())
     return {id(parameter) for group in groups for parameter in group.get("params", ())}
+
+
+def named_parameters_in(models: Iterable[nn.Module]) -> list[tuple[str, nn.Parameter]]:
+    """Parameters of models, each once: models may share weights, and one may be a part of another."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for model in models:
+        for name, parameter in model.named_parameters():
+            found.setdefault(id(parameter), (name, parameter))
+    return list(found.values())
 
 
 def named_parameters_of(optimizer: Any) -> list[tuple[str, Any]]:

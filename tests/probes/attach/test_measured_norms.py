@@ -66,3 +66,51 @@ def test_tensors_that_no_model_holds_have_a_norm(tmp_path: Path) -> None:
         optimizer.step()
     detach()
     assert rows(tmp_path / "run", NORMS) == [(pytest.approx((3 * 9 + 4) ** 0.5),)] * 3
+
+
+class Layers(nn.Module):
+    """Called through a method, so that each layer is called from outside of all modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(10))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return (x * self.scale).sum()
+
+
+class Tied(nn.Module):
+    """Two models that share weights and are called one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(4, 4)
+        self.encoder = nn.Sequential(shared, nn.Linear(4, 4))
+        self.decoder = nn.Sequential(nn.Linear(4, 4), shared)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.decoder(self.encoder(x)).sum()
+        return out
+
+
+@pytest.mark.parametrize("kind", [Layers, Tied])
+@pytest.mark.parametrize("num_optimizers", [1, 2])
+def test_the_norm_is_of_each_parameter_once_though_parts_of_the_model_are_called(
+    kind: type[Layers | Tied], num_optimizers: int, tmp_path: Path
+) -> None:
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model = kind()
+    parameters = list(model.parameters())
+    optimizers = [torch.optim.SGD(parameters[i::num_optimizers], lr=0.01) for i in range(num_optimizers)]
+    norms: list[float] = []
+    for _ in range(3):
+        model.zero_grad()
+        model.loss(torch.ones(2, 4)).backward()
+        norms.append(float(nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])))
+        for optimizer in optimizers:
+            optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", NORMS) == [(pytest.approx(norm),) for norm in norms]
