@@ -47,6 +47,7 @@ from ..tape.rundir import RunDir
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
 from .attached_config import SECTIONS
+from .forks import in_forks
 from .last_line import last_line
 from .launch import mesh as mesh_of_loop
 from .launch.announcement import VARIABLE as ANNOUNCED_IN
@@ -151,13 +152,14 @@ class Attached:
         """Call `undo` when recording stops."""
         self._undo.append(undo)
 
-    def forget(self) -> None:
-        """Stop recording in a forked process: remove hooks, and leave the parent's records unchanged."""
-        if self._phases is not None:
-            self._phases.remove()
-            self._phases = None
+    def _forked(self) -> None:
+        """Stop recording in a process that this one has forked, whose records they are; hooks stay until `detach`."""
+        phases, self._phases, self.recorder, self.is_watched = self._phases, None, NullRecorder(), False
         self._undo_records.clear()
-        self.detach()
+        self.end.is_of_rank = lambda: False
+        if phases is not None:
+            phases.thread = -1  # its hooks pass calls on
+            self._undo.append(phases.remove)
 
     # ---- how it begins ----
 
@@ -165,6 +167,7 @@ class Attached:
         self, identity: Identity, models: list[nn.Module], optimizers: list[Any], *, run: RunDir, gradient_interval: int
     ) -> None:
         assert self._phases is not None
+        assert isinstance(self.recorder, TapeRecorder)
         if identity.local_rank == 0:
             self._speaks_for = identity.node_rank
             launcher = launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
@@ -172,7 +175,6 @@ class Attached:
             self.recorder.event(event_kinds.RUN_STARTED, **place, launcher_pid=launcher)
         self._undo_records.append(self._close)
         self._undo_records.append(register(run, self.recorder.attempt, identity.rank))
-        assert isinstance(self.recorder, TapeRecorder)
         has_plugin = record_nccl(self.recorder, log_status=identity.local_rank == 0)
         if gpu_is_present():
             offer_dump_pipe(run, self.recorder.attempt)
@@ -186,6 +188,7 @@ class Attached:
         if multiprocessing.parent_process() is not None:  # such a process may end without running `atexit` handlers
             self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
         self.end.at_failure = self._phases.failed
+        in_forks(self._forked)
         self._phases.patch()
         self._phases.at_training.append(self._trains_another)
         of_torchft = TorchftGroups(rank=identity.rank, world_size=identity.world_size)

@@ -137,7 +137,7 @@ def has_started_ranks(run: RunDir, attempt: int, rank: int, pid: int) -> bool:
 def _attach_at_group(agents_port: str) -> None:
     """Attach this process when it gets a default process group. One that was forked leaves its parent's records."""
     if (module := sys.modules.get(f"{__package__}.attach")) and (forked := module.current()):
-        forked.forget()
+        forked.detach()
     imports = OnImport()
     imports.when(_STORES, lambda module: _use_own_store(module, agents_port))
     imports.when(_GROUPS, _wait_for_group)

@@ -1,0 +1,23 @@
+"""Call a method in each process that this one forks: a copy of a recorder there must not write to the same tapes.
+
+in_forks(attached.stop)        # not once the object is gone
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from weakref import WeakMethod
+
+__all__ = ["in_forks"]
+
+
+def in_forks(method: Callable[[], object]) -> None:
+    """Call a bound method right after each fork, in the new process."""
+    reference = WeakMethod(method)
+
+    def call() -> None:
+        if (found := reference()) is not None:
+            found()
+
+    os.register_at_fork(after_in_child=call)
