@@ -27,11 +27,13 @@ from ..tape import event_kinds
 from ..torch_compat import SAVE, SINGLE_PROCESS_LOADER_ITERATOR, tree_leaves, tree_map
 from .attach import Attached, current
 from .injected_fault import InjectedFault
+from .loop.updates import parameters_of
 
 __all__ = ["hold_gil", "inject"]
 
 _MUTEX_BYTES = 64  # a pthread_mutex_t has 40 on x86-64 and 48 on ARM; all zero is an unlocked one
 KEPT_BYTES = 4 << 20
+MAX_MODELS = 8
 SAVE_S = 1.0
 
 
@@ -59,6 +61,7 @@ class _Injection:
         self._is_recorded = False
         self._struck = False
         self._model: nn.Module | None = None
+        self._in_eval_mode: list[nn.Module] = []  # called with gradients enabled, outermost first
         self._optimizer: Any = None
         self._kept: list[Tensor] = []
         self._undo: list[Callable[[], object]] = []
@@ -74,6 +77,7 @@ class _Injection:
             return
         self._finder = register_module_forward_pre_hook(self._find_model)
         self._undo.append(self._finder.remove)
+        self._undo.append(register_optimizer_step_post_hook(self._find_in_eval_mode).remove)
         name = self._fault.name
         if name in ("slow_before_optimizer", "garbage"):
             self._undo.append(register_optimizer_step_pre_hook(lambda *unused: self._delay()).remove)
@@ -117,9 +121,24 @@ class _Injection:
     # ---- where ----
 
     def _find_model(self, module: nn.Module, args: Any) -> None:
-        """Hook the outermost module that trains when it is called; the hooks act from its next call on."""
-        if not torch.is_grad_enabled() or not module.training or not any(p.requires_grad for p in module.parameters()):
+        """Find the outermost module that trains when it is called."""
+        if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
             return
+        if module.training:
+            self._hook_model(module)
+        elif len(self._in_eval_mode) < MAX_MODELS:
+            self._in_eval_mode.append(module)
+
+    def _find_in_eval_mode(self, optimizer: Any, *unused: Any) -> None:
+        """Take the first module that was called in eval mode, if no other trains, and the optimizer updates it."""
+        updated = parameters_of(optimizer)
+        called, self._in_eval_mode = self._in_eval_mode, []
+        for module in called:
+            if self._model is None and any(id(parameter) in updated for parameter in module.parameters()):
+                self._hook_model(module)
+
+    def _hook_model(self, module: nn.Module) -> None:
+        """Hook the model; the hooks act from its next call on."""
         self._finder.remove()
         self._model = module
         name = self._fault.name

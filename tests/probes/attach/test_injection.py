@@ -33,9 +33,15 @@ def undo(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
     detach()
 
 
-def train(folder: Path, fault: InjectedFault | tuple[InjectedFault, ...], undo: list[Callable[[], None]]) -> Store:
+def train(
+    folder: Path,
+    fault: InjectedFault | tuple[InjectedFault, ...],
+    undo: list[Callable[[], None]],
+    *,
+    in_training_mode: bool = True,
+) -> Store:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).train(in_training_mode)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer, run_dir=folder / "run", watch=False)
     faults = fault if isinstance(fault, tuple) else (fault,)
@@ -92,8 +98,10 @@ def test_another_ranks_fault_changes_nothing(tmp_path: Path, undo: list[Callable
         assert store.rows("SELECT count(*) FROM events WHERE kind = 'fault_injected'") == [(0,)]
 
 
-def test_a_bad_batch_is_not_finite(tmp_path: Path, undo: list[Callable[[], None]]) -> None:
-    with train(tmp_path, InjectedFault(name="nan_batch", step=2, rank=0), undo) as store:
+@pytest.mark.parametrize("in_training_mode", [True, False])
+def test_a_bad_batch_is_not_finite(tmp_path: Path, undo: list[Callable[[], None]], in_training_mode: bool) -> None:
+    fault = InjectedFault(name="nan_batch", step=2, rank=0)
+    with train(tmp_path, fault, undo, in_training_mode=in_training_mode) as store:
         assert store.rows("SELECT step, isnan(loss) FROM steps ORDER BY step LIMIT 2") == [(1, False), (2, True)]
 
 
