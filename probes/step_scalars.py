@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ class StepScalars:
 
     def _copied(self, value: Tensor) -> Tensor:
         free = self._pinned[value.dtype]
-        pinned = free.pop() if free else torch.empty((), dtype=value.dtype, pin_memory=True)
+        pinned = free.pop() if free else _pinned((), value.dtype)
         return pinned.copy_(value.detach().reshape(()), non_blocking=True)
 
     def _seal(self) -> None:
@@ -161,9 +162,14 @@ class StepScalars:
             self.flush()
 
 
+def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory of the host, also where the program has set another default device."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
 def read_back(values: Tensor) -> tuple[Tensor, Any]:
     """A copy in pinned memory, and the event after which it is there."""
-    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()

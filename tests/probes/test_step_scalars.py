@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from probes.attach.attach import attach, detach
 from probes.attach.loop.step_losses import StepLosses
-from probes.step_scalars import StepScalars
+from probes.step_scalars import StepScalars, read_back
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from store import Store
@@ -61,3 +62,21 @@ def test_a_loss_that_cannot_be_read_costs_no_step(tmp_path: Path, monkeypatch: p
     detach()
     with Store.open(RunDir.open(tmp_path / "run")) as store:
         assert store.rows("SELECT count(*) FROM steps WHERE duration_ns > 0") == [(3,)]
+
+
+def test_values_come_back_to_the_host_whatever_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.empty
+
+    def unpinned(*size: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
+        return real(*size, **options)  # only a machine with a device pins memory
+
+    class Event:
+        def record(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    values = torch.ones(2)
+    with torch.device("meta"):
+        copied, _ = read_back(values)
+    assert copied.tolist() == [1.0, 1.0]
