@@ -48,6 +48,8 @@ MEASURED = "measured_"
 FIRST_LOSS = "loss_of_first_pass"
 LARGEST_WEIGHT = "largest_weight_of_last_pass"
 """Series of steps whose passes have different weights."""
+MIN_SCALE = 128.0
+"""Least loss scale that a loop begins with; those in use are 128 to 2^32."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
 
@@ -64,6 +66,7 @@ class StepLosses:
         self._unseen = 0  # 1 if the first backward pass came without a forward pass
         self._groups = 0  # of backward passes without a forward pass in between
         self._follows_forward = True
+        self._has_scale = False
         self._tokens = 0
         self._padded: int | Tensor = 0
         self._language_models = Living()
@@ -109,9 +112,20 @@ class StepLosses:
             self._groups += 1
         self._follows_forward = False
         loss = self._scaling.unscaled(root)
-        self._factors.append(abs(_factor(root) if loss is root else _factor_behind(root)))
+        factor = abs(_factor(root) if loss is root else _factor_behind(root))
+        if loss is root and self._is_scale(factor):
+            loss, factor = root.detach() / factor, 1.0
+        self._factors.append(factor)
         is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and not made by the probes
         self._losses.append(loss.item() if is_plain else _copied(loss))
+
+    def _is_scale(self, factor: float) -> bool:
+        """Return True for a loss scale of the loop's own: a power of two too large for a weight, and what follows it.
+
+        It must not be part of the loss: each time it grows, the loss would jump.
+        """
+        self._has_scale = self._has_scale or (factor >= MIN_SCALE and math.frexp(factor)[0] == 0.5)
+        return self._has_scale and factor > 1
 
     def log(self, /, **values: float | Tensor) -> None:
         """Write values that the loop knows itself."""

@@ -156,3 +156,20 @@ def test_a_loss_that_the_loop_reduces_in_place_is_the_one_before(tmp_path: Path)
     optimizer.step()
     detach()
     assert rows(tmp_path / "run", "SELECT loss FROM steps") == [(pytest.approx(before),)]
+
+
+@pytest.mark.parametrize(
+    "scales", [(2.0**10, 2.0**11, 2.0**5), (2.0**20, 2.0**20.001, 2.0**20.002), (100.0, 100.0, 100.0)]
+)
+def test_a_loss_scale_of_the_loops_own_is_no_part_of_the_loss(scales: tuple[float, ...], tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    expected: Losses = []
+    for scale in scales:
+        loss = model(torch.ones(2, 4)).square().mean()
+        (loss * scale).backward()
+        expected.append(loss.item() * (scale if scale == 100.0 else 1.0))  # that one is a weight
+        optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", "SELECT loss FROM steps ORDER BY step") == [(pytest.approx(one),) for one in expected]
