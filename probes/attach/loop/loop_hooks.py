@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...collectives.gradients.model_hook import ModelHook, script_without_hooks
+from ...collectives.gradients.model_hook import ModelHook, script_without_hooks, without_hooks
 from ...collectives.wrapped import training_is_here
 from ...compilation import CompileProbe
 from ...fail_open import failing_open, record_error
@@ -141,6 +141,7 @@ class LoopPhases:
         self.replace(torch.autograd, "backward", self._backward, follows=True)
         self._fetches.patch()
         self._undo.append(replaced(torch.jit, "script", script_without_hooks))
+        self._undo.append(replaced(torch.cuda, "make_graphed_callables", without_hooks))
         for library in (Saves(self), TrlPhases(self), self._scaling):
             library.patch(self._imports)
         self.norms.patch(self, self._imports)

@@ -6,8 +6,8 @@
 Hooks are kept in the model's own dictionaries, so they are included when a loop copies the model (`copy.deepcopy`, an
 average of its weights, a target network), pickles it or sends it to another process. There a hook of this class becomes
 a no-op function of Python's standard library: the recorder cannot be copied, a copy does not train, and a pickle must
-load without Rankscope. Two functions do not accept even that, so hooks are removed for them: `torch.load` with its list
-of allowed names, and `torch.jit.script`, which translates each hook.
+load without Rankscope. Three functions do not accept even that, so hooks are removed for them: `torch.load` with its
+list of allowed names, `torch.jit.script`, which translates each hook, and `torch.cuda.make_graphed_callables`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelHook:
 
 
 def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function with hooks of this class removed from all modules; it must not call a model."""
+    """Call a function with hooks of this class removed from all modules; models that it calls are not recorded."""
     taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for hooks in (getattr(module, name) for module in list(_hooked) for name in _DICTIONARIES):
         ours = [number for number, hook in hooks.items() if isinstance(hook, ModelHook)]

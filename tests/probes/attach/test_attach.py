@@ -48,6 +48,7 @@ def places() -> list[Any]:
         nn.utils.clip_grads_with_norm_,
         torch.save,
         torch.jit.script,
+        torch.cuda.make_graphed_callables,
         serialize_file(),
         c10d.ProcessGroup,
         sys.excepthook,
@@ -158,6 +159,14 @@ def test_a_scripted_class_finds_the_names_of_its_module(tmp_path: Path) -> None:
             self.x = doubled(torch.ones(1))
 
     assert Doubles().x.item() == 2
+
+
+def test_graphs_are_made_of_a_model_with_our_hooks(tmp_path: Path) -> None:
+    """torch refuses modules with hooks, which it looks for before its other conditions and the device."""
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    with pytest.raises(AssertionError, match="only Tensors"):
+        torch.cuda.make_graphed_callables(loop.model, (1.0,))
 
 
 def test_detach_leaves_no_hook_of_torch_behind(tmp_path: Path) -> None:
