@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..fail_open import failing_open
 from .attach import Attached, attach
 from .loop.living import Living
-from .loop.updates import parameters_of
+from .loop.updates import parameters_of, unwrapped
 
 __all__ = ["attach_to_whatever_trains"]
 
@@ -72,13 +72,14 @@ class _Search:
     def _steps(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""
         if self._attached.is_in_loop():
-            is_another = self._has_stepped and not self._attached.watches(optimizer)
+            is_new = not self._attached.watches(unwrapped(optimizer))
+            is_another = self._has_stepped and is_new
             if self._num_models or self._has_stepped:  # else a closure calls the model inside the step
                 self._module_hook.remove()
             if is_another:  # it may be that of another training
                 self._num_models = 0
                 self._module_hook = register_module_forward_pre_hook(self._called)
-            if not self._attached.watches(optimizer):
+            if is_new:
                 with failing_open("attach.unattended"):
                     self._search_models(optimizer)
             self._has_stepped = True

@@ -24,6 +24,7 @@ Only one thread is observed: the one that attached, or the one in which the loop
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -124,11 +125,12 @@ class LoopPhases:
             self.leader = inner
         if not self._watched.add(inner):
             return
-        if not isinstance(inner, torch.optim.Optimizer):
-            self._undo.append(around_step(inner, self.before_update, self.after_update))
-            return
-        self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
-        self._undo.append(inner.register_step_post_hook(self.after_update).remove)
+        if isinstance(inner, torch.optim.Optimizer):
+            with contextlib.suppress(AttributeError):  # of a wrapper that does not initialise its base class
+                self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
+                self._undo.append(inner.register_step_post_hook(self.after_update).remove)
+                return
+        self._undo.append(around_step(inner, self.before_update, self.after_update))
 
     def watches(self, watched: object) -> bool:
         """Return True for a model or optimizer that is hooked."""
@@ -195,7 +197,7 @@ class LoopPhases:
 
     def follows(self) -> bool:
         """Follow the loop into the calling thread: before its first step, or if its thread has ended."""
-        if self.thread == _NO_THREAD or (self._number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
+        if self.thread == _NO_THREAD or (self.recorder.step_number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
             return False
         self.thread = get_ident()
         training_is_here()
@@ -371,8 +373,9 @@ class LoopPhases:
             if optimizer is not self.leader:
                 return
             groups = getattr(optimizer, "param_groups", None)
-            rate = {"lr": float(groups[0]["lr"])} if groups and "lr" in groups[0] else {}
-            self._log_update(optimizer, **rate)
+            rate = {"lr": groups[0]["lr"]} if groups and "lr" in groups[0] else {}
+            overflowed = getattr(optimizer, "found_inf", None)  # a fused optimizer then skips the update
+            self.values.put(committed=overflowed == 0 if isinstance(overflowed, Tensor) else True, **rate)
             self._update_line.made(sys._getframe(1))
             self._taken()
         except Exception as error:
@@ -384,15 +387,6 @@ class LoopPhases:
         self._evaluations.may_begin()
         while self.at_first_update:
             self.at_first_update.pop()()
-
-    def _log_update(self, optimizer: Any, **rate: float) -> None:
-        """Log an update, unless a fused optimizer skipped it: GradScaler sets `found_inf` during its step."""
-        overflowed = getattr(optimizer, "found_inf", None)
-        if not isinstance(overflowed, Tensor):
-            self.recorder.log(committed=True, **rate)
-        else:
-            self.recorder.log(**rate)
-            self.values.put(committed=overflowed == 0)
 
     def refused(self) -> None:
         """End the step without an update, with the gradients that the guard refused."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .living import Living
+
 __all__ = ["around_step"]
 
 Call = Callable[[Any], None]
@@ -37,4 +39,5 @@ class _Step:
 def around_step(optimizer: Any, before: Call, after: Call) -> Callable[[], object]:
     """Replace the method; returns what puts it back."""
     optimizer.step = _Step(optimizer, before, after)
-    return lambda: optimizer.__dict__.pop("step", None)
+    stepped = Living([optimizer])
+    return lambda: [one.__dict__.pop("step", None) for one in stepped]

@@ -67,6 +67,7 @@ class StepNorms:
         self._clips: list[tuple[str, float, Tensor]] = []  # since the pass: (ranks, order, norm of what this one holds)
         self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # the norms as given, and parameters
         self._has_passed = False
+        self._is_measured = False  # since the newest backward pass
         self._examined = 0
 
     def patch(self, phases: _Phases, imports: OnImport) -> None:
@@ -90,11 +91,13 @@ class StepNorms:
     def began(self) -> None:
         """A step has begun."""
         self.measured = None
+        self._is_measured = False
         self._forget_clips()
 
     def passed(self) -> None:
         """A backward pass has ended: norms taken from now on are of its gradients."""
         self._has_passed = True
+        self._is_measured = False
 
     def clipped(self, norm: Any, parameters: Any = None) -> None:
         """Take the norm that torch or FSDP computed for clipping: it is the norm before clipping, and costs nothing.
@@ -146,14 +149,17 @@ class StepNorms:
 
     def measure(self, factor: Any = None) -> None:
         """Write the norm, or this rank's part of it; each gradient at an interval. `factor`: divisor that the optimizer
-        applies to the gradients in its own step.
+        applies to the gradients in its own step. Only once, if an optimizer's `step` calls that of its base class.
         """
+        if self._is_measured:
+            return
         if (of_input := self.input_gradient.of_step()) is not None:
             self._values.put(**{INPUT_GRADIENT: of_input})
         if self.probe is None:
             if self._make is None:
                 return
             self.probe = self._make()
+        self._is_measured = True
         step = self._recorder.step_number
         self.probe.after_backward(step)
         parts = self._of_clipping()

@@ -244,7 +244,8 @@ class Updates:
 
 def _updates_before(optimizer: Any) -> int | Tensor | None:
     """Updates that a loaded state counts, a tensor if a device holds it; None without a count that can be read."""
-    states = optimizer.state.values() if isinstance(optimizer, Optimizer) else ()
+    state = getattr(optimizer, "state", None) if isinstance(optimizer, Optimizer) else None
+    states = state.values() if isinstance(state, Mapping) else ()
     count = next((one["step"] for one in states if isinstance(one, Mapping) and "step" in one), None)
     if not isinstance(count, Tensor):
         return None if count is None else int(count)
