@@ -5,6 +5,9 @@
     optimizer in watched           # even if its class defines equality
     list(watched)                  # those that still exist
 
+    class Loop:
+        leader = Remembered()      # an attribute that does not keep its optimizer alive
+
 A process may train many models, as a sweep, a cross-validation or an inner loop of meta-learning does: a reference to
 each would keep its parameters and optimizer's state in memory. An object that allows no weak reference is kept.
 """
@@ -14,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
-__all__ = ["Living"]
+__all__ = ["Living", "Remembered", "Remnant"]
 
 
 class Living:
@@ -56,6 +59,65 @@ class Living:
                 del self._objects[number]
             else:
                 yield one
+
+
+class Remnant:
+    """What is left of an optimizer that no longer exists: those of its parameters that do."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self._parameters = Living(parameters)
+        self._had_any = bool(self._parameters._objects)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As of an optimizer."""
+        return [{"params": list(self._parameters)}]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if all its parameters are gone, too."""
+        return self._had_any and not list(self._parameters)
+
+
+class Remembered:
+    """An attribute for an optimizer, which it does not keep alive: from its end on the value is a `Remnant`."""
+
+    def __init__(self, *, keeps_parameters: bool = True, at_end: Callable[[Any], object] | None = None) -> None:
+        """`at_end` is called with the attribute's owner at the end of its optimizer."""
+        self._keeps_parameters, self._at_end = keeps_parameters, at_end
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}_reference"
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        if owner is None:
+            return self
+        reference, remnant = owner.__dict__.get(self._name, (_nothing, None))
+        one = reference()
+        return remnant if one is None else one
+
+    def __set__(self, owner: Any, one: Any) -> None:
+        if one is None or one is self.__get__(owner, type(owner)):
+            return
+        groups = getattr(one, "param_groups", ()) if self._keeps_parameters else ()
+        remnant = Remnant(parameter for group in groups for parameter in group.get("params", ()))
+        try:
+            owner.__dict__[self._name] = ref(one), remnant
+        except TypeError:
+            owner.__dict__[self._name] = partial(_same, one), remnant
+            return
+        if (at_end := self._at_end) is not None:
+            of_owner = ref(owner)
+
+            def end() -> None:
+                if (found := of_owner()) is not None and found.__dict__[self._name][1] is remnant:
+                    at_end(found)
+
+            finalize(one, end).atexit = False
+
+
+def _nothing() -> None:
+    return None
 
 
 def _same(one: Any) -> Any:

@@ -47,7 +47,7 @@ from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
 from .evaluations import EvalModeTraining, Evaluations, inner_modules
 from .fetches import Fetches
-from .living import Living
+from .living import Living, Remembered
 from .loss_scaling import LossScaling
 from .saves import Saves
 from .step_losses import StepLosses
@@ -69,6 +69,8 @@ _NOTHING: Mapping[str, Any] = {}
 class LoopPhases:
     """The hooks of one recorder."""
 
+    leader = Remembered(at_end=lambda phases: phases.norms.free())  # the optimizer whose step ends the loop's
+
     def __init__(self, recorder: Recorder, values: StepScalars, *, gradient_norm: bool = True) -> None:
         self.recorder = recorder
         self.values = values
@@ -77,7 +79,6 @@ class LoopPhases:
         """True if the optimizer's step ends the loop's steps; False if the loop marks them itself."""
         self.thread = get_ident()  # that the loop runs in
         self._undo: list[Callable[[], object]] = []
-        self.leader: Any = None  # the optimizer whose step ends the loop's
         self._watched = Living()
         self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span

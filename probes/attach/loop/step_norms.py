@@ -83,10 +83,15 @@ class StepNorms:
         phases.replace(module.FullyShardedDataParallel, "clip_grad_norm_", self._fsdp1_clips)
 
     def measure_with(self, make: Callable[[], GradientProbe]) -> None:
-        """Measure with another probe, made at the next update; free what the last one measured."""
+        """Measure with another probe, made at the next update."""
+        self.free()
+        self._make = make
+
+    def free(self) -> None:
+        """Free the parameters that are measured, until the next update."""
         if self.probe is not None:
             self.probe.close()
-        self.probe, self._make = None, make
+        self.probe = None
 
     def began(self) -> None:
         """A step has begun."""

@@ -38,7 +38,7 @@ from ...recorder import Recorder
 from ...step_scalars import read_back
 from ...tape import event_kinds
 from ...tape_recorder import TapeRecorder
-from .living import Living
+from .living import Living, Remembered, Remnant
 
 __all__ = ["Leaves", "Updates", "named_parameters_in", "named_parameters_of", "parameters_of", "unwrapped"]
 
@@ -80,10 +80,12 @@ class Leaves:
 class Updates:
     """The updates of one loop."""
 
+    _last = Remembered(keeps_parameters=False)  # that stepped after a backward pass
+    _led = Remembered()  # that last stepped as the leader
+
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._has_passed = False
-        self._last: object = None
         self._seen = Living()  # that have stepped after a backward pass
         self._turns = 0
         self._is_counted = False
@@ -93,7 +95,6 @@ class Updates:
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
         self._counted = Living()
         self._outer: Any = None  # the optimizer in whose step others may step
-        self._led: Any = None  # the optimizer that last stepped as the leader
         self._num_alone = 0  # updates of the leader since another's
         self._leaves = Leaves()
         self._former = Living()  # the leader before, while it may lead again
@@ -172,14 +173,16 @@ class Updates:
 
     def _leads(self, optimizer: Any) -> None:
         """The optimizer ends the loop's step."""
-        before, self._led = self._led, optimizer
+        before = self._led
+        if before is optimizer:
+            return
+        self._led = optimizer
         if before is None:
             self.first(optimizer)
             self._awaits = self._is_fetched and _has_others(optimizer)
-        if before is None or before is optimizer:
             return
         old, new = parameters_of(before), parameters_of(optimizer)
-        if old and new and not old & new:
+        if new and not old & new and (old or (isinstance(before, Remnant) and before.is_empty)):
             self._began_at = self._recorder.step_number
             for begin in self.at_training:
                 begin(optimizer)
@@ -299,11 +302,14 @@ def parameters_of(optimizer: Any) -> set[int]:
 
 
 def named_parameters_in(models: Iterable[nn.Module]) -> list[tuple[str, nn.Parameter]]:
-    """Parameters of models, each once: models may share weights, and one may be a part of another."""
+    """Parameters of models, each once: models may share weights, and one may be a part of another. Not those of a copy
+    that are computed from the model's, as in meta-learning: a reference to one would keep its graph in memory.
+    """
     found: dict[int, tuple[str, nn.Parameter]] = {}
     for model in models:
         for name, parameter in model.named_parameters():
-            found.setdefault(id(parameter), (name, parameter))
+            if parameter.is_leaf:
+                found.setdefault(id(parameter), (name, parameter))
     return list(found.values())
 
 

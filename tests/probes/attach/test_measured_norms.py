@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -112,5 +114,26 @@ def test_the_norm_is_of_each_parameter_once_though_parts_of_the_model_are_called
         norms.append(float(nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])))
         for optimizer in optimizers:
             optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", NORMS) == [(pytest.approx(norm),) for norm in norms]
+
+
+def test_the_norm_is_the_models_where_the_loop_calls_copies_computed_from_it(tmp_path: Path) -> None:
+    """As in meta-learning: a copy's parameters have a graph, which must not be kept in memory."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    norms, copies = [], []
+    for _ in range(3):
+        optimizer.zero_grad()
+        adapted = nn.Linear(4, 1)
+        adapted._parameters.update({name: parameter * 0.5 for name, parameter in model.named_parameters()})
+        copies.append(weakref.ref(adapted.weight))
+        adapted(torch.ones(2, 4)).sum().backward()
+        del adapted
+        norms.append(float(nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])))
+        optimizer.step()
+    gc.collect()
+    assert [copied() for copied in copies] == [None] * 3
     detach()
     assert rows(tmp_path / "run", NORMS) == [(pytest.approx(norm),) for norm in norms]
