@@ -3,18 +3,23 @@
     python -m rankscope.attached_script train.py --lr 1e-3           # what `rankscope run` starts as each rank
     python -m rankscope.attached_script -m my.package.train
 
-The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had started it.
+The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had started it. It
+finds torch imported, so variables that it sets for that import are applied when it imports torch.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 import runpy
 import sys
 
 TYPE_CHECKING = False  # the constant of `typing`, without its import in a user's process
 
-__all__ = ["main"]
+__all__ = ["follow_environment", "main"]
+
+_NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 
 
 def main(words: list[str]) -> None:
@@ -40,12 +45,36 @@ def main(words: list[str]) -> None:
         follow_started_ranks(attached)
     if "RANKSCOPE_DRILL" in os.environ:
         _inject(os.environ["RANKSCOPE_DRILL"])
+    follow_environment()
     with attached.end.exits_of_script():
         if is_module:
             note_module(target)
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(target, run_name="__main__")
+
+
+def follow_environment() -> None:
+    """At the next import of torch, apply the variables that were changed before it and that torch reads only once."""
+    real = builtins.__import__
+    before = {name: os.environ.get(name) for name in (*_NUM_THREADS, _DEBUG)}
+
+    def imports(name: str, globals: object = None, locals: object = None, names: object = (), level: int = 0) -> object:
+        if level == 0 and name.partition(".")[0] == "torch" and builtins.__import__ is imports:
+            builtins.__import__ = real
+            _apply({name: value for name in before if (value := os.environ.get(name)) not in (None, before[name])})
+        return real(name, globals, locals, names, level)  # type: ignore[arg-type]
+
+    builtins.__import__ = imports  # type: ignore[assignment]
+
+
+def _apply(changed: dict[str, str]) -> None:
+    import torch
+
+    if threads := next((changed[name] for name in _NUM_THREADS if changed.get(name, "").isdecimal()), ""):
+        torch.set_num_threads(max(1, int(threads)))
+    if _DEBUG in changed and torch.distributed.is_available():
+        torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]  # public, not exported to types
 
 
 def _inject(fault: str) -> None:
