@@ -157,7 +157,7 @@ class StepClock:
         pack_step, self._open_step = tape.opener("step", "start_ns")
         self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
         self._memory_bytes, self._memory_read_ns = _UNSET_I64, 0
-        self._read_memory, self.allocator = memory_reader(device), AllocatorRetries(device)
+        self.read_device(device)
         self._start_ns = self._start_wait_ns = 0
         self._core_time = CoreTime()
         self._slot = -1
@@ -165,6 +165,10 @@ class StepClock:
         self._deferred: dict[int, list[int]] = {}  # {step number: one slot per caller that keeps it open}
         self.gc = GcPauses()
         self._gc_start_ns = 0
+
+    def read_device(self, device: str) -> None:
+        """Read the memory of this device from now on."""
+        self._read_memory, self.allocator = memory_reader(device), AllocatorRetries(device)
 
     def begin(self, number: int, *, wait_ns: int, start_ns: int = 0) -> None:
         """Begin step `number`, now or at `start_ns`; `wait_ns`: the rank's waiting so far."""

@@ -101,15 +101,38 @@ class TapeRecorder:
             "device": device,
             "clock_offset_ns": clock_offset_ns,
         }
-        with failing_open("recorder.device_uuid"):
-            if uuid := device_uuid(device):
-                self._identity["device_uuid"] = uuid
+        self.at_device: list[Callable[[], None]] = []
+        """Called once CUDA is initialised, if the rank has a GPU."""
+        self._lacks_device = device.startswith("cuda")
         self._events.write(event_kinds.RANK, **self._identity)
+        self.identify_device()
 
     @property
     def stamps(self) -> PhaseEvents | None:
         """Stamps on the compute stream of a rank's GPU; None on a CPU."""
         return self._clock.events
+
+    def identify_device(self) -> None:
+        """Add what only an initialised CUDA tells, once. Until the program initialises it, the driver is not touched:
+        the program may still choose its devices by a variable, or fork.
+        """
+        if not self._lacks_device:
+            return
+        import torch
+
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch: no types
+            return
+        self._lacks_device = False
+        with failing_open("recorder.device_uuid"):
+            device = self._identity["device"]
+            index = torch.device(device).index or 0
+            if (current := torch.cuda.current_device()) or index >= torch.cuda.device_count():
+                device = f"cuda:{current}"
+                self._clock.read_device(device)
+            uuid = device_uuid(device)
+            self.describe(device=device, **({"device_uuid": uuid} if uuid else {}))
+            for callback in self.at_device:
+                callback()
 
     def describe(self, **identity: Any) -> None:
         """Add to the rank's identity and write it again."""
@@ -222,6 +245,7 @@ class TapeRecorder:
     def end_step(self, end_ns: int = 0) -> None:
         """Complete the current step, now or at `end_ns`."""
         self._clock.end(wait_ns=self.wait_ns, on_retries=self.event, end_ns=end_ns)
+        self.identify_device()
         if self.profiling is not None:
             self.profiling.after_step(self.step_number)
         self._clock.gc.raise_again()

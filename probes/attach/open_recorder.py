@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def open_recorder(
         "launcher_pid": launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,
         "cwd": _working_folder(),
-    } | device_name()
+    } | (device_name() if torch.cuda.is_initialized() else {})  # type: ignore[no-untyped-call]  # torch: no types
     if models:  # a script that names none has parameters, too: they are unknown and not zero
         manifest["num_parameters"] = sum(parameter.numel() for model in models for parameter in model.parameters())
     try:
@@ -90,10 +91,11 @@ def open_recorder(
         world_size=identity.world_size,
         local_rank=identity.local_rank,
         node_rank=identity.node_rank,
-        device=_device_of(models),
+        device=_device_of(models, identity.local_rank),
     )
     profile_steps(run, recorder, config, node_rank=identity.node_rank)
     if identity.rank == 0:
+        recorder.at_device.append(partial(_keep_device_name, run))
         warn_if_untried(torch.__version__)
         recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if not is_first:
@@ -128,11 +130,20 @@ def _script_name() -> str:
     return re.sub(r"^-.*", "python", stem) or "python"
 
 
-def _device_of(models: list[nn.Module]) -> str:
+def _device_of(models: list[nn.Module], local_rank: int) -> str:
     parameter = next((parameter for model in models for parameter in model.parameters()), None)
     if parameter is not None:
         return str(parameter.device)
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch: no types
+        return f"cuda:{torch.cuda.current_device()}"
+    # Counted by NVML: initialised, CUDA would ignore devices that the script chooses by a variable, and fail in forks.
+    count = torch.cuda.device_count()
+    return f"cuda:{local_rank % count}" if count else "cpu"
+
+
+def _keep_device_name(run: RunDir) -> None:
+    if "device_name" not in run.manifest():
+        run.add_to_manifest(device_name())
 
 
 def warn_if_untried(version: str) -> bool:
