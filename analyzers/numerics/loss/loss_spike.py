@@ -64,12 +64,19 @@ class Spike:
     verdicts: tuple[SpikeVerdict, ...]
     cause: str
     after: After | None = None
+    has_lasted: bool = False
+    """True if the loss stayed up for so long that the sentence says what became of it."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the loss was seen to come back."""
+        return self.after is not None and self.after.has_fallen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """The loss after a spike that lasted: the first step by which it was back below its earlier level, or how far it
-    had fallen when the records ended."""
+    """The loss after a spike: the first step by which it was back below its earlier level, or how far it had fallen when
+    the records ended."""
 
     back_at: int | None
     last_step: int
@@ -139,11 +146,12 @@ def find_spikes(
             continue
         cause, after = _cause(group, policy), None
         before, first = observations[group.indices[0] - 1], observations[group.indices[0]]
-        is_next_step = before.attempt == first.attempt and before.step < first.step
-        if cause == "divergence" and is_next_step:  # steps repeated after a restart are not a recovery of the loss
+        has_lasted = cause == "divergence"
+        if before.attempt == first.attempt and before.step < first.step:
+            # steps repeated after a restart are not a recovery of the loss
             after = _after(observations, group)
-            cause = "batch" if after.has_fallen else cause
-        spikes.append(Spike(tuple(group.indices), tuple(group.verdicts), cause, after))
+            cause = "batch" if has_lasted and after.has_fallen else cause
+        spikes.append(Spike(tuple(group.indices), tuple(group.verdicts), cause, after, has_lasted))
     return spikes
 
 
@@ -216,16 +224,16 @@ def _after(observations: Sequence[Observation], group: _Group) -> After:
     """Follow the loss from a spike on, by medians of a few steps, for as long as the run did not go back."""
     first = observations[group.indices[0]]
     peak = max(group.verdicts, key=lambda verdict: verdict.loss_z)
-    seen: list[Observation] = []
-    for one in observations[group.indices[0] :]:
-        if one.attempt != first.attempt or (seen and one.step <= seen[-1].step):
+    newest, losses, level = first.step, [first.loss], math.inf
+    for one in itertools.islice(observations, group.indices[0] + 1, None):
+        if one.attempt != first.attempt or one.step <= newest:
             break
-        seen.append(one)
-    level, newest = math.inf, seen[-1].step
-    for end in range(SHARED.block_steps, len(seen) + 1):
-        level = median(one.loss for one in seen[end - SHARED.block_steps : end])
-        if end > SHARED.block_steps and level <= peak.loss_level:
-            return After(back_at=seen[end - 1].step, last_step=newest, last_loss=level, has_fallen=True)
+        newest = one.step
+        losses.append(one.loss)
+        if len(losses) >= SHARED.block_steps:
+            level = median(losses[-SHARED.block_steps :])
+        if len(losses) > SHARED.block_steps and level <= peak.loss_level:
+            return After(back_at=newest, last_step=newest, last_loss=level, has_fallen=True)
     return After(back_at=None, last_step=newest, last_loss=level, has_fallen=_has_fallen(peak, level))
 
 
@@ -306,7 +314,8 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
             "grad_norm_z": _number(worst.grad_z),
             "lr": first.lr,
             "num_steps": len(spike.indices),
-            **_evidence_after(spike.after),
+            **({"ongoing": False} if spike.is_over else {}),
+            **(_evidence_after(spike.after) if spike.has_lasted else {}),
             "batch_indices": known[:64],
             **response.evidence(),
             **(replayed.evidence() if replayed else {}),
@@ -320,8 +329,8 @@ def _summary(
     first: Observation, last: Observation, worst: SpikeVerdict, spike: Spike, response: Response,
     replayed: ReplayResult | None,
 ) -> str:  # fmt: skip
-    cause, after = spike.cause, spike.after
-    is_over = after is not None and after.has_fallen
+    cause, after = spike.cause, spike.after if spike.has_lasted else None
+    is_over = after is not None and spike.is_over
     where = f"over steps {first.step} to {last.step}"
     if is_over or first.step == last.step:
         where = f"at step {first.step}"

@@ -10,6 +10,7 @@ import pytest
 from analyzers.finding import Finding
 from analyzers.numerics.loss.divergence import divergence
 from analyzers.numerics.loss.loss_spike import Observation, _finding, find_spikes, loss_spikes
+from analyzers.run.findings.open_findings import why_closed
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
@@ -44,6 +45,19 @@ def changed(seen: list[Observation], first: int, last: int, factor: float, **col
 def test_one_bad_batch() -> None:
     (spike,) = find_spikes(changed(observations(), 150, 150, 2.0))
     assert ([v.step for v in spike.verdicts], spike.cause) == ([150], "batch")
+
+
+@pytest.mark.parametrize(("last", "is_over"), [(400, True), (154, True), (150, False)])
+def test_a_spike_is_over_once_the_loss_was_seen_to_come_back(last: int, is_over: bool) -> None:
+    (found,) = spikes(stored(changed(observations(), 150, 150, 2.0)[:last]))
+    assert found.evidence.get("ongoing") is (False if is_over else None)
+    assert why_closed(found, 0) == ("over" if is_over else "")
+    assert "fallen back" not in found.summary, "one step explains itself"
+
+
+def test_a_loss_that_stays_up_is_not_over() -> None:
+    (found,) = spikes(stored(changed(observations(), 150, 400, 2.5)))
+    assert not why_closed(found, 0)
 
 
 def test_a_return_from_easy_batches_is_no_spike() -> None:
