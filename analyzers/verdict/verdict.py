@@ -20,10 +20,12 @@ from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
 
-__all__ = ["LISTED_BELOW", "outcome", "verdict", "without_unjudged"]
+__all__ = ["ALREADY_OVER", "LISTED_BELOW", "outcome", "verdict", "without_unjudged"]
 
 LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made, which every report has under this heading."""
+ALREADY_OVER = "Already over: "
+"""Before the sentence of a finding that is over, in a list that has open ones before it."""
 _LISTED = re.compile(rf"\s*\b\d+ checks? needs? more data: {LISTED_BELOW}\.")
 MAX_LINES = 3
 """Maximum number of findings after the first that get a line in the verdict."""
@@ -128,7 +130,7 @@ def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
 def _further(findings: Sequence[Finding], closed: Collection[str], *, left: int) -> list[str]:
     """A line for each finding after the first, and the number of those without a line."""
     lines = [
-        f"{'Already over: ' if finding.id in closed else ''}{_FIRST_SENTENCE.split(finding.summary, 1)[0]}"
+        f"{ALREADY_OVER if finding.id in closed else ''}{_FIRST_SENTENCE.split(finding.summary, 1)[0]}"
         for finding in findings
     ]
     return [*lines, f"{left} more finding{'s' * (left > 1)}."] if left > 0 else lines

@@ -104,11 +104,15 @@ def commands() -> dict[str, dict[str, Any]]:
             step=or_null(INTEGER),
             planned_steps=or_null(INTEGER),
             step_ms=or_null(NUMBER),
-            findings=_FINDINGS,
+            findings=array({"allOf": [{"$ref": "#/$defs/finding"}, obj(closed=_closed())]}),
             ranks=array(of_type(RankRow)) | {"description": "in order of trouble"},
         ),
         "version": obj(rankscope=STRING),
     }
+
+
+def _closed() -> dict[str, Any]:
+    return dict(report_schema()["$defs"]["finding"]["properties"]["closed"])
 
 
 def _finding() -> dict[str, Any]:

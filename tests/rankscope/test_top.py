@@ -24,7 +24,7 @@ from probes.tape.rundir import NODE_RANK
 from rankscope.cli import app
 from rankscope.commands.top import top
 from store import Ingester, Store
-from tests.factories import empty_run, make_run
+from tests.factories import empty_run, make_run, still_training
 from tests.waiting import wait_for
 from trainer.launcher.terminal.progress import LiveRanks
 
@@ -169,6 +169,36 @@ def test_a_run_that_has_ended_shows_the_findings_of_its_diagnosis(tmp_path: Path
     assert "Rank 3 has been slow" in done.output
     table = done.output[done.output.index("own work") :]
     assert re.search(r"^ *3 +ended.*straggler", table, flags=re.MULTILINE), table
+
+
+def test_what_is_over_comes_after_what_still_lasts_and_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=120, slow={3: 1.6}, slow_from=60, phase="forward", spikes={50: 9.0})
+    now = read_ranks(run, now_ns=time.time_ns())
+    assert [finding.kind for finding in now.findings] == ["straggler", "loss_spike"]
+    closed = [finding["closed"] for finding in now.to_json()["findings"]]
+    assert closed == ["", "over"]
+    screen = draw_ranks(run, name="runs/x", height=30, now_ns=time.time_ns())
+    console = Console(width=200, no_color=True, record=True, file=StringIO())
+    console.print(screen.table)
+    lines = console.export_text().splitlines()
+    slow = next(place for place, line in enumerate(lines) if line.startswith("Rank 3 has been slow"))
+    assert lines[slow + 1].startswith("Already over: Loss rose from")
+
+
+def test_findings_of_a_live_run_are_in_the_order_of_its_report(tmp_path: Path) -> None:
+    """A suspicion comes after what is certain, whatever its severity."""
+    run = still_training(make_run(tmp_path, ranks=2, steps=20, end=""))
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    for kind, severity, status in (("rank_lost", "critical", "suspect"), ("straggler", "warning", "fired")):
+        finding = Finding(
+            kind=kind, severity=severity, status=status, analyzer="x", ranks=(1,), attempt=0, summary=f"A {kind}.",
+        )  # fmt: skip
+        columns = finding.to_json()
+        events.write("finding", finding_kind=columns.pop("kind"), finding_ranks=columns.pop("ranks"), **columns)
+    events.close()
+    now = read_ranks(run, now_ns=time.time_ns())
+    assert now.state.is_live
+    assert [finding.kind for finding in now.findings] == ["straggler", "rank_lost"]
 
 
 def test_ranks_that_were_killed_do_not_run_once_the_run_has_ended(tmp_path: Path) -> None:

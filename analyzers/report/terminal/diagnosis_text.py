@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["evidence_rows", "render", "saves_line", "title", "validation_line"]
+__all__ = ["evidence_rows", "excluded_text", "render", "saves_line", "title", "validation_line"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _UNFOUND = {"clean": "bold green", "failed": "yellow", "unjudged": "bold"}
@@ -207,6 +207,13 @@ def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(part for part in (off, within) if part)
 
 
+def excluded_text(excluded: Mapping[str, Any]) -> str:
+    """Clause on a device or node that was taken out of the run."""
+    device, node = excluded.get("device"), f"node {excluded.get('node_rank')}"
+    where = f"{device} of {node}" if device else node
+    return f"{where} after attempt {excluded.get('attempt')}: {excluded.get('reason')}"
+
+
 def _compared(few: Mapping[str, Any]) -> str:
     steps = f"Ranks were compared in {few['steps']:,} of {few['of']:,} steps."
     return f"{steps} Slowdowns that ended within {few['shortest_slowdown_steps']} steps may be missed."
@@ -260,9 +267,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         rows.append(("Read", ", ".join(by_plugin)))
     rows.append(("Ended", str(facts.get("ended") or "no end recorded")))
     for excluded in (facts.get("excluded") or [])[:20]:
-        device, node = excluded.get("device"), f"node {excluded.get('node_rank')}"
-        where = f"{device} of {node}" if device else node
-        rows.append(("Excluded", f"{where} after attempt {excluded.get('attempt')}: {excluded.get('reason')}"))
+        rows.append(("Excluded", excluded_text(excluded)))
     for rollback in (facts.get("rollbacks") or [])[:20]:
         batches = batches_text(rollback.get("skipped_batches") or [], rollback.get("replayed_batches") or [])
         rows.append(

@@ -126,7 +126,7 @@ def _head(found: RankRows, heading: Heading) -> Text:
     is_within = bool(heading.planned_steps) and (found.step or 0) <= (heading.planned_steps or 0)
     planned = f" of {heading.planned_steps:,}" if is_within else ""
     step = "" if found.step is None else f"  step {found.step:,}{planned}"
-    speed = "" if found.step_ms is None else f"  median step {found.step_ms:,.0f} ms"
+    speed = "" if found.step_ms is None else f"  median step {found.step_ms:,.1f} ms"
     attempt = f"  attempt {found.attempt}" if found.attempt else ""
     head.append(f"{step}{speed}  {ranks}{attempt}")
     if heading.reason:

@@ -11,11 +11,12 @@ For a run that has ended, both cover all steps, as in `rankscope analyze`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from analyzers.diagnose import diagnose
-from analyzers.finding import SEVERITIES, Finding
+from analyzers.diagnose import diagnose, reading_order
+from analyzers.finding import Finding
 from analyzers.hangs.summary import lasting
 from analyzers.report.rank_rows import RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, heading_height, rank_table
@@ -23,6 +24,7 @@ from analyzers.run.findings.open_findings import newest_reports, reported_findin
 from analyzers.run.live.folder_state import folder_state
 from analyzers.run.live.state import RunState
 from analyzers.run.policy import stall_policy
+from analyzers.verdict.verdict import ALREADY_OVER
 from probes.settings.described import TrainFacts
 from probes.settings.section import read
 from probes.tape.rundir import RunDir
@@ -51,12 +53,16 @@ class RankScreen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksNow:
-    """The run's state, its open findings, the worst first, and its ranks."""
+    """The run's state, its findings in reading order, and its ranks.
+
+    `closed`: {id: why it is over}, of a run that has ended; of a live run only open findings are known.
+    """
 
     state: RunState
     planned_steps: int | None
     findings: tuple[Finding, ...]
     ranks: RankRows
+    closed: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the ranks in order of trouble."""
@@ -64,7 +70,8 @@ class RanksNow:
         return {
             "state": state.word, "reason": state.reason, "is_live": state.is_live, "attempt": ranks.attempt,
             "step": ranks.step, "planned_steps": self.planned_steps, "step_ms": ranks.step_ms,
-            "findings": [finding.to_json() for finding in self.findings], "ranks": [asdict(row) for row in ranks.rows],
+            "findings": [finding.to_json() | {"closed": self.closed.get(finding.id, "")} for finding in self.findings],
+            "ranks": [asdict(row) for row in ranks.rows],
         }  # fmt: skip
 
 
@@ -75,6 +82,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
         ended = None if state.is_live else diagnose(store, manifest, stacks_dir=folder.stacks)
         findings = _findings(store, state.attempt) if ended is None else list(ended.fired)
+        closed = {} if ended is None else ended.closed
         as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None)
     if ended is not None:  # the number that the report shows; a rank that was killed recorded no end
@@ -88,7 +96,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         findings = [lasting(finding, silent_s) for finding in findings]
     steps = read(TrainFacts, manifest).steps
     return RanksNow(
-        state=state, planned_steps=int(steps) if steps else None, findings=tuple(findings), ranks=found
+        state=state, planned_steps=int(steps) if steps else None, findings=tuple(findings), ranks=found, closed=closed,
     )  # fmt: skip
 
 
@@ -96,7 +104,10 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
     """Read the run and draw it in at most `height` lines, but show at least four ranks. Raises RunError, StoreError."""
     now = read_ranks(folder, now_ns=now_ns)
     state, findings = now.state, now.findings
-    sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
+    sentences = [
+        ("", f"{ALREADY_OVER}{finding.summary}") if finding.id in now.closed else (finding.severity, finding.summary)
+        for finding in findings[:MAX_FINDINGS]
+    ]
     if len(findings) > MAX_FINDINGS:
         sentences.append(("", f"{len(findings) - MAX_FINDINGS} more findings: rankscope analyze {name}"))
     heading = Heading(
@@ -112,7 +123,7 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
 
 
 def _findings(store: Store, attempt: int | None) -> list[Finding]:
-    """Open findings that `watch` reported, the worst first."""
+    """Open findings that `watch` reported, in the order of the report."""
     reports = newest_reports(reported_findings(store))
     found = [one for one in reports if one.status in ("fired", "suspect") and not why_closed(one, attempt)]
-    return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.status == "suspect"))
+    return sorted(found, key=reading_order)
