@@ -13,7 +13,7 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
-from analyzers.report.terminal.diagnosis_text import evidence_rows, title
+from analyzers.report.terminal.diagnosis_text import evidence_rows, excluded_text, title
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
@@ -49,8 +49,8 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield f"**Next:** {_sentence(next_step(fired[0], run))}"
     for place, finding in enumerate(fired, 1):
-        yield from _finding(place, finding, run)
-    yield from _done(facts)
+        yield from _finding(place, finding, run, closed=diagnosis.closed.get(finding.id, ""))
+    yield from _done(diagnosis)
     if diagnosis.advised:
         yield from ("", "## Advice", "")
         yield from (
@@ -65,9 +65,11 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(_facts(diagnosis, manifest))
 
 
-def _finding(place: int, finding: Finding, run: object) -> Iterator[str]:
-    suspected = ", suspected" if finding.status == "suspect" else ""
-    yield from ("", f"## {place}. {escaped(title(finding).capitalize())} ({finding.severity}{suspected})", "")
+def _finding(place: int, finding: Finding, run: object, *, closed: str = "") -> Iterator[str]:
+    notes = ", ".join(
+        part for part in (finding.severity, "suspected" if finding.status == "suspect" else "", closed) if part
+    )
+    yield from ("", f"## {place}. {escaped(title(finding).capitalize())} ({escaped(notes)})", "")
     yield _sentence(finding.summary)
     yield ""
     rows = [("ranks", number_ranges(finding.ranks))] if finding.ranks else []
@@ -94,9 +96,15 @@ def _batches(back: Mapping[str, Any]) -> str:
     return f" {sentence(text)}" if text else ""
 
 
-def _done(facts: Mapping[str, Any]) -> Iterator[str]:
+def _done(diagnosis: Diagnosis) -> Iterator[str]:
     """Actions of the recovery, from the events of the run."""
+    facts: Mapping[str, Any] = diagnosis.run
     done = [
+        f"Refused the update of step {finding.first_step}."
+        for finding in diagnosis.fired
+        if finding.evidence.get("update_skipped") is True and finding.evidence.get("restored_step") is None
+    ][:50]
+    done += [
         f"Rolled back from step {back['from_step']} to {back['to_step']} ({back.get('tier') or '?'}): "
         f"{back.get('reason') or 'no reason recorded'}." + _batches(back)
         for back in (facts.get("rollbacks") or [])[:50]
@@ -104,25 +112,29 @@ def _done(facts: Mapping[str, Any]) -> Iterator[str]:
     attempts = facts.get("attempts")
     if isinstance(attempts, int) and attempts > 1:
         done.append(f"Restarted the ranks {attempts - 1} time{'s' * (attempts > 2)}.")
+    done += [f"Excluded {excluded_text(one)}." for one in (facts.get("excluded") or [])[:20]]
     yield from ("", "## Actions taken", "")
-    yield from (f"- {_sentence(action)}" for action in done or ["None."])
+    nothing = "No refused step, rollback, restart or exclusion is recorded."
+    yield from (f"- {_sentence(action)}" for action in done or [nothing])
 
 
 def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts: Mapping[str, Any] = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     seconds = wall_s(diagnosis.goodput, facts)
-    nodes = counted(facts.get("num_nodes"), "node") or "? nodes"
+    nodes = counted(facts.get("num_nodes"), "node") or "an unknown number of nodes"
     before = f" ({ranks_before(facts)} before)" if ranks_before(facts) else ""
-    rows = [
-        ("ranks", f"{facts.get('num_ranks')}{before} on {nodes}{f': {mesh}' if mesh else ''}"),
-        ("steps", str(facts.get("steps"))),
-        ("attempts", str(facts.get("attempts"))),
+    ranks = facts.get("num_ranks")
+    known = [
+        ("ranks", f"{ranks}{before} on {nodes}{f': {mesh}' if mesh else ''}" if ranks else ""),
+        ("steps", f"{facts['steps']:,}" if facts.get("steps") else ""),
+        ("attempts", f"{facts['attempts']:,}" if facts.get("attempts") else ""),
         ("ended", str(facts.get("ended") or "no end recorded")),
-        ("step, median", f"{number(facts.get('step_ms_median'), 4)} ms"),
-        ("wall time", "?" if seconds is None else f"{seconds:.1f} s"),
-        ("tokens/s", number(facts.get("tokens_per_s"), 4)),
+        ("step, median", f"{number(facts['step_ms_median'], 4)} ms" if facts.get("step_ms_median") else ""),
+        ("wall time", "" if seconds is None else f"{seconds:,.1f} s"),
+        ("tokens/s", number(facts["tokens_per_s"], 4) if facts.get("tokens_per_s") else ""),
     ]
+    rows = [(name, text) for name, text in known if text]  # what was not recorded has no row
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
         rows.append(("loss", loss_line(facts)))
     if diagnosis.goodput is not None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -272,7 +273,23 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     return [*shown, ("ended", str(facts.get("ended") or "no end recorded"))]
 
 
+_LAUNCH = {
+    "command": "command",
+    "cwd": "working directory",
+    "faults": "faults to inject",
+    "world_size": "ranks",
+    "num_parameters": "parameters of the model",
+    "device_name": "GPU",
+    "rankscope_version": "version of rankscope",
+    "versions": "versions",
+    "environment": "environment",
+    "float32_matmul_precision": "torch.float32_matmul_precision",
+}
+"""Facts of the launch that are shown before the settings, with their labels."""
+
+
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The launch and the settings, for people: no process id, digest or clock value of the manifest."""
     flat: list[tuple[str, str]] = []
 
     def walk(prefix: str, value: Any, depth: int) -> None:
@@ -285,9 +302,12 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             flat.append((prefix[:120], text if len(text) <= 200 else text[:199] + "…"))
 
+    for name in _LAUNCH:
+        if manifest.get(name):
+            value = manifest[name]
+            walk(_LAUNCH[name], shlex.join(map(str, value)) if name == "command" and type(value) is list else value, 1)
     config = manifest.get("config")
     walk("", config if isinstance(config, Mapping) else {}, 0)
-    walk("", {key: value for key, value in manifest.items() if key != "config"}, 0)
     return flat
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import tracemalloc
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.analyzers.test_diagnose import MANIFEST, without
 from tests.analyzers.test_missing_inputs import NOT_NEEDED
 from tests.depth import later
 from tests.e2e.launched import rankscope
-from tests.factories import RankWriter, make_run
+from tests.factories import RankWriter, empty_run, make_run
 
 
 class Elements(HTMLParser):
@@ -195,6 +196,43 @@ def test_a_ticket_says_what_is_wrong_what_was_done_and_what_next(tmp_path: Path)
     assert diagnosis.fired[0].summary in html.replace("&quot;", '"')
     assert "See <code>rankscope explain straggler-" in html, "a command to copy is code"
     assert "\\`" not in ticket
+
+
+def test_a_ticket_says_which_findings_are_over_and_which_steps_were_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=120, slow={2: 1.6}, slow_from=60, spikes={40: 9.0})
+    with Store.open(run) as store:
+        diagnosis = diagnose(store, run.manifest())
+    ticket = to_markdown(diagnosis, run.manifest())
+    assert re.findall(r"^## \d\. (.*)", ticket, flags=re.MULTILINE) == [
+        "Straggler (warning)", "Loss spike (warning, over)",
+    ]  # fmt: skip
+    assert "- No refused step, rollback, restart or exclusion is recorded." in ticket
+    spike = next(finding for finding in diagnosis.findings if finding.kind == "loss_spike")
+    refused = replace(spike, evidence={**spike.evidence, "update_skipped": True})
+    assert "- Refused the update of step 40." in to_markdown(replace(diagnosis, findings=(refused,)), {})
+
+
+def test_a_ticket_has_no_row_for_what_is_unknown(tmp_path: Path) -> None:
+    run = empty_run(tmp_path, world_size=2)
+    with Store.open(run) as store:
+        ticket = to_markdown(diagnose(store, run.manifest()), run.manifest())
+    facts = ticket.partition("## The run")[2]
+    assert "None" not in facts, facts
+    assert "?" not in facts, facts
+
+
+def test_the_configuration_of_a_page_is_for_people(tmp_path: Path) -> None:
+    """Settings and the launch; no process id, digest or clock value."""
+    run = empty_run(
+        tmp_path, world_size=2, launcher_pid=4711, digest="16d2668f", command=["train.py", "--name", "a b"],
+        cwd="/job", versions={"torch": "2.13.0"}, start_over_at=None, config={"train": {"steps": 100}},
+    )  # fmt: skip
+    text = Elements(html_of(run)[0]).text
+    settings = text[text.index("Configuration") :]
+    for words in ("command", "train.py --name 'a b'", "working directory", "versions.torch", "train.steps", "100"):
+        assert words in settings
+    for words in ("launcher_pid", "4711", "digest", "created_wall_ns", "schema_version", "start_over_at"):
+        assert words not in settings
 
 
 def test_nothing_of_a_hostile_run_is_obeyed_by_a_ticket(tmp_path: Path) -> None:
