@@ -100,6 +100,8 @@ def done_about(source: Source, finding: Finding) -> list[str]:
     last = finding.first_step if finding.kind == "straggler" else finding.last_step or finding.first_step
     steps = {event.integer("from_step") for event in log.of(event_kinds.ROLLBACK, attempt=finding.attempt)}
     within = sorted(step for step in steps if finding.first_step <= step <= last + 1)
+    if not within and finding.evidence.get("update_skipped") is True:
+        return [respond(log, attempt=finding.attempt, step=finding.first_step, committed=False).text]
     return [f"Step {step}: {respond(log, attempt=finding.attempt, step=step).text}" for step in within[:20]]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from analyzers.deaths.recovery_response import done_about
 from analyzers.finding import Finding
 from analyzers.numerics.explain import NEXT, WHY
 from analyzers.numerics.nonfinite import non_finite_values
@@ -183,6 +184,15 @@ def non_finite(store: MemoryStore) -> list[Finding]:
 def only(findings: list[Finding]) -> Finding:
     (finding,) = findings
     return finding
+
+
+def test_a_step_that_was_refused_without_a_rollback_is_an_action_of_the_run() -> None:
+    store = run_with_nan()
+    assert done_about(store, only(non_finite(store))) == [
+        "Step 12: Rolled back to step 10 from memory in 0.2 s and skipped batch 11."
+    ]
+    store.connection.execute("DELETE FROM events")
+    assert done_about(store, only(non_finite(store))) == ["Refused the step."]
 
 
 def test_a_refused_step_is_one_finding_and_its_replay_none() -> None:
