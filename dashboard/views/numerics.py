@@ -8,6 +8,7 @@ import numpy as np
 import streamlit as st
 
 from analyzers.figures import course, gradients, loss, numbers
+from analyzers.run.records.evaluations import evaluations
 from analyzers.run.records.event_log import EventLog
 from analyzers.settings.figures import compression_error
 from analyzers.source import Source, floats
@@ -29,6 +30,7 @@ def load_numerics(source: Source) -> dict[str, Any]:
     ]
     return {
         "curve": course.loss_curve(source), "marks": course.marks(source), "rate": queries.rate(source),
+        "evaluated": evaluations(source),
         "gradients": gradient_table(source), "scale": scale, "compression": compression_error(source),
         "experts": queries.expert_load(source), "logged": queries.logged_scalars(source),
     }  # fmt: skip
@@ -44,7 +46,8 @@ def numerics(view: View) -> None:
     if len(data["curve"]["loss"]):
         chart(
             loss.draw, data["curve"], data["marks"], diagnosis.fired if diagnosis else (), height=460,
-            key="numerics-loss", what="Loss and gradient norm over the steps",
+            evaluated=data["evaluated"], key="numerics-loss",
+            what="Training and validation loss, and gradient norm over the steps",
         )  # fmt: skip
     else:
         empty_state("No loss was recorded.")
