@@ -75,8 +75,8 @@ class Spike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """The loss after a spike: the first step by which it was back below its earlier level, or how far it had fallen when
-    the records ended."""
+    """The loss after a spike: the first step by which it was back below its earlier level, or how far it had fallen
+    when the records ended."""
 
     back_at: int | None
     last_step: int
