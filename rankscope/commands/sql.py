@@ -33,7 +33,7 @@ def sql(
     """Query a run's records with SQL, also while it trains. Read-only, without access to other files.
 
     The statement runs in a separate process, with 1 GiB of memory; it is ended at the time limit.
-    Tables and columns: docs/schema.md. Exit code 2: the statement failed; stderr says why.
+    --tables lists the tables, `DESCRIBE steps` the columns of one. Exit code 2: the statement failed; stderr says why.
     """
     if output not in ("text", "csv", "json"):
         fail(f"--format {output}: choose text, csv or json")

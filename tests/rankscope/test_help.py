@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -40,6 +41,25 @@ def test_examples_begin_with_a_heading_and_are_commands() -> None:
         assert (mark, heading) in (("\b", "Examples:"), ("\b", "Example:")), name
         assert examples, name
         assert all("rankscope " in one for one in examples), name
+
+
+def test_no_message_sends_a_reader_to_a_file_that_only_a_clone_has() -> None:
+    """Generators of those files excepted. Docstrings of commands are their help."""
+    found = []
+    for package in ("rankscope", "dashboard", "analyzers", "watch", "trainer", "store", "probes"):
+        for path in (ROOT / package).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            bodies = [] if path.parent.name == "commands" else [
+                node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            ]  # fmt: skip
+            own_lines = {id(one.value) for node in bodies for one in node.body if isinstance(one, ast.Expr)}
+            found += [
+                f"{path.relative_to(ROOT)}: {node.value[:80]}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in own_lines
+                and re.search(r"(?<!> )docs/[a-z-]+\.md", node.value)
+            ]  # fmt: skip
+    assert found == []
 
 
 def test_a_parser_that_shows_a_docstring_keeps_its_lines() -> None:

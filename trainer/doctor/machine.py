@@ -53,7 +53,7 @@ def disk_check(runs: Path) -> Check:
         remedy = "free space on it, or choose another disk with --set run.dir=FOLDER"
         return Check(name="runs folder", status="warning", found=found, remedy=remedy)
     if kind in REMOTE:
-        remedy = "tapes belong on a local disk; rankscope collect puts the nodes' folders together (docs/many-nodes.md)"
+        remedy = "tapes belong on a local disk; rankscope collect merges the nodes' folders afterwards"
         return Check(name="runs folder", status="warning", found=found, remedy=remedy)
     return Check(name="runs folder", status="ok", found=found)
 

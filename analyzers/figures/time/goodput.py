@@ -22,18 +22,19 @@ _LABELLED = 4
 
 
 def waterfall(account: Account) -> go.Figure:
-    """Draw bars that each begin where the one above ends; the last one is training."""
+    """Draw bars that each begin where the one above ends; the last one is training, where it was measured."""
     wall = account.wall_s or 1.0
     lost = sorted((n for n in CATEGORIES if n != "training"), key=lambda name: -account.seconds[name])
     lost = [name for name in lost if account.seconds[name] >= _LEAST * wall]
-    names = ["wall time", *(account.names[name] for name in lost), "training"]
-    lengths = [account.wall_s, *(account.seconds[name] for name in lost), account.seconds["training"]]
+    kept = ["training"] if account.goodput_ratio is not None else []  # not measured is not zero
+    names = ["wall time", *(account.names[name] for name in (*lost, *kept))]
+    lengths = [account.wall_s, *(account.seconds[name] for name in (*lost, *kept))]
     starts, left = [0.0], account.wall_s
     for name in lost:
         left -= account.seconds[name]
         starts.append(max(0.0, left))
-    starts = [*starts, 0.0]
-    colours = [SEQUENCE[7], *(CATEGORY[name] for name in lost), CATEGORY["training"]]
+    starts += [0.0 for _ in kept]
+    colours = [SEQUENCE[7], *(CATEGORY[name] for name in (*lost, *kept))]
     # On a narrow screen a text takes nearly half of the width: within a long bar, else on the side with more room.
     is_long = [length >= wall / 2 for length in lengths]
     width = 1.3 * wall

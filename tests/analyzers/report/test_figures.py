@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,9 @@ def test_the_waterfall_ends_where_training_begins(tmp_path: Path) -> None:
         above = begins[i - 1] if i > 1 else account.wall_s
         assert begins[i] + lengths[i] == pytest.approx(above)
     assert lengths[-1] == pytest.approx(begins[-2], rel=0.02)
+    assert bars.y[-1] == "training"
+    unknown = replace(account, seconds={**account.seconds, "training": 0.0, "unmeasured": 1.0})
+    assert "training" not in goodput.waterfall(unknown).data[0].y, "not measured is not zero"
     stacked = goodput.by_rank(account).data
     assert sum(trace.x[0] for trace in stacked) == pytest.approx(account.wall_s, rel=0.01)
     assert set(CATEGORIES) == set(theme.CATEGORY)
