@@ -30,6 +30,9 @@ __all__ = ["layout_of", "make_full_run"]
 
 STAGES, MICROBATCHES, TP, DEVICES, FEW_RANKS = 4, 4, 8, 8, 4
 STEP_NS, FORWARD_NS, BACKWARD_NS = 100_000_000, 4_000_000, 8_000_000
+SPAN_GAP_NS = 300_000
+WORK_NS = MICROBATCHES * (FORWARD_NS + BACKWARD_NS - 2 * SPAN_GAP_NS)
+"""Own work in a step, as the spans have it: goodput and bubble of one run must not contradict each other."""
 DETAILED_STEPS, LOOKS, PARAMETERS = 200, 100, 24
 
 
@@ -47,7 +50,10 @@ def make_full_run(path: Path, ranks: int, steps: int) -> RunDir:
     if ranks != FEW_RANKS and ranks % (STAGES * TP):
         raise ValueError(f"{ranks} ranks: {STAGES} stages of {TP} tensor-parallel ranks take a multiple of 32, or 4")
     layout = layout_of(ranks)
-    make_steps(path, ranks, steps, layout=layout, more_events=_checkpoints(steps), jump_at=steps * 7 // 10)
+    make_steps(
+        path, ranks, steps, layout=layout, more_events=_checkpoints(steps), jump_at=steps * 7 // 10, work_ns=WORK_NS,
+        idle_ns=(layout.pp - 1) * (FORWARD_NS + BACKWARD_NS),
+    )  # fmt: skip
     run = RunDir.open(path)
     connection = connect_writer(run.store(), wait_s=10, threads=2)
     try:
@@ -145,7 +151,8 @@ def _details(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) 
         f"""
         INSERT INTO spans_done BY NAME
         SELECT 0 AS attempt, rank, step, microbatch, stage, CASE WHEN is_forward THEN 'forward' ELSE 'backward' END
-               AS kind, start_ns, start_ns + CASE WHEN is_forward THEN {FORWARD_NS} ELSE {BACKWARD_NS} END - 300000
+               AS kind, start_ns, start_ns + CASE WHEN is_forward THEN {FORWARD_NS} ELSE {BACKWARD_NS} END
+               - {SPAN_GAP_NS}
                AS end_ns, 0 AS wait_ns
         FROM piece
         """

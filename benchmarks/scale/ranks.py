@@ -108,17 +108,20 @@ def make_steps(
     layout: Layout | None = None,
     more_events: Sequence[Event] = (),
     jump_at: int | None = None,
+    work_ns: int = BASE_NS,
+    idle_ns: int = 0,
 ) -> int:
     """Fill the store; returns its bytes. In the order of ingestion: some steps of all ranks, then the next.
 
-    The loss of step `jump_at` is twice that of the others.
+    The loss of step `jump_at` is twice that of the others. `work_ns`: own work of a rank in a step, which waits for the
+    rest of it, `idle_ns` of that between phases, as a stage of a pipeline does.
     """
     run = make_run(path, ranks, hang=False, steps=steps, layout=layout, more_events=more_events).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)
     slow_rank, onset, drawn = ranks // 3, steps // 2, min(steps, DRAWN_STEPS)
     connection.execute(
         f"""
-        CREATE TEMP TABLE drawn AS SELECT rank, step, CAST({BASE_NS // 1000} * (1 + 0.016 * (random() - 0.5)
+        CREATE TEMP TABLE drawn AS SELECT rank, step, CAST({work_ns // 1000} * (1 + 0.016 * (random() - 0.5)
             + 0.003 * (hash(rank) % 100 / 50.0 - 1)) AS BIGINT) * 1000 AS own
         FROM range({ranks}) r(rank), range({drawn}) s(step) ORDER BY rank, step
         """
@@ -128,9 +131,9 @@ def make_steps(
             f"""
             INSERT INTO steps_done BY NAME
             SELECT 0 AS attempt, rank, step, {EPOCH_NS} + step * 100000000 AS start_ns, 100000000 AS duration_ns,
-                   2000000 AS data_ns, own // 3 AS forward_ns, {BASE_NS * 108 // 100} - own // 3 AS backward_ns,
+                   2000000 AS data_ns, own // 3 AS forward_ns, {BASE_NS * 108 // 100 - idle_ns} - own // 3 AS backward_ns,
                    2000000 AS optimizer_ns, 0 AS checkpoint_ns, 0 AS evaluate_ns, 0 AS data_wait_ns,
-                   0 AS forward_wait_ns, {BASE_NS * 108 // 100} - own AS backward_wait_ns, 0 AS optimizer_wait_ns,
+                   0 AS forward_wait_ns, {BASE_NS * 108 // 100 - idle_ns} - own AS backward_wait_ns, 0 AS optimizer_wait_ns,
                    {BASE_NS * 108 // 100} - own AS collective_wait_ns, own + 3000000 AS cpu_ns, 0 AS gc_ns,
                    0 AS run_delay_ns, 0 AS major_faults, 4096 AS tokens, step - 1 AS batch_index, loss,
                    loss AS local_loss, 0.2 * loss AS grad_norm, 3e-4 AS lr, 8000000000 AS memory_bytes,
