@@ -8,7 +8,7 @@ It judges nothing itself: the findings are an argument. It works on live and on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,8 @@ class RankRow:
     host: str = ""
     finding: str = ""
     severity: str = ""
+    is_over: bool = False
+    """True if the finding is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,16 @@ class RankRows:
     rows: tuple[RankRow, ...]
 
 
-def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int, has_ended: bool = False) -> RankRows:
-    """Read the newest attempt. `findings`: the open ones, the worst first, before those that are over.
+def rank_rows(
+    source: Source,
+    findings: Sequence[Finding],
+    *,
+    now_ns: int,
+    has_ended: bool = False,
+    closed: Collection[str] = (),
+) -> RankRows:
+    """Read the newest attempt. `findings`: the open ones, the worst first, before those that are over (`closed`: their
+    ids).
 
     `has_ended`: medians of all steps, as in the report of the run.
     """
@@ -72,7 +82,7 @@ def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int, has_e
     since_step = 0 if has_ended else (view.step or 0) - RECENT_STEPS
     medians, memory = _medians(source, attempt, since_step), _memory(source, attempt)
     places = _places(source, attempt)
-    worst = _worst(findings, attempt)
+    worst = _worst(findings, attempt, closed)
     rows = []
     for rank, one in view.ranks.items():
         own_ms, waiting_ms = medians.get(rank, (None, None))
@@ -93,6 +103,7 @@ def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int, has_e
                 host=host,
                 finding="" if finding is None else finding.kind,
                 severity="" if finding is None else finding.severity,
+                is_over=finding is not None and finding.id in closed,
             )
         )
     places_of = {rank: findings.index(finding) for rank, finding in worst.items()}
@@ -111,22 +122,26 @@ def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
     """Sort key: dead and stopped ranks, then by finding and its place among those, then the rank furthest behind, then
     the longest silence."""
     state = ("dead", "stopped").index(row.state) if row.state in ("dead", "stopped") else 2
-    severity = SEVERITIES.index(row.severity) if row.severity else len(SEVERITIES)
+    severity = SEVERITIES.index(row.severity) if row.severity and not row.is_over else len(SEVERITIES)
     behind = (view.step or 0) - (row.step if row.step is not None else -1)
     steps = view.median_step_ns / 1e9 or 1.0
     # rounded coarsely, because healthy ranks would otherwise change places all the time
     silent_steps = int((row.doing_s or 0.0) / steps / 10)
-    return state, severity, place, -behind if behind > 1 else 0, -silent_steps, row.rank
+    return state, severity, not row.is_over, place, -behind if behind > 1 else 0, -silent_steps, row.rank
 
 
-def _worst(findings: Sequence[Finding], attempt: int) -> dict[int, Finding]:
-    """The worst finding of each rank in this attempt."""
+def _worst(findings: Sequence[Finding], attempt: int, closed: Collection[str]) -> dict[int, Finding]:
+    """The worst open finding of each rank in this attempt; the worst that is over for a rank without any."""
     found: dict[int, Finding] = {}
+
+    def place(finding: Finding) -> tuple[bool, int]:
+        return finding.id in closed, SEVERITIES.index(finding.severity)
+
     for finding in findings:
         if finding.attempt in (None, attempt):
             for rank in finding.ranks:
                 known = found.get(rank)
-                if known is None or SEVERITIES.index(finding.severity) < SEVERITIES.index(known.severity):
+                if known is None or place(finding) < place(known):
                     found[rank] = finding
     return found
 

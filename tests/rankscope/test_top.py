@@ -185,6 +185,15 @@ def test_what_is_over_comes_after_what_still_lasts_and_says_so(tmp_path: Path) -
     assert lines[slow + 1].startswith("Already over: Loss rose from")
 
 
+def test_a_rank_whose_finding_is_over_says_so_and_comes_after_one_that_is_open(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=120, slow={3: 1.6}, slow_from=60, phase="forward", nan={1: 30})
+    screen = draw_ranks(run, name="runs/x", height=30, now_ns=time.time_ns())
+    console = Console(width=200, no_color=True, record=True, file=StringIO())
+    console.print(screen.table)
+    rows = re.findall(r"^ *(\d) +ended .*?([a-z, -]*)$", console.export_text(), flags=re.MULTILINE)
+    assert [(rank, text.strip()) for rank, text in rows[:2]] == [("3", "straggler"), ("1", "non-finite, over")]
+
+
 def test_findings_of_a_live_run_are_in_the_order_of_its_report(tmp_path: Path) -> None:
     """A suspicion comes after what is certain, whatever its severity."""
     run = still_training(make_run(tmp_path, ranks=2, steps=20, end=""))

@@ -148,13 +148,14 @@ def _cells(row: RankRow) -> list[Text | str]:
         _percent(row.load_ratio),
         doing_s,
         visible(row.doing).replace("(group ", "("),
-        _finding(row.finding, row.severity),
+        _finding(row),
     ]
 
 
-def _finding(kind: str, severity: str) -> Text:
-    known = KINDS.get(kind)
-    return _text((known.title if known is not None else kind).lower(), _COLOURS.get(severity, ""))
+def _finding(row: RankRow) -> Text:
+    known = KINDS.get(row.finding)
+    name = (known.title if known is not None else row.finding).lower()
+    return _text(f"{name}, over", "dim") if row.is_over else _text(name, _COLOURS.get(row.severity, ""))
 
 
 def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:
@@ -165,11 +166,11 @@ def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:
     memory = [row.memory_bytes for row in rows if row.memory_bytes is not None]
     loads = [row.load_ratio for row in rows if row.load_ratio is not None]
     silent = [row.doing_s for row in rows if row.doing_s is not None and row.doing_s >= _OPEN_S]
-    findings = {row.finding: row.severity for row in rows}
+    findings = {(row.finding, row.is_over): row for row in rows}
     named = sum(bool(row.finding) for row in rows)
     finding: Text | str = f"{named} with a finding" if named else ""
     if named and len(findings) == 1:
-        finding = _finding(*findings.popitem())
+        finding = _finding(findings.popitem()[1])
     return [
         f"{len(rows)} more" if is_rest else f"{len(rows)} rank{'s' * (len(rows) > 1)}",
         states.pop() if len(states) == 1 else "mixed",

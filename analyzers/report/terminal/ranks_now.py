@@ -82,9 +82,9 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
         ended = None if state.is_live else diagnose(store, manifest, stacks_dir=folder.stacks)
         findings = _findings(store, state.attempt) if ended is None else list(ended.fired)
-        closed = {} if ended is None else ended.closed
+        closed: Mapping[str, str] = {} if ended is None else ended.closed
         as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
-        found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None)
+        found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None, closed=closed)
     if ended is not None:  # the number that the report shows; a rank that was killed recorded no end
         rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
         took_ms = ended.run.get("step_ms_median")
