@@ -12,6 +12,7 @@ import pytest
 
 from probes.tape.format.reader import segment_paths
 from probes.tape.rundir import RunDir
+from rankscope.commands import analyze
 from tests.e2e.launched import rankscope
 from tests.factories import make_run
 
@@ -69,3 +70,14 @@ def test_the_folder_of_a_run_is_left_as_it_was_found(tmp_path: Path) -> None:
     tapes = {path: path.read_bytes() for path in RunDir(run.path).tapes.rglob("*") if path.is_file()}
     assert rankscope("analyze", str(run.path)).returncode == 0
     assert {path: path.read_bytes() for path in RunDir(run.path).tapes.rglob("*") if path.is_file()} == tapes
+
+
+def test_what_is_over_stays_over_beside_a_log(tmp_path: Path) -> None:
+    """As without the log: open findings come first, the others say that they are over."""
+    run = make_run(tmp_path, ranks=4, steps=120, slow={3: 1.6}, slow_from=60, phase="forward", nan={1: 30})
+    log = tmp_path / "job.log"
+    log.write_text("step 1 loss 4.2\nstep 2 loss 4.1\n")
+    diagnosis, _ = analyze._diagnosis([run.path, log], "")
+    first, second, *_ = diagnosis.verdict.splitlines()
+    assert first.startswith("Rank 3 has been slow")
+    assert second.startswith("Already over: The forward pass of rank 1 gave a NaN"), second

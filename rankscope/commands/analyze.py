@@ -120,7 +120,9 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     facts["also_read"] = [part.run.get("run_id") for part in parts[1:]]
     of_runs = [finding for part in parts[: len(runs)] for finding in part.findings]
     of_files = [finding for part in parts[len(runs) :] for finding in part.findings]
-    return conclude(join_recorded(of_runs, of_files), facts), None
+    # ids name a finding within its run: of several runs, one may be over in which another still stands
+    closed = parts[0].closed if len(runs) == 1 else {}
+    return conclude(join_recorded(of_runs, of_files), facts, closed=closed), None
 
 
 def _runs_there(names: Sequence[str]) -> str:

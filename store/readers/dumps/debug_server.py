@@ -108,9 +108,7 @@ def _get(url: str, timeout_s: float) -> str:
     except (URLError, OSError, ValueError, HTTPException) as error:
         raise DebugServerError(f"no answer ({' '.join(plain_reason(error).split())[:120]})") from None
     if len(body) > MAX_PAGE_BYTES:
-        raise DebugServerError(
-            f"its page is larger than {MAX_PAGE_BYTES // 2**20} MiB: let the ranks write dumps"
-        )
+        raise DebugServerError(f"its page is larger than {MAX_PAGE_BYTES // 2**20} MiB: let the ranks write dumps")
     return body.decode("utf-8", "replace")
 
 
