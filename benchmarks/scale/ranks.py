@@ -118,6 +118,7 @@ def make_steps(
     """
     run = make_run(path, ranks, hang=False, steps=steps, layout=layout, more_events=more_events).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)
+    compute_ns = BASE_NS * 108 // 100 - idle_ns
     slow_rank, onset, drawn = ranks // 3, steps // 2, min(steps, DRAWN_STEPS)
     connection.execute(
         f"""
@@ -131,9 +132,9 @@ def make_steps(
             f"""
             INSERT INTO steps_done BY NAME
             SELECT 0 AS attempt, rank, step, {EPOCH_NS} + step * 100000000 AS start_ns, 100000000 AS duration_ns,
-                   2000000 AS data_ns, own // 3 AS forward_ns, {BASE_NS * 108 // 100 - idle_ns} - own // 3 AS backward_ns,
+                   2000000 AS data_ns, own // 3 AS forward_ns, {compute_ns} - own // 3 AS backward_ns,
                    2000000 AS optimizer_ns, 0 AS checkpoint_ns, 0 AS evaluate_ns, 0 AS data_wait_ns,
-                   0 AS forward_wait_ns, {BASE_NS * 108 // 100 - idle_ns} - own AS backward_wait_ns, 0 AS optimizer_wait_ns,
+                   0 AS forward_wait_ns, {compute_ns} - own AS backward_wait_ns, 0 AS optimizer_wait_ns,
                    {BASE_NS * 108 // 100} - own AS collective_wait_ns, own + 3000000 AS cpu_ns, 0 AS gc_ns,
                    0 AS run_delay_ns, 0 AS major_faults, 4096 AS tokens, step - 1 AS batch_index, loss,
                    loss AS local_loss, 0.2 * loss AS grad_norm, 3e-4 AS lr, 8000000000 AS memory_bytes,
