@@ -36,13 +36,14 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
     """The page, UTF-8."""
     sheet = FigurePage()
     slower = comparison.findings[0] if comparison.findings else None
+    mark, note = _unslowed(comparison)
     return sheet.render(
         run_id=f"{comparison.run_b} against {comparison.run_a}",
-        worst=slower.severity if slower else "clean",
+        worst=slower.severity if slower else mark,
         verdict=comparison.sentence,
         why=why(slower) if slower else "",
         next=next_step(slower) if slower else "",
-        quiet="No significant slowdown.",
+        quiet=note,
         unshown="",
         tiles=_tiles(comparison),
         findings=[],
@@ -54,6 +55,17 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
         settings=[],
         footer=f"Made by rankscope {version} from the records of both runs.".replace("  ", " "),
     )
+
+
+def _unslowed(comparison: Comparison) -> tuple[str, str]:
+    """Mark and note of a comparison without a slowdown: green only if the speeds were compared, and the second run has
+    no shortcoming that the first lacks.
+    """
+    if comparison.speed is None:
+        return "unjudged", "The speeds were not compared."
+    if comparison.load_caveat:
+        return "unjudged", "No slowdown is certain, because the load of the hosts differs."
+    return ("failed" if comparison.shortcomings[1] else "clean"), "No significant slowdown."
 
 
 def _sections(sheet: FigurePage, comparison: Comparison, a: Side, b: Side) -> Iterator[Section]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analyzers.compare.two_runs import Side, compare
+from analyzers.diagnose import diagnose
+from analyzers.report.html.compare_page import render
 from probes.tape.rundir import RunDir
+from store import Store
 from tests.analyzers.report.hostile import hostile_run
 from tests.analyzers.report.test_files import Elements, figures_of
 from tests.e2e.launched import rankscope
@@ -41,6 +47,24 @@ def test_the_page_holds_both_runs(runs: tuple[RunDir, RunDir], tmp_path: Path) -
     assert len(figures) == 5, "loss, step time, two accounts of the time, and the templates"
     links = [value for _, attributes in elements.found for name, value in attributes.items() if name in ("src", "href")]
     assert [link for link in links if link and not link.startswith(("#", "data:"))] == []
+
+
+def test_a_page_is_green_only_if_the_speeds_were_compared_and_the_second_run_ended_well(tmp_path: Path) -> None:
+    def marked(ranks: int, steps: int, **more: Any) -> str:
+        sides = []
+        for name, made in (("a", {}), ("b", more)):
+            run = make_run(tmp_path / f"{name}-{steps}-{len(more)}", ranks=ranks, steps=steps, **made)
+            store = opened.enter_context(Store.open(run))
+            sides.append(Side(source=store, manifest=run.manifest(), diagnosis=diagnose(store, run.manifest())))
+        elements = Elements(render(compare(*sides), *sides))
+        (verdict,) = (of["class"] for _, of in elements.found if "verdict" in str(of.get("class")))
+        assert ("The speeds were not compared." in elements.text) == (steps < 20)
+        return str(verdict).removeprefix("card verdict ")
+
+    with ExitStack() as opened:
+        assert marked(2, 60) == "clean"
+        assert marked(2, 5) == "unjudged"
+        assert marked(2, 60, end="failed") == "failed"
 
 
 def test_json_stays_json(runs: tuple[RunDir, RunDir], tmp_path: Path) -> None:
