@@ -38,12 +38,35 @@ _WAITS = re.compile(
 def device_findings(source: Source) -> list[Finding]:
     """Findings from the readings of devices, and which checks they do not allow."""
     wrong = [one for one in device_health(source, Scope()) if one.status in ("fired", "suspect")]
+    wrong += _errors_before(source)
     unread = unread_of_devices(source)
     if wrong or not unread:
         return wrong
     text, in_part = f"the readings lack {', '.join(unread)}", len({*unread, "temperature"}) < NUM_CHECKS
     what = "GPUs were not fully checked" if in_part else "GPUs were not checked"
     return [Finding.not_judged("health", "health", what, text, in_part=in_part)]
+
+
+def _errors_before(source: Source) -> list[Finding]:
+    """Uncorrected memory errors that every reading shows: a report of one moment does not tell when they occurred."""
+    return [
+        Finding(
+            analyzer="health",
+            kind="gpu_memory_errors",
+            severity="warning",
+            status="suspect",
+            cause="uncorrected",
+            summary=f"{device} of {node}: {errors:,} memory error{'s' * (errors != 1)} that ECC could not correct, since "
+            "its driver was loaded.",
+            evidence={"node": node, "device": device, "uncorrected": errors},
+            advice="gpu-memory-errors-uncorrected",
+        )
+        for node, device, errors in source.rows(
+            "SELECT node, device, max(ecc_uncorrected_total) FROM health WHERE device <> 'host' GROUP BY node, device "
+            "HAVING max(ecc_uncorrected_total) > 0 AND max(ecc_uncorrected_total) = min(ecc_uncorrected_total) "
+            "ORDER BY node, device"
+        )
+    ]
 
 
 def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:

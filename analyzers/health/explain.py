@@ -29,6 +29,8 @@ def _why_xid(finding: Finding) -> str:
 
 def _why_memory_errors(finding: Finding) -> str:
     facts = finding.evidence
+    if finding.status == "suspect":
+        return f"The device's counter stood at {facts.get('uncorrected')}: the errors may be older than the job."
     counts = ", ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in _ECC if facts.get(name))
     return f"Rise of the device's counters during the run: {counts or 'none, but its row-remap flag is set'}."
 

@@ -56,7 +56,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         lines = [entry for entry in every if when_of(entry, book) != "another time"]
         if not lines:
             continue
-        is_sure = any(when_of(entry, book) == "the job's" for entry in lines)
+        # A gauge holds its last error, also one of an earlier job.
+        is_gauge = all(entry.text("gauge") for entry in lines)
+        is_sure = not is_gauge and any(when_of(entry, book) == "the job's" for entry in lines)
         codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))
         ranks = ranks_of(lines)
         table = xid_table()["xid"]
@@ -68,6 +70,8 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         before = f" after {len(errors)} PCIe error{'s' * (len(errors) > 1)}" if errors else ""
         if codes:
             what = f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports XID "
+            if is_gauge:
+                what = f"{where} may have failed: its last error, at an unknown time, is XID "
             what += f"{', '.join(map(str, codes))} ({meaning}){before}"
         else:
             fell = "does not answer its driver"
@@ -94,6 +98,8 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             },
             collect=()
             if is_sure
+            else ("dmesg -T | grep -i xid # on that host: the time of the error",)
+            if is_gauge
             else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
         )
 
@@ -116,8 +122,21 @@ def _switches(book: LogBook) -> Iterator[Candidate]:
 
 
 def _tested(book: LogBook) -> Iterator[Candidate]:
-    """Candidates for DCGM tests that a device failed."""
-    lines = list(book.of("dcgm_failed"))
+    """Candidates for DCGM tests that a device failed, and for NPUs that are not healthy."""
+    lines = [entry for entry in book.of("dcgm_failed") if entry.text("test")]
+    for entry in book.of("dcgm_failed"):
+        if state := entry.text("state"):
+            of = f" of {entry.host}" if entry.host else ""
+            yield from_lines(
+                "device_error",
+                [entry],
+                rank_class="host",
+                is_proven=False,
+                what=f"npu-smi reports the health of NPU {entry.text('devices')}{of} ({entry.text('text')}) as {state}",
+                why=entry.quoted,
+                evidence={"devices": [entry.text("devices")], "host": entry.host,
+                          "do": "Query the fault's code there (`npu-smi info -t health -i ID`), and leave the node out."},
+            )
     if not lines:
         return
     devices = list(dict.fromkeys(number for entry in lines for number in entry.text("devices").split(", ") if number))

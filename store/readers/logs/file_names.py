@@ -20,12 +20,15 @@ _TASK = re.compile(r"(?P<job>\d+(?:_\d+)?)_(?P<rank>\d{1,6})(?P<rest>_log\.(?:ou
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _LATER_NODE = re.compile(r"(?:^|[_.-])(?:node|worker|noderank|node_rank)[_.-]?0*[1-9]\d{0,5}(?!\d)", re.IGNORECASE)
 _PER_HOST = re.compile(
-    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?!(?:log|txt|out|json|gz|zst|erst|efi|efi_pstore|ramoops|nvram)\b)(?P<host>[\w.-]+?))?"
+    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|(?:nvidia-smi|npu-smi|dcgmi)(?:[._-](?:q|x|ecc|diag|dmon|health))*)"
+    r"(?:[._-](?!(?:log|txt|out|json|gz|zst|erst|efi|efi_pstore|ramoops|nvram)\b)(?P<host>[\w.-]+?))?"
     r"(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
 )
 
 
 _WITH_NUMBER = re.compile(r"(?=[\w.-]*\d)[A-Za-z][\w.-]*$")
+_NAMED = re.compile(r"^(?=.*\d)(?=.*[A-Za-z])|(?:node|host|gpu|worker|server)[._-]?[a-z]+$", re.IGNORECASE)
+"""A host in a file's name, as opposed to the date or number of a log that was rotated, or to a word (dmesg-after.txt)."""
 _NO_HOST = re.compile(
     r"(?:job|run|attempt|rank|case|exp|logs?|tmp|test|incident|ticket|date|slurm|step|epoch|trial|version|v|data|out)"
     r"[._-]?\d",
@@ -67,7 +70,8 @@ def host_of_log(path: Path) -> str | None:
     match = _PER_HOST.match(path.name)
     if match is None:
         return None
-    return match["host"] or _host_of_folder(path)
+    host = match["host"] or ""
+    return host if _NAMED.search(host) and not _NO_HOST.match(host) else _host_of_folder(path)
 
 
 def _host_of_folder(path: Path) -> str | None:

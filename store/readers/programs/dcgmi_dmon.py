@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from store.readers.logs.file_names import host_of_log
-from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, reading
+from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, last_xid, number, reading
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import SERIES_BYTES
@@ -29,16 +29,17 @@ def read(path: Path) -> ProgramRows:
     found, host = ProgramRows(), host_of_log(path)
     names: list[str] = []
     counts: dict[str, int] = {}
-    for line in read_text(path, SERIES_BYTES).splitlines():
+    for place, line in enumerate(read_text(path, SERIES_BYTES).splitlines(), 1):
         words = line.split()
         if line.lstrip().startswith("#"):
             names = [word for word in words if word not in ("#", "#Entity", "Entity")]
         elif len(words) == len(names) + 2 and words[0] == "GPU" and len(found.health) < MAX_ROWS:
             device = f"GPU {words[1]}"
             counts[device] = counts.get(device, 0) + 1
-            row = reading(
-                {_COLUMNS[name]: text for name, text in zip(names, words[2:], strict=True) if name in _COLUMNS}
-            )
+            values = dict(zip(names, words[2:], strict=True))
+            code = int(number(values.get("XIDER", "")) or 0)
+            found.log_events += last_xid(code, words[1], place, host, line.strip(), found.log_events)
+            row = reading({_COLUMNS[name]: text for name, text in values.items() if name in _COLUMNS})
             if row:
                 when_ns = counts[device] * SECOND_NS
                 found.health.append(

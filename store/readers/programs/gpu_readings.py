@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["LOST", "SECOND_NS", "THROTTLE_BITS", "UNNAMED_HOST", "number", "reading", "sample_ns"]
+__all__ = ["LOST", "SECOND_NS", "THROTTLE_BITS", "UNNAMED_HOST", "last_xid", "number", "reading", "sample_ns"]
 
 UNNAMED_HOST = "an unnamed host"
 """Host name if neither the file nor its name states one."""
@@ -65,3 +65,15 @@ def sample_ns(text: str) -> int | None:
         except ValueError:
             continue
     return None
+
+
+def last_xid(
+    code: int, device: str, line: int, host: str | None, text: str, known: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Log event for DCGM's last XID of a device, unless `known` has it: a gauge repeats it in every reading, and does
+    not tell when the error was.
+    """
+    fields = {"xid": code, "bus": device, "gauge": "DCGM"}
+    if not code or any(one["fields"] == fields and one["host"] == host for one in known):
+        return []
+    return [{"kind": "xid", "line": line, "wall_ns": None, "host": host, "message": text[:400], "fields": fields}]

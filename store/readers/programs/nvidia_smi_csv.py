@@ -23,13 +23,19 @@ _COLUMNS = {
     "remapped_rows.failure": "remap_failed",
 }  # fmt: skip
 _REASON = re.compile(r"^clocks_(?:throttle|event)_reasons\.(\w+)$")
+_PROPERTY = re.compile(
+    r"^(?:pci|memory|fan|power|clocks|pcie|pcie\.link|utilization|temperature|ecc|ecc\.errors|mig|driver_model|"
+    r"remapped_rows|retired_pages|encoder\.stats|enforced)\.[a-z_]+(?:\.[a-z_]+)*$"
+)
+"""Other properties: a table without readings still shows a GPU that is lost."""
 
 
 def recognise(first: bytes) -> bool:
     """Return True for a header of nvidia-smi's property names."""
     header = first.split(b"\n", 1)[0].decode("utf-8", "replace")
     names = [_without_unit(name) for name in header.split(",")]
-    return len(names) > 1 and sum(name in _COLUMNS or bool(_REASON.match(name)) for name in names) > 0
+    are_known = (name in _COLUMNS or _REASON.match(name) or _PROPERTY.match(name) for name in names)
+    return len(names) > 1 and any(are_known)
 
 
 def _without_unit(name: str) -> str:

@@ -54,3 +54,23 @@ def test_a_folder_among_temporary_ones_is_no_host(tmp_path: Path, monkeypatch: p
 
 def test_the_name_of_a_file_comes_first() -> None:
     assert host_of_log(Path("ticket-4711/dmesg-lumi7.txt")) == "lumi7"
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("dmesg-20260301.log", None),
+        ("messages-20260301", None),
+        ("syslog.1", None),
+        ("dmesg-2026-03-01.txt", None),
+        ("dmesg_after.txt", None),
+        ("nvidia-smi-q.txt", None),
+        ("nvidia-smi-q-gpu-03.txt", "gpu-03"),
+        ("dcgmi-diag-gpu-03.json", "gpu-03"),
+        ("npu-smi-npu-04.txt", "npu-04"),
+        ("dmesg-node-a.txt", "node-a"),
+        ("kern-dgx01.log.gz", "dgx01"),
+    ],
+)
+def test_dates_numbers_and_options_in_a_files_name_are_no_hosts(name: str, host: str | None) -> None:
+    assert host_of_log(Path("evidence") / name) == host

@@ -1,0 +1,94 @@
+"""Read scrapes of GPU exporters in Prometheus' text format (dcgm-exporter, nvidia_gpu_exporter): readings of each GPU and
+its last XID. A metric that a file repeats for the same GPU begins the next scrape.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from store.readers.logs.file_names import host_of_log
+from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, last_xid
+from store.readers.programs.rows import MAX_ROWS, ProgramRows
+from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import SERIES_BYTES
+
+NAME = "scrape of a GPU exporter (Prometheus)"
+_XID = "DCGM_FI_DEV_XID_ERRORS"
+_COLUMNS: dict[str, tuple[str, float]] = {
+    "DCGM_FI_DEV_GPU_TEMP": ("temperature_celsius", 1.0), "DCGM_FI_DEV_POWER_USAGE": ("power_watts", 1.0),
+    "DCGM_FI_DEV_GPU_UTIL": ("gpu_utilization_ratio", 0.01), "DCGM_FI_DEV_SM_CLOCK": ("sm_clock_hertz", 1e6),
+    "DCGM_FI_DEV_MEM_COPY_UTIL": ("memory_bandwidth_ratio", 0.01),
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_corrected_total", 1.0),
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrected_total", 1.0),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": ("pcie_replay_total", 1.0),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("remapped_rows_total", 1.0),
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": ("remap_failed", 1.0), "DCGM_FI_DEV_ROW_REMAP_PENDING": ("remap_pending", 1.0),
+    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": ("throttle_reasons", 1.0),
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": ("throttle_reasons", 1.0),
+    "nvidia_smi_temperature_gpu": ("temperature_celsius", 1.0), "nvidia_smi_power_draw_watts": ("power_watts", 1.0),
+    "nvidia_smi_utilization_gpu_ratio": ("gpu_utilization_ratio", 1.0),
+    "nvidia_smi_utilization_memory_ratio": ("memory_bandwidth_ratio", 1.0),
+    "nvidia_smi_clocks_current_sm_clock_hz": ("sm_clock_hertz", 1.0),
+    "nvidia_smi_clocks_sm_clock_hz": ("sm_clock_hertz", 1.0),
+    "nvidia_smi_ecc_errors_corrected_volatile_total": ("ecc_corrected_total", 1.0),
+    "nvidia_smi_ecc_errors_uncorrected_volatile_total": ("ecc_uncorrected_total", 1.0),
+    "nvidia_smi_clocks_event_reasons_active": ("throttle_reasons", 1.0),
+    "nvidia_smi_clocks_throttle_reasons_active": ("throttle_reasons", 1.0),
+    "nvidia_smi_remapped_rows_failure": ("remap_failed", 1.0), "nvidia_smi_remapped_rows_pending": ("remap_pending", 1.0),
+}  # fmt: skip
+_FLAGS = ("remap_failed", "remap_pending")
+_SAMPLE = re.compile(r"(\w+)\{(.*)\}\s+(\S+)(?:\s+(\d{13}))?\s*$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_OF_GPU = re.compile(rb"(?m)^(?:DCGM_FI_DEV_|nvidia_smi_)\w+\{")
+_BLANK = 0x7FFFFFF0
+"""DCGM's smallest integer that means "not supported"; there are 64-bit ones too."""
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for a scrape with a GPU's metric."""
+    return first.lstrip()[:1] in (b"#", b"D", b"n") and _OF_GPU.search(first) is not None
+
+
+def read(path: Path) -> ProgramRows:
+    """Read all samples of whole GPUs; those of their MIG instances are left out."""
+    found, host_of_file = ProgramRows(), host_of_log(path)
+    open_rows: dict[tuple[str, str], dict[str, Any]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for number, line in enumerate(read_text(path, SERIES_BYTES).splitlines(), 1):
+        sample = _SAMPLE.match(line)
+        if sample is None or (sample[1] != _XID and sample[1] not in _COLUMNS):
+            continue
+        labels = dict(_LABEL.findall(sample[2]))
+        value = _value(sample[3])
+        if value is None or labels.get("GPU_I_ID"):
+            continue
+        host = labels.get("Hostname") or host_of_file
+        device = labels.get("UUID") or labels.get("uuid") or f"GPU {labels.get('gpu', '0')}"
+        if sample[1] == _XID:
+            where = labels.get("pci_bus_id") or labels.get("gpu") or device
+            found.log_events += last_xid(int(value), where, number, host, line, found.log_events)
+            continue
+        column, factor = _COLUMNS[sample[1]]
+        place = (host or UNNAMED_HOST, device)
+        row = open_rows.get(place)
+        if row is None or column in row:
+            if len(found.health) >= MAX_ROWS:
+                break
+            counts[place] = counts.get(place, 0) + 1
+            when_ns = int(sample[4]) * 1_000_000 if sample[4] else counts[place] * SECOND_NS
+            row = {"rank": -1, "node": place[0], "device": device, "sample_ns": when_ns}
+            open_rows[place] = row
+            found.health.append(row)
+        is_whole = column.endswith("_total") or column == "throttle_reasons"
+        row[column] = bool(value) if column in _FLAGS else int(value) if is_whole else value * factor
+    return found
+
+
+def _value(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < 1e15 and not _BLANK <= value <= _BLANK + 15 else None

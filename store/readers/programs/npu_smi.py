@@ -1,0 +1,33 @@
+"""Read the table of `npu-smi info`: NPUs of Ascend whose health is not OK."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from store.readers.logs.file_names import host_of_log
+from store.readers.programs.rows import ProgramRows
+from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import DOCUMENT_BYTES
+
+NAME = "npu-smi info"
+_NPU = re.compile(r"^\|\s*(\d{1,3})\s+(\S+)\s*\|\s*(Warning|Alarm|Critical|UNKNOWN)\s*\|", re.IGNORECASE)
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for the table's title and header; a job's log may begin with the table."""
+    others = [line for line in first.splitlines() if line.strip() and line.lstrip()[:1] not in (b"|", b"+")]
+    return b"| npu-smi " in first[:2000] and b"| Health " in first[:4000] and len(others) <= 3
+
+
+def read(path: Path) -> ProgramRows:
+    """Read every table in the file (`watch`)."""
+    found, host = ProgramRows(), host_of_log(path)
+    seen: set[tuple[str, str]] = set()
+    for number, line in enumerate(read_text(path, DOCUMENT_BYTES).splitlines(), 1):
+        if (npu := _NPU.match(line)) and (npu[1], npu[3]) not in seen:
+            seen.add((npu[1], npu[3]))
+            fields = {"devices": npu[1], "state": npu[3], "text": npu[2]}
+            event = {"kind": "dcgm_failed", "line": number, "wall_ns": None, "host": host, "message": line.strip()}
+            found.log_events.append({**event, "fields": fields})
+    return found
