@@ -24,6 +24,7 @@ _OF_END = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
 """Names of a training process in the kernel's log: Python's, and those that torch gives its threads."""
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.\d)?")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 
 
@@ -47,9 +48,10 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     by_device: dict[tuple[str | None, str], list[LogLine]] = {}
     for entry in book.of("xid", "gpu_lost"):
         if entry.kind == "gpu_lost" or _xid(entry) not in (*PROGRAM_XIDS, *FOLLOWING_XIDS):
-            by_device.setdefault((entry.host, entry.text("bus")), []).append(entry)
+            by_device.setdefault((entry.host, _address(entry.text("bus"))), []).append(entry)
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
-    for (host, bus), every in by_device.items():
+    for (host, _), every in by_device.items():
+        bus = every[0].text("bus")
         if not bus:  # NVIDIA's text has three lines, and the first has the address; AMD's reset has it, below the cause
             every = [entry for entry in every
                      if not any((entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
@@ -102,6 +104,12 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             if is_gauge
             else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
         )
+
+
+def _address(bus: str) -> str:
+    """PCI address as one text: nvidia-smi prints 00000000:4E:00.0 where the kernel prints 0000:4e:00."""
+    match = _PCI.fullmatch(bus.lower())
+    return f"{int(match[1] or '0', 16):04x}:{match[2]}" if match else bus
 
 
 def _switches(book: LogBook) -> Iterator[Candidate]:

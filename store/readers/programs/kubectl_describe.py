@@ -21,13 +21,15 @@ def recognise(first: bytes) -> bool:
 
 def lines(path: Path) -> Iterator[str]:
     """Yield one log line for each line of the file."""
-    pod, container, state, reason = "", "", "", ""
+    pod, node, container, state, reason = "", "", "", "", ""
     for line in read_text(path, REPORT_BYTES).splitlines():
         field = _FIELD.match(line)
         if field is None and re.match(r"^  [\w.-]+:\s*$", line):
             container = line.strip().rstrip(":")
         if field and field[2] == "Name" and not field[1]:
             pod = field[3]
+        elif field and field[2] == "Node" and not field[1]:
+            node = field[3].split("/")[0].strip("<>")
         elif field and field[2] in ("State", "Last State"):
             state = field[3]
         if field and field[2] == "Status" and not field[1] and field[3] == "Succeeded":
@@ -37,6 +39,8 @@ def lines(path: Path) -> Iterator[str]:
             yield line
         elif field and field[2] == "Exit Code" and state == "Terminated" and field[3] != "0":
             yield f"pod/{pod} container {container} terminated: {reason}, exit code {field[3]}"
+        elif node and ((field and field[3] == "NodeLost") or "Node is not ready" in line):
+            yield f"node {node} {line.strip()}"
         elif field and field[2] == "Message" and not field[1]:
             yield f"pod/{pod} {line}"
         else:

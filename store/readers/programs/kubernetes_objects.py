@@ -47,8 +47,10 @@ def lines(path: Path) -> Iterator[str]:
 
 def _ends(pod: dict[str, Any]) -> Iterator[str]:
     name, status = _text(_dict(pod.get("metadata")).get("name")), _dict(pod.get("status"))
-    if status.get("reason"):
-        yield f"pod/{name} {_text(status['reason'])}: {_text(status.get('message'))}"
+    node = _text(_dict(pod.get("spec")).get("nodeName"))
+    if reason := _text(status.get("reason")):
+        where = f"node {node}" if node and reason == "NodeLost" else f"pod/{name}"
+        yield f"{where} {reason}: {_text(status.get('message'))}"
     for container in (*_list(status.get("initContainerStatuses")), *_list(status.get("containerStatuses"))):
         place = f"pod/{name} container {_text(_dict(container).get('name'))}"
         for state in ("lastState", "state"):

@@ -26,6 +26,8 @@ _ENDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Slurm state -> kind and fields of the log event."""
 _OF_STEPS = ("slurm_oom",)
+_LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "REQUEUED", "RESIZING")
+"""States of a job that has not ended."""
 _EXIT = re.compile(r"^(?P<code>\d+):(?P<signal>\d+)$")
 _JOB_COLUMNS = {"JobID", "JobIDRaw"}
 HEADER_LINES = 5
@@ -49,7 +51,16 @@ def read(path: Path) -> ProgramRows:
     found.log_events = [
         event for number, row in rows if _job(row) == jobs[-1] and (event := end_of_job(row, number)) is not None
     ]
+    if not found.log_events and rows:
+        found.problem = with_state(found.problem, rows[-1][1])
     return found
+
+
+def with_state(problem: str, row: dict[str, str]) -> str:
+    """Add that a job has not ended, if it has not, to what else is reported of its file."""
+    state = _state(row["State"]) if row.get("State") else ""
+    live = f"lists job {_job(row)} as {state}: it has not ended" if state in _LIVE else ""
+    return "; ".join(text for text in (problem, live) if text)
 
 
 def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:

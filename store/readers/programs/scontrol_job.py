@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from store.readers.programs.rows import ProgramRows
-from store.readers.programs.sacct import end_of_job
+from store.readers.programs.sacct import end_of_job, with_state
 from store.readers.programs.scontrol import blocks, is_listing
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES
@@ -30,4 +30,5 @@ def read(path: Path) -> ProgramRows:
                "NodeList": job.get("NodeList", ""), "JobID": job["JobId"]}  # fmt: skip
         event = end_of_job(row, number)
         found.log_events += [event] if event else []
+        found.problem = with_state(found.problem, row)
     return found

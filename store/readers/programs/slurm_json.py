@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.programs.rows import ProgramRows
-from store.readers.programs.sacct import end_of_job
+from store.readers.programs.sacct import end_of_job, with_state
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError
 
@@ -44,6 +44,7 @@ def read(path: Path) -> ProgramRows:
     places = [match.start() for match in re.finditer(rf'"job_id"\s*:[^,]*?\b{number}\b', text)]
     line = text.count("\n", 0, places[-1]) + 1 if places else 1
     found.log_events = [event for row in _rows(job, str(number)) if (event := end_of_job(row, line)) is not None]
+    found.problem = with_state(found.problem, {"JobID": str(number), **_row(job)})
     return found
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from store.readers.programs.rows import ProgramRows
-from store.readers.programs.sacct import end_of_job
+from store.readers.programs.sacct import end_of_job, with_state
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "squeue of Slurm"
 _STATES = {"BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "NF": "NODE_FAIL",
-           "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED", "TO": "TIMEOUT"}  # fmt: skip
+           "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED", "TO": "TIMEOUT", "R": "RUNNING",
+           "PD": "PENDING", "CG": "COMPLETING", "CF": "CONFIGURING"}  # fmt: skip
 _NODES = "NODELIST(REASON)"
 
 
@@ -38,8 +39,11 @@ def read(path: Path) -> ProgramRows:
         if "launch failed" in nodes.replace("_", " "):
             message = f"job {row['JOBID']}: {nodes.strip('()')}"
             found.log_events.append({"kind": "launch_failed", "line": number, "message": message, "fields": {}})
-        event = end_of_job({"State": _STATES.get(state, state), "NodeList": nodes, "JobID": row["JOBID"]}, number)
+        about = {"State": _STATES.get(state, state), "NodeList": nodes, "JobID": row["JOBID"]}
+        event = end_of_job(about, number)
         found.log_events += [event] if event else []
+        if not found.log_events:
+            found.problem = with_state(found.problem, about)
     return found
 
 

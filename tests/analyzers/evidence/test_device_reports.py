@@ -192,3 +192,15 @@ def test_a_node_that_is_not_ready_is_not_called_is(tmp_path: Path) -> None:
     text += "6m   Normal   NodeNotReady   node/gpu-17   Node gpu-17 status is now: NodeNotReady\n"
     (found,) = diagnosed(tmp_path, "events.txt", text).fired
     assert "gpu-17" in found.summary
+
+
+def test_a_gpu_whose_address_is_written_in_three_ways_is_one(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi-gpu-03.txt").write_text(
+        "Unable to determine the device handle for GPU0000:4E:00.0: Unknown Error\n"
+    )
+    (tmp_path / "dmesg-gpu-03.txt").write_text(
+        "[Wed Nov 26 10:21:03 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen off the bus.\n"
+        "[Wed Nov 26 10:21:03 2026] NVRM: GPU 0000:4e:00.0: GPU has fallen off the bus.\n"
+    )
+    (found,) = diagnose_files([tmp_path]).fired
+    assert "of gpu-03 lost its GPU: the kernel reports XID 79" in found.summary

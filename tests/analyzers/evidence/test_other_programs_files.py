@@ -121,3 +121,18 @@ def test_json_lines_longer_than_the_head_are_named_as_such(tmp_path: Path) -> No
     row = json.dumps({f"metric_{place}": place for place in range(2_000)})
     with pytest.raises(SourceError, match=r"is JSON with one object per line \(metric_0, metric_1"):
         diagnosed(tmp_path, "results.jsonl", f"{row}\n{row}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "JobID|JobName|State|ExitCode\n4711|train|RUNNING|0:0\n4711.0|python|RUNNING|0:0\n",
+        "JobId=4711 JobName=train\n   JobState=RUNNING Reason=None Dependency=(null) ExitCode=0:0\n",
+        "JOBID PARTITION NAME USER ST TIME NODES NODELIST(REASON)\n4711 gpu train me R 1:00 2 gpu-[01-02]\n",
+        '{"jobs": [{"job_id": 4711, "job_state": ["RUNNING"], "exit_code": {"return_code": 0}}]}',
+    ],
+)
+def test_a_job_that_has_not_ended_is_said_to_run(tmp_path: Path, text: str) -> None:
+    found = diagnosed(tmp_path, "slurm.txt", text)
+    assert found.fired == ()
+    assert "lists job 4711 as RUNNING: it has not ended" in found.verdict

@@ -91,3 +91,49 @@ def test_an_evicted_pod_is_named(tmp_path: Path, text: str) -> None:
     (found,) = diagnosed(tmp_path, text).fired
     assert found.cause == "disk_full"
     assert "train-worker-2" in found.summary
+
+
+EVENTS = """\
+$ kubectl get events -n ml
+LAST SEEN   TYPE      REASON         OBJECT            MESSAGE
+9m          Normal    Started        pod/worker-3      Started container pytorch
+6m12s       Warning   NodeNotReady   pod/worker-3      Node is not ready
+6m10s       Normal    NodeNotReady   node/gpu-17       Node gpu-17 status is now: NodeNotReady
+"""
+PODS = """\
+NAME       READY   STATUS      RESTARTS   AGE
+worker-0   0/1     {0}       0          4h
+worker-2   0/1     {1}   0          4h
+"""
+LOST = """\
+Name:             worker-2
+Namespace:        ml
+Node:             gpu-17/10.0.3.17
+Status:           Failed
+Reason:           NodeLost
+Containers:
+  pytorch:
+    State:          Terminated
+      Reason:       Error
+      Exit Code:    255
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "named"),
+    [
+        (EVENTS, "node_failed", "gpu-17"),
+        (EVENTS.replace("LAST", "NAMESPACE   LAST").replace("\n6m", "\nml   6m"), "node_failed", "gpu-17"),
+        (PODS.format("Error", "OOMKilled"), "host_out_of_memory", "worker-2"),
+        (LOST, "node_failed", "gpu-17"),
+    ],
+)
+def test_tables_of_kubectl_name_the_node_or_pod(tmp_path: Path, text: str, cause: str, named: str) -> None:
+    found = diagnosed(tmp_path, text).fired[0]
+    assert found.cause == cause
+    assert named in found.summary
+
+
+def test_pods_of_a_table_that_all_completed_finished(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, PODS.format("Completed", "Completed")).run["ended"] == "finished"
+    assert diagnosed(tmp_path, PODS.format("Running", "Completed")).run["ended"] != "finished"
