@@ -61,8 +61,8 @@ class LogLine:
 
     @property
     def place(self) -> str:
-        """`job.log:18`"""
-        return f"{self.source}:{self.line}"
+        """`job.log:18`; the name alone if the file has no lines."""
+        return f"{self.source}:{self.line}" if self.line else self.source
 
     @property
     def quoted(self) -> str:
