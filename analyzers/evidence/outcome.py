@@ -69,9 +69,11 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
             is_known=False,
         )
     if not logs:
-        text = f"{extent}{seen} These files do not record how the job ended."
         are_values = any(row.get("loss") is not None or row.get("grad_norm") is not None for row in steps)
-        return Outcome(ended="not recorded", text=text, is_known=are_values)
+        are_times = any(row.get("duration_ns") for row in steps)
+        judged = seen if are_values else "Only the durations were judged: no loss or gradient norm is in these files."
+        text = f"{extent}{judged} These files do not record how the job ended."
+        return Outcome(ended="not recorded", text=text, is_known=are_values or are_times)
     if any(_ends_in_training(log) for log in logs):
         return Outcome(
             ended="still running when the log was cut, or without a line",

@@ -56,8 +56,8 @@ def _errors_before(source: Source) -> list[Finding]:
             severity="warning",
             status="suspect",
             cause="uncorrected",
-            summary=f"{device} of {node}: {errors:,} memory error{'s' * (errors != 1)} that ECC could not correct, since "
-            "its driver was loaded.",
+            summary=f"{device} of {node}: {errors:,} memory error{'s' * (errors != 1)} that ECC could not correct, "
+            "since its driver was loaded.",
             evidence={"node": node, "device": device, "uncorrected": errors},
             advice="gpu-memory-errors-uncorrected",
         )

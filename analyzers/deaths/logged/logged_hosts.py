@@ -142,8 +142,11 @@ def _tested(book: LogBook) -> Iterator[Candidate]:
                 is_proven=False,
                 what=f"npu-smi reports the health of NPU {entry.text('devices')}{of} ({entry.text('text')}) as {state}",
                 why=entry.quoted,
-                evidence={"devices": [entry.text("devices")], "host": entry.host,
-                          "do": "Query the fault's code there (`npu-smi info -t health -i ID`), and leave the node out."},
+                evidence={
+                    "devices": [entry.text("devices")],
+                    "host": entry.host,
+                    "do": "Query the fault's code there (`npu-smi info -t health -i ID`), and leave the node out.",
+                },
             )
     if not lines:
         return

@@ -28,7 +28,7 @@ _PER_HOST = re.compile(
 
 _WITH_NUMBER = re.compile(r"(?=[\w.-]*\d)[A-Za-z][\w.-]*$")
 _NAMED = re.compile(r"^(?=.*\d)(?=.*[A-Za-z])|(?:node|host|gpu|worker|server)[._-]?[a-z]+$", re.IGNORECASE)
-"""A host in a file's name, as opposed to the date or number of a log that was rotated, or to a word (dmesg-after.txt)."""
+"""A host in a file's name, as opposed to the date or number of a rotated log, or a word (dmesg-after.txt)."""
 _NO_HOST = re.compile(
     r"(?:job|run|attempt|rank|case|exp|logs?|tmp|test|incident|ticket|date|slurm|step|epoch|trial|version|v|data|out)"
     r"[._-]?\d",

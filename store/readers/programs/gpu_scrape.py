@@ -1,5 +1,5 @@
-"""Read scrapes of GPU exporters in Prometheus' text format (dcgm-exporter, nvidia_gpu_exporter): readings of each GPU and
-its last XID. A metric that a file repeats for the same GPU begins the next scrape.
+"""Read scrapes of GPU exporters in Prometheus' text format (dcgm-exporter, nvidia_gpu_exporter): readings of each GPU
+and its last XID. A metric that a file repeats for the same GPU begins the next scrape.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _COLUMNS: dict[str, tuple[str, float]] = {
     "nvidia_smi_ecc_errors_uncorrected_volatile_total": ("ecc_uncorrected_total", 1.0),
     "nvidia_smi_clocks_event_reasons_active": ("throttle_reasons", 1.0),
     "nvidia_smi_clocks_throttle_reasons_active": ("throttle_reasons", 1.0),
-    "nvidia_smi_remapped_rows_failure": ("remap_failed", 1.0), "nvidia_smi_remapped_rows_pending": ("remap_pending", 1.0),
+    "nvidia_smi_remapped_rows_failure": ("remap_failed", 1.0),
+    "nvidia_smi_remapped_rows_pending": ("remap_pending", 1.0),
 }  # fmt: skip
 _FLAGS = ("remap_failed", "remap_pending")
 _SAMPLE = re.compile(r"(\w+)\{(.*)\}\s+(\S+)(?:\s+(\d{13}))?\s*$")

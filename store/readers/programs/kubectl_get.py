@@ -1,6 +1,4 @@
-"""Convert the tables of `kubectl get events` and `kubectl get pods` to one log line per event or pod that failed, as those
-of their JSON.
-"""
+"""Convert the tables of `kubectl get events` and `kubectl get pods` to one log line per event or pod."""
 
 from __future__ import annotations
 

@@ -124,8 +124,10 @@ def test_a_lost_gpu_is_found_whatever_columns_were_queried(tmp_path: Path) -> No
 
 def scrape(**values: object) -> str:
     labels = 'gpu="3",UUID="GPU-33",pci_bus_id="00000000:4E:00.0",Hostname="gpu-07"'
-    lines = [f"# TYPE DCGM_FI_DEV_{name} gauge\nDCGM_FI_DEV_{name}{{{labels}}} {value}" for name, value in values.items()]
-    return "\n".join([*lines, f'DCGM_FI_DEV_GPU_UTIL{{{labels},GPU_I_ID="2"}} 5', ""])
+    lines = [f"DCGM_FI_DEV_{name}{{{labels}}} {value}" for name, value in values.items()]
+    return "\n".join(
+        ["# TYPE DCGM_FI_DEV_GPU_UTIL gauge", *lines, f'DCGM_FI_DEV_GPU_UTIL{{{labels},GPU_I_ID="2"}} 5', ""]
+    )
 
 
 def test_scrapes_of_an_exporter_are_readings_in_their_order(tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_a_gpu_whose_address_is_written_in_three_ways_is_one(tmp_path: Path) -> 
         "Unable to determine the device handle for GPU0000:4E:00.0: Unknown Error\n"
     )
     (tmp_path / "dmesg-gpu-03.txt").write_text(
-        "[Wed Nov 26 10:21:03 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen off the bus.\n"
+        "[Wed Nov 26 10:21:03 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen.\n"
         "[Wed Nov 26 10:21:03 2026] NVRM: GPU 0000:4e:00.0: GPU has fallen off the bus.\n"
     )
     (found,) = diagnose_files([tmp_path]).fired

@@ -204,3 +204,12 @@ def test_the_end_of_an_mlperf_run_is_what_it_says(tmp_path: Path, status: str) -
     assert diagnose_files([path]).run["ended"] == "finished"
     path.write_text(mllog())
     assert diagnose_files([path]).run["ended"] == "not recorded"
+
+
+def test_steps_without_a_loss_are_not_called_free_of_problems(tmp_path: Path) -> None:
+    rows = [{"_step": n, "_timestamp": 1.79e9 + n, "lr": 1e-4, "loss_of_mine": 2.1} for n in range(60)]
+    path = tmp_path / "wandb-history.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = diagnose_files([path]).verdict
+    assert "60 printed steps" in verdict
+    assert "Only the durations were judged" in verdict
