@@ -130,23 +130,18 @@ def _switches(book: LogBook) -> Iterator[Candidate]:
 
 
 def _tested(book: LogBook) -> Iterator[Candidate]:
-    """Candidates for DCGM tests that a device failed, and for NPUs that are not healthy."""
-    lines = [entry for entry in book.of("dcgm_failed") if entry.text("test")]
+    """Candidates for DCGM tests that a device failed, and for devices that a tool reports as not healthy."""
+    lines = [entry for entry in book.of("dcgm_failed") if not entry.text("what")]
     for entry in book.of("dcgm_failed"):
-        if state := entry.text("state"):
-            of = f" of {entry.host}" if entry.host else ""
+        if what := entry.text("what"):
             yield from_lines(
                 "device_error",
                 [entry],
                 rank_class="host",
                 is_proven=False,
-                what=f"npu-smi reports the health of NPU {entry.text('devices')}{of} ({entry.text('text')}) as {state}",
+                what=what.replace("{of}", f" of {entry.host}" if entry.host else ""),
                 why=entry.quoted,
-                evidence={
-                    "devices": [entry.text("devices")],
-                    "host": entry.host,
-                    "do": "Query the fault's code there (`npu-smi info -t health -i ID`), and leave the node out.",
-                },
+                evidence={"devices": [entry.text("devices")], "host": entry.host, "do": entry.text("do")},
             )
     if not lines:
         return

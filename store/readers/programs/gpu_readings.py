@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["LOST", "SECOND_NS", "THROTTLE_BITS", "UNNAMED_HOST", "last_xid", "number", "reading", "sample_ns"]
+__all__ = [
+    "LOST",
+    "SECOND_NS",
+    "THROTTLE_BITS",
+    "UNNAMED_HOST",
+    "last_xid",
+    "number",
+    "reading",
+    "sample_ns",
+    "unhealthy",
+]
 
 UNNAMED_HOST = "an unnamed host"
 """Host name if neither the file nor its name states one."""
@@ -77,3 +87,10 @@ def last_xid(
     if not code or any(one["fields"] == fields and one["host"] == host for one in known):
         return []
     return [{"kind": "xid", "line": line, "wall_ns": None, "host": host, "message": text[:400], "fields": fields}]
+
+
+def unhealthy(device: str, what: str, do: str, line: int, host: str | None) -> dict[str, Any]:
+    """Log event for a device that a tool reports as not healthy. `what`: with {of} where the host is named."""
+    fields = {"devices": device, "what": what, "do": do}
+    message = what.format(of="")
+    return {"kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host, "message": message, "fields": fields}

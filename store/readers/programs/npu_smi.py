@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 from store.readers.logs.file_names import host_of_log
+from store.readers.programs.gpu_readings import unhealthy
 from store.readers.programs.rows import ProgramRows
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "npu-smi info"
-_NPU = re.compile(r"^\|\s*(\d{1,3})\s+(\S+)\s*\|\s*(Warning|Alarm|Critical|UNKNOWN)\s*\|", re.IGNORECASE)
+_NPU = re.compile(r"^\|\s*(\d{1,3})\s+([\w-]+)\s*\|\s*(Warning|Alarm|Critical|UNKNOWN)\s*\|", re.IGNORECASE)
+_DO = "Query the fault's code there (`npu-smi info -t health -i ID`), and leave the node out."
 
 
 def recognise(first: bytes) -> bool:
@@ -27,7 +29,6 @@ def read(path: Path) -> ProgramRows:
     for number, line in enumerate(read_text(path, DOCUMENT_BYTES).splitlines(), 1):
         if (npu := _NPU.match(line)) and (npu[1], npu[3]) not in seen:
             seen.add((npu[1], npu[3]))
-            fields = {"devices": npu[1], "state": npu[3], "text": npu[2]}
-            event = {"kind": "dcgm_failed", "line": number, "wall_ns": None, "host": host, "message": line.strip()}
-            found.log_events.append({**event, "fields": fields})
+            what = f"npu-smi reports the health of NPU {npu[1]}{{of}} ({npu[2]}) as {npu[3]}"
+            found.log_events.append(unhealthy(npu[1], what, _DO, number, host))
     return found

@@ -206,3 +206,22 @@ def test_a_gpu_whose_address_is_written_in_three_ways_is_one(tmp_path: Path) -> 
     )
     (found,) = diagnose_files([tmp_path]).fired
     assert "of gpu-03 lost its GPU: the kernel reports XID 79" in found.summary
+
+
+LINKS = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11)
+\t Link 0: 26.562 GB/s
+\t Link 1: {0}
+\t Link 2: <inactive>
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22)
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+\t Link 2: <inactive>
+"""
+
+
+def test_a_gpu_with_fewer_nvlinks_than_the_others_is_suspected(tmp_path: Path) -> None:
+    (found,) = diagnosed(tmp_path, "nvidia-smi-gpu-07.txt", LINKS.format("<inactive>")).fired
+    assert found.status == "suspect"
+    assert "2 NVLinks of GPU 0 of gpu-07 (1, 2) are inactive, of other GPUs 1" in found.summary
+    assert diagnosed(tmp_path, "nvidia-smi-gpu-07.txt", LINKS.format("26.562 GB/s")).fired == ()
