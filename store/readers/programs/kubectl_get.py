@@ -11,6 +11,7 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "kubectl get events or pods"
 _BREAK = re.compile(r"\s{2,}|\t")
+_READY = re.compile(r"\d+/\d+$")
 _EVENTS = ["TYPE", "REASON", "OBJECT", "MESSAGE"]
 _PODS = ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
 HEADER_LINES = 2
@@ -19,7 +20,7 @@ HEADER_LINES = 2
 
 def recognise(first: bytes) -> bool:
     """Return True for the header of either table."""
-    return any(_is_header(line) for line in first.decode("utf-8", "replace").splitlines()[:HEADER_LINES])
+    return any(_is_header(line) for line in first[:2000].decode("utf-8", "replace").splitlines()[:HEADER_LINES])
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -28,12 +29,12 @@ def lines(path: Path) -> Iterator[str]:
     completed: dict[str, bool] = {}
     for line in read_text(path, DOCUMENT_BYTES).splitlines():
         if _is_header(line):
-            names = _BREAK.split(line.strip())
-            continue
-        row = dict(zip(names, _BREAK.split(line.strip(), max(len(names) - 1, 0)), strict=False))
-        if "MESSAGE" in row:
+            names, row = _BREAK.split(line.strip()), dict[str, str]()
+        else:
+            row = dict(zip(names, _BREAK.split(line.strip(), max(len(names) - 1, 0)), strict=False))
+        if "MESSAGE" in row and "/" in row["OBJECT"]:
             yield f"{row['OBJECT']} {row['REASON']}: {row['MESSAGE']}"
-        elif "STATUS" in row:
+        elif "STATUS" in row and _READY.match(row["READY"]):
             completed[row["NAME"]] = row["STATUS"] == "Completed"
             yield f"pod/{row['NAME']} {row['STATUS']}"
         else:

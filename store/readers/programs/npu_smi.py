@@ -18,8 +18,10 @@ _DO = "Query the fault's code there (`npu-smi info -t health -i ID`), and leave 
 
 def recognise(first: bytes) -> bool:
     """Return True for the table's title and header; a job's log may begin with the table."""
+    if b"| npu-smi " not in first[:2000] or b"| Health " not in first[:4000]:
+        return False
     others = [line for line in first.splitlines() if line.strip() and line.lstrip()[:1] not in (b"|", b"+")]
-    return b"| npu-smi " in first[:2000] and b"| Health " in first[:4000] and len(others) <= 3
+    return len(others) <= 3
 
 
 def read(path: Path) -> ProgramRows:

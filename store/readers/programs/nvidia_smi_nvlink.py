@@ -19,7 +19,7 @@ _DO = "Reset the GPU, restart the host's fabric manager, and look for XID 74 in 
 
 def recognise(first: bytes) -> bool:
     """Return True for the links of a GPU in the first lines."""
-    lines = first.decode("utf-8", "replace").splitlines()[:4]
+    lines = first[:2000].decode("utf-8", "replace").splitlines()[:4]
     return any(map(_GPU.match, lines)) and any(map(_LINK.match, lines))
 
 

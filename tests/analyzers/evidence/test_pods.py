@@ -132,6 +132,8 @@ def test_tables_of_kubectl_name_the_node_or_pod(tmp_path: Path, text: str, cause
     found = diagnosed(tmp_path, text).fired[0]
     assert found.cause == cause
     assert named in found.summary
+    line = int(str(found.evidence["basis"]).split("pods.txt:")[1].split(":")[0])
+    assert found.cause != "host_out_of_memory" or text.splitlines()[line - 1].startswith(named)
 
 
 def test_pods_of_a_table_that_all_completed_finished(tmp_path: Path) -> None:
