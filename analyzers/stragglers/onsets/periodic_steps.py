@@ -37,6 +37,7 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
         return []
     usual_ms = float(np.median(took_ms))
     slow = took_ms >= SHARED.slow_factor * usual_ms
+    usual_ms = float(np.median(took_ms[~slow])) if not slow.all() else 0.0
     stride = max(1, int(np.median(np.diff(step))))
     starts = slow & ~np.append(False, slow[:-1])
     slow_at = step[starts]

@@ -76,9 +76,8 @@ _GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM)" + _IS
 _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE)" + _IS + _NUMBER)
 _UNIT = r"\s*(?P<unit>ms|us|s)?(?![\d:]|\s*[mh]\b|\s*%)"
 _SECONDS = (
-    r"elapsed time per iteration|iter(?:ation)?[_ ]time|step[_ ]time|time/step|timing_s/step|time per step|"
-    r"perf/time_per_step|updt_s|"
-    r"train_step_timing in s|seconds"
+    r"elapsed time per iteration|[iI]ter(?:ation)?[_ ][tT]ime|[sS]tep[_ ][tT]ime|[tT]ime/step|timing_s/step|"
+    r"[tT]ime per step|perf/time_per_step|updt_s|train_step_timing in s|seconds"
 )
 _TIMES = (
     (("ime", "timing", "seconds", "updt_s"),
@@ -94,7 +93,9 @@ _TIMES = (
                 rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
 """Patterns of durations, each with literals of which every match contains one."""
-_OF_STEP = re.compile(r"per[_ ](?:iteration|step)|(?:iter(?:ation)?|step)[_ ]tim|time/step|s(?:ec)?/step| took ")
+_OF_STEP = re.compile(
+    r"per[_ ](?:iteration|step)|(?:[iI]ter(?:ation)?|[sS]tep)[_ ][tT]im|ime/step|s(?:ec)?/step| took "
+)
 """Names of durations of a step, as opposed to the time since the start."""
 _STEP_ALONE = re.compile(r"\b(?:[Ss]tep|[Ii]teration|[Bb]atch) took \d|\btrain_step_time\b")
 """Names of durations that are read on lines without a step number."""
@@ -102,6 +103,8 @@ _DATA = re.compile(
     rf"(?<![\w])(?:(?:load_)?data(?:[_ ]wait)?[_ ]times?|Data \(t\)|Data|time/data|data_loading_time|"
     rf"data(?:loading)?_s){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
+_MEANS = re.compile(r"\b[Tt]ime:? *[\d.]+s?[^()]{0,20}\( *([\d.]+)s?[,)].{0,80}?\b[Dd]ata:? *[\d.]+ *\( *([\d.]+)\)")
+"""Means of an epoch so far behind the values of one step, to the millisecond: the ImageNet example, timm."""
 _WITHOUT_DATA = re.compile(r"\b(?:updt_s|train_step_time)\b")
 """Durations that exclude the time for data, which is printed next to them."""
 _KERAS = re.compile(r"^(?P<step>\d{1,9})/(?P<total>\d{1,9}) +(?:\[=*[>.]*\]|━+)")
@@ -155,6 +158,8 @@ class StepLine:
     lr: float | None
     duration_ns: int | None
     data_ns: int | None = None
+    means_ns: tuple[int, int] | None = None
+    """Means of duration and data time over the steps of the epoch so far."""
     is_of_step: bool = False
     """True if the line calls the duration that of a step, so that it is not elapsed time even if it grows."""
     throughput: float | None = None
@@ -288,6 +293,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     epoch = _EPOCH_OF.search(text) if is_counted else None
     throughput = _optional(rate)
     duration_ns, data_ns = _duration_ns(text, bar), _data_ns(text)
+    means = _MEANS.search(text) if data_ns is not None and "(" in text else None
     if duration_ns is not None and data_ns is not None and (data_ns > duration_ns or _WITHOUT_DATA.search(text)):
         duration_ns += data_ns
     return StepLine(
@@ -297,6 +303,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         lr=_optional(_RATE.search(text)) if "lr" in text or "rate" in text or "LR" in text else None,
         duration_ns=duration_ns,
         data_ns=data_ns,
+        means_ns=(int(1e9 * _float(means[1])), int(1e9 * _float(means[2]))) if means else None,
         is_of_step=duration_ns is not None and _OF_STEP.search(text) is not None,
         throughput=throughput if throughput and math.isfinite(throughput) and throughput > 0 else None,
         skipped=int(skipped[1]) if skipped else None,
