@@ -164,6 +164,8 @@ def test_wrong_values_in_nccl_tests(tmp_path: Path) -> None:
         ("RuntimeError: [Rank:1] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::64", "device memory"),
         ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 1.", "Rank 3 ended with exit"),
         ("Training job failed: AlgorithmError: ExecuteUserScriptError: ExitCode 137", "SIGKILL"),
+        ("<error> [2026-11-27, 08:20:22] allocation failed: container failed with non-zero exit code: 137", "SIGKILL"),
+        ("The replica workerpool1-0 exited with a non-zero status of 139. Termination reason: Error.", "SIGSEGV"),
     ],
 )
 def test_ends_in_the_words_of_their_program(tmp_path: Path, line: str, said: str) -> None:

@@ -58,14 +58,18 @@ def test_a_seed_that_did_not_come_is_of_the_first_rank(tmp_path: Path) -> None:
     assert "Rank 5 gave up waiting for rank 0" in first.summary
 
 
-@pytest.mark.parametrize("name", ["main_process_first", "torch_distributed_zero_first"])
-@pytest.mark.parametrize("code", ["507046", "107020"])
-def test_a_barrier_that_lets_the_first_rank_work_blames_no_rank_in_it(tmp_path: Path, name: str, code: str) -> None:
+@pytest.mark.parametrize("work", ["Running tokenizer on dataset", "Packing (num_proc=1)"])
+@pytest.mark.parametrize(
+    ("name", "code"), [("main_process_first", "507046"), ("torch_distributed_zero_first", "107020")]
+)
+def test_a_barrier_that_lets_the_first_rank_work_blames_no_rank_in_it(
+    tmp_path: Path, name: str, code: str, work: str
+) -> None:
     frames = f'[rank3]: Traceback (most recent call last):\n[rank3]:   File "/job/x.py", line 9, in {name}\n'
     error = (
         f"[rank3]: RuntimeError: npuSynchronizeDevice:NPUStream.cpp:435 NPU function error: f, error code is {code}\n"
     )
-    bar = "Running tokenizer on dataset:  41%|####      | 820/2000 [30:01<43:12, 4.01 examples/s]\n"
+    bar = f"{work}:  41%|####      | 820/2000 [30:01<43:12, 4.01 examples/s]\n"
     first = diagnose(tmp_path, job=bar + frames + error).fired[0]
     assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
     assert "820 of 2,000" in first.summary
