@@ -41,7 +41,9 @@ _ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not b
 """Warnings of NCCL about something optional."""
 _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
 """Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
-_PIPE = re.compile(r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize)\.py$")
+_PIPE = re.compile(
+    r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize|spawn|forkserver)\.py$"
+)
 MAX_ALSO = 3
 MAX_RANKS_PER_NODE = 128
 """Findings after the first: any more are consequences."""

@@ -13,6 +13,7 @@ from store.readers.logs.rules import cause_of
 
 __all__ = [
     "Standing",
+    "is_cut_start",
     "is_launchers",
     "is_stop",
     "is_uncaught",
@@ -39,6 +40,7 @@ _POINTERS = (
     "See stack trace for root cause",
     "due to an exception in a background process",
     "AlgorithmError: Exit Code: ",
+    "CheckpointException ranks:dict_keys(",  # torch.distributed.checkpoint, above the tracebacks of those ranks
 )
 """Parts of messages that refer to another process's error."""
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
@@ -78,6 +80,9 @@ _NO_WORDS = re.compile(
     r"(?:NCCL|[Pp]rocess group) watchdog thread terminated with exception"
 )
 """Prefixes of libstdc++ and torch before a message, and function names: not part of the message."""
+_START = re.compile(r"/multiprocessing/(?:spawn|forkserver)\.py$")
+_CUT_START = ("UnpicklingError", "EOFError")
+"""Errors of a process that reads from its parent what to run, after the parent has ended."""
 _AT_EXIT = "driver shutting down"
 """CUDA's error for a call made while the process is already ending."""
 _IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
@@ -88,7 +93,8 @@ _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
 def type_of(entry: LogLine) -> str:
-    name = entry.text("type").rsplit(".", 1)[-1]
+    module, _, name = entry.text("type").rpartition(".")
+    name = name if name[:1].isupper() or not module else f"{module}.{name}"  # zlib.error
     inner = _INNER.search(f"{entry.text('type')} {entry.message}")
     return inner[1] if inner else name
 
@@ -112,6 +118,12 @@ def is_stop(entry: LogLine) -> bool:
     return type_of(entry) == "KeyboardInterrupt"
 
 
+def is_cut_start(entry: LogLine) -> bool:
+    """Return True for a process that could not read what to run, since the one that starts it had ended."""
+    links = read_traceback(entry.text("traceback")) if type_of(entry) in _CUT_START else []
+    return bool(links) and _START.search(links[-1].frames[-1].path) is not None
+
+
 def is_uncaught(entry: LogLine) -> bool:
     """Return True if a traceback begins in a program's main module: its process ends."""
     first = entry.text("traceback").find('File "')
@@ -123,6 +135,8 @@ def is_victims(entry: LogLine) -> bool:
     text = words_of(entry)
     if entry.number("is_cut"):
         return _OF_OTHERS.search(entry.text("traceback")) is not None
+    if is_cut_start(entry):
+        return True
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)

@@ -20,6 +20,7 @@ from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import (
     Standing,
+    is_cut_start,
     is_launchers,
     is_stop,
     is_victims,
@@ -61,9 +62,12 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     first_timeout = {entry.rank: book.position(entry) for entry in reversed(list(book.of("watchdog_timeout")))}
     has_timeout = any(book.of("device_task_timeout"))
     chains = _chains(book)
+    unstarted = [one for one in book.of("exception") if is_cut_start(one)]
     found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
     for entry in book.of("exception"):
         if is_launchers(entry) or is_victims(entry) or is_stop(entry) or _is_closed_by_loss(entry, book):
+            continue
+        if _says(entry, unstarted):
             continue
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
@@ -71,10 +75,10 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         if has_timeout and _SYNCHRONIZE in text_of(entry):
             continue  # it waited for the task that did not end
         rule = cause_of(words_of(entry))
-        if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(
-            entry
-        ):
+        if rule is not None and (rule.kind in _NAMES_RANKS or (rule.role == "numerics" and _is_numeric(rule, book))):
             continue  # the line itself is judged
+        if _UNIQUE_ID in text_of(entry):
+            continue
         cause = _cause(entry, rule)
         if cause == "exception" and (last := chains.get((entry.source, entry.line))) and last.line > entry.line:
             continue
@@ -83,6 +87,8 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else standing(entry, book)
         found.setdefault((cause, key), []).append((entry, how))
     for entry, rule in book.of_role("root"):
+        if _says(entry, unstarted):
+            continue
         gave_up = first_timeout.get(entry.rank)
         if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(entry)):
             continue
@@ -100,6 +106,11 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         if proven or rest:
             candidates.append(_candidate(cause, proven or rest, book, chains, is_own=bool(proven)))
     return candidates
+
+
+def _is_numeric(rule: Rule, book: LogBook) -> bool:
+    """Return False for ranks whose gradients differ although all are finite: no value explains the exception."""
+    return rule.kind != "gradients_differ" or any(entry.number("nonfinite") for entry in book.of("gradient_norms"))
 
 
 def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
@@ -145,6 +156,14 @@ def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
     )
 
 
+def _says(entry: LogLine, tracebacks: list[LogLine]) -> bool:
+    """Return True for the last line of one of these tracebacks."""
+    return any(
+        _is_last_line_of(entry, [one]) and type_of(one) in entry.message and one.text("message") in entry.message
+        for one in tracebacks
+    )
+
+
 _NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits", "jax_barrier")
 """Texts that name culprit ranks other than the rank that raises them: judged in `logged_calls`."""
 _NOT_LINES = ("ray_memory", *_NAMES_RANKS)
@@ -159,7 +178,7 @@ def _cause(entry: LogLine, rule: Rule | None) -> str:
         return "shared_memory"
     if rule.cause == "disk_full" and ("/dev/shm" in text_of(entry) or "shared memory" in text_of(entry)):
         return "shared_memory"
-    return rule.cause
+    return rule.cause or "exception"
 
 
 def _candidate(

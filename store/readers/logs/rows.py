@@ -61,7 +61,7 @@ def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, know
     if event.kind == "watchdog_timeout" and prefix.rank is None:  # std::terminate repeats the text without its prefix
         own = [fields.get("rank")]
     if event.role not in ("kernel", "outside"):
-        own += [prefix.rank, fields.get("own_rank"), known.of_pid(host, prefix.pid), known.of_file(log)]
+        own += [fields.get("own_rank"), prefix.rank, known.of_pid(host, prefix.pid), known.of_file(log)]
         own += [prefix.task if known.tasks_are_ranks else None]
     own += [known.of_pid(host, pid), known.of_bus(host, fields.get("bus") if event.role == "kernel" else None)]
     if event.role not in ("kernel", "outside"):

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from store.readers.logs.blocks.exceptions import (
     read_last_line,
     read_terminate,
     read_traceback,
+    signed_above,
 )
 from store.readers.logs.blocks.reports import OF_BOTH, OF_FOLLOWING, OF_LINE
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
@@ -338,7 +340,7 @@ class _Scan:
             texts = (near for _, near in self._following(window, line_end))
             return self._starts.again(text[prefix.length :], texts, number, prefix.wall_ns, self._step_lines)
         if rule.block == "traceback":
-            return read_traceback(self._following(window, line_end), prefix)
+            return read_traceback(self._following(window, line_end), prefix, text)
         if rule.block in OF_FOLLOWING:
             return OF_FOLLOWING[rule.block](self._following(window, line_end))
         if rule.block == "terminate":
@@ -349,7 +351,8 @@ class _Scan:
             return OF_LINE[rule.block](text[prefix.length :].lstrip(" "))
         if rule.block == "raised":
             found = read_last_line(text[prefix.length :], self._following(window, line_end), prefix)
-            return found and found | {"traceback": frames_above(self._before(window, line_end), prefix)}
+            above = partial(self._before, window, line_end)
+            return found and {**signed_above(above(), prefix), **found, "traceback": frames_above(above(), prefix)}
         if rule.block == "error_file":
             return read_error_file(text[prefix.length :], self._following(window, line_end), prefix)
         if rule.pattern is None:

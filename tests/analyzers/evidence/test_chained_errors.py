@@ -66,3 +66,51 @@ def test_two_programs_that_follow_each_other_are_no_chain(tmp_path: Path) -> Non
     lines = [*part("KeyError: 'a'", "/app/a.py", 1), "", "Starting again", "", *part("app.B: b", "/app/b.py", 2)]
     text = "".join(f"{line}\n" for line in lines)
     assert all("after KeyError" not in one.summary for one in diagnosed(tmp_path, "train.log", text).findings)
+
+
+def checkpoint(rank: int, error: str) -> list[str]:
+    """What torch.distributed.checkpoint raises on every rank, if one could not read its part."""
+    own = part(error, "/venv/torch/distributed/checkpoint/filesystem.py", 640)
+    summary = f"torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([{rank}])"
+    return [*part(summary, "/job/resume.py", 12), f"{own[0]} (RANK {rank})", *own[1:]]
+
+
+@pytest.mark.parametrize("prefix", ["[rank{}]: ", ""])
+def test_an_error_of_a_distributed_checkpoint_is_that_of_the_rank_in_its_head(tmp_path: Path, prefix: str) -> None:
+    lines = checkpoint(5, "KeyError: 'optimizer.state.exp_avg'")
+    text = "".join(f"{prefix.format(rank)}{line}\n" for rank in range(8 if prefix else 1) for line in lines)
+    (finding,) = diagnosed(tmp_path, "train.log", text).fired
+    assert (finding.status, finding.ranks) == ("fired", (5,))
+    assert "KeyError: 'optimizer.state.exp_avg'" in finding.summary
+
+
+@pytest.mark.parametrize("error", ["zlib.error: Error -3 while decompressing", "app._SampleError: sample 7"])
+def test_an_error_class_may_begin_in_lower_case(tmp_path: Path, error: str) -> None:
+    (finding,) = diagnosed(tmp_path, "train.log", "\n".join(part(error, "/job/data.py", 4)) + "\n").fired
+    assert error.removeprefix("app.") in finding.summary
+
+
+@pytest.mark.parametrize("error", ["_pickle.UnpicklingError: pickle data was truncated", "EOFError: Ran out of input"])
+def test_a_process_that_was_not_told_what_to_run_is_no_damaged_file(tmp_path: Path, error: str) -> None:
+    child = [
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 132, in m',
+    ]
+    child += ["    self = reduction.pickle.load(from_parent)", error]
+    parent = part("ValueError: no corpus at /data/c4", "/job/train.py", 20)
+    (finding,) = diagnosed(tmp_path, "train.log", "\n".join([*child, *parent, ""])).fired
+    assert finding.cause == "exception"
+    assert "no corpus" in finding.summary
+    (finding,) = diagnosed(tmp_path, "train.log", "\n".join([*child, ""])).fired
+    assert (finding.cause, finding.status) == ("data_worker", "suspect")
+
+
+def test_gradients_that_differ_between_ranks_are_the_cause_though_all_are_finite(tmp_path: Path) -> None:
+    error = "FloatingPointError: Fatal error: gradients are inconsistent between workers. Try --ddp-backend=legacy_ddp."
+    norms = "-" * 80 + "\ngrad_norm across the workers:\n{}\n" + "-" * 80 + "\n"
+    text = "\n".join(part(error, "/job/fairseq/trainer.py", 1402)) + "\n"
+    (finding,) = diagnosed(tmp_path, "train.log", text + norms.format("rank   0 = 4.1\nrank   1 = 3.9")).fired
+    assert finding.cause == "exception"
+    assert "gradients are inconsistent between workers" in finding.summary
+    (finding,) = diagnosed(tmp_path, "train.log", text + norms.format("rank   0 = 4.1\nrank   1 = nan")).fired
+    assert (finding.kind, finding.ranks) == ("non_finite", (1,))

@@ -22,6 +22,7 @@ __all__ = [
     "read_last_line",
     "read_terminate",
     "read_traceback",
+    "signed_above",
 ]
 
 MAX_LINES = 600
@@ -36,7 +37,7 @@ TERMINAL_COLUMNS = 80
 MAX_JSON_LINES = 200
 RAISED = re.compile(
     r"^(?!LustreError)(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
-    r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s?(?P<message>.*))?$"
+    r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+(?:_?[A-Z]\w*|[a-z]*error|timeout))(?::\s?(?P<message>.*))?$"
 )
 _UNCAUGHT = re.compile(r"^(?:Uncaught|Unhandled)(?: exception)?:? ")
 _NEW = re.compile(
@@ -58,15 +59,16 @@ _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker process \d+|replica \d+ on device \d+|\w+ worker[\w ]*)\.?$")
 """Message of an exception that torch re-raises, which contains the traceback of the original."""
 _OWN_RANK = re.compile(
-    r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:)(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
+    r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:|\(most recent call last\): \(RANK )"
+    r"(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
 )
-"""How torch_npu and Habana's bridge sign an error."""
+"""How torch_npu and Habana's bridge sign an error, and torch.distributed.checkpoint one of another rank."""
 _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
 
-def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
-    """Read the exception below "Traceback (most recent call last):" from lines of the same stream. If the file ends
-    within its frames, `is_cut`; None if other lines follow them.
+def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix, head: str = "") -> dict[str, Any] | None:
+    """Read the exception below `head`, "Traceback (most recent call last):", from lines of the same stream. If the file
+    ends within its frames, `is_cut`; None if other lines follow them.
 
     `lines` are (prefix, text after it). Lines of other ranks in between are left out.
     """
@@ -120,12 +122,12 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
         return {"type": "", "message": "", "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:], "is_cut": 1}
     if found is not None:
         found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
-        found |= _signed(found["message"])
+        found |= _signed(f"{head}\n{found['message']}")
     return found
 
 
 def _signed(message: str) -> dict[str, Any]:
-    """{"own_rank": rank} if the message names its rank in torch_npu's or Habana's form, else {}."""
+    """{"own_rank": rank} if a text names its rank in one of these forms, else {}."""
     ranks = set(_OWN_RANK.findall(message))
     return {"own_rank": int(ranks.pop())} if len(ranks) == 1 else {}
 
@@ -163,6 +165,14 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
         message += f" {line.strip()}"
         before = line.rstrip()
     return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": "", **_signed(message)}
+
+
+def signed_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any]:
+    """{"own_rank": rank} if the head of a traceback names the rank that raised it. `lines`: above its last line."""
+    for prefix, text in lines:
+        if prefix.stream == own.stream and not text.startswith("  "):
+            return _signed(text) if _NEW.match(text) else {}
+    return {}
 
 
 def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
