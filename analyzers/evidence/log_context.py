@@ -37,7 +37,7 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
         candidate = _on_missing_rank(candidate, book, ended)
     if candidate.cause in _WAITED:
         candidate = _with_work(candidate, book)
-    return _after_end(candidate, book) if candidate.cause in ("signal", "exit") else candidate
+    return _after_end(candidate, book)
 
 
 def _after_end(candidate: Candidate, book: LogBook) -> Candidate:

@@ -9,8 +9,8 @@ candidates = unmet_before_wait(raised_before_limit(candidates), book)
    a single traceback belongs to the single rank that exited with code 1.
 3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
    threads of that process, only waited for the limit.
-4. A connection that failed before a wait timed out explains the timeout: the other ranks waited for the one that could
-   not connect.
+4. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
+   that could not connect or send.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from analyzers.deaths.logged.logged_endings import Ended, is_one_node_of_several
 from analyzers.logs.candidate import Candidate, who
-from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, type_of
+from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, standing, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 
 __all__ = ["of_the_only_end", "raised_before_limit", "unmet_before_wait"]
@@ -28,9 +28,9 @@ __all__ = ["of_the_only_end", "raised_before_limit", "unmet_before_wait"]
 
 _TERMINATE = "terminate called after throwing"
 """What libstdc++ prints before it aborts."""
-_UNMET = ("rendezvous", "no_interface")
-_CALLS_OUT = ("rendezvous_unreachable", "rendezvous_timeout")
-"""Lines of a process that connects to another one. A server whose port is taken belongs to a refused launch."""
+_UNMET = ("rendezvous", "no_interface", "infiniband")
+_CALLS_OUT = ("rendezvous_unreachable", "rendezvous_timeout", "nccl_infiniband")
+"""Lines of a process that connects or sends. A server whose port is taken belongs to a refused launch."""
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 
@@ -87,7 +87,10 @@ def unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Ca
         one
         for one in candidates
         if one.cause in _UNMET
-        and any(entry.kind in _CALLS_OUT and book.position(entry) < waited for entry in one.lines)
+        and any(
+            entry.kind in _CALLS_OUT and standing(entry, book) == "own" and book.position(entry) < waited
+            for entry in one.lines
+        )
     ]
     return [*unmet[:1], *(one for one in candidates if one not in unmet[:1])]
 

@@ -162,7 +162,9 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         groups.setdefault(signal, []).append((rank, entry))
     ends = {entry.source: entry.line for entry in book.of("finished")}
     for signal, group in groups.items():
-        if signal == "SIGKILL" and all(ends.get(entry.source, entry.line) < entry.line for _, entry in group):
+        if signal == "SIGKILL" and all(
+            ends.get(entry.source, entry.line) < entry.line and not _was_found_ended(entry) for _, entry in group
+        ):
             continue  # a launcher kills the remaining processes of a finished job
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
@@ -188,6 +190,11 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             evidence={"signal": signal},
             collect=COLLECT.get(signal, COLLECT["signal"]),
         )
+
+
+def _was_found_ended(entry: LogLine) -> bool:
+    """Return True for torchrun's reports: it lists processes that had ended before it ended the others."""
+    return entry.kind in ("root_failure", "signal_received") or entry.number("local_rank") is not None
 
 
 def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:

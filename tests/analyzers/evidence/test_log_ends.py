@@ -158,6 +158,16 @@ def test_a_connection_that_was_never_made_explains_a_wait(tmp_path: Path) -> Non
         assert finding.kind == "hang"
 
 
+@pytest.mark.parametrize("head", ["", "gpu-4:88:91 [3] transport/net_ib.cc:93 NCCL WARN "])
+def test_a_port_that_failed_before_a_wait_explains_it(tmp_path: Path, head: str) -> None:
+    port = f"{head}NET/IB : mlx5_3:1 Got async event : port error\n"
+    (finding,) = analyzed(tmp_path, log=port + WAITED).fired
+    assert (finding.cause, finding.status, finding.ranks) == ("infiniband", "suspect", ())
+    assert "mlx5_3:1" in finding.summary
+    steps = "".join(f"step {step} | loss {3 - step / 50:.3f}\n" for step in range(1, 60))
+    assert analyzed(tmp_path, log=port + steps + WAITED).fired[0].kind == "hang"  # the job went on
+
+
 def test_an_error_that_the_job_went_on_after_is_no_end(tmp_path: Path) -> None:
     text = "CondaError: Run 'conda init' before 'conda activate'\n\n"
     text += "".join(f"step {step} | loss {3 - step / 50:.3f}\n" for step in range(1, 60))

@@ -176,6 +176,9 @@ def test_an_end_after_the_training_is_told_as_such(tmp_path: Path) -> None:
     steps = "".join(f"step {n}/9 loss 2.{n}\n" for n in range(1, 10))
     said = verdict(tmp_path, f"{steps}Training completed\nSegmentation fault (core dumped)\n")
     assert said.endswith("The training had finished before it (job.log:10).")
+    waited = "[rank1]:[E1 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=BROADCAST, "
+    waited += "NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600041 milliseconds before timing out.\n"
+    assert "The training had finished before it" in verdict(tmp_path, f"{steps}Training completed\n{waited}")
     next_fold = verdict(tmp_path, f"{steps}Training completed\n{steps}Segmentation fault (core dumped)\n")
     assert "had finished" not in next_fold
 
