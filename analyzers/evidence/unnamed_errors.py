@@ -94,10 +94,11 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
 
 
 def _errors(book: LogBook) -> list[LogLine]:
-    """Error lines that are not a consequence, and after which the job did not go on, nor an attempt before it."""
+    """Error lines that are not a consequence, and after whose text the job never went on, nor an attempt before it."""
     finished = {entry.source for entry in book.of("finished")}
     last = max((one.line for one in book.earlier if one.kind == "finished"), default=0)
     passed = {one.text("text") for one in book.earlier if one.kind == "error_line" and one.line < last}
+    passed |= {one.text("text") for one in book.of("error_line") if one.number("later_steps")}
     return [
         entry
         for entry in book.of("error_line")

@@ -75,6 +75,8 @@ _OTHERS = re.compile(
 """Parts of messages about another rank's failure."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Communication libraries: an error in a waiting call that names no cause."""
+_STATED = re.compile(r"oneCCL: \S+ \S+ EXCEPTION: (?!.*(?:time[ -]?d? ?out|atl_|status|peer|connect))", re.IGNORECASE)
+"""An error that the library found in its own process: oneCCL prints its cause in each."""
 _NO_WORDS = re.compile(
     r"terminate called after throwing an instance of|\w+WithTimeout\b|"
     r"(?:NCCL|[Pp]rocess group) watchdog thread terminated with exception"
@@ -157,6 +159,8 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
     """Return True if an error that names no cause was raised in a call that waits for other ranks."""
     if _OTHERS.search(text):
         return True
+    if _STATED.search(text):
+        return False
     links = read_traceback(entry.text("traceback"))
     return _LIBRARIES.search(text) is not None and (not links or _CALLS.search(links[-1].frames[-1].path) is not None)
 

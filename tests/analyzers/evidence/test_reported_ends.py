@@ -174,6 +174,10 @@ def test_ends_in_the_words_of_their_program(tmp_path: Path, line: str, said: str
 
 def test_an_end_after_the_training_is_told_as_such(tmp_path: Path) -> None:
     steps = "".join(f"step {n}/9 loss 2.{n}\n" for n in range(1, 10))
+    swift = "[INFO:swift] End time of running main: 2026-11-27 18:07:01.611\n"
+    assert "had finished before it (job.log:10)" in verdict(
+        tmp_path, f"{steps}{swift}Segmentation fault (core dumped)\n"
+    )
     said = verdict(tmp_path, f"{steps}Training completed\nSegmentation fault (core dumped)\n")
     assert said.endswith("The training had finished before it (job.log:10).")
     waited = "[rank1]:[E1 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=BROADCAST, "
@@ -207,6 +211,13 @@ def test_the_process_of_a_ray_worker_that_died_is_told(text: str, tmp_path: Path
          "failing to pull image\n", "launch_failed", "sft-master-0"),
         ("  Warning  Failed   9m (x3 over 11m)  kubelet   Failed to pull image \"sft:7\": rpc error: not found\n",
          "launch_failed", 'node: Failed to pull image "sft:7"'),
+        ("AzureMLCompute job failed.\nPreemptionError: Nodes of this job got pre-empted.\n", "preempted", "preemption"),
+        ("[09:49:15] /opt/dgl/src/rpc/network/tcp_socket.cc:76: Failed bind on 10.3.0.7:30050 , error: Success\n",
+         "port_in_use", "30050"),
+        ("[rank1]: Traceback (most recent call last):\n"
+         '[rank1]:   File "/venv/torch/distributed/distributed_c10d.py", line 2820, in all_reduce\n'
+         "[rank1]: RuntimeError: oneCCL: fd.cpp:144 init: EXCEPTION: opendir failed: could not open device directory\n",
+         "exception", "could not open device directory"),
     ],
 )  # fmt: skip
 def test_further_wordings_of_a_cause(text: str, cause: str, words: str, tmp_path: Path) -> None:

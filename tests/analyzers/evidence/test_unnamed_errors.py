@@ -187,3 +187,10 @@ def test_what_a_shell_said_before_the_launcher_explains_no_death(tmp_path: Path)
     assert "proxy.local" not in finding.summary
     (finding,) = diagnosed(tmp_path, "job.log", started + error + died).fired
     assert "proxy.local" in finding.summary
+
+
+def test_a_text_after_which_the_job_went_on_before_does_not_end_it_now(tmp_path: Path) -> None:
+    end = "E0301 10:00:40.101010    4410 reader.cc:194] GetNodes: Out of range: no more nodes\n"
+    epochs = "".join(f"{STEPS}{end}" for _ in range(3))
+    assert diagnosed(tmp_path, "job.log", epochs).fired == ()
+    assert diagnosed(tmp_path, "job.log", epochs + STUCK).fired[0].cause == "unnamed_error"
