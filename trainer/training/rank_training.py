@@ -361,10 +361,12 @@ class Training:
     def _seed_dropout(self, batch_index: int) -> None:
         """Seed dropout from (seed, batch, data rank), so that it is reproduced after a rollback.
 
-        Ranks of a tp group use the same seed, unless each has its own part of the sequence.
+        Ranks of a tp group use the same seed, unless each has its own part of the sequence. Pipeline ranks differ, or
+        the blocks of all stages would drop the same values.
         """
         if self.config.model.dropout:
-            at = self.plan.coordinates(self.rank)
-            shard = at["cp"] * self.plan.tp + (at["tp"] if self.config.parallel.sequence_parallel else 0)
+            at, plan = self.plan.coordinates(self.rank), self.plan
+            shard = (at["pp"] * plan.cp + at["cp"]) * plan.tp
+            shard += at["tp"] if self.config.parallel.sequence_parallel else 0
             key = np.random.SeedSequence([self.config.run.seed, batch_index, self.data_rank, shard])
             torch.manual_seed(int(key.generate_state(1, dtype=np.uint64)[0] >> 1))
