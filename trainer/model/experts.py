@@ -46,8 +46,8 @@ __all__ = ["Experts", "MixtureOfExperts"]
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-_STEPS_OF_SCORES = 2**12
-"""Probabilities that differ by less count as equal."""
+_IGNORED_BITS = 13
+"""Of a probability's mantissa: those that differ by less than a thousandth, of any size, count as equal."""
 
 
 class Experts(nn.Module):
@@ -202,7 +202,8 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
     token with fewer than n experts has weights of zero."""
     whole = sequence_scores(probabilities.detach(), pieces)
     # Equal tokens differ in the last bits, which layouts round differently: take the earlier ones.
-    order = (whole * _STEPS_OF_SCORES).round().argsort(dim=1, descending=True, stable=True)
+    scores = (whole.view(torch.int32) + (1 << _IGNORED_BITS - 1)) >> _IGNORED_BITS  # in the order of the floats
+    order = scores.argsort(dim=1, descending=True, stable=True)
     taken = torch.zeros_like(whole).scatter_(1, order[:, :capacity], 1.0)
     start = (pieces.rank() if pieces is not None else 0) * probabilities.shape[1]
     masked = probabilities * taken[:, start : start + probabilities.shape[1]]

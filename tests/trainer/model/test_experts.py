@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from trainer.model.checkpointing import apply_activation_checkpointing
-from trainer.model.experts import MixtureOfExperts
+from trainer.model.experts import MixtureOfExperts, _by_expert
 from trainer.model.initial_weights import initialise
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.model.transformer import Transformer
@@ -121,6 +121,13 @@ def test_later_tokens_drop_no_earlier_one() -> None:
     changed = x.clone()
     changed[:, 7:] = torch.randn(1, 5, 16)
     torch.testing.assert_close(layer(x)[:, :7], layer(changed)[:, :7])
+
+
+def test_experts_prefer_no_position_where_probabilities_are_small() -> None:
+    probabilities = (0.3 * torch.randn(1, 1024, 256, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    weights, _ = _by_expert(probabilities, 32, None)
+    first, *_, last = [float(quarter.mean()) for quarter in (weights > 0).sum(-1)[0].float().chunk(4)]
+    assert first == pytest.approx(last, rel=0.05)
 
 
 def test_losses_of_the_router_enter_in_backward() -> None:
