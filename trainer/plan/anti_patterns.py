@@ -15,8 +15,7 @@ from trainer.plan.hardware import Hardware
 
 __all__ = ["anti_patterns"]
 
-_MICROBATCHES_PER_STAGE = 4  # Huang et al. 2019 (GPipe): above it the bubble is "negligible", i.e. below 20 %
-_HIGHEST_SHARE = 0.2
+_HIGHEST_SHARE = 0.2  # of a bubble: that of 1f1b with 4 microbatches per stage, Huang et al. 2019
 _FEWEST_TOKENS = 2048  # tokens per rank and pass, below which the products of a large model do not fill a device
 
 
@@ -50,17 +49,12 @@ def _tensor_parallel(expected: Expected, hardware: Hardware) -> Iterator[str]:
 
 def _pipeline(expected: Expected) -> Iterator[str]:
     plan = expected.plan
-    if plan.pp == 1:
-        return
-    if plan.num_microbatches < _MICROBATCHES_PER_STAGE * plan.pp:
-        yield (
-            f"{plan.num_microbatches} microbatches for {plan.pp} stages: fewer than "
-            f"{_MICROBATCHES_PER_STAGE} per stage. Raise train.global_batch_size or lower train.micro_batch_size."
-        )
     if expected.bubble_share > _HIGHEST_SHARE:
+        other = " or set parallel.schedule = 'interleaved_1f1b'" if plan.schedule in ("gpipe", "1f1b") else ""
         yield (
-            f"The bubble is {expected.bubble_share:.0%} of the pipeline's time with schedule {plan.schedule}. Use more "
-            "microbatches, or parallel.schedule = 'interleaved_1f1b'."
+            f"The bubble is {expected.bubble_share:.0%} of the pipeline's time with schedule {plan.schedule}: "
+            f"{plan.num_microbatches} microbatches for {plan.pp} pipeline ranks. Raise train.global_batch_size, lower "
+            f"train.micro_batch_size{other}."
         )
 
 
@@ -85,17 +79,19 @@ def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
 
 def _batch(expected: Expected) -> Iterator[str]:
     plan, config = expected.plan, expected.config
-    tokens = plan.micro_batch_size * config.data.seq_len
+    seq = config.data.seq_len // plan.cp
+    tokens = plan.micro_batch_size * seq
     if tokens < _FEWEST_TOKENS:
         yield (
-            f"{tokens} tokens a pass on a rank ({plan.micro_batch_size} sequences of {config.data.seq_len}): too few "
+            f"{tokens} tokens a pass on a rank ({plan.micro_batch_size} x {seq}): too few "
             "to fill a device. Raise train.micro_batch_size."
         )
     elif expected.flops_per_memory_byte < expected.ridge_flops_per_byte:
+        what, instead = ("experts ", "parallel.ep") if config.model.num_experts else ("", "lower parallel.tp")
         yield (
-            f"{expected.flops_per_memory_byte:.0f} operations for each byte moved, the device needs "
-            f"{expected.ridge_flops_per_byte:.0f}: memory bandwidth limits. Raise train.micro_batch_size or lower "
-            "parallel.tp."
+            f"{expected.flops_per_memory_byte:.0f} operations for each byte {what}moved, the device needs "
+            f"{expected.ridge_flops_per_byte:.0f}: memory bandwidth limits. Raise train.micro_batch_size or "
+            f"{instead}."
         )
 
 

@@ -237,13 +237,16 @@ def _stride(plan: Plan, dimension: str) -> int:
 
 def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> float:
     """Operations per byte of the feed-forward's product, the largest of a block: 2 m n k operations for
-    (m k + k n + m n) numbers moved. In fp8 the two that are multiplied take a byte per number."""
-    tokens = plan.micro_batch_size * config.data.seq_len
-    width, hidden = config.model.dim, config.model.ffn_dim / plan.tp
+    (m k + k n + m n) numbers moved. In fp8 the two that are multiplied take a byte per number. An expert multiplies the
+    rows that the ranks which share the experts send to it; equal use is assumed."""
+    model, rows = config.model, plan.micro_batch_size * config.data.seq_len / plan.cp
+    width, hidden = model.dim, model.ffn_dim / plan.tp
+    if model.num_experts:
+        rows, hidden = rows * plan.ep * model.experts_per_token / model.num_experts, model.expert_ffn_dim
     low = compute_bytes(config)
     factor = _FLOAT8_BYTES if float8 is not None and float8.has_feed_forward else low
-    moved = (tokens * width + width * hidden) * factor + tokens * hidden * low
-    return 2 * tokens * width * hidden / moved
+    moved = (rows * width + width * hidden) * factor + rows * hidden * low
+    return 2 * rows * width * hidden / moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@
 
 Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallelism within a
 node, a pipeline, all three; experts and long sequences over ranks; finally the host's memory) costs communication,
-bubbles or host time, and is taken only if the previous one does not fit. The fastest fitting layout is also reported;
-it may be the same layout with fp8 products, as its `name` then says.
+bubbles or host time, and is taken only if the previous one does not fit. The configuration's own layout comes last. The
+fastest fitting layout is also reported; it may be the same layout with fp8 products, as its `name` then says.
 """
 
 from __future__ import annotations
@@ -69,26 +69,36 @@ def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
     tried: list[Strategy] = []
     impossible: list[tuple[str, str]] = []
 
-    def attempt(name: str, overrides: list[str]) -> None:
+    def attempt(name: str, overrides: list[str]) -> Strategy | None:
         try:
             changed = changed_config(config.model_dump(mode="json"), overrides)
             expected = expect(changed, resolve(changed, num_gpus), hardware)
         except ConfigError as error:
             impossible.append((name, str(error)))
-            return
-        tried.append(Strategy(name=name, overrides=tuple(overrides), expected=expected))
+            return None
+        return Strategy(name=name, overrides=tuple(overrides), expected=expected)
 
-    for name, overrides in _ladder(config, hardware, num_gpus):
-        attempt(name, overrides)
+    for rung in _ladder(config, hardware, num_gpus):
+        if one := attempt(*rung):
+            tried.append(one)
+    if (own := attempt("as configured", [])) and not any(_is_same(own.expected, one.expected) for one in tried):
+        tried.append(own)
     # fp8 makes room for nothing: it is worth a look only for the layout that would be taken without it.
     found = Strategies(tried=tuple(tried), impossible=())
     if (chosen := found.fastest or found.simplest) and (faster := _in_float8(config, hardware, chosen)):
-        attempt(*faster)
+        one = attempt(*faster)
+        # Its time does not contain scaling and rounding, so a smaller gain is none.
+        if one and one.expected.step_s * _NOT_WORTH < chosen.expected.step_s:
+            tried.append(one)
     return Strategies(
         tried=tuple(tried),
         impossible=tuple(impossible),
         would_fit=() if found.simplest else tuple(what_would_fit(config, hardware, num_gpus)),
     )
+
+
+def _is_same(one: Expected, other: Expected) -> bool:
+    return (one.plan, one.memory, one.step_s) == (other.plan, other.memory, other.step_s)
 
 
 def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple[str, list[str]]]:
@@ -99,8 +109,9 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
 
     # What the configuration has of them belongs to one layout, and others refuse it.
     own, default = config.parallel, type(config.parallel)()
-    optional = {"ep": 1, "zero1": "false", "cpu_offload": "none", "gradient_compression": "none",
-                "reduce_every_microbatch": "false"}  # fmt: skip
+    optional = {"ep": 1, "cp": 1, "zero1": "false", "cpu_offload": "none", "gradient_compression": "none",
+                "reduce_every_microbatch": "false", "stages_per_rank": 0, "stage_costs": [],
+                "async_tp": "false"}  # fmt: skip
     plain = {key: str(value) for key, value in optional.items() if getattr(own, key) != getattr(default, key)}
 
     def mesh(replicate: int, shard: int, tp: int = 1, pp: int = 1, recompute: str = "none", **more: str) -> list[str]:

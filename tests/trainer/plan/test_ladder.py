@@ -57,6 +57,56 @@ def test_smaller_state_and_fp8_are_tried_where_the_device_has_them() -> None:
     assert not any("8-bit AdamW" in each.name for each in strategies(eight_bit, machine(), 16).tried)
 
 
+GPT_3 = {
+    "model": {"vocab_size": 51200, "dim": 12288, "num_layers": 96, "num_heads": 96, "hidden_dim": 32768,
+              "max_seq_len": 2048},
+    "data": {"seq_len": 2048},
+    "parallel": {"tp": 8, "pp": 8, "dp_shard": 1, "schedule": "interleaved_1f1b", "stages_per_rank": 3},
+    "train": {"precision": "bf16", "global_batch_size": 64, "micro_batch_size": 1,
+              "activation_checkpointing": "selective"},
+}  # fmt: skip
+
+
+def test_the_own_layout_is_compared_with_the_others() -> None:
+    config = Config.model_validate(GPT_3)
+    found = strategies(config, machine("a100"), 64)
+    assert found.fastest
+    assert (found.fastest.name, found.fastest.overrides) == ("as configured", ())
+    assert found.fastest.expected.step_s == expect(config, resolve(config, 64), machine("a100")).step_s
+    # Of the own stages, nothing is left in the way of other pipelines.
+    assert not any("stages_per_rank" in why for _, why in found.impossible)
+    text = printed(config, 64, 110, machine("a100"))
+    assert "\nThe fastest: as configured\n" in text
+    plain = strategies(load_config(config_path("llama-8b")), machine(), 64)
+    assert "as configured" not in [each.name for each in plain.tried], "it is one of the others"
+
+
+def test_the_own_layout_may_be_the_only_one_that_fits() -> None:
+    overrides = ["train.global_batch_size=1", "parallel.tp=8", "parallel.cp=8", "model.num_kv_heads=8"]
+    found = strategies(load_config(config_path("llama-8b"), overrides), machine(), 64)
+    assert found.simplest
+    assert (found.simplest.name, found.would_fit) == ("as configured", ())
+
+
+def test_fp8_is_not_proposed_for_a_small_gain() -> None:
+    experts = {"num_experts": 64, "experts_per_token": 8, "expert_dim": 8192, "dim": 1024, "num_heads": 8}
+    config = Config.model_validate({**LLAMA_70B, "model": {**LLAMA_70B["model"], **experts, "num_layers": 4}})
+    found = strategies(config, machine(), 64)
+    assert found.simplest
+    assert not any("fp8" in each.name for each in found.tried)
+
+
+@pytest.mark.parametrize(("parallel", "is_low"), [({"ep": 8}, False), ({"dp_shard": 8}, True)])
+def test_intensity_of_experts_is_that_of_the_rows_that_come_to_them(parallel: dict[str, int], is_low: bool) -> None:
+    experts = {"num_experts": 64, "experts_per_token": 2, "expert_dim": 2048}
+    train = {**LLAMA_70B["train"], "micro_batch_size": 1}
+    config = Config.model_validate(
+        {**LLAMA_70B, "model": {**LLAMA_70B["model"], **experts}, "parallel": parallel, "train": train}
+    )
+    warnings = anti_patterns(expect(config, resolve(config, 8), machine()), machine())
+    assert any("for each byte experts moved" in line for line in warnings) == is_low
+
+
 def test_every_proposed_setting_can_be_set() -> None:
     for config in (Config.model_validate(LLAMA_70B), load_config(config_path("moe-debug"))):
         for num_gpus in (1, 16):
@@ -243,8 +293,8 @@ def test_no_number_of_the_layouts_is_cut_at_80_columns(preset: str) -> None:
     assert ("fits" in table) == any(not each.expected.fits for each in found.tried)
 
 
-def printed(config: Config, num_gpus: int, width: int) -> str:
-    written, hardware = io.StringIO(), machine()
+def printed(config: Config, num_gpus: int, width: int, hardware: Hardware | None = None) -> str:
+    written, hardware = io.StringIO(), hardware or machine()
     expected = expect(config, resolve(config, num_gpus), hardware)
     found = strategies(config, hardware, num_gpus)
     render(expected, hardware, [], found, Console(file=written, width=width, no_color=True))

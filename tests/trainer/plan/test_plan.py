@@ -177,7 +177,7 @@ def test_the_simplest_layout_that_fits() -> None:
     ("num_gpus", "overrides", "said"),
     [
         (16, ["parallel.tp=8", "model.num_kv_heads=8"], "parallel.tp = 8 spans nodes of 4"),
-        (8, ["parallel.pp=8", "parallel.dp_shard=1", "train.global_batch_size=8"], "fewer than 4 per stage"),
+        (8, ["parallel.pp=8", "parallel.dp_shard=1", "train.global_batch_size=8"], "8 microbatches for 8 pipeline"),
         (8, ["parallel.pp=8", "parallel.dp_shard=1", "train.global_batch_size=8"], "The bubble is 47%"),
         (4, ["parallel.dp_replicate=-1", "parallel.dp_shard=1"], "It will run out of memory"),
         (256, ["train.global_batch_size=256", "data.seq_len=1024"], "Exposed communication"),
