@@ -62,8 +62,8 @@ class RunDir:
                 path.mkdir(parents=True, mode=PRIVATE)
             except FileExistsError:
                 continue
-            except OSError as error:
-                reason = f"cannot make the run's folder {path}: {error.strerror}"
+            except (OSError, ValueError) as error:  # of a name with a null byte
+                reason = f"cannot make the run's folder {path}: {getattr(error, 'strerror', error)}"
                 raise RunError(f"{reason}; choose another run.dir") from None
             break
         run = cls(path)

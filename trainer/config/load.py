@@ -188,6 +188,8 @@ def _describe(error: ErrorDetails) -> str:
         line = _one_line(str(error["ctx"]["error"]))
         return line if key in line else f"{key}: {line}"
     shown = REDACTED if _may_be_secret(error["loc"]) else _shown(error["input"])
+    if error["type"] == "model_type":
+        return f"{key} = {shown}: is a section, not a value"
     if error["type"] == "extra_forbidden":
         return f"{key} = {shown}: unknown key; {_allowed_names(error['loc'])}"
     if error["type"] == "string_pattern_mismatch":

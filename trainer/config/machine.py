@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import math
 import os
 import shutil
 from pathlib import Path
 
 from trainer.config.config import Config, TrainConfig
 from trainer.config.load import ConfigError
-from watch.health.host import Host
 
 __all__ = ["check_compiler", "check_float8_on", "check_machine", "check_ranks_here", "may_have_gpu"]
 
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 """Device files of NVIDIA, AMD and WSL."""
-_WORKER_BYTES = 16 << 20
-"""Memory of a forked data worker before it holds a batch: measured with torch 2.13, 17 MB and page tables."""
 _PACKAGES = ("safetensors", "fsspec")
 """Packages that every rank imports, in addition to torch."""
 
@@ -51,28 +47,15 @@ def check_machine(config: Config, *, has_gpu: bool) -> None:
 
 
 def check_ranks_here(config: Config, num_ranks: int, devices: Path = Path("/dev")) -> None:
-    """Raise ConfigError for more ranks on this node than visible GPUs, or more data workers than its memory holds. A
-    single visible GPU proves nothing, because a launcher may show each rank only its own.
+    """Raise ConfigError for more ranks on this node than visible GPUs. A single visible GPU proves nothing, because a
+    launcher may show each rank only its own.
     """
-    _check_workers(config.data.num_workers, num_ranks)
     if config.train.device != "cuda":
         return
     listed = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     visible = len(listed) or len(list(devices.glob("nvidia[0-9]*")))
     if 1 < visible < num_ranks:
         raise ConfigError(f"{num_ranks} ranks: only {visible} GPUs are visible here; start at most one rank per GPU")
-
-
-def _check_workers(num_workers: int, num_ranks: int) -> None:
-    # More workers than cores are slow, not impossible, and torch warns of them: loaders that wait for a disk want them.
-    host_bytes = Host(Path.cwd()).read()[0].values.get("memory_total_bytes", math.inf)
-    needed = num_workers * num_ranks * _WORKER_BYTES
-    if needed > host_bytes:
-        raise ConfigError(
-            f"data.num_workers = {num_workers}: for {num_ranks} rank{'s' * (num_ranks > 1)} these processes need at "
-            f"least {needed / 2**30:,.0f} GiB of memory, and this host has {host_bytes / 2**30:,.0f}; "
-            "one or two per rank are usual"
-        )
 
 
 def check_float8_on(train: TrainConfig, device_type: str) -> None:

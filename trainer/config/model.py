@@ -16,7 +16,7 @@ class ModelConfig(Section):
     """Size of the vocabulary; 256 for bytes of text."""
     dim: int = Field(default=128, ge=8)
     """Width of the residual stream."""
-    num_layers: int = Field(default=4, ge=1)
+    num_layers: int = Field(default=4, ge=1, le=10_000)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1)
     """Query heads; `dim` must be divisible by it, and the head's width must be even."""
@@ -44,7 +44,7 @@ class ModelConfig(Section):
     """Width of an expert; 0 = that of the feed-forward layer."""
     expert_products: Literal["loop", "grouped"] = "loop"
     """Compute a rank's experts one after another, or all in torch's grouped matrix products."""
-    capacity_factor: float = Field(default=0.0, ge=0)
+    capacity_factor: float = Field(default=0.0, ge=0, le=1e6)
     """An expert takes at most this multiple of its even share of a sequence's choices, and drops the rest; 0 = no
     limit. With `expert` routing it takes exactly that many; 0 then means 1."""
     balance_loss: float = Field(default=0.01, ge=0)

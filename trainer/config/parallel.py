@@ -53,7 +53,7 @@ class ParallelConfig(Section):
     overlap (symmetric memory; CUDA only)."""
     loss_parallel: bool = True
     """With tp: logits stay split along the vocabulary in the loss."""
-    ddp_bucket_mb: float = Field(default=25.0, gt=0)
+    ddp_bucket_mb: float = Field(default=25.0, gt=0, le=1e6)
     """Size of DDP's gradient buckets (MiB)."""
     gradient_as_bucket_view: bool = True
     """DDP's gradients are views into its buckets, which saves a copy."""

@@ -1,20 +1,31 @@
 """Open the data, weights and addresses of a run in the launcher, before the run has a folder.
 
-    check_inputs(config, plan, on_host=True)         # raises ConfigError, one line
+    check_memory(config, plan, num_ranks=4, on_host=True)       # raises ConfigError, one line
+    check_inputs(config, plan, on_host=True)
 
 Paths are relative to the current folder. Only the data's cache is kept, since the ranks need it, too.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.layout.plan import Plan
 from trainer.layout.step_verdict import reason_to_read_at_once
+from trainer.model.size import num_parameters
+from watch.health.host import Host
 
-__all__ = ["check_inputs"]
+__all__ = ["check_inputs", "check_memory"]
+
+_PROCESS_BYTES = 16 << 20
+"""Memory of a forked rank or data worker before it holds anything: measured with torch 2.13, 17 MB and page tables."""
+_STATE_BYTES = {"adamw": 16, "muon": 12, "adamw8bit": 10}
+"""Bytes per parameter with gradient and moments, at least, by optimizer."""
+_TOKEN_BYTES = 16  # of inputs and targets
+_ANGLE_BYTES = 4  # half a head of each, cosine and sine
 
 
 def check_inputs(config: Config, plan: Plan, *, on_host: bool) -> None:
@@ -24,6 +35,36 @@ def check_inputs(config: Config, plan: Plan, *, on_host: bool) -> None:
     _check_weights(config)
     _check_address(config.checkpoint.remote)
     _check_metrics(config)
+
+
+def check_memory(config: Config, plan: Plan, *, num_ranks: int, on_host: bool) -> None:
+    """Raise ConfigError if `num_ranks` ranks of `plan` certainly need more memory than this host has: the kernel would
+    kill them. `on_host`: ranks compute on the CPU, so that their state is there too. Activations are not counted.
+    """
+    have = Host(Path.cwd()).read()[0].values.get("memory_total_bytes", math.inf)
+    workers, count = config.data.num_workers, num_parameters(config.model)
+    # Shards and stages of all ranks together are one copy per replica; ZeRO-1 shares the moments among replicas.
+    state = 8 if plan.zero1 else _STATE_BYTES[config.optim.name]
+    state *= count * plan.dp_replicate * num_ranks // plan.world_size if on_host else 0
+    tokens = num_ranks * plan.local_batch_size * config.data.seq_len * _TOKEN_BYTES
+    ahead = tokens * workers * config.data.prefetch
+    angles = num_ranks * config.model.max_seq_len * (config.model.dim // config.model.num_heads) * _ANGLE_BYTES
+    needs = {
+        f"model with {count:,} parameters: these, gradients and moments": (
+            state, "use GPUs, more hosts or a smaller model"),
+        f"model.max_seq_len = {config.model.max_seq_len}: the rotary angles": (angles, "lower it"),
+        f"train.global_batch_size = {config.train.global_batch_size}: the tokens": (tokens, "lower it"),
+        f"data.prefetch = {config.data.prefetch}: the batches": (ahead, "two or four are usual"),
+        f"--nproc-per-node {num_ranks}: the processes": (num_ranks * _PROCESS_BYTES, "start fewer ranks"),
+        f"data.num_workers = {workers}: the processes": (
+            num_ranks * workers * _PROCESS_BYTES, "one or two per rank are usual"),
+    }  # fmt: skip
+    if sum(need for need, _ in needs.values()) > have:
+        what, (need, advice) = max(needs.items(), key=lambda item: item[1][0])
+        raise ConfigError(
+            f"{what} of {num_ranks} rank{'s' * (num_ranks > 1)} need at least {need / 2**30:,.0f} GiB of memory, and "
+            f"this host has {have / 2**30:,.0f}; {advice}"
+        )
 
 
 def _check_ranks(config: Config, plan: Plan, *, on_host: bool) -> None:

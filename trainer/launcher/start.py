@@ -24,7 +24,7 @@ from trainer.config.machine import check_machine, check_ranks_here, may_have_gpu
 from trainer.config.paths import check_paths
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
-from trainer.launcher.inputs import check_inputs
+from trainer.launcher.inputs import check_inputs, check_memory
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
 from trainer.launcher.remote_checkpoints import fetch_run
@@ -91,8 +91,14 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
     assert config is not None
     plan = resolve(config, options.nproc or _usual_size(config, resumed, options.overrides))
     check_ranks_here(config, plan.world_size)
+    check_memory(config, plan, num_ranks=plan.world_size, on_host=_on_host(config))
     run = _run(config, plan, resumed, options, facts)
     return _train(run, config, plan, replace(node, nproc=plan.world_size), options, console)
+
+
+def _on_host(config: Config) -> bool:
+    """Return True if the ranks compute on the CPU."""
+    return config.train.device == "cpu" or not may_have_gpu()
 
 
 def _base(resumed: Resumed | None) -> Path:
@@ -156,6 +162,8 @@ def _on_nodes(
         node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
         check_ranks_here(config, node.nproc)
         _largest_plan(config, node.nproc * node.min_nodes)  # or this node could not go on when the others are gone
+        most = _largest_plan(config, node.nproc * node.max_nodes)
+        check_memory(config, most, num_ranks=node.nproc, on_host=_on_host(config))
     from trainer.launcher.nodes.rendezvous import NodeRendezvous  # imports torch: only now
 
     def make() -> Path:
@@ -184,7 +192,7 @@ def _largest_plan(config: Config, num_ranks: int) -> Plan:
 def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, facts: dict[str, Any]) -> RunDir:
     """Return the run's folder, new or with this launch's manifest. Raises RunError and errors of earlier checks."""
     check_faults([parse_fault(text) for text in options.faults], config, plan)
-    check_inputs(config, plan, on_host=config.train.device == "cpu" or not may_have_gpu())
+    check_inputs(config, plan, on_host=_on_host(config))
     newest = facts | {
         "config": config.model_dump(mode="json"),
         "world_size": plan.world_size,

@@ -251,7 +251,7 @@ def _batch_sizes(config: Config, data_size: int, pp: int) -> tuple[int, int]:
 def _check_microbatches(config: Config, count: int, pp: int, micro: int) -> None:
     """Check the number of microbatches against torch's schedules."""
     schedule = config.parallel.schedule
-    where = f"train.micro_batch_size = {micro}: makes {count} microbatches a step"
+    where = f"train.micro_batch_size = {micro}: makes {count} microbatch{'es' * (count != 1)} a step"
     if count < pp and schedule != "gpipe":
         raise ConfigError(f"{where}; schedule {schedule} needs at least parallel.pp = {pp}")
     if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and count % max(1, count // pp):
@@ -301,7 +301,7 @@ def _cheapest_cut(costs: list[float], count: int) -> tuple[tuple[int, ...], ...]
     cut = [[0] * (size + 1) for _ in range(count + 1)]
     best[0][0] = (0.0, 0.0)
     for stage in range(1, count + 1):
-        for last in range(stage, size + 1):
+        for last in range(stage if stage < count else size, size + 1):  # the last stage ends with the last layer
             for first in range(stage - 1, last):
                 before, cost = best[stage - 1][first], total[last] - total[first]
                 # The sum of squares spreads the rest evenly: 3 3 2 2 layers, not 3 3 3 1.

@@ -89,6 +89,15 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
     check_line(str(caught.value), expected)
 
 
+@pytest.mark.parametrize("value", ['"x"', "[1, 2]", "3"])
+def test_a_value_in_place_of_a_section(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"train = {value}\n")
+    for overrides in ([], ["train.steps=3"]):
+        with pytest.raises(ConfigError, match=r"^train = .*: is a section, not a value$"):
+            load_config(path, overrides)
+
+
 @pytest.mark.parametrize(
     ("overrides", "world_size", "expected"),
     [
@@ -107,7 +116,7 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
         (["parallel.stage_costs=[1, 1, 1, 2]"], 4, ["parallel.stage_costs = 4 numbers", "needs parallel.pp above 1"]),
         (["parallel.pp=2", "data.document_mask=true"], 2, ["data.document_mask = true", "parallel.pp = 1"]),
         (["parallel.pp=2", "model.tie_embeddings=true"], 2, ["model.tie_embeddings = true", "parallel.pp = 1"]),
-        (["parallel.pp=2", "train.micro_batch_size=16"], 2, ["makes 1 microbatches", "at least parallel.pp = 2"]),
+        (["parallel.pp=2", "train.micro_batch_size=16"], 2, ["makes 1 microbatch a step", "at least parallel.pp = 2"]),
         (
             ["parallel.pp=2", "parallel.schedule=zbv_zero_bubble", "train.activation_checkpointing=selective"],
             2,

@@ -80,10 +80,3 @@ def test_more_ranks_than_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         check_ranks_here(on_cuda, 4, tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     check_ranks_here(on_cuda, 4, tmp_path)
-
-
-def test_more_data_workers_than_the_memory_holds() -> None:
-    few, many = (Config.model_validate({"data": {"num_workers": number}}) for number in (8, 1 << 24))
-    check_ranks_here(few, 2)
-    with pytest.raises(ConfigError, match=r"^data\.num_workers = 16777216: for 2 ranks these .* GiB [^\n]* usual$"):
-        check_ranks_here(many, 2)

@@ -14,14 +14,21 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from probes.tape.rundir import RunError
+from trainer.config.config import Config
 from trainer.config.load import ConfigError
+from trainer.launcher.inputs import check_memory
 from trainer.launcher.start import Options, launch_run
+from trainer.layout.plan import resolve
+from trainer.model.size import num_parameters
 
 
-def refusal(overrides: list[str]) -> str:
+def refusal(overrides: list[str], nproc: int = 0) -> str:
     with pytest.raises(ConfigError) as refused:
         launch_run(
-            Options(overrides=[*overrides, "train.device=cpu"]), version="0", console=Console(file=io.StringIO())
+            Options(overrides=[*overrides, "train.device=cpu"], nproc=nproc),
+            version="0",
+            console=Console(file=io.StringIO()),
         )
     return str(refused.value)
 
@@ -80,6 +87,56 @@ def test_settings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "nproc", "words"),
+    [
+        (["model.dim=1000000"], 1, "model with 48,000,"),
+        (["model.vocab_size=1000000000", "optim.name=adamw8bit"], 1, "model with 256,000,"),
+        (["model.max_seq_len=100000000000"], 1, "model.max_seq_len = 100000000000: the rotary angles of 1 rank need"),
+        (
+            ["train.global_batch_size=10000000000"],
+            1,
+            "train.global_batch_size = 10000000000: the tokens of 1 rank need",
+        ),
+        (
+            ["data.prefetch=1000000000", "data.num_workers=1"],
+            1,
+            "data.prefetch = 1000000000: the batches of 1 rank need",
+        ),
+        (["train.global_batch_size=1000000"], 1000000, "--nproc-per-node 1000000: the processes of 1000000 ranks"),
+        (["data.num_workers=16777216"], 2, "data.num_workers = 16777216: the processes of 2 ranks need at least"),
+    ],
+)
+def test_more_than_the_memory_of_this_host(
+    overrides: list[str], nproc: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(overrides, nproc).startswith(words)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "copies"),
+    [({"dp_replicate": 4, "dp_shard": 1}, 4), ({"dp_shard": 4}, 1), ({"dp_shard": 2, "dp_replicate": 2}, 2),
+     ({"pp": 2, "tp": 2, "dp_shard": 1}, 1)],
+)  # fmt: skip
+def test_state_counts_once_for_each_replica(
+    parallel: dict[str, int], copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config.model_validate({"parallel": parallel})
+    plan = resolve(config, 4)
+    state, rest = 16 * num_parameters(config.model), 4 * ((16 << 20) + 256 * 16 * plan.local_batch_size + 1024 * 32 * 4)
+    for spare in (0, -1):
+        values = {"memory_total_bytes": float(copies * state + rest + spare)}
+        monkeypatch.setattr("watch.health.host.Host._memory", lambda _, values=values: values)
+        if not spare:
+            check_memory(config, plan, num_ranks=4, on_host=True)
+            continue
+        check_memory(config, plan, num_ranks=4, on_host=False)  # it is on the devices
+        with pytest.raises(ConfigError, match="of 4 ranks need at least"):
+            check_memory(config, plan, num_ranks=4, on_host=True)
+
+
 def _weights(path: Path) -> None:
     save_file({"embed.weight": torch.zeros(3, 3)}, path)
 
@@ -123,6 +180,16 @@ def test_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     cache = tmp_path / "cache"
     assert words in refusal([override.format(tmp_path / file), f"data.cache_dir={cache}"])
     assert {path.name for path in tmp_path.iterdir()} <= {file, cache.name}
+
+
+def test_a_folder_whose_name_no_system_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text " * 200)
+    options = Options(overrides=["run.dir=a\0b", "data.path=a.txt", "data.seq_len=16", "train.device=cpu"])
+    with pytest.raises(
+        RunError, match=r"^cannot make the run's folder .*: embedded null byte; choose another run\.dir$"
+    ):
+        launch_run(options, version="0", console=Console(file=io.StringIO()))
 
 
 def test_inductor_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

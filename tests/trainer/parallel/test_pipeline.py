@@ -119,7 +119,7 @@ def test_zero_bubble_replicas_are_not_left_to_ddp() -> None:
 @pytest.mark.parametrize(
     ("schedule", "micro", "expected"),
     [
-        ("1f1b", 8, "makes 1 microbatches a step; schedule 1f1b needs at least parallel.pp = 2"),
+        ("1f1b", 8, "makes 1 microbatch a step; schedule 1f1b needs at least parallel.pp = 2"),
         (
             "zbv_zero_bubble",
             4,
