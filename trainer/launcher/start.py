@@ -119,7 +119,8 @@ def ranks_needed(config: Config) -> int:
 
 def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -> int:
     """Default number of ranks: as before, unless the mesh has changed."""
-    if resumed is None or any(override.startswith("parallel.") for override in overrides):
+    changed = {override.partition("=")[0].strip() for override in overrides}
+    if resumed is None or changed & {f"parallel.{dim}" for dim in MESH_DIMS}:
         return ranks_needed(config)
     return resumed.world_size
 
@@ -227,7 +228,8 @@ def _train(
     most = "up to " if node.min_nodes < node.max_nodes else ""  # how many nodes come shows later
     ranks = f"{most}{counted(plan.world_size, 'rank')} ({mesh})"
     console.print(
-        f"{where}{how}run [bold]{as_typed(run.path)}[/]  {ranks}  {config.train.steps} steps", highlight=False
+        f"{where}{how}run [bold]{as_typed(run.path)}[/]  {ranks}  {counted(config.train.steps, 'step')}",
+        highlight=False,
     )
     if (first := run.manifest().get("start_over_at")) is not None:
         aside = as_typed(run.checkpoints / f"before-attempt-{first}")

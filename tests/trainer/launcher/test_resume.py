@@ -17,7 +17,10 @@ from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, s
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.config.config import Config
+from trainer.config.load import changed_config
 from trainer.guard.recovery import Recovery
+from trainer.launcher.resume import Resumed
+from trainer.launcher.start import _usual_size
 
 STEPS = 20
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -74,6 +77,23 @@ def _stop_and_resume(rank: int, world_size: int, folder: Path, layouts: dict[str
 def test_stopped_and_resumed_is_never_stopped(world_size: int, tmp_path: Path) -> None:
     layouts = {name: parallel for name, (size, parallel) in LAYOUTS.items() if size == world_size}
     assert all(run_ranks(_stop_and_resume, world_size=world_size, args=(tmp_path, layouts), deadline_s=300))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_ranks"),
+    [
+        ([], 4),
+        (["parallel.prefetch_blocks=1", "train.steps=9"], 4),
+        (["parallel.gradient_compression = none"], 4),
+        (["parallel.tp=2", "parallel.dp_shard=1"], 2),
+    ],
+)
+def test_a_resume_has_as_many_ranks_as_before_unless_the_mesh_changes(
+    overrides: list[str], num_ranks: int, tmp_path: Path
+) -> None:
+    config = changed_config(Config().model_dump(mode="json"), overrides)
+    resumed = Resumed(run=RunDir(tmp_path), config=config, world_size=4)
+    assert _usual_size(config, resumed, overrides) == num_ranks
 
 
 def _reshard(rank: int, world_size: int, folder: Path, parallel: dict[str, Any], steps: int) -> RunResult:
