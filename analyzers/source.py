@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ __all__ = [
     "READ_STEPS",
     "Floats",
     "Ints",
+    "KnowsValues",
     "Source",
     "TypedSource",
     "every_kth",
@@ -51,6 +52,9 @@ read.
 """
 READ_ROWS = 20_000_000
 """Number of rows of steps or spans up to which sums and medians use all; of more, they use every k-th step."""
+
+
+_ANY_VALUE = "SELECT 1 FROM {table} WHERE {column} IS NOT NULL LIMIT 1"
 
 
 class TypedSource(Protocol):
@@ -82,6 +86,14 @@ class Source(Protocol):
         """Return True if the table exists and can be read."""
 
 
+@runtime_checkable
+class KnowsValues(Protocol):
+    """A source that counts the values of a table once for all analyses (`Remembered`)."""
+
+    def has_values(self, table: str) -> Mapping[str, bool]:
+        """{column: whether it has a value}, without the columns of a long table of which this is not known."""
+
+
 def floats(column: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """A column as float64; NULL becomes NaN."""
     masked: Any = np.ma.asarray(column)
@@ -109,12 +121,13 @@ def lacking(source: TypedSource, **needed: Sequence[str]) -> list[str]:
     for table, columns in needed.items():
         if missing_tables(source, table):
             absent.append(table)
-        else:  # one query per column: if a column has values, the first few rows show it
-            absent += [
-                f"{table}.{column}"
-                for column in columns
-                if not source.rows(f"SELECT 1 FROM {table} WHERE {column} IS NOT NULL LIMIT 1")
-            ]
+            continue
+        known = source.has_values(table) if isinstance(source, KnowsValues) else {}
+        absent += [
+            f"{table}.{column}"
+            for column in columns  # of the others: if a column has values, the first few rows show it
+            if not (known[column] if column in known else source.rows(_ANY_VALUE.format(table=table, column=column)))
+        ]
     return absent
 
 

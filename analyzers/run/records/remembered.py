@@ -20,21 +20,30 @@ from analyzers.source import Source
 __all__ = ["EVENTS_SQL", "Remembered"]
 
 _MAX_ROWS = 1_000
-"""Maximum rows of a cached answer: longer answers are few and large."""
+"""Maximum rows of a cached answer of `rows`: longer answers are few and large."""
+_MAX_VALUES = 20_000
+"""Maximum rows times columns of a cached answer of `query`."""
 EVENTS_SQL = "SELECT wall_ns, attempt, rank, step, kind, detail FROM events"
 EventRows = list[tuple[Any, ...]]
 
 
 class Remembered:
-    """Answers of `rows` are cached; those of `query` are not, because they may be large and are seldom repeated."""
+    """Short answers are cached; each caller gets its own copy."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._answers: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+        self._columns: dict[tuple[str, str], dict[str, npt.NDArray[Any]]] = {}
         self._events: tuple[EventRows | None] | None = None
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
-        return self._source.query(sql, params)
+        question = (sql, repr(params))
+        if (found := self._columns.get(question)) is None:
+            found = self._source.query(sql, params)
+            if sum(values.size for values in found.values()) > _MAX_VALUES:
+                return found
+            self._columns[question] = found
+        return {name: values.copy() for name, values in found.items()}
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         question = (sql, repr(params))
@@ -51,6 +60,12 @@ class Remembered:
             found = self._source.rows(f"{EVENTS_SQL} ORDER BY wall_ns LIMIT {_MAX_ROWS + 1}")
             self._events = (found if len(found) <= _MAX_ROWS else None,)
         return self._events[0]
+
+    def has_values(self, table: str) -> dict[str, bool]:
+        """{column: whether it has a value}; a long table's columns only as far as its first rows have values."""
+        counted = self.query(f"SELECT count(*) AS num_rows, count(COLUMNS(*)) FROM (FROM {table} LIMIT {_MAX_ROWS})")
+        is_long = counted.pop("num_rows")[0] == _MAX_ROWS
+        return {name: bool(num[0]) for name, num in counted.items() if num[0] or not is_long}
 
     def has(self, table: str) -> bool:
         return self._source.has(table)

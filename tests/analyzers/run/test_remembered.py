@@ -10,7 +10,7 @@ import pytest
 from analyzers.diagnose import diagnose
 from analyzers.run.records.event_log import Event, EventLog
 from analyzers.run.records.remembered import Remembered
-from analyzers.source import Source
+from analyzers.source import Source, lacking
 from probes.tape.events import EventWriter
 from store import Store
 from store.database import StoreError
@@ -19,13 +19,17 @@ from tests.factories import make_run
 
 
 class Counted:
-    """A source that counts how often each question for rows was asked, and how many rows it got."""
+    """A source that counts how often each question was asked, and how many rows it got."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self.asked: Counter[tuple[str, str]] = Counter()
         self.longest: Counter[tuple[str, str]] = Counter()
-        self.query, self.has = source.query, source.has
+        self.has = source.has
+
+    def query(self, sql: str, params: Any = ()) -> dict[str, Any]:
+        self.asked[sql, repr(params)] += 1
+        return self._source.query(sql, params)
 
     def rows(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
         self.asked[sql, repr(params)] += 1
@@ -58,6 +62,39 @@ def test_a_diagnosis_asks_nothing_twice_and_says_the_same(tmp_path: Path) -> Non
         told = diagnose(counted, run.manifest())
         assert {"straggler", "non_finite"} <= {finding.kind for finding in told.fired}
         assert [question for question, times in counted.asked.items() if times > 1] == []
+
+
+def test_short_columns_are_asked_once_and_are_the_callers_own(tmp_path: Path) -> None:
+    with Store.open(make_run(tmp_path, ranks=2, steps=20)) as store:
+        counted = Counted(store)
+        asked = Remembered(counted)
+        for _ in range(2):
+            steps = asked.query("SELECT step FROM steps WHERE rank = ? ORDER BY step", [0])["step"]
+            assert steps.tolist() == list(range(1, 21))
+            steps[:] = 0  # by who asked
+            assert len(asked.query("SELECT range AS n FROM range(30000)")["n"]) == 30000
+        assert sorted(counted.asked.values()) == [1, 2]
+
+
+@pytest.mark.parametrize("num_steps", [20, 1200])
+def test_a_table_is_asked_once_which_of_its_columns_have_values(tmp_path: Path, num_steps: int) -> None:
+    """In a long table a column that begins with NULLs is asked for by itself."""
+    needed = ["step", "duration_ns", "nonfinite_count", "loss", "compression_error"]
+    with Store.open(make_run(tmp_path, ranks=1, steps=num_steps)) as store:
+        late = store.session(steps="SELECT * REPLACE (CASE WHEN step > 1100 THEN loss END AS loss) FROM steps")
+        lost = ["steps.loss"] * (num_steps < 1100)
+        for source in (store, late):
+            counted = Counted(source)
+            asked = Remembered(counted)
+            assert lacking(asked, steps=needed) == lacking(source, steps=needed)
+            assert lacking(asked, steps=["duration_ns"]) == []
+            assert [found for found in lacking(asked, steps=needed) if found == "steps.loss"] == (
+                lost if source is late else []
+            )
+            assert sum("COLUMNS" in sql for sql, _ in counted.asked) == 1
+            assert max(counted.asked.values()) == 1
+            with pytest.raises(StoreError):
+                lacking(asked, steps=["no_such_column"])
 
 
 def test_few_events_are_read_once_and_many_by_their_kinds(tmp_path: Path) -> None:
