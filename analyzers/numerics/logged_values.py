@@ -17,7 +17,7 @@ from statistics import median
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
-from analyzers.source import Source
+from analyzers.source import Source, missing_tables
 from analyzers.wording import number
 from store.derived.global_norms import PARTS_SQL
 
@@ -40,11 +40,11 @@ WHERE loss IS NOT NULL AND isfinite(loss) AND isfinite(local_loss) AND attempt =
 GROUP BY attempt, step HAVING {ours} > 0
 """
 _QUERIES = (
-    ("grad_norm", _OWN_SERIES.format(name="grad_norm")),
-    ("grad_norm", _NORM),
-    ("loss", _LOSSES.format(ours="avg(local_loss)")),
-    ("loss", _LOSSES.format(ours="arg_min(local_loss, rank)")),
-    ("tokens", _OWN_SERIES.format(name="tokens")),
+    ("grad_norm", "scalars", _OWN_SERIES.format(name="grad_norm")),
+    ("grad_norm", "scalars", _NORM),
+    ("loss", "steps", _LOSSES.format(ours="avg(local_loss)")),
+    ("loss", "steps", _LOSSES.format(ours="arg_min(local_loss, rank)")),
+    ("tokens", "scalars", _OWN_SERIES.format(name="tokens")),
 )
 
 
@@ -53,7 +53,9 @@ def contradicted_values(source: Source, scope: Scope) -> list[Finding]:
     if not source.has("scalars") or not source.has("steps"):
         return []
     findings: dict[tuple[str, int], Finding] = {}
-    for name, sql in _QUERIES:
+    for name, table, sql in _QUERIES:
+        if missing_tables(source, table):
+            continue
         ratios: dict[int, dict[int, float]] = {}
         for attempt, step, ratio in source.rows(sql, [scope.attempt]):
             if ratio is not None and math.isfinite(ratio) and ratio > 0:

@@ -19,7 +19,7 @@ from analyzers.numerics.policy import LossScalePolicy
 from analyzers.policy import SHARED
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
-from analyzers.source import Source
+from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds
 
 __all__ = ["Overflow", "dropped_for_overflow", "loss_scale_collapse", "overflows"]
@@ -48,7 +48,7 @@ def overflows(source: Source, attempt: int | None = None) -> list[Overflow]:
         for event in log.of(event_kinds.LOSS_SCALE, attempt=attempt)
         if event.step is not None and (scale := event.number("scale")) is not None
     ]
-    if source.has("scalars"):
+    if not missing_tables(source, "scalars"):
         rows = source.rows(
             """
             SELECT attempt, step, scale, before FROM (
@@ -67,7 +67,7 @@ def dropped_for_overflow(source: Source) -> set[tuple[int, int]]:
     """(attempt, step) of steps that a scaler dropped although every loss was finite, which only the scale can
     explain.
     """
-    if not source.has("scalars"):
+    if missing_tables(source, "scalars"):
         return set()
     rows = source.rows(
         """

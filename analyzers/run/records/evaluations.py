@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from analyzers.run.records.event_log import EventLog
-from analyzers.source import Source
+from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds
 
 __all__ = ["LOGGED", "Evaluation", "evaluations"]
@@ -70,7 +70,7 @@ def _recorded(source: Source) -> list[Evaluation]:
 
 def _logged(source: Source) -> list[Evaluation]:
     """The values of the name and rank that logged most, ordered by attempt and step."""
-    if not source.has("scalars") or not source.has("steps"):
+    if missing_tables(source, "scalars") or not source.has("steps"):
         return []
     marks = ", ".join("?" * len(LOGGED))
     rows = source.rows(
