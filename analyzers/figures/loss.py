@@ -34,9 +34,13 @@ def draw(
     findings: Sequence[Finding] = (),
     *,
     evaluated: Sequence[Evaluation] = (),
+    is_numbered: bool = True,
     height: int = 420,
 ) -> go.Figure:
-    """`curve`: columns step, loss, grad_norm, kept, in the order of training; `evaluated`: the validation losses."""
+    """`curve`: columns step, loss, grad_norm, kept, in the order of training; `evaluated`: the validation losses.
+
+    `is_numbered`: the findings have the numbers of their cards, which begin at 1.
+    """
     figure = new_figure(height=height, x="step")
     step, kept = ints(curve["step"]), np.asarray(curve["kept"], dtype=bool)
     loss, norm = floats(curve["loss"]), floats(curve["grad_norm"])
@@ -54,7 +58,7 @@ def draw(
             hovertemplate="step %{x}<br>%{y:.5g}<extra>validation loss</extra>",
         )  # fmt: skip
     _line(figure, step[kept], norm[kept], "gradient norm", {"color": _NORM, "width": 1.2}, "y2")
-    _bands(figure, findings)
+    _bands(figure, findings, is_numbered=is_numbered)
     _marks(figure, marks, step, loss)
     return figure
 
@@ -71,7 +75,7 @@ def _line(figure: go.Figure, step: Any, values: Floats, name: str, line: Mapping
     )  # fmt: skip
 
 
-def _bands(figure: go.Figure, findings: Sequence[Finding]) -> None:
+def _bands(figure: go.Figure, findings: Sequence[Finding], *, is_numbered: bool) -> None:
     for number, finding in enumerate(findings[:MAX_BANDS], 1):
         if finding.first_step is None:
             continue
@@ -81,10 +85,11 @@ def _bands(figure: go.Figure, findings: Sequence[Finding]) -> None:
             type="rect", xref="x", yref="paper", x0=finding.first_step - 0.5, x1=last + 0.5, y0=0, y1=1, layer="below",
             line={"width": 0}, fillcolor=tint(colour, 0.13 if last > finding.first_step else 0.3),
         )  # fmt: skip
-        figure.add_annotation(
-            x=finding.first_step, y=1, xref="x", yref="paper", yanchor="top", xanchor="left", showarrow=False,
-            text=f"{number}", font={"size": 12}, hovertext=label(finding.summary, 160),
-        )  # fmt: skip
+        if is_numbered:
+            figure.add_annotation(
+                x=finding.first_step, y=1, xref="x", yref="paper", yanchor="top", xanchor="left", showarrow=False,
+                text=f"{number}", font={"size": 12}, hovertext=label(finding.summary, 160),
+            )  # fmt: skip
 
 
 def _marks(figure: go.Figure, marks: Sequence[Mark], step: Any, loss: Floats) -> None:

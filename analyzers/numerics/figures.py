@@ -40,7 +40,9 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
         return
     found = [mark for mark in course.marks(source) if mark.step is not None and step[near].min() <= mark.step]
     found = [mark for mark in found if mark.step is not None and mark.step <= step[near].max()]
-    figure = loss.draw({name: np.asarray(column)[near] for name, column in curve.items()}, found, [finding])
+    figure = loss.draw(
+        {name: np.asarray(column)[near] for name, column in curve.items()}, found, [finding], is_numbered=False
+    )
     yield Drawing(title="Loss and gradient norm around the finding", figure=figure)
 
 

@@ -95,14 +95,15 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
 
 
 def name_of(excess: Excess, one: StandingOut) -> str:
-    """`+30 % from step 201 on`, `+4.1 ms in steps 20 to 39`."""
+    """`+30 % from step 201 on`, `+4.1 ms in steps 20 to 39`; `about` where a cell has several steps."""
     unit = excess.unit
     size = f"+{one.value:.2g} {unit}"
+    is_coarse = excess.steps_per_cell > 1  # the cell in which it begins has steps before it
     if one.is_rise or (one.lasts and one.first_step > int(excess.steps[0])):
-        return f"{size} from step {one.first_step:,} on"
+        return f"{size} from {'about ' * is_coarse}step {one.first_step:,} on"
     if one.lasts:
         return f"{size} in all steps"
-    return f"{size} in steps {one.first_step:,} to {one.last_step:,}"
+    return f"{size} {'around' if is_coarse else 'in'} steps {one.first_step:,} to {one.last_step:,}"
 
 
 def _limits(excess: Excess) -> tuple[float, float]:

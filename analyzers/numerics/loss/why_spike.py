@@ -101,6 +101,8 @@ class WhySpike:
         largest = self.ranks[0]
         if largest.jump_ratio > SHARED.doubled_factor / len(self.ranks):
             return f"{jump} Rank {largest.rank} accounts for {100 * largest.jump_ratio:.0f} % of the rise."
+        if len(self.ranks) == 1:
+            return f"{jump} One data-parallel rank has a recorded loss."
         return f"{jump} All {len(self.ranks)} data-parallel ranks rose about equally."
 
     def to_json(self) -> dict[str, Any]:

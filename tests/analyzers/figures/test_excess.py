@@ -81,7 +81,7 @@ def test_the_slow_rank_of_many_is_named_and_its_row_is_bright(ranks: int, factor
     if factor > 1.1:
         assert np.median(own[0, 55:]) > 0.95, "the colours reach it"
     assert any(
-        text.text.startswith(f"rank {slow}: +") and "from step" in text.text for text in figure.layout.annotations
+        text.text.startswith(f"rank {slow}: +") and "from about step" in text.text for text in figure.layout.annotations
     )
 
 

@@ -62,6 +62,13 @@ def test_the_rank_the_sample_and_the_layer_that_made_it_come_first(step: int | N
     assert_plain(found.summary)
 
 
+def test_one_data_rank_is_not_called_all_of_them() -> None:
+    store = run_with_spike()
+    store.connection.execute("DELETE FROM steps WHERE rank > 0")
+    store.connection.execute("DELETE FROM ranks WHERE rank > 0")
+    assert explain(store, 40).summary.endswith("One data-parallel rank has a recorded loss.")
+
+
 def test_what_is_missing_is_said() -> None:
     found = explain(run_with_spike(gradients=False, replayed=False), 40)
     assert [line.partition(":")[0] for line in found.unknown] == ["Samples", "Layers"]

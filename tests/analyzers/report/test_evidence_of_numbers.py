@@ -49,8 +49,10 @@ def test_where_the_nan_stood() -> None:
     (grid,) = proof(store, "non_finite", **kept).data
     assert list(grid.y) == ["blocks.1.w"], "only what ever held one"
     assert dict(zip(grid.x, np.asarray(grid.customdata)[0], strict=True)) == {**dict.fromkeys("01245", 0), "3": 17}
-    titles = [drawing.title for drawing in drawings(store, finding("non_finite", **kept))]
-    assert titles[-1] == "Loss and gradient norm around the finding"
+    *_, around = drawings(store, finding("non_finite", **kept))
+    assert around.title == "Loss and gradient norm around the finding"
+    assert len(around.figure.layout.shapes) == 1
+    assert not around.figure.layout.annotations, "a number would be that of another finding's card"
 
 
 def test_whose_input_was_not_finite_before_it_was_reduced() -> None:
