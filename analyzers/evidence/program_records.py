@@ -26,9 +26,9 @@ _LIBRARY = re.compile(r"torch/|(?:threading|selectors|queue|socket|ssl)\.py:")
 """Frames of libraries as py-spy shortens them."""
 _SYSTEM = re.compile(
     r"(?:nptl|linux|unix|posix|csu|x86_64|aarch64)/[\w.-]+\.[chS]\b|(?:Python|Objects|Programs)/[\w.-]+\.c\b|"
-    r"Modules/main\.c|internal/pycore_|\S*\blib(?:c|m|pthread|stdc\+\+)[.-]|\? |[\w/.-]*python[\d.]* "
+    r"Modules/main\.c|internal/pycore_|\S*\blib(?:c|m|pthread|stdc\+\+)[.-]|\? |\S+ \?\?$|[\w/.-]*python[\d.]* "
 )
-"""Frames of the C library and of Python's interpreter, which every process has (gdb)."""
+"""Frames of the C library and of Python's interpreter, which every process has, and of unnamed functions (gdb)."""
 _WAITS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|barrier|broadcast|all_?to_?all|synchronize|nccl|gloo|\bwait\b|_wait\b",
     re.IGNORECASE,

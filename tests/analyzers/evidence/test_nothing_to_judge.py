@@ -18,7 +18,9 @@ from store.readers.formats import FORMATS, format_of
 from store.readers.programs.registry import _modules, program_of
 from store.readers.untrusted.external_files import SourceError
 from tests.analyzers.evidence import test_programs as programs
+from tests.analyzers.evidence.test_device_reports import LINKS, NPUS
 from tests.analyzers.evidence.test_gpu_tables import GPU, table
+from tests.analyzers.evidence.test_pods import PODS
 from tests.probes.profiling.played_memory import PlayedMemory
 from tests.store.readers.test_execution_trace import trace
 from tests.store.readers.test_inspector import line
@@ -94,6 +96,10 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "nvidia_smi_csv": {"smi.csv": SMI + "2026/11/25 10:00:00.000, 0, 40, 50 %\n"},
     "nvidia_smi_query": {"smi.txt": "==============NVSMI LOG==============\n\nAttached GPUs : 0\n"},
     "nvidia_smi_table": {"smi.txt": table(GPU, GPU)},
+    "nvidia_smi_nvlink": {"links.txt": LINKS.format("26.562 GB/s")},
+    "npu_smi": {"npus.txt": NPUS.format(health="OK")},
+    "gpu_scrape": {"metrics.prom": 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 40\n'},
+    "kubectl_get": {"pods.txt": PODS.format("Running", "Running")},
     "journald": {"journal.json": json.dumps({"__REALTIME_TIMESTAMP": "1790000000123456", "MESSAGE": "hello"}) + "\n"},
     "kubectl_describe": {"pod.txt": "Name:   pod-1\nNamespace:  a\nContainers:\n  main:\n    State:   Running\n"},
     "kubernetes_objects": {"pods.json": json.dumps({"apiVersion": "v1", "kind": "PodList", "items": []})},

@@ -354,7 +354,7 @@ def interpreted(rank: int, odd: int) -> str:
 #0  0x00007fd8530ed545 in __GI___clock_nanosleep (flags=1) at ../sysdeps/unix/sysv/linux/clock_nanosleep.c:48
 #1  0x00007fd853515ada in pysleep (timeout=<optimized out>) at ./Modules/timemodule.c:2159
 """ if rank == odd else f"""\
-#0  __futex_abstimed_wait_common64 (private=0, futex_word=0x55a713bbf9b{rank}) at ./nptl/futex-internal.c:57
+#0  0x00007f3a1a2b3c{rank}d in ?? () from /lib/x86_64-linux-gnu/libcuda.so.1
 #1  0x00007f3a316a741d in std::condition_variable::wait(std::unique_lock<std::mutex>&) () from /lib/libstdc++.so.6
 #2  0x00007f3a3816984b in c10d::Work::wait(std::duration<long>) () from /x/site-packages/torch/lib/libtorch_cpu.so
 """  # fmt: skip
