@@ -78,8 +78,11 @@ def _xids(book: LogBook) -> Iterator[Finding]:
             process = f", process {name or 'without a name'} ({first.pid})" if first.pid is not None else ""
             times = f", {len(of_code)} times" if len(of_code) > 1 else ""
             meaning = about["meaning"].replace(";", ",").rstrip(".")
+            what = f"XID {code} on GPU {bus}{{of}}{process}{times}: {meaning}."
+            if first.text("gauge"):
+                what = f"The last XID of GPU {bus}{{of}}, at an unknown time, is {code}: {meaning}."
             yield _finding(
-                "xid", about["class"], of_code, f"XID {code} on GPU {bus}{{of}}{process}{times}: {meaning}.", book,
+                "xid", about["class"], of_code, what, book,
                 xid=code, device=bus, count=len(of_code), message=first.message[:2000],
                 action=table["action"][about["action"]],
             )  # fmt: skip

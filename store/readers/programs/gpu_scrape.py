@@ -65,7 +65,8 @@ def read(path: Path) -> ProgramRows:
         value = _value(sample[3])
         if value is None or labels.get("GPU_I_ID"):
             continue
-        host = labels.get("Hostname") or host_of_file
+        named = labels.get("Hostname", "")
+        host = host_of_file if not named or "dcgm-exporter" in named else named  # in Kubernetes it may be the pod's
         device = labels.get("UUID") or labels.get("uuid") or f"GPU {labels.get('gpu', '0')}"
         if sample[1] == _XID:
             where = labels.get("pci_bus_id") or labels.get("gpu") or device

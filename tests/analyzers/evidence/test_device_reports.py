@@ -142,6 +142,8 @@ def test_scrapes_of_an_exporter_are_readings_in_their_order(tmp_path: Path) -> N
     (found,) = diagnose_files([path]).fired
     assert found.status == "fired"
     assert found.summary == "GPU-33 of gpu-07: 2 memory errors that ECC could not correct."
+    path.write_text(path.read_text().replace("gpu-07", "dcgm-exporter-x7k2p"))
+    assert gpu_scrape.read(path).health[0]["node"] == "an unnamed host"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,9 @@ def test_the_last_xid_of_a_gauge_is_suspected_since_it_has_no_time(tmp_path: Pat
     assert (found.status, found.kind, found.cause) == ("suspect", "rank_lost", "device_error")
     assert "of gpu-07 may have failed: its last error, at an unknown time, is XID 79" in found.summary
     assert diagnosed(tmp_path, name, text.replace("79", "0")).fired == ()
+    (program,) = diagnosed(tmp_path, name, text.replace("79", "31")).fired
+    assert program.summary.startswith("The last XID of GPU ")
+    assert "of gpu-07, at an unknown time, is 31" in program.summary
 
 
 def test_other_programs_scrapes_are_not_read() -> None:
