@@ -118,6 +118,11 @@ Containers:
       Exit Code:    255
 """
 
+LOST_JSON = json.dumps(
+    {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker-2"}, "spec": {"nodeName": "gpu-17"},
+     "status": {"phase": "Failed", "reason": "NodeLost", "message": "unresponsive"}}
+)  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("text", "cause", "named"),
@@ -126,6 +131,7 @@ Containers:
         (EVENTS.replace("LAST", "NAMESPACE   LAST").replace("\n6m", "\nml   6m"), "node_failed", "gpu-17"),
         (PODS.format("Error", "OOMKilled"), "host_out_of_memory", "worker-2"),
         (LOST, "node_failed", "gpu-17"),
+        (LOST_JSON, "node_failed", "gpu-17"),
     ],
 )
 def test_tables_of_kubectl_name_the_node_or_pod(tmp_path: Path, text: str, cause: str, named: str) -> None:
