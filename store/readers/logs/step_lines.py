@@ -103,8 +103,6 @@ _DATA = re.compile(
     rf"(?<![\w])(?:(?:load_)?data(?:[_ ]wait)?[_ ]times?|Data \(t\)|Data|time/data|data_loading_time|"
     rf"data(?:loading)?_s){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
-_MEANS = re.compile(r"\b[Tt]ime:? *[\d.]+s?[^()]{0,20}\( *([\d.]+)s?[,)].{0,80}?\b[Dd]ata:? *[\d.]+ *\( *([\d.]+)\)")
-"""Means of an epoch so far behind the values of one step, to the millisecond: the ImageNet example, timm."""
 _WITHOUT_DATA = re.compile(r"\b(?:updt_s|train_step_time)\b")
 """Durations that exclude the time for data, which is printed next to them."""
 _KERAS = re.compile(r"^(?P<step>\d{1,9})/(?P<total>\d{1,9}) +(?:\[=*[>.]*\]|━+)")
@@ -158,8 +156,6 @@ class StepLine:
     lr: float | None
     duration_ns: int | None
     data_ns: int | None = None
-    means_ns: tuple[int, int] | None = None
-    """Means of duration and data time over the steps of the epoch so far."""
     is_of_step: bool = False
     """True if the line calls the duration that of a step, so that it is not elapsed time even if it grows."""
     throughput: float | None = None
@@ -293,7 +289,6 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     epoch = _EPOCH_OF.search(text) if is_counted else None
     throughput = _optional(rate)
     duration_ns, data_ns = _duration_ns(text, bar), _data_ns(text)
-    means = _MEANS.search(text) if data_ns is not None and "(" in text else None
     if duration_ns is not None and data_ns is not None and (data_ns > duration_ns or _WITHOUT_DATA.search(text)):
         duration_ns += data_ns
     return StepLine(
@@ -303,7 +298,6 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         lr=_optional(_RATE.search(text)) if "lr" in text or "rate" in text or "LR" in text else None,
         duration_ns=duration_ns,
         data_ns=data_ns,
-        means_ns=(int(1e9 * _float(means[1])), int(1e9 * _float(means[2]))) if means else None,
         is_of_step=duration_ns is not None and _OF_STEP.search(text) is not None,
         throughput=throughput if throughput and math.isfinite(throughput) and throughput > 0 else None,
         skipped=int(skipped[1]) if skipped else None,

@@ -30,10 +30,6 @@ SKIPPED_RATIO = 20
 """Minimum ratio of a bar's first advance to its usual advance for the steps before to count as skipped (a resumed
 job).
 """
-MEAN_NS = 1_000_000
-"""Digits to which means of an epoch are printed."""
-EXACT_RATIO = 20
-"""Minimum ratio of a mean to the error that its rounding causes."""
 SETTLE_STEPS = 40
 """Steps until skipped steps no longer affect tqdm's smoothed rate (each step keeps 0.7 of the old rate)."""
 
@@ -95,7 +91,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         if duration_ns is not None and found.bar is not None and duration_ns == found.bar.duration_ns:
             duration_ns = own.get(id(found.bar), duration_ns)
         for key, value in (
-            ("duration_ns", duration_ns), ("data_ns", found.data_ns), ("means", found.means_ns), ("loss", found.loss),
+            ("duration_ns", duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
             ("per_epoch", found.bar.total if found.bar else found.per_epoch), ("of_step", found.of_step),
@@ -112,7 +108,6 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         is_after_other, last = is_after_other and row is last, row
     every = list(rows.values())
     _mark_starts(every, passes.training_of)
-    _take_means(every)
     _add_durations(every, passes.of)
     return every
 
@@ -123,25 +118,6 @@ def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int
     for before, after in pairwise(with_loss):
         if training_of[before["step"]] != training_of[after["step"]]:
             after["begins"] = True
-
-
-def _take_means(rows: Sequence[dict[str, Any]]) -> None:
-    """Replace what a line says of its own step by the mean of all steps since the line before, where the means that it
-    prints of the epoch are exact enough: one step of each fifty hardly ever is one that waited for data.
-    """
-    for before, row in pairwise(rows):
-        length = row.get("per_epoch") or 0
-        if not length or "means" not in row or "means" not in before:
-            continue
-        old, new = before["step"] % length + 1, row["step"] % length + 1
-        if new - old != row["step"] - before["step"] or new <= old:
-            continue  # of another epoch
-        took_ns, data_ns = (
-            (late * new - early * old) / (new - old) for early, late in zip(before["means"], row["means"], strict=True)
-        )
-        rounding_ns = MEAN_NS * new / (new - old)
-        if took_ns > EXACT_RATIO * rounding_ns:
-            row["duration_ns"], row["data_ns"] = int(took_ns), int(min(max(data_ns, 0), took_ns))
 
 
 def _usual_name(lines: Sequence[LogStep]) -> str:

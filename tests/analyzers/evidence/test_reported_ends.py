@@ -79,22 +79,6 @@ def test_the_time_for_data_beside_a_step_without_it(tmp_path: Path) -> None:
     assert not diagnosed(tmp_path, "healthy.log", healthy).fired
 
 
-def test_the_time_for_data_of_all_steps_between_two_lines(tmp_path: Path) -> None:
-    """Every 30th step waits for data, and the lines are of every 100th: only the means of the epoch show it."""
-    line = "Epoch: [0][{0:4d}/5005]\tTime {1:6.3f} ({2:6.3f})\tData {3:6.3f} ({4:6.3f})\tLoss 6.9{5} (6.94)\n"
-    waits = [9.0 if n % 30 == 7 else 0.002 for n in range(1201)]
-    text = "".join(
-        line.format(
-            n, 0.25 + waits[n], 0.25 + sum(waits[: n + 1]) / (n + 1), waits[n], sum(waits[: n + 1]) / (n + 1), n % 9
-        )
-        for n in range(0, 1201, 100)
-    )
-    (found,) = [one for one in diagnosed(tmp_path, "job.log", text).fired if one.kind == "data_bound"]
-    assert found.evidence["data_ratio"] == pytest.approx(0.3 / 0.552, abs=0.03)
-    healthy = "".join(line.format(n, 0.25, 0.251, 0.002, 0.002, n % 9) for n in range(0, 1201, 100))
-    assert not diagnosed(tmp_path, "healthy.log", healthy).fired
-
-
 def test_every_second_step_is_compared_with_the_others(tmp_path: Path) -> None:
     text = "".join(
         f"Epoch: 1/30, Step: {n}/951, Loss: 3.2, Time/step: {44.0 if n % 2 else 4.0}\n" for n in range(1, 99)
