@@ -226,7 +226,8 @@ class ErrorFeedback:
     """Part of each gradient that compression did not send, by parameter; added to the next gradient.
 
     DDP rebuilds its buckets after the first step of a process, so errors are stored by parameter (`tensors`), under
-    each rank's number, and concatenated for the current buckets.
+    each rank's number, and concatenated for the current buckets. Scales and largest numbers are those of a bucket: the
+    first step after a restart rounds differently than the same step of a run that was not interrupted.
     """
 
     def __init__(self, module: nn.Module, rank: int) -> None:

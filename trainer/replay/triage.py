@@ -165,7 +165,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     finally:
         training.recorder = recorder
         restore_rng(generators, training.device)
-    training.discard()
+    training.drop_gradients()
     return Replay(
         loss=clipped.sums[0],
         grad_norm=clipped.norm,

@@ -290,12 +290,17 @@ class Training:
             return rate
 
     def discard(self) -> None:
-        """Drop the accumulated gradients; also restores parameters after a step that was interrupted midway."""
+        """Drop the accumulated gradients and what compression kept of them; also restores parameters after a step that
+        was interrupted midway."""
+        self.drop_gradients()
+        for compression in self.compressions:
+            compression.forget()
+
+    def drop_gradients(self) -> None:
+        """Drop gradients that were computed `without_side_effects`."""
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.parts:
             part.reshard()
-        for compression in self.compressions:
-            compression.forget()
 
     @functools.cached_property
     def compressions(self) -> list[GradientCompression]:

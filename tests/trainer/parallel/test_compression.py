@@ -11,6 +11,7 @@ import torch
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from trainer.layout.plan import resolve
+from trainer.replay.triage import replay
 from trainer.training.build import build
 from trainer.training.rank_training import Training
 
@@ -57,6 +58,11 @@ def distances(rank: int, world_size: int) -> dict[str, Any]:
         with training.without_side_effects():
             training.forward_backward(training.batch(0))
         assert torch.equal(gradients(training), exact), "a replay sees whole gradients"
+        kept = {name: value.clone() for name, value in training.compressions[0].tensors().items()}
+        replay(training, training.batch(0), None, step=1)
+        left = training.compressions[0].tensors()
+        assert left.keys() == kept.keys(), "a replay drops no residual"
+        assert all(torch.equal(value, left[name]) for name, value in kept.items())
     return found
 
 
