@@ -23,6 +23,10 @@ _FEW_ROWS = 10_000
 """Up to this many rows in all, tables are copied into memory: that takes no longer than creating the views, and a
 verdict (some 200 queries) then takes two thirds of the time.
 """
+_OPTIMIZERS = frozenset({"deliminator", "filter_pushdown", "unused_columns"})
+"""Passes of DuckDB's optimizer that queries over few rows need: without them a join may compare all rows with all. The
+others take longer there than they save.
+"""
 _WITH_GLOBAL_NORMS = """
 SELECT s.* REPLACE (
     CASE WHEN g.replaces THEN g.grad_norm ELSE coalesce(s.grad_norm, g.grad_norm) END AS grad_norm)
@@ -74,6 +78,10 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
         if "steps" in made and _has_global_norms(connection):
             connection.execute(f"DROP {made['steps']} steps")
             _show(connection, "steps", _WITH_GLOBAL_NORMS.format(steps=queries["steps"]), copies=copies)
+        if copies:
+            passes = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
+            left_out = ",".join(name for (name,) in passes if name not in _OPTIMIZERS)
+            connection.execute(f"SET disabled_optimizers = '{left_out}'")
     except duckdb.Error as error:
         raise translated(error, ", ".join(map(str, paths))) from error
     return frozenset(stand_ins)
