@@ -330,7 +330,7 @@ def _of_attempt(folder: Path, restart: Restart) -> None:
 
 def _move_calls(folder: Path, calls: dict[int, tuple[int, int, int]], shift_ns: int) -> None:
     """Date the recorded calls anew."""
-    number, is_stopped = 0, any(ended >= NEVER for *_, ended in calls.values())
+    number, last = 0, max(calls)
     for path in segment_paths(folder, "nccl_calls"):
         segment = read_segment(path)
         header = segment.header
@@ -356,7 +356,7 @@ def _move_calls(folder: Path, calls: dict[int, tuple[int, int, int]], shift_ns: 
                     row["state"] = OPEN
                     row["kernel_end_ns"] = row["gpu_end_ns"] = row["slowest_channel_ns"] = NULL
                     row["channels_stopped"] = 0
-            elif is_stopped and number > max(calls):
+            elif number > last:  # of steps that are not played, which would now fall into others
                 rows[place]["state"] = EMPTY
             number += 1
         rows.flush()
