@@ -56,7 +56,7 @@ from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from analyzers.stragglers.onsets.place_onset import with_place_onset, with_unstamped_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
-from analyzers.stragglers.slow_place import host_gap, named_phase, slow_line
+from analyzers.stragglers.slow_place import host_place, named_phase, slow_line
 from analyzers.stragglers.summary import straggler_summary
 from analyzers.stragglers.suspects import Suspect, suspects, with_device
 from analyzers.stragglers.throughput import throughput_drops
@@ -267,19 +267,20 @@ def _nodes(source: Source, attempt: int) -> dict[int, str]:
 
 def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     worst = suspect.worst
-    is_least, side = DEVICE in timings.own, ""
+    is_least, side, by_host = DEVICE in timings.own, "", ""
     peers = _peers_of(timings, worst) if worst.has_peers else []
     place = worst.place()
-    place = "" if place == WHOLE_STEP else place
-    by_gap = ""
-    if is_least and place in ("", DEVICE):
-        place = by_gap = host_gap(source, timings.attempt, worst, peers)
+    place = "" if place in (WHOLE_STEP, DEVICE) else place
     if worst.cause == "compute" and timings.is_on_device:
-        side = "host" if is_least and place in GAPS else late_side(source, timings.attempt, worst, peers)
-    # a host that lost its lead is late in every phase because of the time that it spent in one gap
-    if side == "host" and not place:
-        place = by_gap = host_gap(source, timings.attempt, worst, peers)
+        side = late_side(source, timings.attempt, worst, peers)
+    # Calls alone show no place. A host that lost its lead is late in every phase because of the time it spent in one.
+    if not place and (side == "host" or (is_least and not side)):
+        found, _ = host_place(source, timings.attempt, worst, peers)
+        if side or found in GAPS:
+            place, by_host, side = found, found, "host"
+    host_ms = 0.0
     if side == "host":
+        _, host_ms = host_place(source, timings.attempt, worst, peers, place=place)
         worst = with_host_onset(source, timings, within_step_growth(timings, worst), place, peers)
         suspect = replace(suspect, members=(worst, *suspect.members[1:]))
     cost = cost_of(source, timings, suspect)
@@ -301,8 +302,10 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     }
     if is_least:
         evidence["measured_by"] = "durations of calls over their members"
-    if by_gap:
-        evidence["place_measured_by"] = "gaps between the host's spans"
+    if (1 - SHARED.equal_ratio) * host_ms > worst.excess_ms:
+        evidence["host_excess_ms"] = round(host_ms, 3)
+    if by_host:
+        evidence["place_measured_by"] = "the host's spans"
     if worst.by_cpu:
         evidence["measured_by"] = "CPU time"
     if side:

@@ -53,7 +53,9 @@ def _straggler(finding: Finding) -> str:
     total = facts.get("excess_ms")
     if gaps and is_number(total) and abs(excess.get(gaps[0], 0) - total) >= SHARED.equal_ratio * total:  # type: ignore[operator]
         phases += f", all together {total:+.1f} ms"
-    return f"Against {others}: {phases}{share and f'. It {share}'}.{_profile(facts) or _line(facts) or where}"
+    longer = facts.get("host_excess_ms")
+    hidden = f" Its host takes {number(longer)} ms longer there, of which its lead hides a part." if longer else ""
+    return f"Against {others}: {phases}{share and f'. It {share}'}.{hidden}{_profile(facts) or _line(facts) or where}"
 
 
 def _profile(facts: Mapping[str, Any]) -> str:

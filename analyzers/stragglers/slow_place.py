@@ -1,23 +1,25 @@
 """Find the phase, gap or source line in which a slow rank spends its excess, and describe it.
 
     named_phase(source, attempt=0, slow=straggler, peers=[0, 1, 2])      # "reward", or ""
-    host_gap(source, attempt=0, slow=straggler, peers=[0, 1, 2])         # "after_optimizer", or ""
+    host_place(source, attempt=0, slow=straggler, peers=[0, 1, 2])       # ("after_optimizer", 30.0), or ("", 0.0)
     evidence |= slow_line(log, attempt=0, rank=1)      # {"line": "train.py:57 step", "line_share_ratio": 0.85, ...}
 
 1. The step's columns cover forward, backward and optimizer; sampling or scoring completions falls into a gap between
    them, and spans show which it is. Of two nested spans the shorter one is more specific.
-2. On a GPU, calls show that a rank is slow, but not where. Spans show the host's gaps: a host that sleeps or computes
-   between two phases makes its device late. But a loop that reads a value back also waits there for its device, and
-   longer if the device is slow. A gap in which the peers also spend time is therefore not named.
+2. On a GPU, calls show that a rank is slow, but not where. Spans show the host's phases and gaps: a host that sleeps or
+   computes there makes its device late. But a loop that reads a value back also waits there for its device, and
+   longer if the device is slow. A place in which the peers also spend time is therefore not named.
 3. While a straggler is open, `watch` samples stacks; the most frequent line is named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from analyzers.account.named_phases import KNOWN_KINDS, phase_name
+from analyzers.account.time_classes import COMPUTE_PHASES
 from analyzers.policy import SHARED
 from analyzers.run.calls.recorded_calls import MAX_NAME
 from analyzers.run.records.event_log import EventLog
@@ -28,11 +30,14 @@ from probes.step_clock import GAPS, PHASE_COLUMNS
 from probes.tape import event_kinds
 from probes.tape.format.schema import TABLES
 
-__all__ = ["PLACE_TEXTS", "host_gap", "host_gaps_by_step", "host_gaps_ms", "named_phase", "phase_text", "slow_line"]
+__all__ = [
+    "PLACE_TEXTS", "host_place", "host_places_by_step", "host_places_ms", "named_phase", "phase_text", "slow_line",
+]  # fmt: skip
 
 _NAMES = [column.name.removesuffix("_ns") for column in TABLES["steps"].columns]
 _GAP_BEFORE = {kind: _NAMES[columns.gap] for kind, columns in PHASE_COLUMNS.items()}
 _TRANSFERS = ("send", "recv")
+_PLACES = (*COMPUTE_PHASES, *GAPS)
 
 PLACE_TEXTS = {
     "forward": " in forward", "backward": " in backward", "optimizer": " in the optimizer",
@@ -79,34 +84,38 @@ def slow_line(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
     }
 
 
-def host_gap(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
-    """Return the gap that holds a slow rank's excess on its host; empty if none does, or a device may cause it."""
-    own, usual = in_newest_steps(source, attempt, slow, peers, host_gaps_ms)
-    excess = {gap: own[gap] - usual[gap] for gap in own if gap in usual}
+def host_place(
+    source: Source, attempt: int, slow: Straggler, peers: Sequence[int], *, place: str = ""
+) -> tuple[str, float]:
+    """Return the phase or gap that holds a slow rank's excess on its host, and by how much (ms) its host takes longer
+    there. Empty if none does, or a device may cause it. `place`: the only one that is looked at."""
+    read = partial(host_places_ms, typical="avg" if slow.paused_ratio else "median")
+    own, usual = in_newest_steps(source, attempt, slow, peers, read)
+    excess = {name: own[name] - usual[name] for name in own if name in usual and place in ("", name)}
     if not excess:
-        return ""
-    place = max(excess, key=lambda gap: excess[gap])
-    is_enough = excess[place] >= SHARED.agreement_ratio * slow.excess_ms
-    return place if is_enough and usual[place] <= (1 - SHARED.agreement_ratio) * excess[place] else ""
+        return "", 0.0
+    name, longer_ms = max(excess.items(), key=lambda one: one[1])
+    is_enough = longer_ms >= SHARED.agreement_ratio * slow.excess_ms
+    return (name, longer_ms) if is_enough and usual[name] <= (1 - SHARED.agreement_ratio) * longer_ms else ("", 0.0)
 
 
-def host_gaps_ms(
+def host_places_ms(
     source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str = "median"
 ) -> dict[str, float]:
-    """Typical time per step in each gap between the spans of phases and transfers."""
-    typical_ms = ", ".join(f"CAST({typical}({gap}) AS DOUBLE)" for gap in GAPS)
+    """Typical time per step in each phase, and in each gap between the spans of phases and transfers."""
+    typical_ms = ", ".join(f"CAST({typical}({place}) AS DOUBLE)" for place in _PLACES)
     rows = source.rows(
-        f"{_gaps_sql()} SELECT {typical_ms} FROM sums", [attempt, list(ranks), first_step, last_step, attempt]
+        f"{_places_sql()} SELECT {typical_ms} FROM sums", [attempt, list(ranks), first_step, last_step, attempt]
     )
-    return {gap: ms for gap, ms in zip(GAPS, rows[0], strict=True) if ms is not None}
+    return {place: ms for place, ms in zip(_PLACES, rows[0], strict=True) if ms is not None}
 
 
-def host_gaps_by_step(
-    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, gap: str
+def host_places_by_step(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, place: str
 ) -> dict[int, dict[int, float]]:
-    """{step: {rank: time of its host in a gap}}, in ms."""
+    """{step: {rank: time of its host in a phase or gap}}, in ms."""
     rows = source.rows(
-        f"{_gaps_sql()} SELECT step, rank, CAST({gap} AS DOUBLE) FROM sums",
+        f"{_places_sql()} SELECT step, rank, CAST({place} AS DOUBLE) FROM sums",
         [attempt, list(ranks), first_step, last_step, attempt],
     )
     found: dict[int, dict[int, float]] = {}
@@ -115,11 +124,14 @@ def host_gaps_by_step(
     return found
 
 
-def _gaps_sql() -> str:
-    """Relation `sums`: gaps of each rank and step, each named by the phase that follows, as the step clock does."""
+def _places_sql() -> str:
+    """Relation `sums`: phases and gaps of each rank and step. A gap is named by the phase that follows, as the step
+    clock does."""
     names = "CASE kind " + " ".join(f"WHEN '{kind}' THEN '{gap}'" for kind, gap in _GAP_BEFORE.items()) + " END"
     known = ", ".join(f"'{kind}'" for kind in (*_GAP_BEFORE, *_TRANSFERS))
-    sums = ", ".join(f"coalesce(sum(took) FILTER (gap = '{gap}'), 0) / 1e6 AS {gap}" for gap in GAPS)
+    parts = [f"sum(end_ns - start_ns) FILTER (kind = '{phase}')" for phase in COMPUTE_PHASES]
+    parts += [f"sum(took) FILTER (gap = '{gap}')" for gap in GAPS]
+    sums = ", ".join(f"coalesce({part}, 0) / 1e6 AS {place}" for part, place in zip(parts, _PLACES, strict=True))
     return f"""
         WITH bounds AS (
             SELECT rank, step, start_ns AS begin_ns, start_ns + duration_ns AS finish_ns FROM steps
@@ -127,17 +139,18 @@ def _gaps_sql() -> str:
                   AND duration_ns IS NOT NULL
             QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1),
         of_phases AS (
-            SELECT rank, step, begin_ns, finish_ns, s.start_ns, s.end_ns, {names} AS gap
+            SELECT rank, step, begin_ns, finish_ns, kind, s.start_ns, s.end_ns, {names} AS gap
             FROM spans s JOIN bounds USING (rank, step)
             WHERE s.attempt = ? AND s.start_ns >= begin_ns AND s.end_ns IS NOT NULL AND s.kind IN ({known})),
         parts AS (
-            SELECT rank, step, begin_ns, start_ns, end_ns, gap FROM of_phases
+            SELECT rank, step, begin_ns, kind, start_ns, end_ns, gap FROM of_phases
             UNION ALL  -- a stamped step lasted so long on its device, and may take longer on its host
-            SELECT rank, step, begin_ns, finish_ns, finish_ns, 'after_optimizer' FROM (
+            SELECT rank, step, begin_ns, '', finish_ns, finish_ns, 'after_optimizer' FROM (
                 SELECT rank, step, begin_ns, greatest(any_value(finish_ns), max(end_ns)) AS finish_ns FROM of_phases
                 GROUP BY rank, step, begin_ns)),
         gaps AS (
-            SELECT rank, step, greatest(0, start_ns - coalesce(max(end_ns) OVER former, begin_ns)) AS took,
+            SELECT rank, step, kind, start_ns, end_ns,
+                   greatest(0, start_ns - coalesce(max(end_ns) OVER former, begin_ns)) AS took,
                    first_value(gap IGNORE NULLS) OVER (PARTITION BY rank, step ORDER BY start_ns, end_ns
                        ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS gap,
                    count(*) OVER (PARTITION BY rank, step) AS num_parts

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.report.wording.explained import next_step
+from analyzers.report.wording.explained import next_step, why
 from tests.depth import later
 from tests.support.replayed_gpu import Delay, replayed_run
 from watch.verdicts.diagnosed_run import diagnosed_run
@@ -133,6 +133,33 @@ def test_a_host_that_is_late_in_every_second_step(tmp_path: Path) -> None:
     grown_ms = slow.evidence["step_ms"] - slow.evidence["step_without_it_ms"]
     assert slow.evidence["excess_ms"] == pytest.approx(grown_ms, abs=1)
     assert grown_ms == pytest.approx(53.6 - 38.3, abs=2), "in the mean, the same replay without the fault takes 38.3 ms"
+
+
+@pytest.mark.parametrize(
+    ("name", "delay", "side"),
+    [
+        (DDP, Delay(ms=20, where="clip"), "device"),
+        (FSDP2, Delay(ms=80, where="clip", on="host", since=31), "host"),
+    ],
+)
+def test_calls_alone_tell_a_late_device_from_a_late_host_by_the_lead_of_the_host(
+    name: str, delay: Delay, side: str, tmp_path: Path
+) -> None:
+    """The launch queue is full in both, of the slow rank or of its peer: its host is blocked between the same phases as
+    long as one that sleeps there."""
+    (slow,) = fired(name, tmp_path, delay, calls=True)
+    assert (slow.ranks, slow.evidence["late_side"]) == ((1,), side)
+    assert "place" not in slow.evidence
+
+
+def test_calls_alone_show_a_host_that_is_late_in_a_phase_by_its_spans(tmp_path: Path) -> None:
+    """Its lead, and the work of the device meanwhile, hide a part of each delay."""
+    (slow,) = fired(DDP, tmp_path, Delay(ms=80, on="host", since=36), calls=True)
+    assert (slow.ranks, slow.evidence["late_side"], slow.evidence["place"]) == ((1,), "host", "forward")
+    assert slow.first_step == 36
+    assert slow.evidence["host_excess_ms"] == pytest.approx(80, abs=2)
+    assert slow.evidence["excess_ms"] == pytest.approx(93.1 - 38.2, abs=2), "steps with and without the delay"
+    assert "takes 80 ms longer there" in why(slow)
 
 
 def test_a_gain_within_the_noise_of_the_steps_before_is_not_predicted(tmp_path: Path) -> None:

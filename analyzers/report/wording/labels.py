@@ -77,6 +77,7 @@ _LABELS = {
     "highest_of_peers_bytes": "most of its peers",
     "host_only": "what devices ran",
     "host_load_per_cpu": "host load per CPU",
+    "host_excess_ms": "its host takes longer by",
     "interval_steps": "steps between saves",
     "largest_allocations": "largest in use",
     "largest_site": "most was allocated by",

@@ -5,7 +5,8 @@
 With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
 Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
 had launched it before the device's preceding work began, the device was late. If its kernel started as soon as it was
-launched, the host was late.
+launched, the host was late. If the device had work of its own after it had waited for its host, neither holds: then a
+host that is a whole step ahead is not late, and one that was and is not any more is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from analyzers.account.time_classes import GAPS, OWN_PHASES, late
 from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
 from analyzers.stragglers.comparison.corroboration import MAX_STEPS
+from analyzers.stragglers.comparison.host_lead import leads
 from analyzers.stragglers.comparison.newest_steps import in_newest_steps
 from analyzers.stragglers.comparison.peer_comparison import Straggler
 
@@ -30,7 +32,7 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
         return _stamped_side(source, attempt, slow, peers)
     if missing_tables(source, "nccl_calls"):
         return ""
-    first = max(slow.first_step, slow.last_step - MAX_STEPS)
+    first, share = max(slow.first_step, slow.last_step - MAX_STEPS), slow.paused_ratio or 1.0
     ((num_steps, by_device, by_host),) = source.rows(
         """
         WITH calls AS (
@@ -43,16 +45,21 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
         latest AS (
             SELECT step, arg_max(launched_ns - before_ns, kernel_start_ns - before_ns) AS handed_over_ns,
                    max(kernel_start_ns - before_ns) AS took_ns
-            FROM calls WHERE step BETWEEN ? AND ? AND kernel_start_ns > before_ns GROUP BY step)
+            FROM calls WHERE step BETWEEN ? AND ? AND kernel_start_ns > before_ns GROUP BY step
+            -- of a rank that pauses, only the steps in which it does
+            QUALIFY row_number() OVER (ORDER BY took_ns DESC) <= ceil(? * count(*) OVER ()))
         SELECT count(*), count(*) FILTER (handed_over_ns <= 0), count(*) FILTER (handed_over_ns >= ? * took_ns)
         FROM latest
         """,
-        [attempt, slow.rank, attempt, slow.rank, first, slow.last_step, 1 - SHARED.equal_ratio],
+        [attempt, slow.rank, attempt, slow.rank, first, slow.last_step, share, 1 - SHARED.equal_ratio],
     )
     least = SHARED.agreement_ratio * num_steps
     if num_steps and by_device >= least:
         return "device"
-    return "host" if num_steps and by_host >= least else ""
+    if num_steps and by_host >= least:
+        return "host"
+    now, most = leads(source, attempt, slow, [slow.rank])
+    return "" if most < 1 or slow.paused_ratio else "device" if now >= 1 else "host"
 
 
 def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:

@@ -20,61 +20,54 @@ from functools import partial
 
 import numpy as np
 
-from analyzers.account.time_classes import COMPUTE_PHASES
 from analyzers.policy import SHARED
 from analyzers.run.records.newest_steps import NEWEST_STEPS
 from analyzers.source import Source, missing_tables
 from analyzers.stragglers.comparison.corroboration import some_peers
 from analyzers.stragglers.comparison.newest_steps import in_newest_steps
 from analyzers.stragglers.comparison.peer_comparison import Straggler
-from analyzers.stragglers.slow_place import host_gaps_ms
+from analyzers.stragglers.slow_place import host_places_ms
 
-__all__ = ["is_late_as_peers"]
+__all__ = ["is_late_as_peers", "leads"]
 
 
 def is_late_as_peers(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> bool:
     """Return True if the hosts of the peers take as long as that of a rank whose host is late."""
     if missing_tables(source, "nccl_calls"):
         return False
-    read = partial(_places_ms, typical="avg" if slow.paused_ratio else "median")
+    read = partial(host_places_ms, typical="avg" if slow.paused_ratio else "median")
     own, usual = in_newest_steps(source, attempt, slow, peers, read)
     apart_ms = [own[place] - usual[place] for place in own if place in usual]
     more_ms = sum(max(0.0, ms) for ms in apart_ms)
     if not own or not usual or more_ms >= SHARED.explained_ratio * slow.excess_ms:
         return False
-    now, most = _leads(source, attempt, slow, some_peers(peers, slow.rank))
+    now, most = leads(source, attempt, slow, some_peers(peers, slow.rank))
     is_alike = sum(map(abs, apart_ms)) < SHARED.equal_ratio * slow.excess_ms
     return most >= 1 and (is_alike or now < SHARED.agreement_ratio * most)
 
 
-def _places_ms(
-    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str
-) -> dict[str, float]:
-    """Time of hosts per step by phase and gap."""
-    rows = source.rows(
-        f"SELECT kind, {typical}(ns) / 1e6 FROM (SELECT rank, step, kind, sum(end_ns - start_ns) AS ns FROM spans "
-        "WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) AND step BETWEEN ? AND ? AND end_ns IS NOT NULL "
-        f"AND kind IN {COMPUTE_PHASES} GROUP BY rank, step, kind) GROUP BY kind",
-        [attempt, list(ranks), first_step, last_step],
-    )
-    gaps = host_gaps_ms(source, attempt, ranks, first_step, last_step, typical=typical)
-    return {str(kind): float(ms) for kind, ms in rows} | gaps
-
-
-def _leads(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> tuple[float, float]:
-    """Return by how many steps of their devices the peers' hosts are ahead in the newest slow steps, and the longest
-    lead of any host then or before."""
+def leads(source: Source, attempt: int, slow: Straggler, ranks: Sequence[int]) -> tuple[float, float]:
+    """Return by how many steps the hosts of these ranks are ahead of their devices in the newest slow steps, and the
+    longest lead of any of them or of the slow rank, then or before. Counted in steps of the host, which a full launch
+    queue limits however long they take."""
     newest = max(slow.first_step, slow.last_step - NEWEST_STEPS)
     rows = source.rows(
         """
-        SELECT c.rank, s.step, max((kernel_start_ns - enqueue_ns) / duration_ns)
-        FROM nccl_calls c ASOF JOIN (SELECT rank, step, start_ns, duration_ns FROM steps WHERE attempt = $1) s
-             ON c.rank = s.rank AND s.start_ns <= c.enqueue_ns
-        WHERE c.attempt = $1 AND c.rank IN (SELECT unnest($2::INTEGER[])) AND duration_ns > 0
-              AND (step BETWEEN $3 AND $4 - 1 OR step BETWEEN $5 AND $6)
-        GROUP BY c.rank, s.step HAVING count(kernel_start_ns) > 0
+        WITH hosts AS (
+            SELECT rank, step, start_ns, row_number() OVER in_order AS number,
+                   coalesce(lead(start_ns) OVER in_order - start_ns, duration_ns) AS took_ns
+            FROM steps WHERE attempt = $1 AND rank IN (SELECT unnest($2::INTEGER[])) AND duration_ns > 0
+            WINDOW in_order AS (PARTITION BY rank ORDER BY start_ns)),
+        calls AS (
+            SELECT c.rank, step, kernel_start_ns, number + least((enqueue_ns - start_ns) / took_ns, 1) AS enqueued_at
+            FROM nccl_calls c ASOF JOIN hosts s ON c.rank = s.rank AND s.start_ns <= c.enqueue_ns
+            WHERE c.attempt = $1 AND kernel_start_ns IS NOT NULL
+                  AND (step BETWEEN $3 AND $4 - 1 OR step BETWEEN $5 AND $6))
+        SELECT c.rank, c.step, max(number + least((kernel_start_ns - start_ns) / took_ns, 1) - enqueued_at)
+        FROM calls c ASOF JOIN hosts s ON c.rank = s.rank AND s.start_ns <= c.kernel_start_ns
+        GROUP BY c.rank, c.step
         """,
-        [attempt, [slow.rank, *peers], slow.first_step - NEWEST_STEPS, slow.first_step, newest, slow.last_step],
+        [attempt, [slow.rank, *ranks], slow.first_step - NEWEST_STEPS, slow.first_step, newest, slow.last_step],
     )
-    now = [lead for rank, step, lead in rows if rank != slow.rank and step >= slow.first_step]
+    now = [lead for rank, step, lead in rows if rank in ranks and step >= slow.first_step]
     return (float(np.median(now)), float(np.quantile([lead for *_, lead in rows], 0.9))) if now else (0.0, 0.0)

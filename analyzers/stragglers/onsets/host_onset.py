@@ -1,4 +1,4 @@
-"""Onset of a rank whose host is late in one gap, by the host's own time there.
+"""Onset of a rank whose host is late in one phase or gap, by the host's own time there.
 
     slow = with_host_onset(source, timings, slow, "before_forward", peers)      # slow.first_step: 41 instead of 46
 
@@ -20,19 +20,18 @@ from analyzers.run.records.newest_steps import NEWEST_STEPS
 from analyzers.source import Source
 from analyzers.stragglers.comparison.corroboration import some_peers
 from analyzers.stragglers.comparison.peer_comparison import Straggler
-from analyzers.stragglers.slow_place import host_gaps_by_step
-from probes.step_clock import GAPS
+from analyzers.stragglers.slow_place import host_places_by_step
 
 __all__ = ["with_host_onset"]
 
 
 def with_host_onset(source: Source, timings: Timings, slow: Straggler, place: str, peers: Sequence[int]) -> Straggler:
-    """The rank with the first step in which its host is late; unchanged if the host's gap does not show it."""
+    """The rank with the first step in which its host is late; unchanged if that place does not show it."""
     others = some_peers(peers, slow.rank)
-    if place not in GAPS or not slow.has_peers or not others or not source.has("spans"):
+    if not place or not slow.has_peers or not others or not source.has("spans"):
         return slow
     first, last = slow.first_step - NEWEST_STEPS, min(slow.last_step, slow.first_step + NEWEST_STEPS)
-    times = host_gaps_by_step(source, timings.attempt, [slow.rank, *others], max(first, 0), last, place)
+    times = host_places_by_step(source, timings.attempt, [slow.rank, *others], max(first, 0), last, place)
     steps = sorted(step for step, of_rank in times.items() if slow.rank in of_rank and len(of_rank) > 1)
     excess = np.array(
         [own[slow.rank] - np.median([ms for rank, ms in own.items() if rank != slow.rank])

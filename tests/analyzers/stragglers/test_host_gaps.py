@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analyzers.stragglers.comparison.peer_comparison import Straggler
-from analyzers.stragglers.slow_place import host_gap
+from analyzers.stragglers.slow_place import host_place
 from tests.analyzers.memory_store import MemoryStore
 
 MS = 1_000_000
@@ -38,7 +38,8 @@ def place(store: MemoryStore, *, excess_ms: float = 40.0) -> str:
         rank=1, cause="compute", segments=(), first_step=1, last_step=4, factor=1.4, excess_ms=excess_ms, step_ms=100.0,
         step_without_ms=60.0, phase_factors={}, phase_excess_ms={}, peers_wait_more_ms=0.0, num_steps=4, ongoing=True,
     )  # fmt: skip
-    return host_gap(store, 0, slow, [0, 1, 2])
+    found, _ = host_place(store, 0, slow, [0, 1, 2])
+    return found
 
 
 @pytest.mark.parametrize("gap", GAPS)
