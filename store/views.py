@@ -81,7 +81,8 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
         if copies:
             passes = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
             left_out = ",".join(name for (name,) in passes if name not in _OPTIMIZERS)
-            connection.execute(f"SET disabled_optimizers = '{left_out}'")
+            # One thread: waking a second one costs more than it does for so few rows.
+            connection.execute(f"SET disabled_optimizers = '{left_out}'; SET threads = 1")
     except duckdb.Error as error:
         raise translated(error, ", ".join(map(str, paths))) from error
     return frozenset(stand_ins)

@@ -41,7 +41,9 @@ def test_few_rows_are_copied_and_many_are_not(tmp_path: Path, monkeypatch: pytes
     assert kinds() == {"VIEW"}
 
 
-def test_few_rows_are_queried_with_the_passes_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_are_queried_on_one_thread_with_the_passes_that_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, ranks=2, steps=20)
     setting = "SELECT value FROM duckdb_settings() WHERE name = 'disabled_optimizers'"
     joined = "SELECT count(*) FROM steps a, steps b WHERE a.rank = b.rank AND a.step = b.step AND a.step > 3"
@@ -49,6 +51,7 @@ def test_few_rows_are_queried_with_the_passes_that_they_need(tmp_path: Path, mon
         ((left_out,),) = store.rows(setting)
         assert {"join_order", "statistics_propagation"} <= set(left_out.split(","))
         assert not {"filter_pushdown", "unused_columns", "deliminator"} & set(left_out.split(","))
+        assert store.rows("SELECT current_setting('threads')") == [(1,)]
         (few,) = store.rows(joined)
         assert "CROSS_PRODUCT" not in str(store.rows(f"EXPLAIN {joined}"))
     monkeypatch.setattr(views, "_FEW_ROWS", 30)
