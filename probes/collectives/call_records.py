@@ -11,9 +11,9 @@ or, for an asynchronous call,
     ...
     calls.finish(call, end_ns, waited_ns)
 
-Training makes the same few calls in every step, so the constant part of their records is packed once. The cost of a
-record is not the number of instructions but cache misses, since the model evicts the recorder's memory: a record took
-60 us within a step, and 12 us in a loop without a model.
+Training makes the same few calls in every step, so the constant part of their records is packed once. A record's cost
+is mostly cache misses, because the model evicts the recorder's memory: a record took 60 us within a step, and 12 us in
+a loop without a model.
 
 Time blocked in calls separates a rank's own time from waiting for others. So it is added to `recorder.wait_ns` exactly
 once, and only for threads that train: a checkpoint written in the background waits for its own collectives while the
@@ -74,8 +74,8 @@ class GroupCalls:
     __slots__ = ("_peers", "dimension", "host_timed", "label", "members", "next_seq")
 
     def __init__(self) -> None:
-        self.label = 0  # until torch knows the members
-        self.dimension = ""  # of the mesh, where gradients are reduced over it
+        self.label = 0  # 0 until torch knows the members
+        self.dimension = ""  # the mesh dimension over which gradients are reduced; "" for other groups
         self.members: Sequence[int] = ()
         self.host_timed: set[str] = set()  # types of devices whose calls the host waits for, besides the CPU
         self.next_seq = itertools.count().__next__
@@ -98,7 +98,7 @@ class Calls:
         self._tape = recorder.tape("collectives")
         self._pack, self._open = self._tape.opener("step", "seq", "bytes", "issue_ns")
         self.complete = self._tape.finisher("end_ns", "wait_ns")
-        """`complete(slot, end_ns, wait_ns)`: the record's last two values are known."""
+        """`complete(slot, end_ns, wait_ns)` stores the last two values of the record."""
         self._callers = CallerNames(recorder.name)
         # Keyed by everything that distinguishes records: caller (frames up, instruction), bytes and other constant
         # fields.
@@ -171,7 +171,7 @@ class Calls:
         """Note that the handle of `call` was dropped: the record is completed when the call ends."""
         try:
             future = work.get_future()
-        except RuntimeError:  # this kind of call has none: look again with a later one
+        except RuntimeError:  # this kind of call has no future: poll it at later calls
             self._adrift.append((call, work))
             self._settle()
             return
@@ -202,12 +202,13 @@ class Calls:
         ident = get_ident()
         if ident == self.training_thread:
             return True
-        # A thread that is not Python's and has logged something has an entry from then on, a dummy.
+        # Once such a thread has logged something, `threading` lists it as a dummy thread.
         thread = _python_threads.get(ident)
         return thread is None or type(thread) is threading._DummyThread
 
     def _describe(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
-        """Bytes and other constant fields of calls of this kind from this call site; only for `open`."""
+        """Number of bytes, and the packed constant fields, of calls of this kind from this call site; only for
+        `open`."""
         op, label, phase, peer, is_async, nonfinite, _ = key
         name = self.recorder.name
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -4,9 +4,9 @@
     caller = callers.find(1)       # of our caller; its `number` is that of the name "train.py:48 training_step"
 
 Walking up the stack creates an object for every frame, some twenty inside FSDP, and cost more than the rest of a
-record. So the result includes how many frames up the call site is, and at which instruction: a caller from the same
-place only checks whether that instruction is there again (as `probes.collectives.call_records` does). The walk is
-bounded. Where autograd runs backward on its own thread there are no Python frames, hence no caller.
+record. So the result says how many frames up the call site is, and at which instruction. For the next record,
+`probes.collectives.call_records` only checks whether that frame is at the same instruction. The walk is bounded. Where
+autograd runs backward on its own thread there are no Python frames, hence no caller.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 
 __all__ = ["Caller", "CallerNames"]
 
-MAX_FRAMES = 80  # a module in a module in a module costs three frames of torch a level
-MAX_REMEMBERED = 4096  # code that is made at run time must not fill the memory
+MAX_FRAMES = 80  # torch has three frames per level of nested modules
+MAX_REMEMBERED = 4096  # a program that generates code must not fill the memory
 
 _PROBES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))

@@ -6,11 +6,11 @@
     uninstall()                           # restores torch's groups everywhere
 
 A plain torch group has no attributes to set, so a `RecordedGroup` over it replaces it in torch's tables, in the C++
-registry of names, and in every dict that refers to it, that is the attributes of objects that hold it (FSDP2's
-parameter groups, device meshes, optimizers that shard their state). A group that only a local variable holds still
-works, unrecorded. DDP's reducer holds its group in C++, so it is rebuilt, as torch does when it unpickles a DDP module.
-That is done only before the first gradient has passed through it: later, its buckets are in another order, and sums in
-another order differ in their last bits. Groups of NCCL stay as they are, and so do reducers over them.
+registry of names, and in every dict that refers to it. This includes the attributes of objects (FSDP2's parameter
+groups, device meshes, optimizers that shard their state). A group that only a local variable holds still works,
+unrecorded. DDP's reducer holds its group in C++, so it is rebuilt, as torch does when it unpickles a DDP module. It is
+rebuilt only before its first backward pass: later its buckets are in another order, which changes the last bits of the
+sums. NCCL groups and the reducers over them are not replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ logger = logging.getLogger("rankscope.probes")
 
 
 def record_existing(models: Iterable[nn.Module]) -> None:
-    """Replace existing groups with recorded ones, and describe those that are recorded elsewhere."""
+    """Replace existing groups with recorded ones; for groups that cannot be replaced, only write the event that
+    describes them."""
     if not dist.is_available() or not dist.is_initialized():
         return
     pairs = []
@@ -62,7 +63,7 @@ def _rebuild_reducer(ddp: Any) -> None:
         return
     parameters, expect_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)
-    ddp.reducer = ddp.logger = None  # its buckets are as large as all gradients: never two sets of them
+    ddp.reducer = ddp.logger = None  # free the old buckets first: they take as much memory as all gradients
     ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
     if ddp.static_graph:
         ddp.reducer._set_static_graph()

@@ -37,7 +37,7 @@ METHODS = {
     "recv_anysource": Method("recv"),
     "barrier": Method("barrier", input=-1),
     "monitored_barrier": Method("barrier", input=-1),
-    # The same under their names up to 2.11 and from 2.13 on; a version has either or both.
+    # These have one name up to torch 2.11 and another from 2.13 on; a version has either or both.
     "_allgather_base": Method("all_gather", input=1),
     "all_gather_single": Method("all_gather", input=1),
     "allgather_into_tensor_coalesced": Method("all_gather", input=1),

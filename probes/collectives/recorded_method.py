@@ -2,9 +2,9 @@
 
 group.allreduce = recorded_method(probe, group.calls, plain.allreduce, METHODS["allreduce"])
 
-Up to torch 2.7 the calling function waits for any handle returned to it, and the options do not tell whether the call
-is asynchronous; a local variable of the torch function does. C++ callers would lose the Python methods of a handle, so
-they get torch's own, and its future completes the record.
+Up to torch 2.7 the calling function waits for any handle returned to it. The options do not show whether the call is
+asynchronous, so it is read from a local variable of the torch function. A handle loses its Python methods when it
+passes to C++, so C++ callers get torch's own handle, and its future completes the record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def recorded_method(
             peer = -1
             if peer_index >= 0:
                 is_async = _is_async_p2p(sys._getframe(1))
-                sync = False  # a blocking call waits by itself, too
+                sync = False  # `send` and `recv` wait for the returned handle themselves
                 peer = group.members[args[peer_index]] if group.members else args[peer_index]
             else:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
@@ -98,7 +98,7 @@ def _caller(distance: int = 2) -> FrameType | None:
     """Torch's function that called the method; None if C++ did."""
     try:
         frame = sys._getframe(distance)
-    except ValueError:  # a thread of autograd
+    except ValueError:  # no Python caller: a thread of autograd
         return None
     return frame if frame.f_code.co_filename == c10d.__file__ else None
 

@@ -18,11 +18,11 @@ import threading
 
 __all__ = ["keep_thread_state"]
 
-_this_thread = threading.local()  # goes with the state: a new thread with an old thread's number has none of it
+_this_thread = threading.local()  # freed with the thread's state, so a new thread with a reused id starts without it
 
 
 def keep_thread_state() -> None:
     """Keep the state of the calling thread until the process ends."""
     if not hasattr(_this_thread, "is_kept"):
         _this_thread.is_kept = True
-        ctypes.pythonapi.PyGILState_Ensure()  # counts a call that does not return
+        ctypes.pythonapi.PyGILState_Ensure()  # without a release, so the state's counter stays above 0

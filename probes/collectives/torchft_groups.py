@@ -5,9 +5,9 @@
     groups.release()
 
 A torchft wrapper holds the group in use, so the group inside the wrapper is recorded, now and after each new quorum.
-Such a group spans replicas. Its ranks can be identified only if one launch holds all replicas, since torchft derives a
-global rank from the digits at the end of a replica's id. Otherwise nothing is recorded: rank 1 of another launch is not
-a rank of this run.
+Such a group spans replicas, and torchft derives a global rank from the digits at the end of a replica's id. So its
+ranks can be identified only if one launch holds all replicas. Otherwise nothing is recorded, because rank 1 of another
+launch is not a rank of this run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TorchftGroups:
         group = recorded_over(made)
         if type(group) is RecordedGroup:
             group.members = list(members)
-            # The same on all members, and another one after each change of the quorum.
+            # All members get the same label, and a new one after each change of the quorum.
             group._set_group_desc(f"torchft_{_number_of(wrapper) & 0xFFFF:x}")
         return group
 
@@ -90,7 +90,7 @@ class TorchftGroups:
 
 
 def _number_of(wrapper: Any) -> int:
-    """The communicator's number; in releases up to 0.2 that of the quorum."""
+    """The communicator's number; in torchft up to 0.2, the quorum's number."""
     return getattr(wrapper, "_uuid", None) or getattr(wrapper, "_quorum_id", None) or 0
 
 

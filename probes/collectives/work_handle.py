@@ -82,10 +82,10 @@ class RecordedWork(dist.Work):
 
 
 def follow(work: Any, call: Call, calls: Calls, backward: BackwardWait) -> None:
-    """Complete the record of `call` when `work` is done: its caller holds torch's own handle."""
+    """Complete the record of `call` when `work` is done, for callers that hold torch's own handle."""
     try:
         future = work.get_future()
-    except RuntimeError:  # this kind of call has none
+    except RuntimeError:  # this kind of call has no future
         calls.dropped(call, work)
     else:
         backward.follow(call, future)

@@ -129,22 +129,24 @@ def is_recorded_here(group: Any) -> bool:
 
 
 def _batches(backend: Any) -> bool:
-    return bool(getattr(backend, "supports_coalescing", backend.name() != "gloo"))  # torch 2.6 lacks the attribute
+    # torch 2.6 lacks `supports_coalescing`
+    return bool(getattr(backend, "supports_coalescing", backend.name() != "gloo"))
 
 
 class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group that records its calls and passes them on to `plain`, torch's own over the same backends."""
 
     def __init__(self, plain: Any) -> None:
-        super().__init__(plain.rank(), plain.size())  # a subclass in Python may not hand over a store
+        super().__init__(plain.rank(), plain.size())  # the constructor with a store is not open to Python subclasses
         self.plain = plain
         self.members: list[int] | None = None
-        """Global ranks, where torch's tables do not know them."""
+        """Global ranks of the members, if torch's tables lack them."""
         self.calls = GroupCalls()
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):
                 probe.made(self)
-                # On the instance: one look-up and no bound method per call. They hold no reference back to it.
+                # Set on the instance, so that a call takes one look-up and creates no bound method. The wrappers hold
+                # no reference to the group.
                 for name, method in METHODS.items():
                     self.__dict__[name] = recorded_method(probe, self.calls, getattr(plain, name), method)
 
@@ -186,7 +188,8 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 def _passed_on(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `real` in a Python function: pybind11 caches per class that a built-in attribute overrides no method."""
+    """Wrap `real` in a Python function. With a built-in one pybind11 would decide, for the whole class, that the method
+    is not overridden."""
     return lambda *args, **kwargs: real(*args, **kwargs)
 
 
@@ -256,4 +259,5 @@ def _registered(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _MAKERS = {"_new_process_group_helper": _new_group, "_register_pg_in_world": _registered}
-"""By functions of torch's that make groups, in the module that calls them by name: what makes their replacements."""
+"""Name of each torch function that makes groups (in the module that calls it) -> function that builds its
+replacement."""

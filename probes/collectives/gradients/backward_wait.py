@@ -87,9 +87,9 @@ class BackwardWait:
             complete = []
             for call, future in expected:
                 call.in_backward = False
-                if future.done():  # else it was not awaited here: finish the record when it completes
+                if future.done():  # else the pass did not wait for it: its record is finished on completion
                     complete.append(call)
-                    call.end_ns = call.end_ns or now  # its callback still waits for the interpreter's lock
+                    call.end_ns = call.end_ns or now  # 0 if its callback still waits for the GIL
             if not complete:
                 return
             last = max(complete, key=lambda call: call.end_ns)

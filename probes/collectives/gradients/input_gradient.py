@@ -2,11 +2,11 @@
 
     norms = InputGradientNorms()
     undo = norms.watch(model)       # one kernel for each backward pass; nothing waits for the device
-    norms.of_step()                 # before the optimizer's step: the largest, still on the device; None without any
+    norms.of_step()                 # before the optimizer's step: the largest norm, on the device, or None
 
 A NaN that a rank produces in its backward pass propagates to its first layer, and the reduction then spreads it to all
 ranks. The gradient of the first layer's output is not reduced over data-parallel ranks, so if it is not finite, this
-rank made the NaN. If it is finite, nothing follows: the gradient of a single weight may still be NaN. On the host the
+rank made the NaN. A finite gradient proves nothing: the gradient of a single weight may still be NaN. On the host the
 wrapper of process groups looks at every buffer instead (`collectives.call_records`). Code that `torch.compile` traces
 does not call the hooks.
 """
@@ -59,7 +59,8 @@ class InputGradientNorms:
 
 
 def on_input_gradient(model: nn.Module, use: Callable[[Tensor], None]) -> Callable[[], None]:
-    """Call `use` with each gradient of the first layer's output, of a DTensor this rank's part; returns the undo."""
+    """Call `use` with each gradient of the first layer's output (a DTensor's local part); returns a function that
+    undoes this."""
     layer = _first_layer(model)
     if layer is None:
         return lambda: None

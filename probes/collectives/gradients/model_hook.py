@@ -23,7 +23,7 @@ __all__ = ["ModelHook", "script_without_hooks", "without_hooks"]
 
 _NOTHING = nullcontext().__exit__
 _OUR_FRAMES = 3
-"""Between a caller of `torch.jit.script` and it: that of `replaced`, `script_without_hooks` and `without_hooks`."""
+"""Frames between `torch.jit.script` and its caller: `replaced`, `script_without_hooks` and `without_hooks`."""
 _DICTIONARIES = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -66,6 +66,7 @@ def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def script_without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `torch.jit.script` on behalf of a caller, in whose frame it looks up the names that a class uses."""
+    """Call `torch.jit.script` without our hooks; names that a class uses are still looked up in the original caller's
+    frame."""
     kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + _OUR_FRAMES
     return without_hooks(real, *args, **kwargs)

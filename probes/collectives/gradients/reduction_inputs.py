@@ -1,10 +1,10 @@
-"""Check whether this rank's gradients were finite before their reduction; read from the device only when a step is
-refused.
+"""Check whether this rank's gradients were finite before their reduction. The result is read from the device only when
+a step is refused.
 
     inputs = watch_fsdp_reductions()              # None if this torch's FSDP2 is not supported
     inputs.begin(step)                            # before the forward pass
     loss.backward()                               # one norm over the gradients of each reduce-scatter
-    inputs.nonfinite(step)                        # True, False, None: not known. Waits for the device.
+    inputs.nonfinite(step)                        # True, False, or None if unknown. Waits for the device.
 
 A reduction spreads a NaN to every rank, which hides where it came from. On the host the wrapper of process groups
 checks each input (`call_records`). NCCL groups are not wrapped, so the function in which FSDP2 passes gradients to its
@@ -35,7 +35,7 @@ from .input_gradient import on_input_gradient
 __all__ = ["ReductionInputs", "watch_first_layer", "watch_fsdp_reductions"]
 
 _REDUCE = "foreach_reduce"
-"""The function of FSDP2's parameter groups, by the name under which they call it."""
+"""Name under which FSDP2's parameter groups call the function that reduces gradients."""
 KEPT_COMPUTATIONS = 4
 """Computations kept: a step, the next one (already computed), and recomputations of both."""
 

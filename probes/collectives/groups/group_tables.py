@@ -51,7 +51,8 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     default = group_world().default_pg
     if id(default) in replacements:
         set_default_group(replacements[id(default)])
-    own = {id(getattr(new, "__dict__", None)) for _, new in pairs}  # a recorded group holds the one that it stands for
+    # not replaced here: a recorded group's own reference to its plain group
+    own = {id(getattr(new, "__dict__", None)) for _, new in pairs}
     for holder in gc.get_referrers(*(old for old, _ in pairs)):
         # An object may keep its attributes without a dict until one is requested.
         values = holder if type(holder) is dict else getattr(holder, "__dict__", None)
@@ -62,7 +63,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _register(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Under its name in C++, and in the lists of groups by tag."""
+    """Replace the groups in the C++ registry, and in torch's lists of groups by tag."""
     replacements = {id(old): new for old, new in pairs}
     for old, new in pairs:
         register_group(old.group_name, new)

@@ -3,7 +3,7 @@
     ranks_of_parts(parameter)        # "4 of 0-3": a DTensor that four ranks share, or a norm of it not yet reduced
     ranks_of_fsdp1(models)           # {id of a parameter: "2 of 0,1"}
 
-The same text on all of these ranks, and no communication.
+All of these ranks get the same text, without communication.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["FSDP1", "ranks_of_fsdp1", "ranks_of_parts"]
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _MAX_LISTED = 24
 _known: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
-"""Cache of texts by mesh and placements, because torch builds a mesh's tensor at each access, and there is a norm in
-each step.
+"""Cache of texts by mesh and placements. Each step needs them for its norms, and torch builds a mesh's tensor at each
+access.
 """
 
 
 def ranks_of_parts(tensor: Any) -> str:
-    """The ranks over whose mesh dimensions a DTensor is anything but replicated; empty for any other tensor."""
+    """Ranks along the mesh dimensions on which a DTensor is not replicated; empty for a replicated or plain tensor."""
     mesh, placements = getattr(tensor, "device_mesh", None), getattr(tensor, "placements", None)
     if mesh is None or placements is None:
         return ""

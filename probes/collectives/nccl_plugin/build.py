@@ -48,7 +48,8 @@ def library() -> Path:
     path = _cache_folder() / f"libnccl-profiler-rankscope-{_fingerprint()}.so"
     if not path.is_file():
         compile_plugin(path)
-    for entry in (path.parent, path):  # what lies there is loaded into this process
+    # a library in this folder is loaded into the process, so the folder must be private
+    for entry in (path.parent, path):
         facts = entry.stat()
         if facts.st_uid not in (os.getuid(), 0) or facts.st_mode & 0o022:
             raise BuildError(f"{entry} belongs to another user or can be written by others")
@@ -58,7 +59,7 @@ def library() -> Path:
 def compile_plugin(target: Path, *, flags: Sequence[str] = (), sources: Sequence[Path] = ()) -> None:
     """Compile the plugin to `target`, which appears complete or not at all. Raises BuildError.
 
-    `flags` come after ours; `sources` are compiled with it.
+    `flags` follow the plugin's own flags; `sources` are compiled into the same library.
     """
     compiler = _compiler()
     if compiler is None:

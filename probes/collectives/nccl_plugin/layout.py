@@ -51,7 +51,8 @@ def _shift(table: Table) -> int:
 
 
 def _struct(table: Table) -> list[str]:
-    """The record as a struct, an initialiser in which nothing is recorded, and the constants of its tape."""
+    """C code for one table: the record as a struct, its initialiser with every value unset, and the tape's
+    constants."""
     layout, columns = record_layout(table)
     upper = table.name.upper()
     members, checks, fields, offset = [], [], [], 0

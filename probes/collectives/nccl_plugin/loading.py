@@ -143,7 +143,7 @@ def _nccl_version() -> tuple[int, ...] | None:
         return None
     try:
         return tuple(torch.cuda.nccl.version()[:3])
-    except Exception:  # torch asks a library that may be another build's
+    except Exception:  # the library that torch asks may be missing or from another build
         return None
 
 
