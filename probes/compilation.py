@@ -63,12 +63,12 @@ class CompileProbe:
             (self._started, handler.remove_start_callback),
             (self._finished, handler.remove_end_callback),
         ):
-            with contextlib.suppress(ValueError):  # `torch._dynamo.reset` has done so
+            with contextlib.suppress(ValueError):  # `torch._dynamo.reset` has removed it already
                 remove(callback)
 
     def _started(self, _: Any) -> None:
         with failing_open("compilation"):
-            self._log.write()  # torch notes why it compiled after it has said that it is done
+            self._log.write()  # torch stores the reasons of a compilation only after its end callback
             if self._span is None:
                 span = self._recorder.span("compile")
                 span.__enter__()
@@ -83,7 +83,7 @@ class CompileProbe:
 
 
 class CompileLog:
-    """Events for recompilations and graph breaks of torch.compile, each once.
+    """Events for recompilations and graph breaks of torch.compile, one for each distinct entry.
 
     torch keeps both for its own reports: of each compilation the guard that failed, and of each broken graph the reason
     and the line of the program. Compilations of another process are in that process's records.
@@ -92,7 +92,7 @@ class CompileLog:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         utils = sys.modules.get(COMPILE_METRICS)
-        # what the process compiled for an earlier training is in that run's records
+        # compilations of an earlier training in this process belong to that run's records
         self._earlier = {_key(metrics) for metrics in getattr(utils, "get_compilation_metrics", list)()}
         self._breaks = len(getattr(utils, "graph_break_reasons", []))
         self._seen: set[tuple[Any, ...]] = set()
@@ -105,7 +105,7 @@ class CompileLog:
         for metrics in getattr(utils, "get_compilation_metrics", list)():
             self._recompiled(metrics)
         breaks: list[Any] = getattr(utils, "graph_break_reasons", [])
-        if len(breaks) < self._breaks:  # torch has forgotten them
+        if len(breaks) < self._breaks:  # torch has cleared its list
             self._breaks = 0
         for reason in breaks[self._breaks :]:
             self._broke(reason)

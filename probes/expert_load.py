@@ -1,11 +1,11 @@
-"""Expert load: for each layer and expert of a mixture, the tokens routed to it and those of them dropped.
+"""Expert load: for each layer and expert of a mixture, the numbers of tokens routed to it and of tokens dropped.
 
     probe = ExpertProbe(recorder, {3: layer.take_load, ...}, interval=10)
     probe.after_backward(step)          # at every 10th step: rows for all steps since the last ones
 
-`take_load()` gives (2, experts) integers on the device, choices and drops of this rank's own tokens since the last
-call, or None if there were none. Ranks do not communicate: readers of the table add up. On a GPU the numbers come back
-a step or more later.
+`take_load()` gives integers of shape (2, experts) on the device: the choices and drops of this rank's tokens since the
+last call. It gives None if there were no tokens. Ranks do not communicate: readers of the table add up. On a GPU the
+numbers come back a step or more later.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .tape_recorder import TapeRecorder
 __all__ = ["ExpertProbe"]
 
 
-MAX_IN_FLIGHT = 8  # readings of a device that have not come back
+MAX_IN_FLIGHT = 8  # maximum readings still being copied from the device
 
 
 class _Reading(NamedTuple):
-    """(layers, 2, experts) on their way from the device."""
+    """Counts of shape (layers, 2, experts) being copied from the device."""
 
     step: int
     layers: list[int]
@@ -60,7 +60,7 @@ class ExpertProbe:
             return
         with failing_open("experts"), torch.no_grad():
             self.flush()
-            if not is_due or len(self._in_flight) >= MAX_IN_FLIGHT:  # what is not taken now is in the next rows
+            if not is_due or len(self._in_flight) >= MAX_IN_FLIGHT:  # counts not taken now are in the next rows
                 return
             loads = {layer: load for layer, take in self._layers.items() if (load := take()) is not None}
             if not loads:

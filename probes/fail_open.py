@@ -39,8 +39,8 @@ def probes_disabled() -> bool:
 def record_error(place: str, error: BaseException) -> None:
     """Count `error` under `place`; log it the first time, with its traceback unless a disk refused.
 
-    Once a kernel of the program has failed, each call of CUDA reports that: it is told in one line for all places, as a
-    traceback of a probe would only hide the program's own. Raises `error` under RANKSCOPE_FAIL_LOUD.
+    Once a kernel of the program has failed, every CUDA call reports that failure. It is logged in one line for all
+    places, because a probe's traceback would only hide the program's own. Raises `error` under RANKSCOPE_FAIL_LOUD.
     """
     broken = _DEVICE_ERROR.match(str(error))
     place = DEVICE if broken else place
@@ -52,7 +52,7 @@ def record_error(place: str, error: BaseException) -> None:
     if broken:
         logger.warning("the device of this process failed and is not measured from here on: %s", broken[1])
         return
-    is_disk = isinstance(error, OSError) and error.errno in DISK_ERRNOS  # the message says it all
+    is_disk = isinstance(error, OSError) and error.errno in DISK_ERRNOS  # the message is sufficient
     logger.warning("probe %s failed and is counted from here on: %s", place, error, exc_info=None if is_disk else error)
 
 

@@ -11,8 +11,8 @@
 | `reduce` | `perform_reduce_grad`: what FSDP reduces after the last microbatch (nothing without FSDP) | backward |
 | `send`, `recv` | posted, and waited for; `wait_ns` is how long the wait blocked | |
 
-Of a stage and microbatch the first `recv` brings activations and the second gradients; the first stage receives only
-gradients, the last only activations. A stage's neighbour on the same rank sends nothing.
+For one stage and microbatch the first `recv` is of activations and the second of gradients. The first stage receives
+only gradients, the last only activations. Between two stages on the same rank nothing is sent.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def record_stage(recorder: Recorder, stage: Any) -> None:
 
 def _spanned(recorder: Recorder, real: Any, kind: str, stage: int) -> Any:
     def spanned(*args: Any, **kwargs: Any) -> Any:
-        chunk = args[0] if args else next(iter(kwargs.values()))  # the first parameter, under three names
+        # the chunk is the first parameter; its name differs between the three functions
+        chunk = args[0] if args else next(iter(kwargs.values()))
         with recorder.span(kind, microbatch=chunk, stage=stage):
             return real(*args, **kwargs)
 
@@ -97,11 +98,11 @@ def _spanned_reduction(recorder: Recorder, real: Any, stage: int) -> Any:
     return spanned
 
 
-# Transfers: a stage says which it wants, its schedule posts them, and waits for them later and together with others.
+# Transfers: a stage names the ones it needs; its schedule posts them, and later waits for several together.
 
 
 class _Spans:
-    """Writes spans that do not nest: between its start and its end a transfer meets other spans."""
+    """Writes spans that do not nest: other spans start and end while a transfer is in flight."""
 
     def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
@@ -183,7 +184,7 @@ def _waiting(real: Any) -> Callable[..., Any]:
         if type(work) is not _Posted:
             return real(work)
         opened, work.opened = work.opened, []
-        one_each = len(opened) == len(work)  # NCCL may have one handle for all
+        one_each = len(opened) == len(work)  # NCCL may return one handle for all operations
         parts = [[handle] for handle in work] if one_each else [list(work)]
         for number, part in enumerate(parts):
             start = _monotonic_ns()
@@ -192,7 +193,7 @@ def _waiting(real: Any) -> Callable[..., Any]:
                 waited = _monotonic_ns() - start
                 for spans, slot in opened[number : number + 1] if one_each else opened:
                     spans.finish(slot, waited)
-                    waited = 0  # of handles that are shared it counts once
+                    waited = 0  # if a handle is shared, its wait counts once
             except Exception as error:
                 record_error("pipeline.wait", error)
         return None

@@ -5,9 +5,10 @@
     ...                       # a training step
     time.end()                # CoreUse(cpu_ns=41_000_000, run_delay_ns=350_000, major_faults=0)
 
-This corroborates wall times: if a rank's wall time grows but its CPU time does not, it is not computing more, but
-another process has its core, or it waits for a disk. The kernel counts how long each thread was ready to run and had to
-wait (`/proc/thread-self/schedstat`); that of the thread which runs the steps is read, some microseconds per step.
+This corroborates wall times: if a rank's wall time grows but its CPU time does not, it does not compute more; another
+process has its core, or it waits for a disk. The kernel counts for each thread how long it was ready to run but had to
+wait (`/proc/thread-self/schedstat`). The counter of the thread that runs the steps is read, which takes some
+microseconds per step.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ class CoreTime:
     def close(self) -> None:
         """Close the kernel's file."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # the script has closed it
+            with contextlib.suppress(OSError):  # the script has closed the descriptor
                 os.close(self._descriptor)
         self._descriptor = -1
         self._thread = 0
 
     def _open(self) -> None:
-        """The counters of the calling thread: the file belongs to the thread that opens it."""
+        """Open the counters of the calling thread; the file always shows the thread that opened it."""
         self.close()
         self._thread = threading.get_ident()
         try:

@@ -20,10 +20,11 @@ class GcPauses:
     def __init__(self) -> None:
         self.total_ns = 0
         self.raised: BaseException | None = None
-        """By the handler of a signal, in a collection."""
+        """Exception that a signal handler raised during a collection."""
         add = self._add_pauses()
         next(add)
-        self._callback = functools.partial(max, key=add.send)  # called with two arguments, where `send` takes one
+        # `max` turns the callback's two arguments into a call of `send` with each
+        self._callback = functools.partial(max, key=add.send)
         gc.callbacks.append(self._callback)
 
     def close(self) -> None:
@@ -42,7 +43,7 @@ class GcPauses:
         while True:
             try:
                 while True:
-                    sent = yield 0  # "start" or "stop", and a dictionary after either
+                    sent = yield 0  # "start" or "stop", then the dictionary that comes with it
                     if sent == "start":
                         start_ns = time.monotonic_ns()
                     elif sent == "stop":

@@ -1,12 +1,13 @@
-"""Memory of a rank, and retries of torch's caching allocator, which frees its cache and retries when memory is short.
+"""Memory of a rank, and allocation retries: when memory is short, torch's caching allocator frees its cache and tries
+again.
 
     read = memory_reader("cuda:0")      # bytes allocated on it; memory_reader("cpu"): resident bytes of the process
     allocator = AllocatorRetries("cuda:0")
-    allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}; None if none is new
+    allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}, or None
     allocator.report(recorder.event)
 
-A retry waits for the device and costs a good part of a step: memory in use plus a fragmented cache did not fit. A
-nearly full device does not show that, because the cache keeps all it gets.
+A retry waits for the device and costs a good part of a step. It means that memory in use plus a fragmented cache did
+not fit. A nearly full device does not mean this, because the cache keeps all memory it has obtained.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..tape.format.schema import UNSET
 __all__ = ["AllocatorRetries", "memory_reader"]
 
 PEAK_GROWTH = 1.01
-"""Relative growth of the peak for another event, so that a slowly growing peak does not flood the events."""
+"""Minimum relative growth of the peak for another event, so that a slowly growing peak writes few events."""
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -50,7 +51,7 @@ def _resident_bytes() -> int:
 
 
 class AllocatorRetries:
-    """Counts for one device; on a CPU nothing is read, and nothing is ever new."""
+    """Retry counts of one device; on a CPU there are none."""
 
     def __init__(self, device: str, read: Callable[[], Mapping[str, Any]] | None = None) -> None:
         self._read = read or (_reader(device) if device.startswith("cuda") else None)
@@ -58,8 +59,8 @@ class AllocatorRetries:
         self._peak_bytes = 0
 
     def newest(self) -> dict[str, int] | None:
-        """Retries since the last call, and what the allocator held, as far as it tells: at most allocated, and
-        reserved now (bytes).
+        """Retries since the last call, the peak of allocated bytes, and the bytes reserved now, where the allocator
+        counts them.
 
         Takes a tenth of a millisecond, and does not wait for the device.
         """
@@ -73,7 +74,7 @@ class AllocatorRetries:
         if new <= 0:
             return None
         sizes = {"allocated_bytes": "allocated_bytes.all.peak", "reserved_bytes": "reserved_bytes.all.current"}
-        # An allocator of the user's own may not count one: that is not 0 bytes.
+        # A custom allocator may not count these; missing does not mean 0 bytes.
         return {"num_retries": new} | {name: int(stats[key]) for name, key in sizes.items() if key in stats}
 
     def report(self, event: Callable[..., None]) -> None:

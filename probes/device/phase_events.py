@@ -8,7 +8,7 @@
 
 The intervals between stamps are phases, gaps before them, and waits inside either; they add up to the device time of
 the step. Stamps need no kernel, no copy and no synchronisation. If the device ran a stamp the moment its host enqueued
-it (lag 0), the device had waited for its host in the interval before it: that time is *late*.
+it (lag 0), the device had been waiting for its host: the interval before the stamp is *late*.
 
 All steps of 100 ms and more are stamped, and every N-th of shorter ones, so that stamps cost a thousandth of the time.
 N is a power of two, so that ranks stamp the same steps. Nothing is recorded while a CUDA graph is captured: the events
@@ -36,7 +36,7 @@ DRIFT_PPM = 20
 MAX_MARKS = 2048
 """Maximum events of one step; a step with more (many microbatches, hundreds of waits) is not recorded."""
 MAX_PENDING = 16
-"""Maximum steps that the device has not completed."""
+"""Maximum number of stamped steps that the device has not completed."""
 ALWAYS_ABOVE_NS = 100_000_000
 """Length from which every step is stamped."""
 STAMP_NS = 1_500
@@ -45,7 +45,8 @@ COST_RATIO = 1_000
 """Minimum ratio of step time to the host time of its stamps."""
 MAX_INTERVAL = 64
 AT_ONCE_NS = 50_000
-"""Maximum lag of a stamp that ran at once: a launch on an idle device takes 5 to 20 us, clocks are accurate to 3 us."""
+"""Maximum lag of a stamp that counts as run at once: a launch on an idle device takes 5 to 20 us, clocks are accurate
+to 3 us."""
 SHOWN_STALL_NS = 10_000
 """Minimum length of waits and late times that are written individually; shorter ones only count in the sums."""
 SKIPPED = object()
@@ -55,7 +56,8 @@ _monotonic_ns = time.monotonic_ns
 
 
 class _Mark(NamedTuple):
-    """A stamp: the column of the interval it ends (`_OF_PLACE`: that of the next border), and whether it is a wait."""
+    """A stamp: the column of the interval that it ends (`_OF_PLACE`: same column as the next phase border), and whether
+    that was a wait."""
 
     column: int
     is_wait: bool
@@ -197,7 +199,7 @@ class PhaseEvents:
         self._clock.lag_ns(first.host_ns, at)
         self._set_interval(marks.step, at, len(marks.marks))
         found, began, before = StampedStep(marks.step, marks.interval), at, first.event
-        times: list[_Time] = []  # of a phase or gap, whose column the next border has
+        times: list[_Time] = []  # intervals of the current phase or gap; its column is known at the next border
         for mark in marks.marks[1:]:
             start, at = at, at + _elapsed_ns(before, mark.event)
             lag_ns = self._clock.lag_ns(mark.host_ns, at)
@@ -272,10 +274,10 @@ def _elapsed_ns(before: Any, event: Any) -> int:
 class DeviceClock:
     """Offset of one device's clock. Times in nanoseconds.
 
-    A device runs a stamp after its host enqueued it, so `host - device` of a stamp is at most the offset of the clocks,
-    and equals it if the device was idle and ran the stamp at once. The largest value seen is therefore the offset. A
-    device that is never idle gives no such stamp for long, and the clocks drift meanwhile: each value is lowered with
-    its age.
+    A device runs a stamp after its host enqueued it, so `host - device` of a stamp is at most the offset of the clocks.
+    It equals the offset if the device was idle and ran the stamp at once. The largest value seen is therefore the
+    offset. On a device that is rarely idle such stamps are far apart and the clocks drift meanwhile, so each value is
+    lowered with its age.
     """
 
     __slots__ = ("_offset_ns", "_seen_ns")
