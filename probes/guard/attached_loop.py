@@ -9,10 +9,11 @@
         optimizer.step()
         optimizer.zero_grad()
 
-All ranks come to the same verdict, from one small all-reduce a step: the mean loss and the gradient norm. Copies of the
-state lie in host memory; one is good once enough healthy steps have followed it. `probes.guard.decisions` limits the
-number of failures and prevents endless repetition. After a rollback the loop continues with its next batch, so it has
-made fewer updates than it has seen batches; the learning rate is left to the loop.
+All ranks reach the same verdict through one small all-reduce per step, of the mean loss and the gradient norm. Copies
+of the state are kept in host memory; a copy is good once enough healthy steps have followed it.
+`probes.guard.decisions` limits the number of failures and prevents endless repetition. After a rollback the loop
+continues with its next batch, so it has made fewer updates than it has seen batches; the learning rate is left to the
+loop.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class LoopGuard:
         self._interval = interval
         self._guard = Guard(Ledger(), max_rollbacks=max_rollbacks, policy=policy)
         self._copies: list[_Copy] = []
-        self._updates = 0  # that the state has seen
+        self._updates = 0  # number of updates in the current state
         self._batches = 0
         self.last: Verdict | None = None
         """The newest unhealthy verdict."""
@@ -166,11 +167,11 @@ def guard(
 ) -> LoopGuard:
     """A guard for a user's loop; copies the state now.
 
-    `state` returns what is to be restored, any nesting of dicts and lists with tensors in it (state dicts as they are);
-    `load` takes the same and puts it back. Both are called on all ranks. The gradients that are looked at and
-    cleared are those of `parameters`, by default of the models that `rankscope.attach` was given. `interval` is the
-    number of steps between copies. Raises RunStopped from `refuses` after `max_rollbacks`, or earlier where one failure
-    follows the other.
+    `state` returns the state to restore: any nesting of dicts and lists that hold tensors, such as state dicts. `load`
+    takes such a state and restores it. Both are called on all ranks. The guard checks and clears the gradients of
+    `parameters`; the default is the models given to `rankscope.attach`. `interval` is the number of steps between
+    copies. Raises RunStopped from `refuses` after `max_rollbacks`, or earlier if failures follow each other without
+    healthy steps in between.
     """
     attached = current()
     given = list(parameters) or (attached.parameters if attached is not None else [])
@@ -180,7 +181,7 @@ def guard(
 
 
 def _to_host(value: Any) -> Any:
-    """A copy: of a plain tensor on the host, of a sharded one on its device."""
+    """Copy a plain tensor to the host; copy a sharded tensor on its device."""
     if not isinstance(value, Tensor):
         return value
     if type(value) is Tensor and not value.is_cpu:
@@ -189,5 +190,5 @@ def _to_host(value: Any) -> Any:
 
 
 def _fresh(value: Any) -> Any:
-    """Copy a copy again, since an optimizer keeps the tensors that it is given."""
+    """Copy the stored tensors before `load`, because an optimizer keeps the tensors that it is given."""
     return value.clone() if isinstance(value, Tensor) else value

@@ -34,11 +34,12 @@ __all__ = ["Decision", "Guard", "GuardPolicy", "RunStopped", "Verdict"]
 
 
 HISTORY = 4096
-"""Steps whose batches are remembered: a window of skipped batches may reach back before a rollback's target."""
+"""Number of steps whose batches are remembered, because a window of skipped batches may begin before the step that a
+rollback restores."""
 
 
 class RunStopped(RuntimeError):
-    """The guard has given up; the text says why, and a restart would only repeat it."""
+    """The guard has given up, for the reason in the text; a restart would only fail again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +47,23 @@ class GuardPolicy:
     """Limits of the guard."""
 
     healthy_steps: int = 3
-    """Number of healthy steps after which a copy is good: a bad update shows in the loss at once or within a few
-    steps."""
+    """Number of healthy steps after which a copy counts as good: a bad update shows in the loss within a few steps."""
     quiet_steps: int = 10
     """Good steps after a failing one that end its incident."""
     windows: tuple[int, ...] = (1, 1, 1, 4, 8)
-    """Batches skipped at the n-th failure of an incident, the failing one last; PaLM skipped hundreds at once, but
-    nearly always the failing batch is the bad one. Its length is the number of tolerated failures.
+    """Number of batches skipped at the n-th failure of an incident, ending with the failing batch. PaLM skipped
+    hundreds at once, but nearly always the failing batch is the bad one. The length of this tuple is the number of
+    tolerated failures.
     """
     lower_from_failure: int = 4
-    """First failure of an incident at which the learning rate is lowered, too."""
+    """From this failure of an incident on, the learning rate is lowered as well."""
     rate_factor: float = 0.5
     """Factor of the learning rate while it is lowered."""
     rate_steps: int = 50
     """Steps for which a lowered rate holds."""
     corruptions_per_device: int = 2
-    """Corruptions on one device that end the run: a random bit flip hardly recurs on it, a defect does."""
+    """Number of corruptions on one device that ends the run: a random bit flip hardly recurs on the same device, a
+    defect does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class Verdict:
     devices: tuple[str, ...] = ()
     """For a corruption: devices whose state changed, if certain."""
     ranks: tuple[int, ...] = ()
-    """Those of `devices`."""
+    """The ranks of `devices`."""
     loss: float = math.nan
     loss_level: float = math.nan
     """For a spike: the usual loss before it."""
@@ -110,7 +112,7 @@ class Guard:
         self._taken: deque[tuple[int, int]] = deque(maxlen=HISTORY)  # (step, batch), newest last
 
     def report_corruption(self, verdict: Verdict) -> None:
-        """Use this verdict on changed state, which all ranks agreed on, instead of judging the step."""
+        """Let the next `judge` return this verdict: a corruption that all ranks agreed on."""
         self._corruption = verdict
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict:
@@ -149,7 +151,7 @@ class Guard:
             raise self._stop(f"recovery.max_rollbacks = {self.max_rollbacks} are spent, then: {verdict.reason}")
         if verdict.kind == "corruption":
             return self._decide_corruption(verdict)
-        if is_transient and is_first_time:  # no batch is to blame, unless it fails again
+        if is_transient and is_first_time:  # a good repetition clears the batch, unless it fails again
             return Decision(batches=(), before_step=verdict.step, rate_scale=ledger.rate_at(verdict.step))
         window = policy.windows[ledger.failures - 1]
         before = list(self._taken)[-(window - 1) :] if window > 1 else []
@@ -189,7 +191,7 @@ class Guard:
             self.detector.load_state_dict(state)
 
     def give_up(self, reason: str) -> RunStopped:
-        """Return the exception that ends the run for a reason outside of this policy; the caller raises it."""
+        """Return the exception with which the caller ends the run for a reason outside of this policy."""
         return self._stop(reason)
 
     def _stop(self, reason: str) -> RunStopped:

@@ -27,7 +27,7 @@ from ..step_scalars import read_back
 __all__ = ["FingerprintReader", "Reading"]
 
 PERIOD = 1024
-"""Positions with distinct weights; rows of so many words are added up at the speed of memory."""
+"""Number of positions with distinct weights; rows of this many words are summed at the speed of memory."""
 CHUNK = 64 * PERIOD
 """Words of one product on a CPU: with their weights they stay in its cache."""
 SMALL_WORDS = 1 << 13
@@ -94,7 +94,8 @@ class FingerprintReader:
             return known[2:]
         words = _words(tensor)
         pieces = [] if words.is_cuda else _pieces(words)
-        if words.data_ptr() == address and words.nbytes == nbytes:  # a view, and no copy that would grow old
+        # a view of the tensor's memory; a copy would become outdated
+        if words.data_ptr() == address and words.nbytes == nbytes:
             self._views[name] = (address, nbytes, words, pieces)
         return words, pieces
 
@@ -128,7 +129,7 @@ def _product(pieces: list[_Piece]) -> Tensor:
 
 
 def _column_sums(words: Tensor) -> Tensor:
-    """On a GPU, which has no product of integers: the words of each place are added up, then weighted."""
+    """On a GPU, which has no integer matrix product: sum the words at each position, then weight the sums."""
     rows = len(words) // PERIOD
     weights = _weights(words.device)
     total = (words[: rows * PERIOD].view(rows, PERIOD).sum(0) * weights).sum()
@@ -137,14 +138,15 @@ def _column_sums(words: Tensor) -> Tensor:
 
 
 def _together(vectors: Sequence[Tensor]) -> Tensor:
-    """Many short vectors at once: running sums, read where each vector ends (they wrap around, which is harmless)."""
+    """Sum many short vectors at once by one running sum, read where each vector ends. Overflow wraps around, which is
+    harmless."""
     weights, ends = _layout(tuple(len(vector) for vector in vectors), vectors[0].device)
     running = torch.cumsum(torch.cat(list(vectors)) * weights, 0)[ends]
     return torch.diff(running, prepend=running.new_zeros(1))
 
 
 def _of_scalars(scalars: Sequence[Tensor]) -> Tensor:
-    """Single numbers, such as the optimizer's counts of steps: a word each."""
+    """Tensors of one element, such as the optimizer's step counts: one word each."""
     column = torch.stack([scalar.detach().reshape(()) for scalar in scalars])
     table = column.new_zeros(len(scalars), 8 // min(8, column.itemsize))
     table[:, 0] = column

@@ -5,8 +5,9 @@
     ledger.next_batch(40)        # 41
 
 It is stored next to the checkpoints instead of in them, because restoring an older checkpoint must not bring back a bad
-batch. The file has a digest, a sequence number and a copy next to it (`ledger-copy.json`): an altered one is noticed,
-and of two good ones the newer counts. Every checkpoint holds a copy too, which is used where both files are damaged.
+batch. The file has a digest, a sequence number and a copy next to it (`ledger-copy.json`). The digest shows an altered
+file; if both files are good, the newer one counts. Every checkpoint holds a copy too, which is used where both files
+are damaged.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Ledger:
 
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Ledger:
-        """Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for anything else."""
+        """Inverse of `to_json`. Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for malformed
+        content."""
         good = loaded["good_step"]
         rate_scale = float(loaded["rate_scale"])
         if not 0.0 < rate_scale <= 1.0:  # it multiplies the learning rate: NaN would end the run
@@ -105,8 +107,9 @@ class Ledger:
 
     @classmethod
     def load(cls, path: Path) -> tuple[Ledger, str]:
-        """The newer of the ledger's two files that is whole (empty if there is none), and what is wrong if something
-        is. Raises OSError where a file cannot be read now: its absence would bring skipped batches back."""
+        """Return the newer intact ledger of the two files (an empty ledger if there is none), and what is wrong, if
+        anything. Raises OSError if a file cannot be read now, because without the ledger skipped batches would be
+        trained on again."""
         (own, problem), (other, problem_of_copy) = _read(path), _read(copy_of(path))
         if own is None and other is not None:
             problem = f"{problem or f'{path.name} is missing'}; its copy is used"
@@ -135,11 +138,11 @@ def copy_of(path: Path) -> Path:
 
 
 _SETTLED = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
-"""Errors that say what is there instead of a file; any other says only that it cannot be read now."""
+"""Error numbers which prove that there is no regular file; any other error only means that it cannot be read now."""
 
 
 def _read(path: Path) -> tuple[Ledger | None, str]:
-    """The ledger of one file, None if there is none that is whole; and what is wrong with the file."""
+    """Return the ledger of one file (None if it is missing or damaged), and what is wrong with the file."""
     try:
         loaded = json.loads(read_plain(path, MAX_BYTES))
         ledger = Ledger.from_json(loaded)

@@ -28,24 +28,25 @@ HISTORY = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedPolicy:
-    """When a rise is a spike. None of 180 clean runs of 2,000 steps has one: noise around zero with the tails of
-    Student's t with four degrees of freedom, the same as the steps of a level that wanders, a descent through zero."""
+    """Limits above which a rise is a spike. They give no spike in 180 clean simulated runs of 2,000 steps: noise around
+    zero from Student's t with four degrees of freedom, a random walk with such steps, and a descent through zero."""
 
     z: float = 12.0
-    """Robust sigmas of a spike."""
+    """Minimum robust sigmas of a spike."""
     beyond: float = 5.0
-    """Rise over the largest deviation in the history that is a spike if the gradient norm agrees."""
+    """Minimum rise / largest deviation in the history, if the gradient norm agrees."""
     lasting_beyond: float = 10.0
-    """The same if the next step confirms it: a level that wanders stays where a jump has put it."""
+    """The same ratio if the next step confirms the rise; it is higher, because the level of a random walk stays where a
+    jump has put it."""
     alone_beyond: float = 20.0
-    """The same without other evidence: no tail reaches that."""
+    """The same ratio without other evidence: no heavy tail reaches this."""
     min_values: int = 32
     """Minimum number of clean losses for a meaningful largest deviation."""
     usual_ratio: float = 0.03
-    """Share of losses without a logarithm at which differences are judged instead: a lone zero, as of a batch that is
-    masked as a whole, makes no other loss of a run."""
+    """Share of losses at or below zero from which differences are judged. A single zero, as from a fully masked batch,
+    does not switch the method."""
     rise_ratio: float = 0.2
-    """Smallest rise, in typical sizes of the loss."""
+    """Minimum rise of a spike, in typical sizes of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class SignedLoss:
         level = median(values[-window:])
         rise = loss - level
         size = median(abs(value) for value in values)
-        if rise <= 0 or rise < policy.rise_ratio * size:  # no spike, as nearly always: the rest costs more
+        if rise <= 0 or rise < policy.rise_ratio * size:  # the usual case: no spike, and the rest is expensive
             return SignedJudgement(level=level, rise_ratio=rise / size if size else math.nan)
         deviations = [values[i] - median(values[i - window : i]) for i in range(window, len(values))]
         middle = median(deviations)

@@ -6,8 +6,8 @@
 
 The detector is plain Python over a short history, so that a rank can call it each step: 5 us, 30 for a loss that rises.
 
-1. A value that is not finite or part of a spike never enters the history. Values are logarithms; if losses without a
-   logarithm are common, `signed_loss` judges differences instead of steps 2 to 4.
+1. Values that are not finite, or are part of a spike, never enter the history. Values are logarithms; if losses without
+   a logarithm are common, `signed_loss` judges differences instead of steps 2 to 4.
 2. level = median of the newest `level_window` clean logarithms; residual = log(value) - level. The level follows the
    descent of a young run; if it lags behind, the test only becomes more conservative.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
@@ -39,14 +39,14 @@ class SpikePolicy:
 
     The strong pair: 8 robust sigmas are beyond the heavy tails of small batches (a batch of 16 sequences of source code
     varies by 3 to 6 %), and 20 % is below every spike that the published logbooks call one. Once in some hundred
-    thousand steps a hard batch gets there all the same, with an ordinary gradient: short of `alone_rise_ratio`
-    and `alone_z` the gradient norm, where it is known, has to be raised as well, or the next step has to say the same.
-    The moderate pair needs the gradient norm as a second witness; random tokens on one data rank of four raise the
-    loss of the global batch by 15 to 25 % and the gradient norm by far more.
+    thousand steps a hard batch still exceeds both, with an ordinary gradient. So below `alone_rise_ratio` and `alone_z`
+    the gradient norm, if known, must be raised as well, or the next step must confirm the rise. The moderate pair needs
+    the gradient norm as a second witness; random tokens on one data rank of four raise the loss of the global batch by
+    15 to 25 % and the gradient norm by far more.
     """
 
     warm_up_steps: int = 16
-    """Clean observations before the first verdict; fewer give no stable deviation."""
+    """Clean observations before the first verdict; from fewer the deviation is not stable."""
     strong_z: float = 8.0
     """Robust sigmas of a spike that the gradient norm need not clearly confirm."""
     strong_rise_ratio: float = 0.20
@@ -67,18 +67,19 @@ class SpikePolicy:
     grad_rise_ratio: float = 0.5
     """Smallest rise of the gradient norm that counts as agreement; a strong pair with less is a hard batch."""
     broken_grad_rise_ratio: float = 7.0
-    """Rise of the gradient norm (8 times its level) that counts with any clear rise of the loss: small batches hide a
-    broken update in the noise of the loss, as in a run of 8 short sequences whose rate was 100 times too high."""
+    """Rise of the gradient norm (to 8 times its level) at which any clear rise of the loss is a spike. With small
+    batches the noise of the loss hides a broken update, as in a run of 8 short sequences per step whose learning rate
+    was 100 times too high."""
     broken_z: float = 2.5
     """Robust sigmas of the loss that count if the gradient norm is broken; clean losses reach this once in a hundred
     steps.
     """
     least_descent_ratio: float = 0.005
-    """Smallest rise / how far the loss has fallen from its highest level. Source: clean loops whose model fits all of
-    its data, with a loss of 0.04 after 36 and of 0.005 after 4.2, rise by up to 0.0048 of that; a language model at 2.0
-    after 11 rises by 0.018 of it where it rises by the least that counts at all, 8 %."""
+    """Minimum rise / total descent of the loss from its highest level. Source: clean loops whose model memorises its
+    data, with a loss that fell from 36 to 0.04 or from 4.2 to 0.005, rise by up to 0.0048 of their descent. A language
+    model that fell from 11 to 2.0 rises by 0.018 of it at the smallest rise that counts, 8 %."""
     loss_spread_floor: float = 0.01
-    """Smallest assumed spread of the log loss: in a run that is quiet by accident, 1 % must not count as a
+    """Smallest assumed spread of the log loss: if the history happens to be very quiet, 1 % must not count as a
     deviation.
     """
     grad_spread_floor: float = 0.05
@@ -94,8 +95,8 @@ class SpikePolicy:
 class SpikeVerdict:
     """Evidence of one step: loss and gradient norm against their history.
 
-    `z` in robust sigmas; NaN where there is nothing to compare with, and where a loss has risen so little that it is no
-    spike at any number of sigmas: then nothing more is worked out.
+    `z` is in robust sigmas. It is NaN without a history, and also if the loss has risen too little for a spike: then it
+    is not computed.
     """
 
     step: int
@@ -108,7 +109,8 @@ class SpikeVerdict:
     grad_z: float = math.nan
     grad_rise_ratio: float = math.nan
     is_signed: bool = False
-    """Judged by differences, as a loss that is not always positive: its rise is in typical sizes of the loss."""
+    """True if the loss is not always positive and was judged by differences; the rise is then in typical sizes of the
+    loss."""
 
     @property
     def is_spike(self) -> bool:
@@ -153,7 +155,7 @@ class SpikeDetector:
     """Feed it each step's reduced loss and gradient norm, in the order in which the steps ran."""
 
     def __init__(self, policy: SpikePolicy | None = None, *, highest_loss: float = 0.0) -> None:
-        """`highest_loss`: of the steps before, where the detector begins in the middle of a run."""
+        """`highest_loss`: highest level in earlier steps, if the detector starts in the middle of a run."""
         self.policy = policy = policy or SpikePolicy()
         self.highest_loss = highest_loss
         """Highest level so far."""
@@ -177,13 +179,13 @@ class SpikeDetector:
         log_loss = math.log(loss)
         loss_z = grad_z = grad_rise = math.nan
         level, loss_rise = self._loss.rise(log_loss)
-        if loss_rise >= self._least_rise:  # else no spike, as nearly always: the rest reads the whole history
+        if loss_rise >= self._least_rise:  # the usual case is no spike; the rest reads the whole history
             loss_z = self._loss.z(log_loss, level)
             grad_level, grad_rise = self._grad.rise(log_grad)
             grad_z = self._grad.z(log_grad, grad_level)
         warm = self._num_clean >= self.policy.warm_up_steps
         spike = warm and self._is_spike(loss_z, loss_rise, grad_z, grad_rise)
-        if spike and self._signed.num_signed:  # a loss on its way through zero: its logarithm exaggerates
+        if spike and self._signed.num_signed:  # near zero the logarithm of a falling loss exaggerates
             spike = self._signed.judge(loss).z >= self.policy.moderate_z
         usual = math.exp(level) if math.isfinite(level) else math.nan
         if spike and loss - usual < self.policy.least_descent_ratio * (self.highest_loss - usual):
@@ -233,7 +235,7 @@ class SpikeDetector:
         )
 
     def follow(self, seen: Iterable[tuple[float, float]]) -> None:
-        """Take the clean (loss, gradient norm) of the steps before, without judging them."""
+        """Learn the clean (loss, gradient norm) of earlier steps, without judging them."""
         for loss, grad_norm in seen:
             self._learn(loss, math.log(grad_norm) if grad_norm > 0.0 else math.nan)
 
@@ -245,7 +247,7 @@ class SpikeDetector:
             return math.inf, -math.inf
         if not self._loss.residuals:
             return 0.0, math.inf
-        # A little less: the detector's own logarithm and exponential round.
+        # Slightly narrower, because the detector's logarithm and exponential round.
         return 0.0, math.exp(_median(self._loss.levels)) * (1.0 + self._least_rise) * (1.0 - 1e-9)
 
     def state_dict(self) -> dict[str, Any]:
@@ -275,7 +277,7 @@ class SpikeDetector:
         self._rejected.clear()
 
     def _is_spike(self, loss_z: float, loss_rise: float, grad_z: float, grad_rise: float) -> bool:
-        """Judge one step, and remember whether its gradient denied what the loss said."""
+        """Judge one step, and remember whether an ordinary gradient norm refuted a rise of the loss."""
         policy = self.policy
         strong = loss_z >= policy.strong_z and loss_rise >= policy.strong_rise_ratio
         alone = loss_rise >= (policy.alone_rise_ratio if loss_z < policy.alone_z else policy.alone_z_rise_ratio)
