@@ -1,11 +1,12 @@
-"""The memory of a rank that ran out of it on CUDA: torch's snapshot, reduced, in the run's folder.
+"""Snapshot of a rank's CUDA memory after an out-of-memory error: torch's snapshot, reduced in size, in the run's
+folder.
 
     recorder.memory = MemorySnapshots(run, recorder, history=20_000)     # begins to record stacks of allocations
     record_exception(recorder, error)      # the `exception` event; for an OutOfMemoryError the snapshot as well
 
 `memory/attempt-0/rank-00003-memory.json.gz` has the keys of `torch.cuda.memory._snapshot`: segments, blocks with their
 stacks, and the newest entries of the trace, cut to a size. An event `memory_snapshot` names it and says what it shows.
-Without a history (`profiler.memory_history = 0`) sizes are there, and no stacks.
+Without a history (`profiler.memory_history = 0`) it has sizes but no stacks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .memory_state import FORMAT, summarise
 __all__ = ["MemorySnapshots", "record_exception", "reduced"]
 
 MAX_BYTES = 32 << 20
-"""Maximum size of a file before compression: about 5,000 blocks with full stacks have 10 MiB."""
+"""Maximum size of a file before compression; about 5,000 blocks with full stacks take 10 MiB."""
 MAX_FRAMES = 24
 """Innermost frames kept of each stack."""
 MAX_TRACE = 2000
@@ -77,7 +78,7 @@ class MemorySnapshots:
             path = self._path()
             num_bytes = _save(reduced(snapshot), path)
             about = asdict(state)
-            # The message has what the allocator counted when it failed, also where no trace was kept.
+            # The error message has the allocator's counts at the failure, even if no trace was kept.
             unused = _unused_bytes(str(failed))
             if unused is None and state.is_at_failure:
                 unused = max(0, state.reserved_bytes - state.allocated_bytes)
@@ -108,7 +109,7 @@ def reduced(snapshot: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> dict[str
         for entry in reversed(trace[-MAX_TRACE:]):
             short = _short(entry)
             size = len(json.dumps(short, default=str))
-            if left - size < max_bytes // 2:  # the other half is for the blocks
+            if left - size < max_bytes // 2:  # the blocks get the other half
                 break
             left -= size
             kept.append(short)
@@ -162,7 +163,7 @@ def _save(content: Mapping[str, Any], path: Path) -> int:
 
 
 def _out_of_memory(error: BaseException) -> torch.OutOfMemoryError | None:
-    """The refused allocation in a chain of exceptions; torch raises this type for devices alone."""
+    """The OutOfMemoryError in a chain of exceptions; torch raises this type only for devices."""
     link: BaseException | None = error
     for _ in range(MAX_LINKS):
         if link is None or isinstance(link, torch.OutOfMemoryError):

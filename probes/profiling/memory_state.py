@@ -1,12 +1,12 @@
-"""State of torch's CUDA allocator in a snapshot: allocations, their lines, and the request that failed.
+"""State of torch's CUDA allocator in a snapshot: allocations with their lines of code, and the request that failed.
 
     state = summarise(torch.cuda.memory._snapshot())
-    state.reserved_bytes - state.allocated_bytes    # in the cache, and not given out
+    state.reserved_bytes - state.allocated_bytes    # cached, but not in use by tensors
     state.sites[0]                                  # Site(at="model/attention.py:88 in forward", bytes=..., blocks=64)
 
-A rank takes its snapshot after an exception has left the training, when unwinding has already freed blocks. The trace
-in the snapshot shows which ones, so it is undone back to the failed allocation (`is_at_failure`). A snapshot without
-that entry, such as one without a history, is taken as it is.
+A rank takes its snapshot after the exception has left the training loop, when unwinding has already freed blocks. The
+snapshot's trace lists these frees, so they are undone back to the failed allocation (`is_at_failure`). A snapshot whose
+trace lacks the failed allocation, for instance without a history, is used as it is.
 
 The format is that of `torch.cuda.memory._snapshot`. Such a file may come from an untrusted source: values of a wrong
 type are left out, and only ValueError is raised.
@@ -64,7 +64,7 @@ class MemoryState:
     device_free_bytes: int | None
     """Free bytes on the device at that time."""
     asked_at: str
-    """The line that asked, as `Site.at`."""
+    """The line that requested the failed allocation, in the form of `Site.at`."""
 
 
 def summarise(snapshot: Mapping[str, Any]) -> MemoryState:
@@ -109,7 +109,7 @@ def summarise(snapshot: Mapping[str, Any]) -> MemoryState:
 
 
 def _failure(trace: Sequence[Mapping[str, Any]]) -> int | None:
-    """Place of the last allocation that failed."""
+    """Index in the trace of the last allocation that failed."""
     return next((at for at in reversed(range(len(trace))) if trace[at].get("action") == "oom"), None)
 
 
@@ -127,7 +127,7 @@ def _allocated(segment: Mapping[str, Any]) -> Iterator[tuple[int, int, Frames]]:
 
 
 def _undo(trace: Sequence[Mapping[str, Any]], failure: int, live: dict[int, tuple[int, Frames]]) -> int:
-    """Take `live` back to the failure; returns by how much more was reserved then (bytes)."""
+    """Turn `live` into the blocks in use at the failure; returns how many more bytes were reserved then."""
     later = trace[failure + 1 :]
     freed = {entry.get("addr") for entry in later if entry.get("action") == "free_requested"}
     origin = {address: _list(entry.get("frames")) for entry in trace[:failure]
@@ -164,7 +164,7 @@ def _own_line(frames: Frames) -> str:
     best, rank = "", 3
     for frame in frames:
         path = frame.get("filename") if isinstance(frame, Mapping) else None
-        if not isinstance(path, str) or not path.endswith(".py"):  # of C++
+        if not isinstance(path, str) or not path.endswith(".py"):  # a C++ frame
             continue
         is_library = _LIBRARY.search(path) is not None or path.startswith(_PROBES)
         distance = 2 if is_library and _TORCH.search(path) else 1 if is_library else 0
@@ -183,6 +183,6 @@ def _list(value: Any) -> list[Any]:
 
 
 def _size(value: Any) -> int | None:
-    """A whole number that is not an address or size of a damaged file."""
+    """Return the value if it can be an address or size; None for others, as from a damaged file."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value <= _MAX_BYTES else None

@@ -1,11 +1,11 @@
-"""A request to profile ranks, to the ranks of a node: a small file in the node's folder.
+"""A request to profile ranks: a small file in a node's folder, polled by the ranks of that node.
 
 write_request(run, node_rank=0, request=CaptureRequest(number=1, attempt=0, ranks=(3, 1), ...))
 requests = RequestFile(run, node_rank=0, attempt=0, rank=3)
 requests.poll()                     # the request if it is new and names this rank and attempt, else None
 
-The folder of a run is its owner's alone, and a request can do no more than cost a few slower steps and the traces'
-budget, so it is not signed.
+A request is not signed: only the owner can write to a run's folder, and a request can only cost a few slower steps and
+some of the traces' budget.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "capture-request.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRequest:
-    """Profile `num_steps` steps from `first_step` on, or from the next one where that is over."""
+    """Profile `num_steps` steps from `first_step` on, or from the next step if `first_step` is over."""
 
     number: int
     attempt: int
@@ -53,7 +53,7 @@ class RequestFile:
 
 
 def write_request(run: RunDir, node_rank: int, request: CaptureRequest) -> bool:
-    """Place a request in the folder of a node, over an earlier one; False where that folder cannot be written."""
+    """Write a request to the folder of a node, replacing an earlier one; False if the folder cannot be written."""
     return write_request_file(run.node_dir(node_rank) / NAME, request)
 
 

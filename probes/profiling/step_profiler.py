@@ -39,11 +39,12 @@ _LEVEL = 4  # of gzip: half the time of the default, a few percent larger
 
 POLL_S = 1.0
 SPAN = "profile"
-"""Kind of the span in which a trace is begun and ended: seconds without another record, which are not a hang."""
+"""Kind of the span around starting and ending a trace, which takes seconds without other records and is not a hang."""
 MAX_S = 30.0
-"""A capture ends with the step in which this much time is over: ending it takes as long as it has events."""
+"""Maximum seconds of a capture, which ends with the step in which they are over: the time to end it grows with its
+events."""
 CLOSE_S = 60.0
-"""Seconds that a rank's end waits until its last trace is written."""
+"""Seconds that a rank waits at its end for its last trace to be written."""
 
 
 class _Recorder(Protocol):
@@ -78,7 +79,7 @@ class StepProfiler:
         self._poll_at = 0.0 if settings.on_request else float("inf")
         self._request: CaptureRequest | None = None
         self._trace: Any = None
-        self._of: CaptureRequest | None = None  # the capture that runs; None: the schedule
+        self._of: CaptureRequest | None = None  # the request of the running capture; None if it is scheduled
         self._left = self._first_step = 0
         self._until_s = 0.0
         self._writer: threading.Thread | None = None
@@ -119,12 +120,13 @@ class StepProfiler:
             self._request = self._requests.poll() or self._request
         request = self._request
         if request is not None and number < request.first_step:
-            return False  # a capture of the schedule might not be over when its peer begins
+            # do not start a scheduled capture: it might still run when the requested one is due on this rank's peer
+            return False
         if request is None and not self._settings.is_scheduled(self._recorder.rank, number):
             return False
         if self._writer is not None and self._writer.is_alive():
-            return False  # a request waits for the next step
-        from .ranges import Ranges  # torch's profiler is touched by captures only
+            return False  # the last trace is still being written; a request is tried again at the next step
+        from .ranges import Ranges  # only a capture imports torch's profiler
         from .trace import Trace
 
         settings = self._settings
@@ -195,7 +197,8 @@ class TraceFiles:
         self._num_named: Counter[str] = Counter()
 
     def new_path(self, first_step: int, last_step: int, *, requested: bool) -> Path:
-        """Path of a new trace; its folder is made. Steps that are gone over again have their own traces."""
+        """Path of a new trace, whose folder is created. A step that is repeated after a rollback gets a separate
+        trace."""
         folder = self._root / "traces" / f"attempt-{self._attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         kind = "requested" if requested else "scheduled"
@@ -217,7 +220,7 @@ class TraceFiles:
         return path.stat().st_size
 
     def prune(self) -> list[str]:
-        """Remove what the budget has no room for; returns paths relative to the run's folder."""
+        """Remove traces until the budget is kept; returns their paths relative to the run's folder."""
         found = [
             ("requested" in path.name, path.stat().st_mtime_ns, path, path.stat().st_size)
             for path in (self._root / "traces").glob(f"attempt-*/rank-{self._rank:05d}-*{SUFFIX}")
