@@ -1,11 +1,10 @@
 """Attempts of a run: each start of its ranks durably claims a unique number.
 
     attempt = claim(run)                        # in the process that starts the ranks, once
-    attempt = claim(run, launch="torchrun-4711-0") # each rank calls it alone and gets the same number for the same
-    launch
+    attempt = claim(run, launch="torchrun-4711-0") # in each rank alone: all ranks of a launch get the same number
 
-A claim is a file `attempts/00003.json` that appears with its content, under an unused name: two launchers
-never get one number, a number is never given twice, and ranks that cannot talk to each other yet agree on theirs.
+A claim is a file `attempts/00003.json` that appears atomically, with its content, under an unused name. So two
+launchers never get the same number, and ranks that cannot communicate yet agree on theirs.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def claim(run: RunDir, *, launch: str = "", **detail: Any) -> int:
                 taken.append(number)
             number = max(taken, default=-1) + 1
             try:
-                os.link(fresh, folder / f"{number:05d}.json")  # with its content, or not at all
+                os.link(fresh, folder / f"{number:05d}.json")  # atomic: the name appears together with the content
             except FileExistsError:
                 continue
             break
@@ -68,7 +67,8 @@ def claim(run: RunDir, *, launch: str = "", **detail: Any) -> int:
 
 
 def claims(run: RunDir) -> dict[int, dict[str, Any]]:
-    """{attempt: who took it: host, pid, start_ticks, ...}; empty for a claim that was torn by a crash."""
+    """{attempt: facts of the process that claimed it: host, pid, start_ticks, ...}; no facts if a crash tore the
+    file."""
     found: dict[int, dict[str, Any]] = {}
     for number in sorted(_numbers(_folder(run))):
         try:
@@ -80,14 +80,14 @@ def claims(run: RunDir) -> dict[int, dict[str, Any]]:
 
 
 def newest(run: RunDir, default: int) -> int:
-    """The newest attempt's number; a folder that cannot be read tells of none."""
+    """Number of the newest attempt; `default` if there is none or the folder cannot be read."""
     return max(_numbers(_folder(run)), default=default)
 
 
 def all_ended(run: RunDir) -> bool:
     """Return True if no rank of the newest attempt can write: its tapes are closed, or its process has ended.
 
-    Of a rank on another host only the former can be seen.
+    For a rank on another host only closed tapes can be seen.
     """
     folders = list(run.rank_dirs())
     last = max((attempt for attempt, _, _ in folders), default=-1)
@@ -108,7 +108,8 @@ def rank_is_gone(events: Path) -> bool | None:
 
 
 def pids_of_rank(events: Path) -> list[int]:
-    """Pids that a rank's events name as the rank: the last one is the rank, an earlier one started it."""
+    """Pids that a rank's events give for the rank: the last one is the rank, earlier ones are processes that started
+    it."""
     found, _, _ = read_events(events)
     return [event["pid"] for event in found if event["kind"] == RANK and isinstance(event.get("pid"), int)]
 
@@ -124,7 +125,7 @@ def process_is_alive(pid: int, started_ticks: int = 0) -> bool:
 
 
 def is_closed(events: Path) -> bool:
-    """Return True if a rank's last event is that it closed; only the end of the file is read."""
+    """Return True if a rank's last event is `rank_closed`; only the end of the file is read."""
     try:
         with open(open_plain(events), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
@@ -146,7 +147,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def start_ticks(pid: int | str = "self") -> int:
-    """When a process (this one) started, in clock ticks since boot, from /proc; UNSET where there is none."""
+    """Start time of a process (default: this one) in clock ticks since boot, from /proc; UNSET if there is no /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

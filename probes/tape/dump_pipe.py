@@ -1,7 +1,7 @@
 """Request dumps of torch's flight recorder through a pipe that a C++ thread reads, even while the GIL is held.
 
     offer_dump_pipe(run, attempt)               # in a rank, before its process groups are made
-    pipe_path(run, attempt, rank)               # a byte written to it asks for a dump
+    pipe_path(run, attempt, rank)               # writing a byte to it requests a dump
     dump_path(run, attempt, rank)               # where torch writes it
 
 torch makes the pipe itself, for its default group on NCCL. Variables that the user has set stay as they are.
@@ -23,12 +23,12 @@ _DUMP_NAMES = (DUMP, "TORCH_FR_DUMP_TEMP_FILE")
 
 
 def pipe_path(run: RunDir, attempt: int, rank: int) -> Path:
-    """The pipe of a rank; torch puts the rank and `.pipe` behind what it is given."""
+    """The pipe of a rank; torch appends the rank and `.pipe` to the configured prefix."""
     return Path(f"{_prefix(run, attempt)}{rank}.pipe")
 
 
 def dump_path(run: RunDir, attempt: int, rank: int) -> Path:
-    """The dump of a rank; torch puts the rank behind what it is given."""
+    """The dump of a rank; torch appends the rank to the configured prefix."""
     return Path(f"{_prefix(run, attempt)}{rank}")
 
 

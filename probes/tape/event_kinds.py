@@ -60,9 +60,9 @@ _LOSS = _float("loss", unit="nats")
 _CODE = (_text("file", "of the program"), _int("line", "in it", unit=""), _text("function", "that is compiled"))
 
 # fmt: off
-# A table: one entry per kind, its fields in as few lines as they take.
+# Laid out like a table: one entry per kind, with its fields in as few lines as possible.
 
-# Who a rank is.
+# Identity of a rank.
 
 RANK = _kind(
     "rank", table="ranks", by="rank, at its start and when its place in the mesh is known",

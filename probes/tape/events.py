@@ -42,12 +42,12 @@ class EventWriter:
         self._file = CheckedDescriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._unwritten: deque[bytes] = deque()
         self.saved_to: Path | None = None
-        """Where `close` left the lines that the disk did not take."""
+        """File in which `close` saved the lines that the disk refused."""
 
     def write(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Append one event of a kind of the catalogue; an error is counted, never raised.
 
-        What the catalogue does not list is written all the same, and counted as an error.
+        Fields that the catalogue does not list are written too, but counted as an error.
         """
         if kind not in EVENT_KINDS:
             record_error("events.unknown_kind", ValueError(f"no event kind {kind!r} in the catalogue"))
@@ -58,7 +58,8 @@ class EventWriter:
     def write_any(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Append one event of any kind, such as one of the user's own."""
         with failing_open("events"):
-            # Both clocks: the wall clock may be set while the run lives. Who gives another time gives one clock only.
+            # Record both clocks, because the wall clock may be changed during the run. A caller that gives another time
+            # gives only one clock.
             mono = {} if "wall_ns" in detail else {"mono_ns": time.monotonic_ns()}
             line = {
                 "wall_ns": time.time_ns(),
@@ -79,17 +80,17 @@ class EventWriter:
 
     @property
     def has_unwritten(self) -> bool:
-        """True if the disk did not take the last lines."""
+        """True if the disk refused the last lines."""
         return bool(self._unwritten)
 
     def retry(self) -> None:
-        """Write what the disk did not take before."""
+        """Write the lines that the disk refused before."""
         if self._unwritten:
             with contextlib.suppress(OSError):
                 self._write_out()
 
     def close(self) -> None:
-        """Close the file. What it did not take is saved elsewhere."""
+        """Close the file. Lines that the disk refused are saved elsewhere."""
         if self._file.is_open:
             self.retry()
             self._file.close()
@@ -98,7 +99,7 @@ class EventWriter:
                 self._unwritten.clear()
 
     def _write_out(self) -> None:
-        """Write the lines in their order; of two threads each takes the next one. Raises OSError."""
+        """Write the lines in order; several threads may call this, and each takes the next line. Raises OSError."""
         with contextlib.suppress(IndexError):
             while True:
                 line = self._unwritten.popleft()
@@ -131,9 +132,9 @@ def read_events(
 ) -> tuple[list[dict[str, Any]], int, int]:
     """Read whole lines from `start_byte`: (events, position after the last whole line, lines skipped).
 
-    A last line without its newline is not consumed: it may still be in the middle of being written. A line that stands
-    in the file twice is skipped: each has a time in nanoseconds, so a second one is a copy. `known`: hashes of the
-    lines before `start_byte`, to which those that are read are added.
+    A last line without its newline is not consumed, because it may still be being written. A repeated line is skipped:
+    each line has a time in nanoseconds, so an equal one is a copy. `known`: hashes of the lines before `start_byte`;
+    the hashes of the lines read are added to it.
     """
     known = set() if known is None else known
     try:
@@ -141,7 +142,7 @@ def read_events(
             file.seek(start_byte)
             blob = file.read(limit_bytes)
             end = blob.rfind(b"\n") + 1
-            if end == 0 and len(blob) == limit_bytes:  # one endless line: not an event, skip it
+            if end == 0 and len(blob) == limit_bytes:  # a line longer than any event: skip it
                 return [], _next_data(file.fileno(), start_byte + len(blob)), 1
     except FileNotFoundError:
         return [], start_byte, 0
@@ -162,10 +163,10 @@ def read_events(
 
 
 def _next_data(fd: int, start_byte: int) -> int:
-    """The next byte that is stored: a file may have a terabyte that is not."""
+    """Position of the next stored byte: a sparse file may have a hole of a terabyte."""
     try:
         return os.lseek(fd, start_byte, os.SEEK_DATA)
-    except OSError:  # nothing follows, or the file system cannot tell
+    except OSError:  # only a hole follows, or the file system does not support this
         return os.fstat(fd).st_size
 
 

@@ -1,4 +1,4 @@
-"""Texts of errors for a path that is not a run: what it is, and what to do instead.
+"""Error texts for a path that is not a run: what it is, and what to do instead.
 
 f"no run at {path}: {where_else(path)}"
 f"{path} {what_instead(path, runs_in_it)}"
@@ -17,7 +17,7 @@ _MADE = "it is made by the first `rankscope train` or `rankscope run`"
 
 
 def no_folder(runs: Path) -> str:
-    """Say that there is no folder of runs, whole: as long as nothing was trained that is not a mistake."""
+    """Complete text for a missing folder of runs, which is no mistake before the first training."""
     if runs.exists():
         return f"{runs} is a file: name the folder that holds the runs"
     made = f" ({_MADE})" if runs.name == "runs" else ""

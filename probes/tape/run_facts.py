@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
         line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
         if number := re.search(r"\d+\.\d+(\.\d+)?", line):
             found["gpu driver"] = number[0]
-    with contextlib.suppress(OSError):  # a working directory that is gone
+    with contextlib.suppress(OSError):  # the working directory was deleted
         if commit := source_commit(Path.cwd()):
             found["commit"] = commit
     return found
@@ -66,11 +66,12 @@ def settings(more: Iterable[str] = ()) -> dict[str, str]:
 
 
 def device_name() -> dict[str, str]:
-    """`device_name` of the GPU and torch's `float32_matmul_precision`, on which its peak depends; empty without one."""
+    """`device_name` of the GPU and torch's `float32_matmul_precision`, on which its peak FLOPS depends; empty without a
+    GPU."""
     if not torch.cuda.is_available():
         return {}
     facts = {"device_name": torch.cuda.get_device_name()}
-    with contextlib.suppress(RuntimeError):  # torch raises where its newer settings are used as well
+    with contextlib.suppress(RuntimeError):  # torch raises if its newer settings were used as well
         facts["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     return facts
 
@@ -119,7 +120,7 @@ def source_commit(place: Path) -> str:
 
 
 def _head(git: Path) -> str:
-    """HEAD of a repository; of a linked worktree `.git` is a file that names the folder."""
+    """HEAD of a repository; in a linked worktree `.git` is a file with the folder's path."""
     if git.is_file():
         git = git.parent / _text(git).removeprefix("gitdir:").strip()
     head = _text(git / "HEAD")

@@ -28,22 +28,22 @@ NODE_RANK = -1
 """The `rank` of what a node process (watch, launcher) writes."""
 MAX_MANIFEST_BYTES = 16 << 20
 SECRETS = "secrets.json"
-"""Settings that `run.json` has redacted. Not part of what is collected, shared or exported."""
+"""File with the settings that are redacted in `run.json`. It is never collected, shared or exported."""
 _UNKNOWN = "what was configured is not known"
 NO_MANIFEST = f"is damaged: {_UNKNOWN}"
 MISSING_MANIFEST = f"is missing: {_UNKNOWN}"
 ALTERED = "was altered: its digest is another"
 _DIGEST = "digest"
-"""Key of `run.json`, of all else that it holds."""
+"""Key in `run.json` of the digest of all its other content."""
 _DIGEST_TEXT = re.compile(r"[0-9a-f]{32}")
 
 
 class RunError(ValueError):
-    """A run's folder is missing or unusable; the text is one line that says what, where and what to do."""
+    """A run's folder is missing or unusable; one line with the problem, the path and what to do."""
 
 
 PRIVATE = 0o700
-"""Mode of a run's folder: it holds the configuration, texts of errors and samples of the data."""
+"""Mode of a run's folder, which holds the configuration, error texts and samples of the data."""
 
 
 class RunDir:
@@ -76,7 +76,7 @@ class RunDir:
     def join(cls, runs_dir: Path, job: str, name: str) -> tuple[RunDir, bool]:
         """Open the run of a launch, created under `name` by its first rank. Returns (run, True if this rank is first).
 
-        The first rank has to write the manifest. Raises OSError if the folder is not writable.
+        That rank must write the manifest. Raises OSError if the folder is not writable.
         """
         launches = runs_dir / ".launches"
         launches.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class RunDir:
         run = cls(path)
         try:
             return os.path.lexists(path / "run.json") or run.tapes.is_dir() or bool(run.stores())
-        except OSError:  # a folder that we may not look into
+        except OSError:  # no permission to read the folder
             return False
 
     @property
@@ -161,7 +161,7 @@ class RunDir:
 
     @property
     def reports(self) -> Path:
-        """Reports that `analyze` was asked to write."""
+        """Folder of the reports that `analyze` writes on request."""
         return self.path / "reports"
 
     def store(self, node_rank: int = 0) -> Path:
@@ -169,7 +169,7 @@ class RunDir:
         return self.path / ("telemetry.duckdb" if node_rank == 0 else f"telemetry-node{node_rank}.duckdb")
 
     def stores(self) -> list[Path]:
-        """Every store that is there, the first node's first."""
+        """Paths of all existing stores, the first node's first."""
         return sorted(self.path.glob("telemetry*.duckdb"), key=lambda path: (len(path.name), path.name))
 
     def rank_dir(self, attempt: int, rank: int) -> Path:
@@ -203,7 +203,7 @@ class RunDir:
             yield folder / "events.jsonl"
 
     def _folders(self, pattern: str) -> list[Path]:
-        """Folders of the tapes; links are left out, they may lead out of the run."""
+        """Folders of the tapes without links, which may lead out of the run."""
         if folder_problem(self.tapes):
             return []
         return sorted(path for path in self.tapes.glob(pattern) if path.is_dir() and not path.is_symlink())
@@ -223,7 +223,8 @@ class RunDir:
         return {path: problem for path, problem in sorted(found.items()) if problem}
 
     def _manifest_problem(self) -> str:
-        """Name what is wrong with the content of `run.json`; nothing in a run of a version that wrote no digest."""
+        """Problem with the content of `run.json`; empty if there is none, or if an older version wrote it without a
+        digest."""
         try:
             public = self._load("run.json")
         except FileNotFoundError:
@@ -249,14 +250,14 @@ class RunDir:
         return {key: value for key, value in self._read("run.json").items() if key != _DIGEST}
 
     def private_manifest(self) -> dict[str, Any]:
-        """`run.json` with the settings that are secrets: to act on, never to show."""
+        """`run.json` including secret settings: for use, never for display."""
         return with_secrets(self.manifest(), self._secrets())
 
     def _secrets(self) -> dict[str, Any]:
         return self._read(SECRETS)
 
     def _read(self, name: str) -> dict[str, Any]:
-        """A file of the run as JSON; empty where it is missing, unreadable or no object."""
+        """A file of the run as JSON; empty if it is missing, unreadable or not an object."""
         try:
             return self._load(name)
         except (OSError, ValueError, RecursionError):
@@ -279,7 +280,7 @@ class RunDir:
         try:
             before = self._load("run.json")
         except (FileNotFoundError, ValueError, RecursionError):
-            before = {}  # there is nothing to lose
+            before = {}  # missing, so nothing can be lost
         before.pop(_DIGEST, None)
         self.write_manifest(before | facts)
 
@@ -289,16 +290,17 @@ class RunDir:
         public, secrets = without_secrets(manifest, before)
         if secrets != before:
             self._write_json(SECRETS, secrets)
-        public = json.loads(json.dumps(public, default=str))  # as it is read back
+        # the digest must be that of the content as it is read back
+        public = json.loads(json.dumps(public, default=str))
         self._write_json("run.json", public | {_DIGEST: _digest(public)})
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Replace a file of the run, which its owner alone can read."""
+        """Replace a file of the run; only its owner can read it."""
         write_private(self.path / name, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def make_private(path: Path) -> None:
-    """Make the folder of a new run, or close an empty one to others. Raises OSError where it cannot be made.
+    """Create the folder of a new run, or make an existing empty one private. Raises OSError if it cannot be created.
 
     Folders of other users and file systems without modes are left as they are.
     """
@@ -309,7 +311,7 @@ def make_private(path: Path) -> None:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Digest of everything but the digest itself."""
+    """Digest of the manifest's content except the digest itself."""
     rest = {key: value for key, value in content.items() if key != _DIGEST}
     return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
 

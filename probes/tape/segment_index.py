@@ -1,17 +1,17 @@
-"""Index of a node's tapes with checksums, to detect loss or alteration of what was written.
+"""Index of a node's tapes with checksums, to detect loss or alteration of records.
 
     index = SegmentIndex(run.node_dir(0) / "segments.jsonl")     # `watch`, every half minute and at the end of a run
     index.add(run.path, "tapes/attempt-0/rank-00003/steps.00000.tape")
     index.sync()
     for path, problem in check_index(run.path, run.node_dir(0) / "segments.jsonl"): ...
 
-A line per file and state: of a tape the number of places in use, those that are not finished, and a CRC-32 over the
-fixed part of its header and all finished records, which no writer changes any more; of events and names the number of
-bytes and their CRC-32. Of several lines of a file the last counts. Each line has the digest of the line before, so a
-line that is altered or taken out breaks the chain; the file is synced after each round. A segment that retention
-removes is noted as retired first, with the number of places that it had and a CRC-32 of that.
+The index has a line per file and state; the last line of a file counts. For a tape, the line has the number of places
+in use, the unfinished places, and a CRC-32 over the fixed part of the header and all finished records, which no writer
+changes any more. For events and names it has the number of bytes and their CRC-32. Each line has the digest of the
+previous line, so an altered or removed line breaks the chain. The file is synced after each round. Before retention
+removes a segment, a line notes it as retired, with its number of places and a CRC-32 of that number.
 
-The checksums are computed by the process that reads the tapes anyway: a record costs its writer nothing.
+The checksums are computed by the process that reads the tapes anyway, at no cost for the ranks.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class SegmentIndex:
         self._is_dirty = False
 
     def add(self, root: Path, name: str, *, is_over: bool = False) -> bool:
-        """Note the present state of a file below `root`; True if it has changed. One that cannot be read is left out:
-        the ingestion reports it. `is_over`: its writer is gone, so records that it left open are covered too."""
+        """Note the present state of a file below `root`; True if it has changed. An unreadable file is left out,
+        because the ingestion reports it. `is_over`: the writer has ended, so the records that it left open are covered
+        too."""
         try:
             entry = _state_of(root, name, _Entry(path=name, extent=-1, crc=0) if is_over else None)
         except (TapeError, OSError):
@@ -84,11 +85,11 @@ class SegmentIndex:
         return True
 
     def retire(self, name: str, num_places: int) -> None:
-        """Note that a segment is removed because all of it is in the store; `sync` before removing it."""
+        """Note that a segment will be removed because the store has all of it; call `sync` before removing it."""
         self._append(_Entry(path=name, extent=num_places, crc=_retired_crc(name, num_places), is_retired=True))
 
     def sync(self) -> None:
-        """Put what was added on the disk."""
+        """Sync the added lines to the disk."""
         if self._is_dirty:
             os.fsync(self._fd)
             self._is_dirty = False
@@ -108,7 +109,7 @@ class SegmentIndex:
 
 
 def check_index(root: Path, index: Path) -> Iterator[tuple[str, str]]:
-    """(path below `root`, what is wrong) of every file that is not as the index says, and of the index itself."""
+    """(path below `root`, problem) of every file that differs from the index, and of the index itself."""
     known, _, problem = _read(index)
     if problem:
         yield index.relative_to(root).as_posix(), problem
@@ -119,12 +120,13 @@ def check_index(root: Path, index: Path) -> Iterator[tuple[str, str]]:
 
 
 def retired_segments(index: Path) -> dict[str, int]:
-    """{path below the run: places} of the segments that retention has removed: their records are in the store alone."""
+    """{path below the run: number of places} of segments that retention has removed; only the store has their
+    records."""
     return {name: entry.extent for name, entry in _read(index)[0].items() if entry.is_retired}
 
 
 def missing_numbers(names: list[str]) -> Iterator[tuple[str, int]]:
-    """(table, number) of segments that lie between others of their table and are not there."""
+    """(table, number) of missing segments between existing ones of the same table."""
     numbers: dict[str, set[int]] = {}
     for name in names:
         if match := _NAME.fullmatch(name):
@@ -169,7 +171,7 @@ def _problem(root: Path, entry: _Entry) -> str:
 
 
 def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | None:
-    """State of a file, as far as `limit` covers it (a negative extent: whole); None of a tape without a single byte."""
+    """State of the part of a file that `limit` covers (negative extent: the whole file); None for an empty tape."""
     path = root / name
     if not name.endswith(".tape"):
         return _text_state(path, name, limit)
@@ -188,7 +190,7 @@ def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | No
     left_out: Any
     if limit is None:
         left_out = np.flatnonzero(states != COMPLETE)
-        if len(left_out) > MAX_OPEN:  # never seen; then what comes after is not covered
+        if len(left_out) > MAX_OPEN:  # has not happened yet; records after that are not covered
             extent, left_out = int(left_out[MAX_OPEN]), left_out[:MAX_OPEN]
             rows = rows[:extent]
     else:
@@ -204,7 +206,7 @@ def _state_offset(header: Header) -> int:
 
 
 def _rows(path: Path, header: Header, most: int) -> Any:
-    """The raw records of a tape, one row of bytes each, as far as the file goes."""
+    """The raw records of a tape that are in the file, one row of bytes each."""
     fd = open_plain(path)
     try:
         blob = os.pread(fd, min(most, header.capacity) * header.record_bytes, HEADER_BYTES)
@@ -215,7 +217,7 @@ def _rows(path: Path, header: Header, most: int) -> Any:
 
 
 def _text_state(path: Path, name: str, limit: _Entry | None) -> _Entry:
-    """Checksum the whole lines of a file: the last one may be in the middle of being written."""
+    """Checksum the complete lines of a file; its last line may still be being written."""
     crc, size = 0, 0
     with open(open_plain(path), "rb") as file:
         if limit is None or limit.extent < 0:
@@ -239,7 +241,7 @@ def _whole_lines(fd: int, size: int) -> int:
 
 
 def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
-    """The last entry of each file, the digest of the last line, and what is wrong with the index."""
+    """Return the last entry of each file, the digest of the last line, and the problem of the index."""
     known: dict[str, _Entry] = {}
     last = problem = ""
     try:
@@ -259,7 +261,7 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
                 raise ValueError(entry.path)
             if min(0, entry.extent, *entry.open_places) < 0:
                 raise ValueError(entry.extent)
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # the last: of a number like 1e999
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # OverflowError: a number like 1e999
             problem = problem or f"line {number} is damaged"
             last = _digest(line.decode("utf-8", "replace"))
             continue
@@ -268,7 +270,7 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
         if found.get("prev") != last:
             problem = problem or f"line {number} does not follow the one before: lines were altered or taken out"
         known[entry.path], last = entry, _digest(line.decode("utf-8", "replace"))
-    if lines[-1]:  # what is appended follows it: it becomes a line then
+    if lines[-1]:  # an unfinished last line: the next append completes it to a line, so the chain continues from it
         last = _digest(lines[-1].decode("utf-8", "replace"))
     if lines[-1].strip(b"\0"):
         problem = problem or "its last line is torn"
@@ -278,7 +280,7 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
 
 
 def _retired_crc(name: str, num_places: int) -> int:
-    """Return the checksum of a line about a retired segment, which no file could contradict."""
+    """Return the checksum that protects a line about a retired segment, since no file is left to compare with."""
     return zlib.crc32(f"{name} {num_places}".encode())
 
 

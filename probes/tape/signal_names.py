@@ -8,14 +8,14 @@ __all__ = ["signal_name"]
 
 
 def signal_name(exit_code: int) -> str:
-    """Name by the exit code that `subprocess` gives; a real-time signal is counted from the first.
+    """Signal name for a negative exit code, as `subprocess` gives it; real-time signals are counted from SIGRTMIN.
 
-    "" too for what is the number of no signal.
+    Also "" for a number that is not a signal's.
     """
     number = -exit_code
     known = {int(one): one.name for one in signal.Signals}
     if not 0 < number <= signal.SIGRTMAX:
         return ""
     beyond = number - signal.SIGRTMIN
-    # Between the two kinds are those that the C library keeps for itself.
+    # The C library reserves the numbers between the standard and the real-time signals.
     return known.get(number) or (f"SIGRTMIN+{beyond}" if beyond > 0 else f"signal {number}")

@@ -1,8 +1,7 @@
 """File to which a rank writes its Python stacks when `watch` requests them, also while blocked in a collective.
 
-release = register(run, attempt, rank)
-...
-release()                  # as before, but late requests are ignored
+release = register(run, attempt, rank) ... release()                  # restores the handlers, except that late requests
+are ignored
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from .rundir import RunDir
 __all__ = ["ALL_THREADS_SIGNAL", "MAIN_THREAD_SIGNAL", "register", "stack_path"]
 
 ALL_THREADS_SIGNAL: int = signal.SIGUSR2
-"""Only for a process that is ended next: `faulthandler` walks the frames of threads that go on running, and a frame
-that is freed meanwhile ends the process with SIGSEGV."""
+"""Only for a process that will be killed next: `faulthandler` walks the frames of threads while they run, and a frame
+freed meanwhile crashes the process with SIGSEGV."""
 MAIN_THREAD_SIGNAL: int = signal.SIGRTMIN + 9
-"""Safe in a healthy process: the thread that is walked is the one that the signal has interrupted."""
+"""Safe in a healthy process: only the frames of the interrupted thread are walked."""
 
 
 def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
-    """The file to which a rank's stacks are appended. A process without one is not asked, because the signal would end
-    it.
-    """
+    """The file to which a rank's stacks are appended. Processes without this file get no signal, which would end
+    them."""
     return run.stacks / f"attempt-{attempt}-rank-{rank:05d}.txt"
 
 
@@ -42,8 +40,8 @@ def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
     if not is_free or signal.getsignal(ALL_THREADS_SIGNAL) is not signal.SIG_DFL:
         return lambda: None
     with contextlib.suppress(ValueError):  # not the main thread
-        # What faulthandler restores at its release, and at the end of the interpreter: a request of `watch` that was
-        # on its way then would end a healthy rank.
+        # `faulthandler` restores this handler when it is released and at the interpreter's end. With the default
+        # handler a late request of `watch` would then end a healthy rank.
         signal.signal(MAIN_THREAD_SIGNAL, signal.SIG_IGN)
     run.stacks.mkdir(exist_ok=True)
     path = stack_path(run, attempt, rank)
@@ -55,12 +53,13 @@ def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
         faulthandler.enable(file=file, all_threads=True)
 
     def release() -> None:
-        path.rename(path.with_suffix(".ended"))  # first: from here on the signal is not sent
+        # before the handlers are removed: without the file the signal is no longer sent
+        path.rename(path.with_suffix(".ended"))
         if enabled:
             faulthandler.disable()
         faulthandler.unregister(ALL_THREADS_SIGNAL)
         faulthandler.unregister(MAIN_THREAD_SIGNAL)
-        with contextlib.suppress(OSError):  # the script has closed it
+        with contextlib.suppress(OSError):  # the script has closed the file
             file.close()
 
     return release

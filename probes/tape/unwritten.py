@@ -1,10 +1,10 @@
 """Events that could not be written to their file, kept in the user's temporary folder until they can.
 
-    path = save_unwritten(events_path, lines)     # by a process that ends
+    path = save_unwritten(events_path, lines)     # by a process at its end
     restore_unwritten([events_path, ...])         # by the next launch and by readers
 
-A read-only or full disk cannot store the record of the failure that it caused. The name of a saved file is a digest of
-the path that it belongs to, so only who knows that path, on the same machine, gets it back.
+A read-only or full disk cannot store the record of the failure that it caused. A saved file is named by a digest of the
+events' path, so it is restored only by processes on the same machine that know this path.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .files.safe_open import open_plain
 __all__ = ["MAX_UNWRITTEN_BYTES", "missing_newline", "restore_unwritten", "save_unwritten"]
 
 MAX_UNWRITTEN_BYTES = 4 << 20
-"""Maximum size of one file of events: thousands of them."""
+"""Maximum size of one saved file; thousands of events."""
 
 
 def missing_newline(fd: int) -> bytes:
-    """Return what has to precede a line that is appended to a file: a newline if a full disk, a kill or a power cut
-    left the last line torn, since the new line would be lost in it; else nothing.
+    """Return the bytes to write before an appended line: a newline if the file's last line is torn (by a full disk, a
+    kill or a power cut), because the new line would otherwise become part of it; else nothing.
     """
     size = os.fstat(fd).st_size
     return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
 
 
 def save_unwritten(events: Path, lines: Iterable[bytes]) -> Path | None:
-    """Append the lines of an `events.jsonl` to its file in the temporary folder; None where that is refused too."""
+    """Append lines for an `events.jsonl` to its file in the temporary folder; None if that fails too."""
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -52,7 +52,7 @@ def save_unwritten(events: Path, lines: Iterable[bytes]) -> Path | None:
 
 
 def restore_unwritten(events: Iterable[Path]) -> int:
-    """Append saved lines to these files, as far as that succeeds; returns the number of files restored."""
+    """Append saved lines to these files, where possible; returns the number of files restored."""
     if not _is_own(_folder()):
         return 0
     num_files = 0
@@ -69,7 +69,7 @@ def _restore(events: Path) -> bool:
     target = os.open(events, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         taken = place.with_name(f"{place.name}.{os.getpid()}")
-        place.rename(taken)  # of two readers one restores it
+        place.rename(taken)  # if two readers try, only one can rename and restores it
         with open(open_plain(taken), "rb") as file:
             data = missing_newline(target) + file.read(MAX_UNWRITTEN_BYTES)
         try:
@@ -96,7 +96,7 @@ def _place(events: Path) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return True for a folder of this user alone: anybody may make one in the temporary folder."""
+    """Return True for a folder that only this user can access; in the temporary folder any user can create one."""
     try:
         found = folder.lstat()
     except OSError:

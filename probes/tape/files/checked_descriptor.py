@@ -1,12 +1,12 @@
-"""Descriptors that live as long as a training process, whose script may close any of them.
+"""Descriptors that stay usable in a training process, although its script may close any descriptor.
 
     descriptor = CheckedDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor.number(), line)          # opened again where the script has closed it
     descriptor.close()
 
-A script that closes all descriptors (`os.closerange`, a daemon's start) closes ours, and its next files get their
-numbers: what we write would go into them. So ours have high numbers, which the kernel gives to others last, and each
-is checked before it is used.
+A script that closes all descriptors (`os.closerange`, a daemon's start) also closes ours. Its next files may get the
+same numbers, and our records would be written into them. So our descriptors have high numbers, which the kernel reuses
+last, and each is checked before use.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ LOWEST = 512
 
 
 def moved_up(fd: int) -> int:
-    """Return a high descriptor of the same file instead of `fd`; `fd` itself where the process may have none."""
+    """Replace `fd` by a high descriptor of the same file; returns `fd` itself if the process may have no such
+    descriptor."""
     try:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST)
-    except OSError:  # a limit below that
+    except OSError:  # the process's limit is below `LOWEST`
         return fd
     os.close(fd)
     return high
@@ -50,7 +51,7 @@ class CheckedDescriptor:
         return self._fd
 
     def close(self) -> None:
-        """Close the file, and no other that has its number by now."""
+        """Close the file, but not another file that has its number by now."""
         if self.is_open and self._is_own():
             os.close(self._fd)
         self.is_open = False

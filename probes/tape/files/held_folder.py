@@ -4,7 +4,7 @@
     held.problem()          # "" or "the run's folder was replaced while it ran: it is /runs/old now, ..."
 
 Processes with open files would continue to write into the old folder, while newly opened paths go into the new one.
-Numbers of inodes alone do not tell: some network file systems give new ones.
+Inode numbers alone do not prove a replacement: some network file systems assign new ones.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ __all__ = ["HeldFolder"]
 
 
 class HeldFolder:
-    """A folder by its descriptor."""
+    """A folder, held open by a descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # who writes into it reports what is wrong with it
+        except OSError:  # writers into the folder report the error
             self._fd = -1
         self._place = self._now()
 
     def problem(self) -> str:
-        """One line without a full stop; empty while the folder is still at its path, or nothing is there."""
+        """The problem in one line without a full stop; empty if the folder is still at its path, or if nothing is
+        there."""
         now = self._now()
         if now == self._place or not now:
             return ""

@@ -1,8 +1,8 @@
-"""A request to processes of the run: a small JSON file that takes the place of an earlier one, and is polled.
+"""A request to processes of the run: a small JSON file, which they poll; a new request replaces the earlier one.
 
-write_request_file(path, request)          # a frozen dataclass; False where the folder cannot be written
-poll = RequestPoll(path)
-poll.changed(parse)                        # parse(fields) where the file has changed since the last call, else None
+write_request_file(path, request)          # `request` is a frozen dataclass; False if the folder cannot be written poll
+= RequestPoll(path) poll.changed(parse)                        # parse(fields) if the file has changed since the last
+call, else None
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def write_request_file(path: Path, request: DataclassInstance) -> bool:
-    """Write the request over an earlier one, whole or not at all; False where the folder cannot be written."""
+    """Replace an earlier request atomically; False if the folder cannot be written."""
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
         new.write_text(json.dumps(asdict(request)))
@@ -38,7 +38,8 @@ def write_request_file(path: Path, request: DataclassInstance) -> bool:
 
 
 class RequestPoll:
-    """Cheap enough for each step: one `stat` while nothing is new. What is there at the start counts as answered."""
+    """Polls a request file with one `stat` if nothing is new, so it may be called in each step. A request that exists
+    at the start counts as answered."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

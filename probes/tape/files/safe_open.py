@@ -4,7 +4,7 @@
     blob = read_plain(path, limit_bytes=1 << 20)
     folder_problem(path)          # "is a link: not followed", or "" for a folder
 
-A link could lead to any file of the reader's, a FIFO without a writer would block, a device never ends.
+A link could lead to any file that the reader may open, a FIFO without a writer would block, and a device never ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ NO_FOLDER = "is not a folder"
 
 
 def open_plain(path: Path) -> int:
-    """A file descriptor to read a plain file with. Raises OSError, whose `strerror` says what it is instead."""
+    """Open a plain file for reading; returns its descriptor. Raises OSError, whose `strerror` says what is there
+    instead."""
     try:
         # O_NONBLOCK: opening a FIFO would wait for a writer. On a plain file it changes nothing.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -47,7 +48,7 @@ def read_plain(path: Path, limit_bytes: int, start_byte: int = 0) -> bytes:
 
 
 def sync_file(path: Path) -> None:
-    """Put on the disk what any process has written to a plain file. Raises OSError."""
+    """Sync a plain file, including what other processes have written to it. Raises OSError."""
     fd = open_plain(path)
     try:
         os.fdatasync(fd)
@@ -56,7 +57,7 @@ def sync_file(path: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file that its owner alone can read, in one step: a power cut leaves the old one or the new one.
+    """Replace a file atomically, readable only by its owner: a power cut leaves the old or the new content.
 
     Raises OSError.
     """
@@ -70,7 +71,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Put the names in a folder on the disk. Raises OSError."""
+    """Sync the entries of a folder. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -79,12 +80,12 @@ def sync_folder(path: Path) -> None:
 
 
 def file_problem(path: Path) -> str:
-    """Why something cannot be opened as a plain file; "" if it can, or if nothing is there."""
+    """Why a path cannot be opened as a plain file; "" if it can, or if nothing is there."""
     return _problem(path, stat.S_ISREG, NOT_PLAIN)
 
 
 def folder_problem(path: Path) -> str:
-    """Why something is not a folder to look into; "" if it is one, or if nothing is there."""
+    """Why a path is not a folder that may be read; "" if it is one, or if nothing is there."""
     return _problem(path, stat.S_ISDIR, NO_FOLDER)
 
 

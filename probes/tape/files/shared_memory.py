@@ -2,7 +2,7 @@
 
     folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...-node0
     remove_shared(run.path, node_rank)      # at the run's end: by the ranks, and by watch after them
-    sweep_stale()                           # leftovers of runs whose processes, watch included, were all killed
+    sweep_stale()                           # remove leftovers of runs whose processes (including watch) were all killed
 
 Imports no torch: watch uses it.
 """
@@ -21,30 +21,30 @@ __all__ = ["PID_NAME", "remove_shared", "shared_folder", "sweep_stale", "this_no
 SHARED_MEMORY = Path("/dev/shm")
 PID_NAME = "pid"
 STALE_S = 600.0
-"""A folder without a living process is kept for so long: between two attempts there is none."""
+"""Seconds for which a folder without a living process is kept, because between two attempts there is none."""
 
 
 def shared_folder(run_path: Path, node_rank: int | None = None) -> Path:
-    """The folder of one run, user and node (that of this process), whether or not it is there.
+    """Path of the folder of one run, user and node (default: this process's node); it need not exist.
 
-    The node is in its name because several may stand on one machine, each of which must only know its own memory.
+    The name contains the node, because several nodes may run on one machine, and each may only use its own memory.
     """
     digest = hashlib.blake2b(str(run_path.resolve()).encode(), digest_size=10).hexdigest()
     return SHARED_MEMORY / f"rankscope-{os.getuid()}-{digest}-node{this_node() if node_rank is None else node_rank}"
 
 
 def this_node() -> int:
-    """The number of this process's node, as its launcher says it."""
+    """Number of this process's node, from the launcher's environment variable."""
     return int(os.environ.get("RANKSCOPE_NODE_RANK", os.environ.get("GROUP_RANK", 0)))
 
 
 def remove_shared(run_path: Path, node_rank: int | None = None) -> None:
-    """Give the memory back."""
+    """Remove a run's folder, which frees its memory."""
     shutil.rmtree(shared_folder(run_path, node_rank), ignore_errors=True)
 
 
 def sweep_stale() -> None:
-    """Remove this user's folders whose processes are all gone for a while."""
+    """Remove this user's folders whose processes have all been gone for `STALE_S`."""
     for folder in SHARED_MEMORY.glob(f"rankscope-{os.getuid()}-*"):
         with contextlib.suppress(OSError, ValueError):
             ranks = [path for path in folder.iterdir() if path.is_dir()]

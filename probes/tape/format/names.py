@@ -1,7 +1,7 @@
-"""Interned names: an operation, parameter or caller is written once as text and then as a 32-bit number.
+"""Interned names: an operation, parameter or caller is written once as text, and from then on as a 32-bit number.
 
-A name's line is in `names.jsonl` before the first record that refers to it, so a reader that has the record can always
-resolve it, whenever the writer died. Number 0 means "no name".
+A name is written to `names.jsonl` before the first record that refers to it, so a reader can resolve every record's
+names, whenever the writer died. Number 0 means "no name".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NameWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = CheckedDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        # A folder that was written before (a watch that was started again) keeps its numbers.
+        # In a folder that was written before (by an earlier watch) names keep their numbers.
         self._ids: dict[str, int] = {text: number for number, text in read_names(path)[0].items()}
         self._next = max(self._ids.values(), default=0) + 1
         self._lock = threading.Lock()
@@ -50,13 +50,13 @@ class NameWriter:
             if known is not None:
                 return known
             if not self._file.is_open:
-                return 0  # the records that would refer to it are dropped as well
+                return 0  # records after `close`, which would refer to it, are dropped as well
             if len(self._ids) >= MAX_NAMES:
                 return OVERFLOW_ID
             number = self._next
             self._next += 1
             line = json.dumps({"id": number, "name": text[:MAX_NAME_CHARS]}) + "\n"
-            os.write(self._file.number(), line.encode())  # one write of O_APPEND: whole or not at all for a reader
+            os.write(self._file.number(), line.encode())  # one O_APPEND write, so a reader never sees part of the line
             self._ids[text] = number
             return number
 
@@ -79,7 +79,7 @@ def read_names(path: Path) -> tuple[dict[int, str], int]:
     with open(fd, "rb") as file:
         while file.tell() < MAX_BYTES and (line := file.readline(MAX_LINE_BYTES)):
             if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
-                return names, skipped + 1  # our lines are shorter: ignore what follows
+                return names, skipped + 1  # longer than any line of ours: ignore the rest
             if line == b"\n":
                 continue
             try:

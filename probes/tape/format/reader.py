@@ -1,11 +1,11 @@
-"""Read tapes: while the writer runs, after it was killed, and when the file is damaged.
+"""Read tapes, also while their writer runs, after it was killed, or if a file is damaged.
 
     for path in segment_paths(rank_dir, "steps"):
         segment = read_segment(path)
         segment.records["duration_ns"]        # numpy; only records whose state is OPEN or COMPLETE
 
-Nothing in a tape is executed or believed: sizes are checked against the file and against limits before memory is
-taken, and a layout is accepted only for columns of the schema.
+Tapes are untrusted. Nothing in them is executed, sizes are checked against the file and against limits before memory is
+allocated, and a layout may only have columns of the schema.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ __all__ = ["Header", "Segment", "TapeError", "TooNewError", "read_header", "read
 
 MAX_SEGMENT_BYTES = 64 << 20
 """Maximum size of one file; our writer makes segments of at most 2 MiB."""
-_SPAN_PLACES = 64  # above so many pending places, one read over all of them is cheaper than one each
-_WHOLE_BYTES = 32 << 20  # read at once where a whole tape is searched: one that claims a gigabyte costs no more
+# for more pending places than this, one read of the whole span is cheaper than one read each
+_SPAN_PLACES = 64
+# maximum bytes per read in a search of the whole tape, even if the file claims to be a gigabyte
+_WHOLE_BYTES = 32 << 20
 _MAX_COUNT = 1 << 62
 _DTYPES = {"i64": "<i8", "f64": "<f8", "i32": "<i4", "name": "<u4", "bool": "i1"}
 
 
 class TapeError(ValueError):
-    """A file is not a readable tape; the text is one line that says which file and why."""
+    """A file is not a readable tape; one line with the file and the reason."""
 
 
 class TooNewError(TapeError):
@@ -64,10 +66,10 @@ class Header:
 class Segment:
     """Records read from one segment.
 
-    `records` has one field a column plus `state`; `indices` are the records' places in the segment; `pending` are
-    places below `end` that are not COMPLETE yet (still open, or claimed and never written), to be looked at again;
-    `taken_back` are places of records that the writer has withdrawn;
-    `damaged` counts those whose state is none that a writer stores.
+    `records` has one field per column plus `state`, and `indices` the records' places in the segment. `pending` are the
+    places below `end` that are not COMPLETE yet (still open, or claimed and never written) and must be read again.
+    `taken_back` are the places of records that the writer has withdrawn. `damaged` counts records with a state that no
+    writer stores.
     """
 
     header: Header
@@ -81,7 +83,7 @@ class Segment:
 
 
 def segment_paths(rank_dir: Path, table: str) -> list[Path]:
-    """The segments of a table's tape in one rank's folder, oldest first. Links and other odd files are left out."""
+    """The segments of a table's tape in one rank's folder, oldest first. Links and special files are left out."""
     return sorted(path for path in rank_dir.glob(f"{table}.[0-9]*.tape") if path.is_file() and not path.is_symlink())
 
 
@@ -99,16 +101,16 @@ def read_segment(
     header: Header | None = None,
     window_bytes: int | None = None,
 ) -> Segment:
-    """Read the records from place `start` on, and those at the places `also` (pending ones of an earlier look).
+    """Read the records from place `start` on, and those at the places `also` (pending in an earlier read).
 
-    With `window_bytes` the search for new records stops at the first stretch of that size that holds none, so that a
-    look at a tape on which nothing happened costs one small read; without it the whole file is searched. `header`
-    saves parsing it again. Raises TapeError if the file is not a tape. A file shorter than its header says
-    gives what is there and `truncated`.
+    With `window_bytes` the search for new records stops at the first range of that size without any, so that polling an
+    unchanged tape costs one small read; without it the whole file is searched. `header`: the header from an earlier
+    read, which saves parsing it again. Raises TapeError if the file is not a tape. If a file is shorter than its header
+    says, the result has the existing records and `truncated`.
 
     1. Find the places in use and their states.
-    2. Then read the records. A writer stores a record's fields before its state, so a reader must take the state
-       before the fields: what was COMPLETE in step 1 is whole in step 2.
+    2. Then read the records. A writer stores a record's fields before its state, so a reader must read the state before
+       the fields: a record that was COMPLETE in step 1 is complete in step 2.
     """
     fd = open_plain(path)
     try:
@@ -146,7 +148,7 @@ def read_segment(
 
 
 def _search(fd: int, header: Header, start: int, stop: int, window_bytes: int | None) -> npt.NDArray[np.uint8]:
-    """The states from `start` up to the last place in use."""
+    """Read the states from `start` up to the last place in use."""
     window = max(1, (window_bytes or _WHOLE_BYTES) // header.record_bytes)
     parts: list[npt.NDArray[np.uint8]] = []
     place = start
@@ -165,13 +167,13 @@ def _search(fd: int, header: Header, start: int, stop: int, window_bytes: int | 
 
 
 def _read_range(fd: int, header: Header, start: int, stop: int) -> npt.NDArray[Any]:
-    """The raw records of the places `start` to `stop`, fewer if the file ends before."""
+    """Read the raw records of the places `start` to `stop`; fewer if the file ends earlier."""
     blob = os.pread(fd, max(0, stop - start) * header.record_bytes, HEADER_BYTES + start * header.record_bytes)
     return np.frombuffer(blob, dtype=header.dtype, count=len(blob) // header.record_bytes)
 
 
 def _read_places(fd: int, header: Header, places: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The raw records at single places, which must all be in the file."""
+    """Read the raw records at single places, which must all be in the file."""
     if len(places) > _SPAN_PLACES:
         first = int(places[0])
         return _read_range(fd, header, first, int(places[-1]) + 1)[places - first]
@@ -180,13 +182,13 @@ def _read_places(fd: int, header: Header, places: npt.NDArray[np.int64]) -> npt.
 
 
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Records one after the other, their padding kept: numpy would drop it and copy field by field."""
+    """Concatenate records as bytes, with their padding; numpy's concatenation would drop it and copy field by field."""
     raw = np.dtype((np.void, parts[0].dtype.itemsize))
     return np.concatenate([part.view(raw) for part in parts]).view(parts[0].dtype)
 
 
 def _with_counters(path: Path, header: Header, blob: bytes) -> Header:
-    """A header that was parsed before, with the two values that its writer changes."""
+    """Update a parsed header with the two values that its writer changes."""
     if len(blob) < HEADER_PREFIX.size or not blob.startswith(MAGIC):
         raise TapeError(f"{path}: its header was overwritten")
     _, _, _, sealed, dropped = HEADER_PREFIX.unpack(blob)
@@ -220,7 +222,7 @@ def _checked(table: Table, text: dict[str, Any], sealed: bool, dropped: int) -> 
     names, formats, offsets = ["state"], ["u1"], [int(text["state_offset"])]
     for name, kind, offset in text["fields"]:
         if known.get(name) != kind:
-            continue  # a column of another version: the rest is still good
+            continue  # a column of another version; the others are usable
         names.append(name)
         formats.append(_DTYPES[kind])
         offsets.append(int(offset))

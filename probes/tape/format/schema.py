@@ -1,14 +1,14 @@
 """The tables of Rankscope, described once.
 
-This description generates the record layouts of the tapes (`probes.tape.format.writer`), the DDL of the store (`store`)
-and `docs/schema.md`, so that a column has one name, one unit and one meaning everywhere.
+The record layouts of the tapes (`probes.tape.format.writer`), the DDL of the store (`store`) and `docs/schema.md` are
+generated from here, so that a column has one name, one unit and one meaning everywhere.
 
     >>> TABLES["steps"].column("duration_ns").unit
     'ns'
 
-Conventions: times are nanoseconds since the Unix epoch (on a tape: of the monotonic clock, turned into epoch time at
-ingestion by the clock anchor in the tape's header); durations end in `_ns`; a value that was not recorded is NULL,
-which on a tape is the sentinel of its type (`UNSET`), never 0.
+Conventions: times are nanoseconds since the Unix epoch. On a tape they are of the monotonic clock, and ingestion
+converts them with the clock anchor in the tape's header. Durations end in `_ns`. A value that was not recorded is NULL
+in the store, and on a tape the sentinel of its type (`UNSET`), never 0.
 """
 
 from __future__ import annotations
@@ -388,5 +388,5 @@ _ALL_TABLES = (
     _LOG_EVENTS,
 )
 TABLES: dict[str, Table] = {table.name: table for table in _ALL_TABLES}
-"""Every table by name. In the store each also has `attempt` (life of the worker group, from 0) and `rank` (-1: none),
-tables from events also `wall_ns` and `step`."""
+"""Every table by name. In the store each table also has `attempt` (start of the worker group, from 0) and `rank` (-1:
+none); tables from events also have `wall_ns` and `step`."""

@@ -1,4 +1,4 @@
-"""Tables, columns and unset values of the tape format; `probes.tape.format.schema` lists the tables."""
+"""Types of the tape format: tables, columns and unset values; `probes.tape.format.schema` lists the tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Source = Literal["tape", "event", "watch", "reader", "derived"]
 
 
 def _unset_f64() -> float:
-    """A quiet NaN with a reserved payload: a loss may really be NaN, which must not read as 'not recorded'."""
+    """A quiet NaN with a reserved payload, so that a loss that is NaN is not read as 'not recorded'."""
     return float(struct.unpack("<d", struct.pack("<Q", UNSET_F64_BITS))[0])
 
 
@@ -39,7 +39,7 @@ UNSET: dict[str, int | float] = {
     "f64": _unset_f64(),
     "name": 0,
 }
-"""Value of a tape for "not recorded", by column type."""
+"""Value on a tape for "not recorded", by column type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Column:
 class Table:
     """One table.
 
-    `source` says who writes it: ranks through a tape, any process through an event of kind `event_kind`, `watch`
-    itself, or the readers of other programs' files; or it is derived from other tables at ingestion. A table with
-    `can_be_open` holds records that are written when a thing begins and completed in place when it ends; the store
-    shows both as one view. `names_file` holds the texts of its columns of type `name`.
+    `source` says where its rows come from: ranks through a tape, any process through an event of kind `event_kind`,
+    `watch` itself, readers of other programs' files, or other tables at ingestion. In a table with `can_be_open` a
+    record is written when an activity begins and completed in place when it ends; the store shows open and complete
+    records in one view. `names_file` holds the texts of its columns of type `name`.
     """
 
     name: str

@@ -45,7 +45,7 @@ HEADER_PREFIX = struct.Struct("=8sIIQQ")  # magic, schema version, JSON bytes, s
 SEALED_OFFSET = 16
 DROPPED_OFFSET = 24
 JSON_OFFSET = HEADER_PREFIX.size
-RETRY_RECORDS = 1024  # how many records are dropped between two attempts to reserve a segment on a full disk
+RETRY_RECORDS = 1024  # records dropped between two attempts to reserve a segment on a full disk
 
 _FORMATS = {"i64": "q", "f64": "d", "i32": "i", "name": "I", "bool": "b"}
 
@@ -181,7 +181,7 @@ class TapeWriter:
         buffer[end] = state
 
     def set(self, slot: int, column: str, value: float) -> None:
-        """Store one value of a record in place."""
+        """Change one value of a record in place."""
         located = self._locate(slot)
         if located is not None:
             offset, one = self._offsets[column]
@@ -213,7 +213,7 @@ class TapeWriter:
             if segment is None or not segment.first <= slot < segment.last:
                 segment = self._previous
                 if segment is None or not segment.first <= slot < segment.last:
-                    return  # dropped, or two segments ago: its end stays unknown
+                    return  # dropped, or two segments back: its end stays unknown
             buffer, offset = segment.buffer, HEADER_BYTES + (slot - segment.first) * record_bytes
             pack_into(buffer, offset + first, *values)
             buffer[offset + state_offset] = COMPLETE
@@ -237,7 +237,7 @@ class TapeWriter:
         for segment in (self._current, self._previous):
             if segment is not None and segment.first <= slot < segment.last:
                 return segment.buffer, HEADER_BYTES + (slot - segment.first) * self._record_bytes
-        return None  # dropped, or two segments ago: its end stays unknown
+        return None  # dropped, or two segments back: its end stays unknown
 
     def _segment_for(self, number: int) -> _Segment | None:
         with self._lock:

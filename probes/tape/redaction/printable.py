@@ -7,15 +7,15 @@ import re
 __all__ = ["MAX_TEXT", "escaped", "visible", "visible_lines"]
 
 MAX_TEXT = 1_000
-"""Characters of one text in Markdown."""
+"""Maximum characters of one text in Markdown."""
 _MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
 _LISTED = re.compile(r"^(\d+)([.)])")
 _CODE = re.compile(r"\\`((?:\\_|[\w.=/ -])+)\\`")
-"""A setting or a command that one of our sentences names, as it is when escaped."""
+"""A setting or command in backticks within one of our own sentences, in its escaped form."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-"""Colours: torch writes them into messages."""
+"""Terminal colours, which torch writes into messages."""
 
 
 def visible(text: str) -> str:
@@ -30,7 +30,7 @@ def visible_lines(text: str) -> str:
 
 
 def escaped(text: object) -> str:
-    """Text in which nothing has a meaning for Markdown or HTML."""
+    """Escape all characters that have a meaning in Markdown or HTML."""
     shown = str(text)
     if len(shown) > MAX_TEXT:
         shown = f"{shown[:MAX_TEXT]} ... ({len(shown):,} characters)"
@@ -38,5 +38,5 @@ def escaped(text: object) -> str:
 
 
 def with_code(markdown: str) -> str:
-    """Escaped text in which names in backticks are code again, if they have no other sign with a meaning."""
+    """Escaped text, except that names in backticks stay code if they contain no other special character."""
     return _CODE.sub(lambda found: f"`{found[1].replace(chr(92), '')}`", markdown)

@@ -3,7 +3,7 @@ r"""Forms of secrets in texts: named values, tokens of well-known services, URLs
     redact_known_forms("password=abcd1234 and hf_...")        # "password=(redacted) and (redacted)"
 
 1. `NAME = VALUE` in the notations of shells, JSON, YAML, TOML, Python, XML, HTML, URLs and command lines, where the
-   name marks the value as secret. A number is a setting (`max_token = 512`) unless the name is that of a password.
+   name marks the value as secret. A number is taken for a setting (`max_token = 512`), unless the name is a password's.
 2. Tokens by their prefix, webhooks by their address, passwords in URLs, cookies, hashes of passwords, private keys.
 3. The `data` of a Kubernetes Secret, whatever its keys are.
 """
@@ -33,7 +33,7 @@ _QUOTE = r"\\?(?:[\"'“]|&quot;|&#3[49];)"
 _GAP = r"(?:\s|\\[rn]){1,20}"
 _MARK = r"\\?[\"']"
 _MIXED = r"(?=[^\s\"'\\]{0,200}\d)[^\s\"'\\]"
-"""To be repeated: a character of a value that has a digit."""
+"""One character of a value that contains a digit; to be repeated."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _OF_PASSWORD = re.compile(r"(?i)pass|pwd|secret")
 
@@ -76,7 +76,7 @@ _ANY_KEY = re.compile(
     rf"(?i)(?<![\w-])(?P<keep>[\w.-]{{1,60}}[_-](?:key|pat)(?:{_QUOTE})?{_IS}(?:{_QUOTE})?)"
     r"(?-i:(?=[\w+/=-]{0,200}\d)(?=[\w+/=-]{0,200}[a-z])(?=[\w+/=-]{0,200}[A-Z])[\w+/=-]{20,500}|[0-9a-f]{32,128})(?![\w.+/=-])"
 )
-"""ANY_KEY=value: only values that look random, for a key of a table or of a state is no secret."""
+"""ANY_KEY=value: only values that look random, because other keys (of a table, of a state) are not secret."""
 _PAIR = (rf"\\?[\"']?\s*[:=]\s*{_MARK}?", rf"{_MARK}?(?:\s|\\n|,){{1,80}}{_MARK}?value\\?[\"']?\s*[:=]\s*{_MARK}?")
 
 _TOKENS = re.compile(
@@ -118,7 +118,7 @@ _OTHERS = tuple(
         # a password prompt with the typed answer
         r"(?i)(?P<keep>\bpass(?:word|phrase) for [^\r\n]{1,200}?:[ \t]+)[^\s\"']{4,}",
         r"(?<!\w)(?P<keep>)(?:\d{8,10}:AA[\w-]{30,40}|\w{14}\.atlasv1\.[\w-]{50,}|[0-9a-f]{32}-us\d{1,2})(?![\w-])",
-        # calls and messages that have the value without its name
+        # calls and messages that contain a secret value without a name
         rf"(?i)(?P<keep>\blogin\(\s*(?:(?:key|token)\s*=\s*)?{_MARK}){_MIXED}{{16,500}}",
         rf"(?i)(?P<keep>\b(?:auth\s*=\s*|\w{{0,20}}Auth)\(\s*{_MARK}[^\"'\n]{{1,80}}{_MARK}\s*,\s*{_MARK}){_MIXED}{{8,500}}",
         rf"(?i)(?P<keep>\bapi key\b[^\n\\\"'(:]{{0,20}}(?:[(:]|{_MARK})\s*(?:{_MARK}|\()?){_MIXED}{{12,500}}",
@@ -127,7 +127,7 @@ _OTHERS = tuple(
         r"(?i)(?P<keep>\{\s*\\?\"username\\?\"\s*:\s*\\?\"[^\"]{1,100}\"\s*,\s*\\?\"key\\?\"\s*:\s*\\?\")[^\"\\]{8,}",
         rf"(?i)(?P<keep>\b\w{{0,20}}Secret\w{{0,20}}\(\s*(?:value\s*=\s*)?{_MARK})[^\"'\n\\]{{4,}}",
         r"(?i)(?P<keep>\b(?:password|secret|api[_-]?key)s\\?[\"']?\s*[:=]\s*\[)[^\[\]\n]{4,5000}(?=\])",
-        # .netrc and .pgpass
+        # files .netrc and .pgpass
         rf"(?im)(?P<keep>(?:\bmachine{_GAP}[^\s\\]{{1,200}}{_GAP}|\bdefault{_GAP}|^\s*)login{_GAP}[^\s\\]{{1,100}}"
         rf"{_GAP}password[ \t]+)(?!\(redacted\))[^\s\"'\\]{{4,}}",
         r"(?P<keep>(?<![\w/.*-])[\w.*-]{1,200}:(?:5432|6432|\*):[\w*$-]{1,100}:[\w*.@-]{1,100}:)[^\s:\"'\\]{4,}",
@@ -160,7 +160,7 @@ _RARE_WORDS = (
 )  # fmt: skip
 _SEARCHED = re.compile(_WORDS)
 _SEARCHED_RARE = re.compile(f"{_WORDS}|{'|'.join(map(re.escape, _RARE_WORDS))}")
-"""A word of each of the patterns above; those that few texts have are slower to search for line by line."""
+"""Matches a word of each pattern above, including rare words, which would make a search line by line slower."""
 _PRIVATE_KEY = re.compile(r"(?s)(?P<keep>-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----).{1,20000}?(?=-----END|\Z)")
 _PUTTY_KEY = re.compile(
     r"(?P<keep>Private-Lines: \d{1,4}(?:\\[rn]|\s){1,4})[\w+/=]{8,}(?:(?:\\[rn]|\s){1,4}(?!Private)[\w+/=]{8,})*"

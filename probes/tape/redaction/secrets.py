@@ -1,12 +1,12 @@
-"""Redact secrets in the manifest of a run, and in its texts before the run leaves its owner's hands.
+"""Redact secrets in a run's manifest, and in its texts before they are shared.
 
     redactor = Redactor.of(manifest)
     redactor("curl -H 'Authorization: Bearer abc123...'")      # "curl -H 'Authorization: (redacted)'"
     public, secrets = without_secrets(manifest)                # secrets: {"alerts.webhook": "https://..."}
     with_secrets(public, secrets)                              # the manifest again
 
-Redacted are the values of secret settings wherever they occur, values whose name says that they are secret, passwords
-in URLs, and tokens of well-known forms (`secret_patterns`). No pattern finds a secret that looks like any other word.
+Redacted are the values of secret settings wherever they occur, values with a name that marks them as secret, passwords
+in URLs, and tokens of well-known forms (`secret_patterns`). A secret that looks like an ordinary word is not found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["REDACTED", "SECRET_SETTINGS", "Redactor", "redacted_command", "with_
 SECRET_SETTINGS = (("alerts", "webhook"), ("alerts", "command"))
 """Settings whose values may hold a token."""
 MIN_LITERAL_CHARS = 8
-"""A shorter value of a secret setting (`mail`) is not a secret, and may stand anywhere."""
+"""Minimum length; a shorter value of a secret setting (`mail`) is an ordinary word and is not redacted elsewhere."""
 _SECRET_OPTION = re.compile(rf"(?i)--?{NAMES}")
 
 
@@ -35,7 +35,7 @@ class Redactor:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Redactor:
-        """A redactor that knows the secret settings of a run."""
+        """Make a redactor for a run's secret settings."""
         config = manifest.get("config")
         found = set()
         for section, key in SECRET_SETTINGS:
@@ -52,7 +52,7 @@ class Redactor:
         return redact_known_forms(text)
 
     def within(self, value: Any) -> Any:
-        """Redact every text within lists and mappings, by its name too."""
+        """Redact every text within lists and mappings, taking its key into account."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ class Redactor:
         return value
 
     def _named(self, name: str, value: Any) -> Any:
-        """A value with its name: `{"token": "abcd"}` is secret by the name alone."""
+        """Redact a value by its name: in `{"token": "abcd"}` the name alone marks a secret."""
         if isinstance(value, str) and value and self(f"{name}={value}") == f"{name}={REDACTED}":
             return REDACTED
         return self.within(value)
@@ -71,9 +71,9 @@ class Redactor:
 def without_secrets(
     manifest: Mapping[str, Any], known: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The manifest with its secrets redacted, and the settings that were: {dotted key: value}.
+    """Return the manifest with its secrets redacted, and the redacted settings as {dotted key: value}.
 
-    `known`: those of an earlier call; one whose value is redacted already is kept.
+    `known`: redacted settings of an earlier call, which are kept for values that are already redacted.
     """
     redactor = Redactor.of(manifest)
     secrets: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def without_secrets(
 
 
 def with_secrets(manifest: Mapping[str, Any], secrets: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with the settings that `without_secrets` took out of it."""
+    """Return the manifest with the settings that `without_secrets` removed."""
     found = dict(manifest)
     if not isinstance(config := manifest.get("config"), Mapping):
         return found
@@ -143,7 +143,7 @@ def redacted_command(arguments: Sequence[Any], redactor: Redactor | None = None)
 
 
 def _public(redactor: Redactor, place: tuple[str, ...], value: Any) -> Any:
-    """A setting as it may be shown."""
+    """The form of a setting that may be shown."""
     if place in SECRET_SETTINGS:
         return REDACTED if value else value
     if place[-1].endswith("_file"):
