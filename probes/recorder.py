@@ -53,13 +53,13 @@ class Recorder(Protocol):
         """The innermost span in which an error was raised just now; "" outside of all."""
 
     def begin_step(self, number: int, start_ns: int = 0) -> None:
-        """Begin step `number` now, or at `start_ns` (monotonic): for a loop that cannot be put into a `with`."""
+        """Begin step `number` now, or at `start_ns` (monotonic clock): for loops that cannot use `with`."""
 
     def discard_step(self) -> None:
-        """Drop the current, last step: the loop ended before it began to train."""
+        """Drop the current step, because the loop ended before training in it."""
 
     def end_step(self, end_ns: int = 0) -> None:
-        """Complete the current step now, or at `end_ns` (monotonic)."""
+        """Complete the current step now, or at `end_ns` (monotonic clock)."""
 
     def log(self, **values: float) -> None:
         """Set columns of the current step (loss, local_loss, grad_norm, lr, tokens, batch_index, committed, ...)."""
@@ -71,7 +71,7 @@ class Recorder(Protocol):
         """Keep the current step open after its end, until `log_late` completes it."""
 
     def close(self) -> None:
-        """Write what is outstanding and close the files. Calls after it record nothing."""
+        """Write what is outstanding and close the files. Later calls record nothing."""
 
 
 _NOTHING: AbstractContextManager[None] = nullcontext()

@@ -45,9 +45,9 @@ __all__ = [
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
 GAPS = ("before_forward", "forward_to_backward", "backward_to_optimizer", "after_optimizer")
 NO_COLUMN = -1
-"""A span of this kind adds to no column of the step."""
+"""Spans of this kind add to no column of the step."""
 OUTSIDE_STEP = -2
-"""A span of this kind is not part of the step, nor are the spans inside it."""
+"""Spans of this kind, and spans inside them, are not part of the step."""
 _WAIT_PHASES = ("data", "forward", "backward", "optimizer")
 _COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].columns)}
 _COUNTS = {column.name for column in TABLES["steps"].columns if column.type != "f64"}
@@ -107,12 +107,13 @@ _LAST_GAP, _LAST_GAP_WAIT = _COLUMNS["after_optimizer_ns"], _COLUMNS["after_opti
 
 
 def not_measured_on_devices() -> list[str]:
-    """Columns of `steps` that stay UNSET on a GPU without stamps."""
+    """Columns of `steps` that stay UNSET in steps without stamps on a GPU."""
     return sorted(_NAMES[column] for column in ON_DEVICE | _WAITS)
 
 
 def _phase_events(write: Callable[[StampedStep], None]) -> PhaseEvents:
-    from .device.phase_events import PhaseEvents  # which needs torch, as readers of the columns' names do not
+    # needs torch; modules that only need column names must import without it
+    from .device.phase_events import PhaseEvents
 
     return PhaseEvents(write)
 
@@ -155,7 +156,7 @@ class StepClock:
         """True if a span that adds to the row is open."""
         self._gap_start_ns = self._gap_start_wait_ns = 0
         pack_step, self._open_step = tape.opener("step", "start_ns")
-        self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
+        self._empty_step = pack_step(*self._empty_row[2:])  # packed unset values of all later columns
         self._memory_bytes, self._memory_read_ns = _UNSET_I64, 0
         self.read_device(device)
         self._start_ns = self._start_wait_ns = 0
@@ -190,7 +191,7 @@ class StepClock:
         row = self.row
         now = end_ns or _monotonic_ns()
         row[_DURATION] = now - self._start_ns
-        if self._gap_start_ns == self._start_ns:  # no phase was seen
+        if self._gap_start_ns == self._start_ns:  # no phase in this step
             for column in _GAP_COLUMNS:
                 row[column] = _UNSET_I64
         else:
@@ -240,7 +241,7 @@ class StepClock:
                 row[wait_column] += min(max(0, wait_ns), gap_ns)
 
     def enter_phase(self, columns: PhaseColumns) -> None:
-        """A span that adds to the row begins."""
+        """Note that a span which adds to the row begins."""
         self.in_phase = True
         if self.events is not None:
             self.events.enter(columns.gap)

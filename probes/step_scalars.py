@@ -54,7 +54,7 @@ class _Reading:
     def __init__(self, step: int) -> None:
         self.step = step
         self.values: list[tuple[tuple[str, ...], Tensor]] = []
-        """Columns that a value is for, and where it arrives."""
+        """(columns to set, host tensor that receives the value)"""
         self.arrived: Any = None
 
 
@@ -82,10 +82,10 @@ class StepScalars:
                 if not value.is_cpu:
                     on_device.setdefault(id(value), (value, []))[1].append(name)
                     continue
-                if value is not last:  # a loss is written to two columns
+                if value is not last:  # several columns: a loss is written to two
                     try:
                         last, number = value, value.item()
-                    except Exception as error:  # more than one element costs this value alone
+                    except Exception as error:  # not a single element: skip only this value
                         record_error("scalars", error)
                         last = None
                         continue
@@ -98,7 +98,7 @@ class StepScalars:
         if columns:
             self._recorder.log(**columns)
         if not on_device or is_capturing():
-            return  # what we did to them would become a part of the graph
+            return  # our operations on them would become part of the graph
         reading = self._reading()
         if reading is not None:
             for value, names in on_device.values():
@@ -117,7 +117,7 @@ class StepScalars:
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             return None
         if last is None or last.step != step:
-            self._recorder.defer()  # once: all readings of a step come back together
+            self._recorder.defer()  # once per step: all its readings come back together
         self._seal()
         self._in_flight.append(_Reading(step))
         return self._in_flight[-1]
@@ -179,8 +179,8 @@ def read_back(values: Tensor) -> tuple[Tensor, Any]:
 class UserScalars:
     """The user's scalars of one recorder.
 
-    Names are never removed from the rank's name table, so their number is limited: a loop that invents a name in each
-    step loses the later ones, with one warning.
+    Names are never removed from the rank's name table, so their number is limited: if a loop makes a new name in each
+    step, later names are dropped, with one warning.
     """
 
     def __init__(self, recorder: TapeRecorder) -> None:

@@ -66,9 +66,10 @@ class TapeRecorder:
         self.enabled = True
         self.step_number = 0
         self.phase = 0
-        self._passed_by: tuple[int, type[BaseException] | None] = (0, None)  # the newest error that has left a span,
-        self._passed_in: tuple[str, int] = ("", 0)  # which that was, and in which step
         """Name number of the innermost open span, to which a collective is attributed; 0 outside of spans."""
+        # (id, type) of the newest error that has left a span
+        self._passed_by: tuple[int, type[BaseException] | None] = (0, None)
+        self._passed_in: tuple[str, int] = ("", 0)  # that span's kind, and the step
         self.wait_ns = 0
         """Nanoseconds blocked in collectives so far; the collectives' probe adds to it."""
         self.at_close: list[Callable[[], None]] = []
@@ -83,7 +84,8 @@ class TapeRecorder:
         self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
         self._folder = HeldFolder(directory)
         self._tapes: dict[str, TapeWriter] = {}
-        # Read with the first tape's clock anchor, by which the store dates all tapes: the wall clock may be set later.
+        # Read at the same time as the first tape's clock anchor. The store dates all tapes by it, and the wall clock
+        # may be changed later.
         clock_offset_ns = time.time_ns() - time.monotonic_ns()
         stalls = self.tape("device_stalls") if device.startswith("cuda") else None
         self._clock = StepClock(self.tape("steps"), device=device, stalls=stalls, name=self.name)
@@ -233,7 +235,7 @@ class TapeRecorder:
         self._clock.begin(number, wait_ns=self.wait_ns, start_ns=start_ns)
 
     def discard_step(self) -> None:
-        """Take back the current step, which no other will follow."""
+        """Take back the current step, after which no other follows."""
         with failing_open("recorder.step"):
             self._clock.discard()
 
@@ -280,8 +282,8 @@ class _SpanKind(NamedTuple):
     """The fields shared by all spans of a kind, microbatch and stage, packed once."""
 
     name: int
-    rest: bytes  # of the record
-    columns: PhaseColumns  # of the step's row
+    rest: bytes  # packed constant fields of the span's record
+    columns: PhaseColumns  # columns in the step's row
     kind: str
 
 

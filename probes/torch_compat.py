@@ -74,7 +74,7 @@ def queue_callback(callback: Callable[[], None]) -> None:
 
 
 def group_world() -> Any:
-    """torch's tables of process groups: pg_map, pg_names, pg_group_ranks, tags_to_pg, default_pg."""
+    """Return torch's tables of process groups: pg_map, pg_names, pg_group_ranks, tags_to_pg, default_pg."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._world
@@ -87,7 +87,7 @@ def set_default_group(group: Any) -> None:
 
 
 def register_group(name: str, group: Any) -> None:
-    """Replace the group registered in C++ under `name` by `group`."""
+    """Register `group` in C++ under `name`, replacing the registered one."""
     c10d: Any = torch._C._distributed_c10d
     c10d._unregister_process_group(name)
     c10d._register_process_group(name, group)
@@ -106,14 +106,14 @@ def group_configs() -> Any:
 
 
 def functional_collectives() -> Any:
-    """The module whose `wait_tensor` a tensor of a functional collective calls."""
+    """Return the module whose `wait_tensor` is called by tensors of functional collectives."""
     from torch.distributed import _functional_collectives
 
     return _functional_collectives
 
 
 def fsdp_param_group() -> Any:
-    """The module from which FSDP2 takes its reduction."""
+    """Return the module in which FSDP2 looks up its reduction function."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
     return _fsdp_param_group
@@ -128,7 +128,7 @@ def add_trace_metadata(key: str, value: str) -> None:
 
 
 def experimental_profiler_config(**options: Any) -> Any:
-    """Raises TypeError where this torch lacks an option."""
+    """Return torch's experimental profiler options. Raises TypeError if this torch lacks an option."""
     from torch._C._profiler import _ExperimentalConfig
 
     return _ExperimentalConfig(**options)

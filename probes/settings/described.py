@@ -57,7 +57,7 @@ class TrainFacts:
     steps: float | None = None
     precision: str | None = None
     loss_scaling: bool | None = None
-    """An attached loop tells whether it scales its loss; the trainer always does."""
+    """True if the loss is scaled. An attached loop states it; the trainer always scales."""
     eval_interval: float | None = None
 
 

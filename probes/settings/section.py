@@ -1,11 +1,11 @@
 """Read a section of a run's configuration into a frozen dataclass, which alone defines the defaults.
 
     recovery = read(RecoverySettings, run.manifest())
-    recovery.grace_s                    # 20.0 where the run sets none, as an attached run, or sets no usable one
+    recovery.grace_s                    # 20.0 if the run sets no valid value, as for an attached run
 
-A manifest may be damaged, older, or written by hand: a value of another type or beyond its limits has the default, and
-an unknown key is left out. The trainer's configuration, which refuses such values, takes its defaults and limits from
-the same fields (`trainer.config.section.taken`).
+A manifest may be damaged, older, or written by hand: a value of a wrong type or outside its limits is replaced by the
+default, and an unknown key is ignored. The trainer's configuration refuses such values instead, with defaults and
+limits from the same fields (`trainer.config.section.taken`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ S = TypeVar("S", bound=SettingsSection)
 
 
 def amount(default: float, *, least: float | None = None, above: float | None = None, most: float | None = None) -> Any:
-    """A field that holds a number, with its limits; `above` is excluded."""
+    """A field for a number, with its limits; `above` is an exclusive lower limit."""
     limits = {"ge": least, "gt": above, "le": most}
     return field(default=default, metadata={name: limit for name, limit in limits.items() if limit is not None})
 
 
 def read(cls: type[S], manifest: Mapping[str, Any]) -> S:
-    """The section as the run's manifest has it."""
+    """Read the section from a run's manifest."""
     return read_config(cls, manifest.get("config"))
 
 
 def read_config(cls: type[S], config: object) -> S:
-    """The section as a configuration has it."""
+    """Read the section from a configuration."""
     given = config.get(cls.section) if isinstance(config, Mapping) else None
     if not isinstance(given, Mapping):
         return cls()
@@ -64,7 +64,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _fitted(value: object, hint: Any) -> Any:
-    """The value as the type of its field; `_UNFIT` if it is of another."""
+    """Return the value if it has its field's type, converted if necessary, else `_UNFIT`."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         tried = (_fitted(value, one) for one in args if one is not type(None))

@@ -1,4 +1,5 @@
-"""Sections of the configuration that more than the trainer reads. docs/configuration.md has the meaning of each field.
+"""Sections of the configuration that are not read by the trainer alone. docs/configuration.md has the meaning of each
+field.
 
 from probes.settings.section import read
 read(ProbesSettings, run.manifest()).sync_s         # 5.0
