@@ -6,12 +6,13 @@
 
 A pass over the mixture has a fixed number of sequences of each corpus, in a random order that differs between passes:
 
-1. by `epochs`: epochs x the corpus's number of sequences, so a whole number of epochs yields each sequence exactly that
-   often per pass;
-2. by `weights`: the corpus's share of the total number of sequences, rounded to one sequence;
-3. else each of its sequences once. Draws from a corpus continue across passes in the corpus's own epochs: no sequence
-   is repeated before all of the corpus was drawn. Nothing is kept between calls, so any position costs the same and
-   skipping is counting.
+1. with `epochs`: epochs x the corpus's number of sequences, so a whole number of epochs yields each sequence exactly
+   that often per pass;
+2. with `weights`: the corpus's share of the total number of sequences, rounded to one sequence;
+3. otherwise each sequence of the corpus once.
+
+Draws from a corpus continue across passes: no sequence is repeated before the whole corpus was drawn. No state is kept
+between calls, so any position costs the same, and skipping only means a higher position.
 """
 
 from __future__ import annotations

@@ -3,11 +3,14 @@
     manifest = read_manifest(Path("prepared/web"))        # DataError: one line, file, what, what to do
     manifest.shards[0].num_tokens, manifest.tokenizer["end_id"]
 
-    manifest.json tokenizer, sources, shards with counts and hashes; written last: without it the folder is incomplete
-    tokenizer.json copy of the tokenizer (none for "bytes") tokens-000000.bin tokens of a shard, little-endian,
-    documents concatenated, each with its end token documents-000000.bin one uint64 per document: its end in the shard,
-    in tokens blocks-000000.bin 8 bytes of BLAKE2b for each block of 16 KiB of the tokens plan.json sources with size
-    and version, from which a later `rankscope prepare` continues
+| file | content |
+|---|---|
+| `manifest.json` | tokenizer, sources, shards with counts and hashes; written last, to complete the folder |
+| `tokenizer.json` | copy of the tokenizer (none for "bytes") |
+| `tokens-000000.bin` | tokens of a shard, little-endian; documents concatenated, each with its end token |
+| `documents-000000.bin` | one uint64 per document: its end in the shard, in tokens |
+| `blocks-000000.bin` | 8 bytes of BLAKE2b for each block of 16 KiB of the tokens |
+| `plan.json` | sources with size and version, from which a later `rankscope prepare` continues |
 
 The manifest has the hash of each `blocks` file, which has the hashes of the token blocks. So a reader can verify the
 blocks that it reads against the manifest, without reading the rest.

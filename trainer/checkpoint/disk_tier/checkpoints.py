@@ -113,7 +113,7 @@ class DiskCheckpoints:
         `late_extra` is called in the background on rank 0, for values that take long to compute."""
         assert self._save is None
         start = time.monotonic_ns()
-        # Names and shapes change rarely (for instance when the optimizer state is allocated), and on all ranks.
+        # Names and shapes rarely change (for instance when the optimizer state is allocated), and then on all ranks.
         if self._plan is None or self._planned != layout_of(copy.tensors):
             self.prepare()
         assert self._plan is not None
@@ -315,7 +315,7 @@ class DiskCheckpoints:
             if reason:
                 took = time.monotonic_ns() - save.start_ns
                 self._report(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
-                if save.step in self.unread:  # the older one is kept
+                if save.step in self.unread:  # the previous checkpoint of this step is kept
                     self.states.found(save.step, "complete")
                 if self.is_chief and save.renamed:
                     self._discard(save.final)

@@ -228,15 +228,16 @@ class PeerCopies:
         (folder / PID_NAME).write_text(str(os.getpid()))
         slot = self._slots.setdefault(folder / name, Slot(folder / name))
         slot.receive(size, lambda view: _fill(connection, view), header["note"])
-        if self._over.is_set():  # since it began to arrive
+        if self._over.is_set():  # `remove` was called while the copy arrived
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
-                self.folder.rmdir()  # as the last copy does
+                self.folder.rmdir()  # succeeds when the last copy has been removed
             raise CheckpointError("its run has ended")
         if header["vetted"]:
             slot.vet()
             own = f"slot-a{fence.held_attempt()}-"
-            if name.startswith(own):  # so copies sent by former attempts are no longer needed
+            # the sender is in this attempt, so its copies from former attempts are no longer needed
+            if name.startswith(own):
                 remove_others(folder, own)
 
 

@@ -77,7 +77,7 @@ class Slot:
             raise OSError(f"{size * share_of / 1e6:.0f} MB of copies do not fit into {free / 1e6:.0f} MB")
         if self.locked and self._map is not None:
             self.locked = False
-            _unlock_pages(self._map)  # after truncation they are not the pages that the driver knows
+            _unlock_pages(self._map)  # before truncation, which replaces the pages that the driver has registered
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)  # otherwise a copy would end with SIGBUS if there is no space

@@ -7,10 +7,11 @@
 2. A state is usable if every rank's part is on some node, healthy steps followed it, and it includes no batch that was
    skipped since. The newest is tried first.
 3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
-4. If a hash differs on any rank, the next location and then the next state is tried. A process may have another rank
-   than before and thus another part, so its part is looked up. A state is identified by its step and its origin (the
-   attempt and its number of rollbacks when the copy was taken), so that a copy of a rolled-back step is not mixed with
-   copies of the same step reached again.
+4. If a hash differs on any rank, the next location and then the next state is tried.
+
+A process may have a new rank and thus another part, so its part is looked up. A state is identified by its step and its
+origin (the attempt, and its number of rollbacks when the copy was taken), so that a copy of a rolled-back step is not
+mixed with copies of the same step reached again.
 """
 
 from __future__ import annotations

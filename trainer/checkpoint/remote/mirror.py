@@ -123,7 +123,8 @@ class CheckpointMirror:
         path = self._run.checkpoints / LEDGER_NAME
         content = None if path.exists() else copies.folder.read(LEDGER_NAME, MAX_LEDGER_BYTES)
         if content is not None:
-            for each in (copy_of(path), path):  # if only one copy existed, the other would be reported as lost
+            # write both files of the ledger, because a single one would be reported as loss of the other
+            for each in (copy_of(path), path):
                 each.write_bytes(content)
 
     # While they train.
