@@ -29,9 +29,7 @@ __all__ = ["Softmax", "chunked_loss"]
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Computations on a chunk's logits. If the blocks are compiled, these are, too, so that each is one pass over the
-    logits.
-    """
+    """Computations on a chunk's logits, compiled if the blocks are, so that each is one pass over the logits."""
 
     whole: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     peak: Callable[[Tensor], Tensor]
@@ -60,9 +58,10 @@ def chunked_loss(
     group: dist.ProcessGroup | None = None,
     softmax: Softmax | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy and that of each token, without a gradient. `hidden`: (tokens, dim), `targets`: (tokens).
+    """Return the mean cross-entropy, and the cross-entropy of each token without a gradient. `hidden`: (tokens, dim),
+    `targets`: (tokens).
 
-    Under autocast the products are in its type.
+    Under autocast the matrix products are computed in autocast's dtype.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -131,7 +130,7 @@ def _of_chunk(logits: Tensor, targets: Tensor, size: int, job: _Job) -> tuple[Te
     softmax, group = job.softmax, job.group
     if group is None:
         return softmax.whole(logits, targets)
-    targets = targets - dist.get_rank(group) * size  # within this rank's part, for one rank of the group
+    targets = targets - dist.get_rank(group) * size  # index within this rank's part; out of range on all ranks but one
     peak = softmax.peak(logits)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
     sums = softmax.sums(logits, peak, targets)

@@ -31,9 +31,9 @@ class Route:
     sends: list[int]
     receives: list[int]
     before: Tensor | None = None
-    """Order in which rows are put before they are sent; None: as they are."""
+    """Permutation of the rows before sending; None if they stay in order."""
     after: Tensor | None = None
-    """Order in which rows are put that have come."""
+    """Permutation of the received rows; None if they stay in order."""
 
     @classmethod
     def make(cls, expert: Tensor, num_experts: int, group: dist.ProcessGroup | None) -> Route:

@@ -4,7 +4,7 @@
     layer.group = group                             # each of its ranks has some of the experts; None: all are here
     layer.pieces = group                            # each of its ranks has a piece of every sequence; None: the whole
     out = layer(x)                                  # (batch, seq or piece, dim), as FeedForward
-    layer.take_load()                               # tokens and dropped tokens of each expert since the last time
+    layer.take_load()                               # tokens and dropped tokens of each expert since the last call
 
 The router's probabilities are those of Shazeer et al. 2017 in float32; if several experts are chosen, their
 probabilities are scaled to sum to one. There are two auxiliary losses: the balance loss (Fedus et al. 2021), experts x
@@ -42,7 +42,7 @@ from trainer.torch_compat import graph_task_id
 
 __all__ = ["Experts", "MixtureOfExperts"]
 
-# torch 2.13 has a new name for it.
+# `all_gather_single` is the name from torch 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -105,7 +105,7 @@ class MixtureOfExperts(nn.Module):
         self.pieces: dist.ProcessGroup | None = None
         """Group of ranks that each have a piece of every sequence, in order of the pieces."""
         self.loss_share = 1.0
-        """Share of this rank's tokens in those of its loss; below 1 if several ranks have one loss together."""
+        """Number of this rank's tokens / tokens in its loss; below 1 if several ranks share one loss."""
         self.loss_scale = 1.0
         """Factor of a microbatch's mean loss before backward."""
         self.counts_load = True
@@ -152,8 +152,8 @@ class MixtureOfExperts(nn.Module):
         return out
 
     def take_load(self) -> Tensor | None:
-        """(2, experts) int64 on the device: choices of this rank's tokens in training since the last call, and how many
-        of them were dropped. None where there were none."""
+        """Return (2, experts) int64 on the device: the choices of this rank's training tokens since the last call, and
+        the dropped ones among them. None if there were no choices."""
         load, self._load = self._load, None
         return load
 
@@ -239,10 +239,10 @@ def sequence_scores(scores: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def sequence_counts(counts: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Sums of each rank's counts of its piece of each sequence, (batch, n): over earlier pieces, and over all.
+    """Sum the ranks' counts, (batch, n) for their piece of each sequence: over earlier pieces, and over all pieces.
 
-    The pieces lie in the order of the group's ranks. Without a group the piece is the whole. A few numbers a sequence:
-    all ranks get all of them, and none has to wait for the ranks before it one after the other.
+    The pieces are in the order of the group's ranks; without a group the piece is the whole sequence. Each rank gathers
+    the counts of all ranks, a few numbers per sequence, so that no rank waits for its predecessors in turn.
     """
     if group is None:
         return torch.zeros_like(counts), counts

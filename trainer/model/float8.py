@@ -28,7 +28,7 @@ from trainer.model.transformer import Transformer
 __all__ = ["check_float8", "convert_to_float8", "is_converted"]
 
 MULTIPLE = 16
-"""Rows and columns of a product in fp8 are multiples of it."""
+"""Rows and columns of fp8 matrix products must be multiples of this."""
 _LAYERS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 _CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 """Minimum CUDA compute capability with the kernels."""

@@ -63,9 +63,10 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
         self.gather: Callable[[Tensor], Tensor] | None = None
-        """Context parallel: keys and values of this piece of the sequence -> those of the whole."""
+        """Context parallel: function from keys and values of this piece of the sequence to those of the whole
+        sequence."""
         self.ring: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-        """Context parallel: query, key and value of this piece -> attention to the whole."""
+        """Context parallel: function from query, key and value of this piece to attention over the whole sequence."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """`mask`: (rows, columns), or the number of each token's document, (batch, seq)."""
@@ -107,8 +108,8 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer; `recompute`, if set, runs it under activation checkpointing.
 
-    Checkpointing lives in `forward` rather than in a wrapper module: names stay as they are, and FSDP's hooks,
-    which sit on the module, run once and not again in the recomputation.
+    Checkpointing is in `forward` and not in a wrapper module, so that parameter names do not change, and FSDP's hooks
+    on the module do not run again in the recomputation.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -157,7 +158,7 @@ class Transformer(nn.Module):
         """True if the blocks go through torch.compile."""
         self.chunks: tuple[int, ...] = (0,)
         self.num_chunks = 1
-        """Context parallel: which chunks of each sequence come in, of how many."""
+        """Context parallel: each sequence is cut into `num_chunks`, of which this rank gets `chunks`."""
         self.is_ring = False
         self.output_loss = OutputLoss()
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
@@ -193,11 +194,11 @@ class Transformer(nn.Module):
             cos, sin, mask = self._of_chunks(x.shape[1])
         if self.embed is not None:
             x = self.embed(x)
-            if torch.is_autocast_enabled(x.device.type):  # as FSDP does, which casts the embedding
+            if torch.is_autocast_enabled(x.device.type):  # the same dtype as under FSDP, which casts the embedding
                 x = x.to(torch.get_autocast_dtype(x.device.type))
             if self.compiled:
-                # Under tensor parallel it may still be on its way (AsyncCollectiveTensor), a class whose gradient
-                # torch 2.13's compiled blocks return without DTensor's placements.
+                # Under tensor parallelism `x` may be an AsyncCollectiveTensor, whose reduction is still running. For
+                # this class torch 2.13's compiled blocks return a gradient without DTensor's placements.
                 x = x.clone()
         for block in self.blocks.values():
             x = block(x, cos, sin, mask)
@@ -225,14 +226,14 @@ class Transformer(nn.Module):
 class OutputLoss:
     """Loss computation of one model part.
 
-    The weight is a plain tensor, also where FSDP has gathered it, or a DTensor split by vocabulary over the
-    tensor-parallel ranks. These read all hidden states: a rank that has a part of the sequence gathers them, and
-    gradients are added up on the way back.
+    The weight is a plain tensor (also if FSDP has gathered it), or a DTensor split by vocabulary over the
+    tensor-parallel ranks. Each of these ranks needs all hidden states: under sequence parallelism it gathers them, and
+    backward sums their gradients.
     """
 
     softmax: Softmax = field(default_factory=Softmax.eager)
     reader: Callable[[Tensor], None] | None = None
-    """Gets the loss of each token, (batch, seq)."""
+    """Function that receives the loss of each token, (batch, seq); None normally."""
 
     def of(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of `hidden`, (batch, seq, dim), in nats a token, float32."""
@@ -265,11 +266,11 @@ def document_numbers(tokens: Tensor, separator: int) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
 def document_attention(query: Tensor, key: Tensor, value: Tensor, numbers: Tensor) -> Tensor:
-    """(batch, heads, seq, head_dim) of each; fewer heads of `key` and `value` are shared by several of `query`.
+    """Attention within documents. All tensors are (batch, heads, seq, head_dim); `key` and `value` may have fewer heads
+    than `query` (grouped-query attention).
 
-    Queries are processed in blocks: each attends, under its own mask, to the keys up to its last position, and backward
-    recomputes it. So only one block's rows exist at a time and none are kept; the price is that backward recomputes
-    attention if there is more than one block.
+    Queries are processed in blocks. Each block attends, under its own mask, to the keys up to its last position, and
+    backward recomputes it if there is more than one block. So only one block's rows exist at a time, and none are kept.
     """
     seq = query.shape[2]
     if seq <= DOCUMENT_ROWS:
