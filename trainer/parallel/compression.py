@@ -2,7 +2,7 @@
 
     compression = GradientCompression(module, config.parallel, group, rank=rank, seed=seed)
     compression.attach(ddp)
-    compression.sample = True          # the next backward also reduces the gradients as they are, to compare with
+    compression.sample = True          # the next backward also reduces the uncompressed gradients, for comparison
     ...backward...
     errors = compression.squares()     # (sum of squared errors, sum of squares) of the mean gradient, or None
 
@@ -107,9 +107,10 @@ class GradientCompression:
         return done
 
     def squares(self) -> Tensor | None:
-        """(2,) float64 on the device: squared error of the mean gradient that the last backward left, and its square.
+        """Return (2,) float64 on the device: the squared error of the mean gradient in the last backward, and its
+        squared norm.
 
-        The same on all replicas; None if that backward was not sampled.
+        All replicas get the same; None if that backward was not sampled.
         """
         sampled, self._exact = self._exact, []
         sums = []
@@ -137,7 +138,7 @@ class GradientCompression:
         return dict(sorted(found.items()))
 
     def allocate(self, saved: Container[str]) -> None:
-        """Make room for what of `saved` belongs here, to be filled by the caller."""
+        """Allocate the tensors named in `saved` that belong to this rank; the caller fills them."""
         self.forget()
         if self.kind in _FED_BACK:
             self._feedback.allocate(saved)
@@ -194,7 +195,8 @@ _hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Te
 
 
 def _matrix(tensor: Tensor, rank: int) -> tuple[int, int, int]:
-    """Rows, columns and rank as PowerSGD takes a parameter; rank 0: it is sent as it is."""
+    """Return the shape of a parameter as a matrix (rows, columns) for PowerSGD, and its rank; rank 0: it is sent
+    uncompressed."""
     rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
     rank = min(rows, columns, rank)
     pays = (rows + columns) * rank * MIN_COMPRESSION < rows * columns
@@ -202,8 +204,8 @@ def _matrix(tensor: Tensor, rank: int) -> tuple[int, int, int]:
 
 
 def _compressed(parameters: list[Tensor], rank: int) -> Iterator[tuple[Tensor, int]]:
-    """The parameters that are compressed and the numbers of their right factors, in the order of torch's memory: those
-    of one shape together, shapes in the order in which they come."""
+    """Yield each compressed parameter with the number of elements of its right factor, in the order of torch's buffer:
+    grouped by shape, shapes in order of first occurrence."""
     by_shape: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
     for parameter in parameters:
         rows, columns, own = _matrix(parameter, rank)
@@ -257,7 +259,7 @@ class ErrorFeedback:
         return dict(sorted(self._errors.items()))
 
     def allocate(self, saved: Container[str]) -> None:
-        """Make room for what of `saved` belongs here, to be filled by the caller."""
+        """Allocate the tensors named in `saved` that belong to this rank; the caller fills them."""
         self.forget()
         for parameter, name in self._names.items():
             if name in saved:

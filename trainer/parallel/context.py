@@ -8,7 +8,7 @@ With grouped-query attention keys and values are a fraction of the activations, 
 With `parallel.cp_exchange = "ring"` the pieces are passed around instead (`trainer.parallel.ring`), so that the keys
 and values on a rank also shrink with the number of ranks. torch's own ring attention
 (`torch.distributed.tensor.experimental.context_parallel`) has kernels for CUDA only (torch 2.13), and replaces
-`scaled_dot_product_attention` for all that runs; the kernels called here are the same.
+`scaled_dot_product_attention` globally; the kernels called here are the same.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _gathered(pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """All pieces along the last dimension but one; the gradient of a piece is the sum over all ranks."""
+    """Gather all pieces along the second-to-last dimension; the gradient of a piece is the sum over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, piece: Tensor, group: dist.ProcessGroup) -> Tensor:

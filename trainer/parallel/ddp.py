@@ -43,7 +43,8 @@ def apply_ddp(
 
 
 def _without_buffer_broadcasts() -> dict[str, Any]:
-    """The rotary tables are the same everywhere and never change. torch 2.13 has a new name for saying so."""
+    """Turn off DDP's buffer broadcasts, because the rotary tables are equal on all ranks and never change. The option
+    has a new name in torch 2.13."""
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
 

@@ -7,8 +7,8 @@ FSDP looks for two methods on the local tensor of a sharded parameter: one retur
 whole parameter from the result. torchao has both on a parameter class whose memory copies and fingerprints cannot read.
 So parameters keep their class, and torchao's methods are set on their local tensors.
 
-A matrix has one scale, from its largest value on any rank. It is that of the whole matrix, so rounding before the
-gather gives the same bits as rounding after it, if the gather would otherwise be in float32.
+Each matrix has one scale, computed from its largest absolute value over all ranks. So rounding before the gather gives
+the same bits as rounding the whole matrix after a gather in float32.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["Float8Gathers"]
 
 
 class Float8Gathers:
-    """Gathers of a model part's matrices that are multiplied in fp8 and whose rows divide into equal shards."""
+    """fp8 gathers for those matrices of a model part that are multiplied in fp8 and have equal shards on all ranks."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises ConfigError if there is none."""
+        """Raises ConfigError if there is no such matrix."""
         from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
         layers: list[Any] = [layer for layer in model.modules() if is_converted(layer) and _is_even(layer.weight)]
@@ -48,15 +48,16 @@ class Float8Gathers:
             local.fsdp_pre_all_gather = made.fsdp_pre_all_gather
             local.fsdp_post_all_gather = made.fsdp_post_all_gather
             self._casts.append(made)
-        # One answer for all of them: tensor parallelism splits them along different dimensions, but it splits all or
-        # none.
+        # The groups of the first matrix are those of all: tensor parallelism splits either all matrices or none, even
+        # if along different dimensions.
         weight: DTensor = layers[0].weight
         mesh = weight.device_mesh
         self._groups = [mesh.get_group(dim) for dim, place in enumerate(weight.placements) if not place.is_replicate()]
 
     @torch.no_grad()
     def rescale(self) -> None:
-        """Find the scale of each matrix as it is now: one reduction of a number for each of them."""
+        """Compute the scale of each matrix from its current values. Collective: one reduction per mesh dimension, of
+        one number per matrix."""
         from torchao.float8.float8_utils import amax_to_scale
 
         largest = torch.stack(foreach_norm([made._tensor for made in self._casts], math.inf))
@@ -67,7 +68,8 @@ class Float8Gathers:
 
 
 def _is_even(weight: Any) -> bool:
-    """Return True if each rank has as many rows. FSDP pads others, in another tensor than that of now."""
+    """Return True if all ranks have equally many rows. FSDP would gather unequal shards from a padded copy, which lacks
+    the methods set here."""
     sizes = zip(weight.device_mesh.shape, weight.placements, strict=True)
     ranks = math.prod(size for size, place in sizes if not place.is_replicate() and place.dim == 0)
     return bool(weight.shape[0] % ranks == 0)

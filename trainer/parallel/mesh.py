@@ -1,9 +1,9 @@
 """The device mesh of a plan, and its submeshes.
 
     mesh = build_mesh(plan, "cpu")        # None for a single rank
-    tp_mesh = submesh(mesh, "tp")         # None where tp is 1
+    tp_mesh = submesh(mesh, "tp")         # None if tp is 1
     joined_mesh(mesh, "ep", "tp")         # both as one dimension, called ep+tp
-    dense_mesh(mesh, plan)                # what FSDP shards all but the experts over
+    dense_mesh(mesh, plan)                # FSDP's mesh of all parameters except experts
     expert_mesh(mesh, plan)               # FSDP's mesh of experts, if each rank has some of them
 
 The mesh has only the dimensions in use: a process group costs memory and a start-up exchange on every rank.
@@ -47,8 +47,8 @@ def joined_mesh(mesh: DeviceMesh, *dims: str) -> DeviceMesh | None:
 
 
 def dense_mesh(mesh: DeviceMesh | None, plan: Plan) -> DeviceMesh:
-    """FSDP's mesh of all parameters but experts: (shards), or (dp_replicate, shards) for HSDP; the shards over
-    `dp_shard`, `ep` and `cp` as one."""
+    """FSDP's mesh of all parameters except experts: (shards), or (dp_replicate, shards) for HSDP. The shards dimension
+    joins `dp_shard`, `ep` and `cp`."""
     return _fsdp_mesh(mesh, plan, "dp_shard", "ep", "cp")
 
 
@@ -67,5 +67,5 @@ def _fsdp_mesh(mesh: DeviceMesh | None, plan: Plan, *dims: str) -> DeviceMesh:
         return shards
     (name,) = shards.mesh_dim_names or ()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch means to make another way of taking a flattened dimension along
+        warnings.simplefilter("ignore")  # torch warns that slicing with a flattened dimension will change
         return mesh["dp_replicate", name]

@@ -66,7 +66,8 @@ class ParallelModel:
             self.module.set_is_last_backward(wanted)
 
     def rescale(self) -> None:
-        """Compute the scales of parameters gathered in fp8; call it before the first forward after a change of them."""
+        """Compute the scales of parameters gathered in fp8; call it before the first forward after the parameters have
+        changed."""
         if self.float8_gathers is not None:
             self.float8_gathers.rescale()
 
@@ -105,9 +106,9 @@ def parallelize(
             expert_mesh=expert_mesh(mesh, plan) if config.model.num_experts else None,
         )
     model.to_empty(device="cpu" if plan.offloads_parameters else device)
-    if plan.offloads_parameters:  # the parameters only
+    if plan.offloads_parameters:  # only parameters are offloaded, not buffers
         model.cos, model.sin = model.cos.to(device), model.sin.to(device)
-    model.tie()  # what was one parameter has become two
+    model.tie()  # `to_empty` has made the tied parameter into two
     model.fill_buffers()
     forward_module: nn.Module = model
     compression = None

@@ -112,14 +112,14 @@ class Pipeline:
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Forward only; returns the same as `run`.
 
-        torch's `schedule.eval` fails where two neighbouring stages share a rank, and agrees again on shapes at every
-        change between training and evaluation. Here each rank goes through (microbatch, stage) in this order, which
-        no rank can block for another.
+        torch's `schedule.eval` fails if two neighbouring stages share a rank, and exchanges shapes again at every
+        change between training and evaluation. Here each rank runs its forward passes by microbatch and then by stage,
+        an order in which ranks cannot block each other.
         """
         size, count = self._plan.micro_batch_size, self._plan.num_microbatches
         losses = []
         for rows in (slice(start, start + size) for start in range(0, count * size, size)):
-            local: Tensor | None = None  # what the stage before, if it is on this rank, has just computed
+            local: Tensor | None = None  # output of the previous stage if that stage is on this rank
             for stage in self.stages:
                 if stage.is_first:
                     local = inputs[rows]
@@ -136,7 +136,7 @@ class Pipeline:
         return torch.stack(losses).mean() if losses else torch.zeros((), device=inputs.device)
 
     def _rank_of(self, stage: int) -> int:
-        """The rank, within the pipeline, that runs `stage`."""
+        """Pipeline rank that runs `stage`."""
         return next(rank for rank, stages in enumerate(self._plan.stages.of_rank) if stage in stages)
 
     def _is_here(self, stage: int) -> bool:

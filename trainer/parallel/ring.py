@@ -2,15 +2,15 @@
 
     mixed = ring_attention(query, key, value, group)       # (batch, heads, piece, head_dim), of this rank's piece
 
-Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends that
-piece on, and joins the results by their logarithms of the softmax's sum (online softmax). Backward passes the pieces
-around once more, each with the gradient that the ranks accumulate. A rank keeps its own queries, keys, values, results
-and one logarithm per row; two more pieces exist in transit.
+Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends the
+piece on. It joins the results by the logarithm of the softmax's sum in each row (online softmax). Backward passes the
+pieces around once more, each with its gradient, to which every rank adds. A rank keeps its own queries, keys, values,
+results and one logarithm per row; two more pieces exist in transit.
 
 With contiguous pieces a causal mask would leave the first rank nearly idle and give the last most of the work. So a
 sequence is divided into twice as many chunks as there are ranks, and rank r has chunk r and chunk 2 x size - 1 - r
-(Brandon et al. 2023, arXiv 2311.09431). On every rank each step but the first is then, without a mask, one half of the
-queries against all keys or all queries against one half of the keys.
+(Brandon et al. 2023, arXiv 2311.09431). Then each step except the first needs no mask on any rank: it is one half of
+the queries against all keys, or all queries against one half of the keys.
 
 The kernel is torch's flash attention, or memory-efficient attention for float32 on CUDA; both work block by block and
 never materialise the attention matrix.
@@ -30,13 +30,13 @@ __all__ = ["ring_attention"]
 
 _aten = torch.ops.aten
 _ALIGNED_ROWS = 32
-"""Memory-efficient attention keeps its logarithms in rows of a multiple of this length."""
+"""Memory-efficient attention pads its rows of logarithms to a multiple of this length."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Causal attention of this rank's queries to the whole sequence. Collective; `key`, `value`: fewer heads are shared
-    by several of `query`."""
+    """Causal attention of this rank's queries to the whole sequence. Collective. `key` and `value` may have fewer heads
+    than `query` (grouped-query attention)."""
     mixed: Tensor = _Ring.apply(query, key, value, group)  # type: ignore[no-untyped-call]  # torch: no types
     return mixed
 
@@ -54,7 +54,7 @@ class _Ring(torch.autograd.Function):
             keys, values = passing[:, :, :, columns].repeat_interleave(shared, dim=2)
             out, of_rows, random = _forward(query[:, :, rows], keys, values, is_causal=step == 0)
             if logarithms is None:
-                # Copies: a selective checkpoint keeps what the kernel gave, which must not change.
+                # Copies, because a selective checkpoint keeps the kernel's results, which must not change.
                 mixed, logarithms = out.to(torch.float32, copy=True), of_rows.clone()
             else:
                 _join(mixed[:, :, rows], logarithms[:, :, rows], out, of_rows)
@@ -89,11 +89,11 @@ class _Ring(torch.autograd.Function):
                 is_causal=step == 0,
             )
             of_query[:, :, rows] += parts[0]
-            for number in (0, 1):  # the heads that share a key or value
+            for number in (0, 1):  # sum over the query heads that share a key or value head
                 of_heads = parts[1 + number].float()
                 together = of_heads.reshape(len(of_heads), -1, shared, *of_heads.shape[2:])
                 gradient[number][:, :, columns] += together.sum(2)
-            # It follows its keys and values, and is at home after the last step.
+            # The gradient travels with its keys and values, and is back at their rank after the last step.
             if size > 1:
                 gradient = _Sending.start(gradient, group).arrived()
             if sending is not None:
@@ -102,7 +102,8 @@ class _Ring(torch.autograd.Function):
 
 
 def _halves(rank: int, source: int, half: int) -> tuple[slice, slice]:
-    """Queries of `rank` and keys of `source` between which there is anything, and then everything, to attend to."""
+    """The queries of `rank` that attend to keys of `source`, and these keys. Except for `rank` itself, each query then
+    attends to each key."""
     if source == rank:
         return slice(None), slice(None)
     if source < rank:
@@ -111,14 +112,14 @@ def _halves(rank: int, source: int, half: int) -> tuple[slice, slice]:
 
 
 def _join(mixed: Tensor, logarithms: Tensor, out: Tensor, of_out: Tensor) -> None:
-    """Add attention to more keys to that of the same queries, in place."""
+    """Merge attention to more keys into the attention of the same queries, in place."""
     together = torch.logaddexp(logarithms, of_out)
     mixed.mul_((logarithms - together).exp().unsqueeze(-1)).add_(out * (of_out - together).exp().unsqueeze(-1))
     logarithms.copy_(together)
 
 
 class _Sending:
-    """A tensor being sent to the next rank while that of the previous rank is received."""
+    """A tensor being sent to the next rank, while the previous rank's tensor is received."""
 
     def __init__(self, sent: Tensor, received: Tensor, works: list[Any]) -> None:
         self._sent, self._received, self._works = sent, received, works
@@ -140,7 +141,8 @@ class _Sending:
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-    """Attention, of each row the logarithm of the softmax's sum, and what CUDA's backward wants to know of dropout."""
+    """Return attention, the logarithm of the softmax's sum for each row, and the dropout state that CUDA's backward
+    requires."""
     if query.device.type == "cpu":
         out, logarithms = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal)
         return out, logarithms.float(), ()
@@ -175,6 +177,6 @@ def _backward(
             grad, query, key, value, None, out, padded, *random, 0.0, wanted, is_causal
         )
     else:
-        sizes = (None, None, query.shape[2], key.shape[2])  # of sequences of one length
+        sizes = (None, None, query.shape[2], key.shape[2])  # no ragged batch: all sequences have one length
         gradients = _aten._scaled_dot_product_flash_attention_backward(*given, *sizes, 0.0, is_causal, *random)
     return gradients[0], gradients[1], gradients[2]

@@ -3,13 +3,14 @@
     mean, error = reduce_int8(corrected, group)        # the mean as all ranks receive it, and what this rank lost
     mean, error = reduce_largest(corrected, group, ratio=0.01)
 
-int8    Sums of int8 overflow, so each rank reduces one part. Every rank sends every other rank its part in int8, with a
-float32 scale per 256 numbers; the receiver sums in float32, rounds the mean in the same way and sends it to all. That
-is a quarter of the bytes of a float32 all-reduce, for any number of ranks. A rank's error is the rounding error of its
-own numbers, plus that of its part of the mean times the number of ranks (errors are divided by that number later).
-top-k   Every rank sends the fraction `ratio` of its numbers with the largest magnitude, with their positions; the rest
-is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8 bytes per number and
-rank, so a ratio of 1 % pays below a hundred ranks.
+* int8: sums of int8 overflow, so each rank reduces one part of the bucket. Every rank sends every other rank that
+  rank's part in int8, with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
+  way and sends it to all. That is a quarter of the bytes of a float32 all-reduce, for any number of ranks. A rank's
+  error is the rounding error of its own numbers, plus the rounding error of its part of the mean times the number of
+  ranks (errors are divided by that number later).
+* top-k: every rank sends the fraction `ratio` of its numbers with the largest magnitude, with their positions; the rest
+  is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8 bytes per number
+  and rank, so a ratio of 1 % pays below a hundred ranks.
 
 Both work in place and reuse their temporaries to save memory, because a bucket may be the whole gradient. All ranks get
 the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. NaN and
@@ -25,17 +26,17 @@ from torch import Tensor
 __all__ = ["largest_count", "reduce_int8", "reduce_largest"]
 
 BLOCK = 256
-"""Numbers with one scale."""
+"""Numbers per scale."""
 _SCALE_BYTES = 4
 _LEVELS = 127
 
-# torch 2.13 has new names for them.
+# `all_gather_single` is the name from torch 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def reduce_int8(corrected: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Mean over the group of `corrected`, flat and float32, and what this rank has to add to its next one.
-    `corrected` is overwritten."""
+    """Return the mean of `corrected` (flat, float32) over the group, and this rank's error, to be added to its next
+    gradient. `corrected` is overwritten."""
     size, count = group.size(), corrected.numel()
     part = -(-count // (size * BLOCK)) * BLOCK
     missing = part * size - count
@@ -59,7 +60,7 @@ def _packed(rows: Tensor) -> Tensor:
     """(rows, numbers) float32 -> bytes of each row: its numbers as int8, then its scales."""
     blocks = rows.view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(-1, keepdim=True) / _LEVELS
-    # A block of zeros has no scale. NaN is left in the scale, from where it reaches every number of the block.
+    # A block of zeros would have the scale 0. A NaN stays in the scale, so that it reaches every number of the block.
     levels = blocks / scales.where(scales != 0, 1.0)
     levels = levels.round_().nan_to_num_(0.0).clamp_(-_LEVELS, _LEVELS).to(torch.int8)
     return torch.cat((levels.view(len(rows), -1).view(torch.uint8), scales.squeeze(-1).view(torch.uint8)), dim=1)
@@ -69,7 +70,7 @@ def _unpacked(packed: Tensor) -> Tensor:
     count = packed.shape[1] // (BLOCK + _SCALE_BYTES) * BLOCK
     levels = packed[:, :count].contiguous().view(torch.int8).view(len(packed), -1, BLOCK)
     scales = packed[:, count:].contiguous().view(torch.float32).unsqueeze(-1)
-    # Inf times zero is NaN: a block that had Inf is not finite as a whole, and is seen.
+    # Inf times zero is NaN, so a block that had Inf is entirely non-finite and is noticed.
     return levels.float().mul_(scales).view(len(packed), -1)
 
 
@@ -79,10 +80,10 @@ def largest_count(count: int, ratio: float) -> int:
 
 
 def reduce_largest(corrected: Tensor, group: dist.ProcessGroup, *, ratio: float) -> tuple[Tensor, Tensor]:
-    """Mean over the group of the largest numbers of each rank, and what this rank did not send. `corrected` is
-    overwritten."""
+    """Return the mean over the group of each rank's largest numbers, and the numbers that this rank did not send.
+    `corrected` is overwritten."""
     size = group.size()
-    # NaN counts as the largest for `topk`, so a bad gradient is sent and seen.
+    # `topk` treats NaN as largest, so a bad gradient is sent and noticed.
     places = corrected.abs().topk(largest_count(corrected.numel(), ratio), sorted=False).indices
     own = torch.stack((corrected[places].view(torch.int32), places.to(torch.int32)))
     everywhere = own.new_empty(size, *own.shape)
