@@ -2,16 +2,16 @@
 
     kept = saved_per_token(config, plan, device="cuda")
     kept.block            # bytes of a block, one token, one rank
-    kept.recomputed       # of a block that recomputes: its input, and with `selective` the results of its products
+    kept.recomputed       # bytes of a recomputed block: its input, with `selective` also the results of its products
 
 The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes per token and layer for GPT in 16
-bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, attention that
-keeps its output and one logarithm a row instead of the square; under context parallel also the mask, and the keys and
-values of the whole sequence, but in a ring. A loss in chunks keeps the hidden states, their gradient, and for a moment
-the logits of a chunk. Experts keep each row that is sent to them on its way in, in their middle, and on its way out;
-that they get equally many is assumed. Tensor-parallel ranks send rows of a part of the tokens each. torch on a CPU
-composes RMSNorm from parts and copies attention's result once more; a GPU does neither. A test holds the CPU's count
-against torch's own allocator.
+bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, and attention
+that keeps its output and one logarithm per row instead of the square. Under context parallelism, except in a ring, it
+also keeps the mask, and the keys and values of the whole sequence. A loss in chunks keeps the hidden states, their
+gradient, and for a moment the logits of a chunk. Experts keep each row that they receive: their input, their hidden
+activations and their output. All experts are assumed to receive equally many rows, and each tensor-parallel rank sends
+the rows of its part of the tokens. On a CPU, torch composes RMSNorm from several operations and copies attention's
+result once more; on a GPU it does neither. A test compares the CPU's count with torch's allocator.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ class SavedActivation:
     boundary: float
     """Bytes passed from one block, or pipeline stage, to the next."""
     loss_backward: float
-    """Lives only while backward goes through the loss: the gradients of the logits."""
+    """Bytes that exist only during backward of the loss: the gradients of the logits."""
     block_backward: float
-    """Lives only while backward goes through a block: the gradients of gate, up and product, and of the stream."""
+    """Bytes that exist only during backward of a block: the gradients of gate, up and their product, and of the
+    residual stream."""
     after_gather: float
     """Bytes of a recomputed block not yet allocated when its experts are gathered."""
     experts: float
     """Bytes kept by a block's experts, freed after their backward."""
     rows_gradient: float
-    """Lives only while backward is in the experts: the gradients of their rows, and of the stream."""
+    """Bytes that exist only during backward of the experts: the gradients of their rows, and of the residual stream."""
 
     def of_layer(self, layer: int, config: Config) -> float:
         return self.recomputed if is_recomputed(layer, config) else self.block
@@ -67,31 +68,33 @@ def is_recomputed(layer: int, config: Config) -> bool:
 
 
 def compute_bytes(config: Config) -> int:
-    """Bytes of a number in the matrix products."""
+    """Bytes per number in matrix products."""
     return FLOAT32_BYTES if config.train.precision == "float32" else 2
 
 
 def reduced_bytes(config: Config) -> int:
-    """Bytes of a gradient's number on its way through FSDP."""
+    """Bytes per number in FSDP's gradient reductions."""
     return 2 if config.parallel.reduce_dtype == "bf16" else FLOAT32_BYTES
 
 
 def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivation:
     model, tp = config.model, plan.tp
     low = compute_bytes(config)
-    stream, is_ring = low, config.parallel.cp_exchange == "ring"  # FSDP casts parameters; autocast has a cast embedding
+    # the residual stream is in low precision: FSDP casts parameters, and under autocast the embedding is cast
+    stream, is_ring = low, config.parallel.cp_exchange == "ring"
     width = model.dim
     own_width = width / tp if tp > 1 and config.parallel.sequence_parallel else width
     queries = width / tp
     keys = model.kv_heads * (width // model.num_heads) / tp
     vocabulary = model.vocab_size / tp
 
-    # Its input, and the root of the mean square; on a CPU that input in float32, and divided by the root.
+    # A norm keeps its input and the root of the mean square; on a CPU the input in float32, and also divided by the
+    # root.
     norm = own_width * (2 * FLOAT32_BYTES if device == "cpu" else stream) + FLOAT32_BYTES
     rows = FLOAT32_BYTES * model.num_heads / tp
     attention = low * (2 * queries + 2 * keys * (1 if is_ring else plan.cp)) + rows
     attention += low * queries if device == "cpu" else 0
-    # FSDP casts the inputs of a block: cosine and sine of all positions.
+    # FSDP also casts the other inputs of a block: cosine and sine for all positions.
     if low < FLOAT32_BYTES and plan.data_parallel_kind in ("fsdp", "hsdp"):
         positions = config.data.seq_len // plan.cp if plan.cp > 1 else model.max_seq_len
         angles = low * positions * (width // model.num_heads) / (plan.micro_batch_size * config.data.seq_len // plan.cp)
@@ -147,25 +150,26 @@ def _feed_forward(config: Config, tp: int, low: int) -> _Middle:
     return _Middle(
         kept=width * low + 4 * low * hidden,  # gate, its silu, up, their product
         products=width + 2 * hidden,
-        # Gradients of three of the four, less the product, which is freed by then.
+        # Gradients of three of the four, minus the forward product, which is freed by then.
         backward=2 * low * hidden,
     )
 
 
 def _experts(config: Config, tp: int, low: int) -> _Middle:
-    """A token is sent to some of the experts, one row each; with a capacity below 1 not all of them arrive."""
+    """Bytes of experts. A token is sent to several experts, one row each; with a capacity factor below 1 some rows are
+    dropped."""
     model = config.model
     sent = model.experts_per_token / tp
     arriving = sent * min(1.0, model.capacity_factor or 1.0)
     width, hidden = arriving * model.dim, arriving * model.expert_ffn_dim
     router = FLOAT32_BYTES * ((model.dim + 2 * model.num_experts) / tp + 3 * sent) + _INDEX_BYTES * 2 * sent
     places, read = sent * model.dim, low * width
-    # What experts read, four numbers of their middle, what they give, and the same at the token's place.
+    # Inputs of the experts, four hidden activations, their outputs, and the outputs in token order.
     experts = read + 4 * low * hidden + low * width + low * places
     return _Middle(
         kept=router + experts,
         products=width + 2 * hidden,
-        # Gradients of three numbers of the middle, less its product, which is freed by then, and of what comes out.
+        # Gradients of three hidden activations, minus the forward product, which is freed by then, and of the outputs.
         backward=2 * low * hidden + low * width,
         experts=experts,
         read=read,
@@ -174,5 +178,5 @@ def _experts(config: Config, tp: int, low: int) -> _Middle:
 
 
 def _dropout(config: Config, own_width: float) -> float:
-    """Two masks of a byte."""
+    """Bytes of the two dropout masks, one byte per number."""
     return 2 * own_width if config.model.dropout else 0.0

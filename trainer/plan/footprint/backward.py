@@ -1,4 +1,4 @@
-"""Backward of a rank, block by block: the most that activations, gradients and gathered parameters take at one time.
+"""Peak memory of a rank's backward pass, block by block: activations, gradients and gathered parameters.
 
     backward_peak([Block(kept=..., again=..., units=(unit,), ...), ...], root)          # bytes
 
@@ -10,7 +10,7 @@ FSDP2 handles each unit as follows; a block's experts, if they are divided among
 3. It frees the parameters and copies the gradients (reordered if they are sharded in another dimension) into a buffer
    that is reduced. The gradients are freed at once, the buffer when the next unit's is created.
 
-A unit inside a recomputed block is gathered as in forward: its buffer stays until the next one is gathered in this way.
+A unit inside a recomputed block is gathered as in forward: its buffer stays until the next such unit is gathered.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ __all__ = ["Block", "UnitBytes", "backward_peak"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitBytes:
-    """Parameters that are gathered and reduced together; where nothing is sharded, those of a block."""
+    """Bytes of parameters that are gathered and reduced together; if nothing is sharded, of a block's parameters."""
 
     gathered: int = 0
-    """The whole of them, where backward gathers it and frees it again."""
+    """Bytes of the whole parameters, if backward gathers and frees them."""
     buffer: int = 0
-    """Out of which they are copied; 0 without other ranks that share them."""
+    """Gather buffer from which the parameters are copied; 0 if no other ranks share them."""
     gradient: int
-    """Before it is reduced."""
+    """Whole gradient before its reduction."""
     sent: int = 0
     """The buffer that is reduced."""
     own: int
-    """The gradient that this rank keeps."""
+    """This rank's part of the gradient."""
     largest: int
     """Gradient bytes of the largest parameter."""
     first: int
     """Gradient bytes of the largest matrix, the first to be computed."""
     before: int = 0
-    """The gradient that earlier microbatches have left: none, this rank's own, or the whole."""
+    """Gradient accumulated by earlier microbatches: 0, this rank's part, or the whole."""
     is_added_at_once: bool = False
-    """Each new gradient of a matrix is added to that which is there, as soon as it has come."""
+    """Each new gradient of a matrix is added to the accumulated one as soon as it is computed."""
     is_split_inside: bool = False
-    """By another dimension than the first."""
+    """The parameters are sharded along a dimension other than the first."""
     is_copied: bool = False
     """The backend gathers and reduces in a copy of the buffer, as gloo does."""
 
@@ -74,12 +74,13 @@ class UnitBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Bytes of activations, and parameters in the order in which forward comes to them: a unit, and one within it."""
+    """Bytes of a block: activations, and its units in the order of forward: the outer unit, then the inner one, if
+    any."""
 
     kept: int
-    """By forward."""
+    """Activations kept by forward."""
     again: int
-    """More while backward goes through it: what is computed again, and gradients of activations."""
+    """Additional activations during its backward: recomputed ones, and gradients of activations."""
     at_inner: int
     """Bytes of this unit in use when the inner unit is gathered."""
     around_inner: int
@@ -89,8 +90,8 @@ class Block:
 
 
 def backward_peak(blocks: Sequence[Block], root: UnitBytes, *, ahead: int) -> int:
-    """The largest sum. `ahead`: blocks that are being gathered before their turn. The root, whose head comes first and
-    which is reduced last, is gathered all the time; that is not counted here."""
+    """The largest sum over backward. `ahead`: number of blocks that are gathered in advance. The root is not counted
+    here: it is gathered all the time, since its head comes first and its embedding last."""
     return max(_sums(blocks, root, ahead))
 
 
@@ -113,7 +114,8 @@ def _sums(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[int]
 
 
 def _of_block(block: Block, reduced: int, ahead: int) -> Iterator[int]:
-    """Sums within a block, without what is there before and after it. `reduced`: the buffer of the last reduction."""
+    """Sums during backward of one block, without the bytes that other blocks hold. `reduced`: buffer of the last
+    reduction."""
     outer, *within = block.units
     yield reduced + block.kept + max(outer.gathering, outer.gathered + ahead * (1 + outer.is_copied))
     if not within:

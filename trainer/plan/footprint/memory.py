@@ -1,4 +1,4 @@
-"""Memory of a rank, part by part, and the largest sum that is alive at one time.
+"""Memory of a rank, part by part, and its peak.
 
     need = rank_memory(config, plan, pp_rank=0, device="cuda")
     need.parameters, need.gradients, need.optimizer, need.gathered, need.activations     # bytes
@@ -6,11 +6,11 @@
 
 Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which is
 the same 16 bytes per parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
-where low-precision copies of parameters and gradients are kept besides a float32 master. Muon keeps one moment of a
-matrix, AdamW8bit two of a byte per number. Low-precision copies of this trainer are counted as gathered parameters,
-which are freed again.
+which has low-precision parameters and gradients in addition to a float32 master copy. Muon keeps one moment per matrix,
+AdamW8bit two moments of a byte per number. This trainer's low-precision copies count as gathered parameters, which are
+freed again.
 
-The parts do not add up to the peak: when all gradients exist, the activations are gone.
+The peak is less than the sum of the parts: when all gradients exist, the activations are freed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["RankMemory", "in_flight", "rank_memory", "worst_rank_memory"]
 _CONTEXT_BYTES = {"cpu": 0, "cuda": 10**9}
 """CUDA context, cuBLAS workspaces and NCCL's buffers: between 0.5 and 1.5 GB on today's devices; not measured here."""
 _WORKSPACE_BYTES = 64 << 20
-"""The part of it that torch's allocator gives out: cuBLAS takes 32 MiB a thread from Hopper on (8 MiB before), and
-forward and backward run in two."""
+"""Part of the context that torch's allocator provides: cuBLAS workspaces of 32 MiB per thread from Hopper on (8 MiB
+before), for the threads of forward and backward."""
 _REDUCING = {"int8": 2.75, "topk": 2.0}
-"""Bytes that a reduction with error feedback needs for each byte of its bucket: the corrected gradient, and what is
-rounded (with what is sent and received in int8) or the mean."""
+"""Bytes that a reduction with error feedback needs per byte of its bucket. int8: the corrected gradient, its rounded
+copy, and the numbers sent and received. topk: the corrected gradient and the mean."""
 _CODED_BYTES = 1 + FLOAT32_BYTES / CODES_BLOCK
 """Bytes per element of an 8-bit moment: its code, and its share of the block's scale."""
 
@@ -56,23 +56,24 @@ class RankMemory:
     gradients: int
     optimizer: int
     gathered: int
-    """Full parameters that FSDP has gathered, or autocast's low-precision copies, at their most."""
+    """Maximum of the full parameters gathered by FSDP, or of autocast's low-precision copies."""
     activations: int
     """Activations that forward keeps for backward, over all microbatches in flight."""
     working: int
-    """Gradients of the logits; a block that is computed again; full gradients on their way into a reduction."""
+    """Gradients of the logits, a recomputed block, and full gradients before their reduction."""
     compression: int
     """Additional memory for compressed gradients."""
     context: int
     host: int
-    """Parameters, gradients and moments in the host's memory, with `parallel.cpu_offload`; not on a device."""
+    """Parameters, gradients and moments in host memory with `parallel.cpu_offload`, in addition to the device's
+    memory."""
     peak: int
     num_parameters: int
-    """Held by this rank."""
+    """Number of parameters on this rank."""
 
     @property
     def allocated(self) -> int:
-        """The peak as torch's allocator counts it, `max_memory_allocated`: without the driver's context and NCCL's."""
+        """The peak as in torch's `max_memory_allocated`, which excludes the driver's context and NCCL's buffers."""
         return self.peak - self.context + min(self.context, _WORKSPACE_BYTES)
 
     @property
@@ -83,17 +84,18 @@ class RankMemory:
 
 
 def worst_rank_memory(config: Config, plan: Plan, device: Device) -> RankMemory:
-    """The rank that needs most: in a pipeline mostly the first (microbatches in flight) or the last (logits)."""
+    """Memory of the rank that needs most; in a pipeline usually the first (microbatches in flight) or the last
+    (logits)."""
     needs = [rank_memory(config, plan, pp_rank=rank, device=device) for rank in range(plan.pp)]
     return max(needs, key=lambda need: need.peak)
 
 
 def in_flight(schedule: str, *, pp: int, pp_rank: int, microbatches: int, stages_per_rank: int) -> int:
-    """Forward passes (of one stage) whose activations a pipeline rank holds at the same time, at the most.
+    """Maximum number of forward passes (of one stage) whose activations a pipeline rank holds at the same time.
 
-    1f1b: as many as there are ranks from here to the end (Narayanan et al. 2019); interleaved: with v stages per rank
-    2 (p - r - 1) + (v - 1) p + 1 (Narayanan et al. 2021). The zero-bubble schedules with two stages a rank are held to
-    those of 1f1b with whole models on a rank: p x v (Qi et al. 2024).
+    1f1b: p - r, the number of ranks from this one to the last (Narayanan et al. 2019). Interleaved with v stages per
+    rank: 2 (p - r - 1) + (v - 1) p + 1 (Narayanan et al. 2021). Zero-bubble schedules are limited to the memory of
+    1f1b's first rank, p x v (Qi et al. 2024).
     """
     if pp == 1:
         return 1
@@ -121,12 +123,12 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
         plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
     )
     ends = round(tokens * _ends(kept, plan, pp_rank))
-    # A flight is one stage's forward; the head's logits are used up at once, by the last stage's own backward.
+    # One flight is one stage's forward. The logits are freed soon, by the last stage's backward, except under gpipe.
     activations = flights * sum(layers) // stages + ends * (flights if plan.pp > 1 and plan.schedule == "gpipe" else 1)
     has_loss = plan.stages.count - 1 in plan.stages.of_rank[pp_rank]
     loss = round(tokens * kept.loss_backward) if has_loss else 0
     again = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
-    # A block's gradients before their reduction.
+    # Unreduced gradients of each block.
     blocks = [FLOAT32_BYTES * numel for layer, numel in full.items() if layer is not None]
     largest = max(blocks, default=0) if by_fsdp else 0
     working = max(loss, max(again, default=0) + largest)
@@ -146,19 +148,19 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     elif config.optim.name == "adamw8bit":
         coded = [weight.numel(unit.tp, unit.shards) for unit in units for weight in unit.coded]
         optimizer -= 2 * round((FLOAT32_BYTES - _CODED_BYTES) * sum(coded))
-        step = 3 * FLOAT32_BYTES * max(coded, default=0)  # both moments and the change of a matrix
+        step = 3 * FLOAT32_BYTES * max(coded, default=0)  # both moments, and the update of a matrix
     if plan.zero1:
         optimizer = 2 * FLOAT32_BYTES * largest_share(units, plan.dp_replicate)
     errors, reducing = _compression(config, plan, units)
     on_host = 0
     if config.parallel.cpu_offload == "optimizer" and device == "cuda":
-        on_host, optimizer = 2 * optimizer, 0  # moments, and gradients and updates on their way
+        on_host, optimizer = 2 * optimizer, 0  # moments, and gradients and updates being copied
         step = 2 * FLOAT32_BYTES * max((w.numel(u.tp, u.shards) for u in units for w in u.weights), default=0)
     state = held + optimizer
     if offloaded:
         # A block's shard is on the device while it is gathered, and its part of the gradients until they are copied.
         state = 2 * max((FLOAT32_BYTES * numel for layer, numel in own.items() if layer is not None), default=0)
-    # The hook of a bucket that has all gradients runs after backward; the first of several, before most of it.
+    # With a single bucket the hook runs after backward; the first of several runs before most of backward.
     at_hook = reducing + (held if FLOAT32_BYTES * sum(full.values()) <= _bucket_bytes(config) else alive)
     peak = state + errors + _CONTEXT_BYTES[device] + max(alive, at_hook, 0 if offloaded else held + step)
     return RankMemory(
@@ -178,7 +180,8 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
 
 
 def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | None, int]:
-    """Elements, or bytes, of a block and its experts together; the root, None, last as in `units`."""
+    """Sum of elements or bytes over each block with its experts: {layer: sum}, with the root as None, last as in
+    `units`."""
     found: dict[int | None, int] = {}
     for unit in units:
         found[unit.layer] = found.get(unit.layer, 0) + numel(unit)
@@ -186,8 +189,8 @@ def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | Non
 
 
 def _muon_step(unit: Unit, matrix: Weight) -> int:
-    """Bytes of the update of one matrix: new momentum and update, the whole if it was gathered, two of the size of the
-    matrix in bf16 and two of its short side squared."""
+    """Bytes for the update of one matrix: the new momentum and the update, the whole update if it is gathered, and in
+    bf16 two tensors of the size of the matrix and two of its short side squared."""
     whole, own = matrix.numel(), matrix.numel(unit.tp, unit.shards)
     gathered = whole if own < whole else 0
     short = min(matrix.rows, matrix.row_numel)
@@ -199,7 +202,8 @@ def _bucket_bytes(config: Config) -> int:
 
 
 def _compression(config: Config, plan: Plan, units: list[Unit]) -> tuple[int, int]:
-    """Bytes of DDP's hook: errors and factors that it keeps, and what it needs while it reduces a bucket."""
+    """Bytes of DDP's communication hook: the errors and factors that it keeps, and its temporary memory for a
+    bucket."""
     kind = config.parallel.gradient_compression
     if plan.data_parallel_kind != "ddp" or kind == "none":
         return 0, 0
@@ -222,14 +226,14 @@ def _one_by_one(
     *,
     is_offloaded: bool,
 ) -> int:
-    """Peak bytes besides parameters and optimizer in the last microbatch of a step; they come one by one,
-    each with its forward and backward. `forward`: activations at the end of forward, with the loss."""
+    """Peak bytes in addition to parameters and optimizer, in the last microbatch of a step; each microbatch runs
+    forward and then backward. `forward`: activations at the end of forward, including the loss."""
     is_freed = plan.data_parallel_kind in ("fsdp", "hsdp") and config.parallel.reshard_after_forward
     tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
     by_layer: dict[int | None, list[UnitBytes]] = {}
     for unit in units:
         found = by_layer.setdefault(unit.layer, [])
-        is_within = bool(found)  # experts, in the unit of their block
+        is_within = bool(found)  # experts that are part of their block's unit
         found.append(_unit_bytes(config, plan, unit, is_within, device, is_freed=is_freed, is_offloaded=is_offloaded))
     (root,) = by_layer[None]
     blocks = []
@@ -262,7 +266,7 @@ def _unit_bytes(
     low, sent = compute_bytes(config), reduced_bytes(config)
     own = 0 if is_offloaded else FLOAT32_BYTES * unit.own
     accumulates = plan.num_microbatches > 1
-    # FSDP computes gradients in the type that it gathers, adds those of microbatches in the type that it sends.
+    # FSDP computes gradients in the dtype of its gathers, and accumulates microbatches in the dtype of its reductions.
     width = low if sharded else FLOAT32_BYTES
     keeps_whole = sharded and not config.parallel.reduce_every_microbatch
     before = (sent * unit.whole if keeps_whole else own) if accumulates else 0
@@ -283,7 +287,7 @@ def _unit_bytes(
 
 
 def _ends(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
-    """Bytes per token of what is not a block."""
+    """Bytes per token outside the blocks: embedding, head and loss, and activations sent to the next stage."""
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
     sent = sum(kept.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0
     return (kept.embedding if 0 in own else 0.0) + (kept.head if last in own else 0.0) + sent
@@ -297,9 +301,9 @@ def _gathered(config: Config, plan: Plan, units: list[Unit]) -> int:
     if plan.data_parallel_kind in ("fsdp", "hsdp"):
         if plan.pp > 1 or not config.parallel.reshard_after_forward:
             return root + sum(blocks)
-        # The block that computes with its experts, and those that are gathered ahead of it without theirs.
+        # The current block with its experts, and the blocks gathered ahead of it, without theirs.
         first = {unit.layer: unit.gathered_bytes(low) for unit in reversed(units) if unit.layer is not None}
         ahead = sorted(first.values())[:-1][-max(1, config.parallel.prefetch_blocks) :]
         return root + max(blocks) + sum(ahead)
-    # Autocast keeps what it has cast until backward has used it; norms and embedding stay as they are.
+    # Autocast keeps its casts until backward has used them; norms and embedding are not cast.
     return root + sum(blocks) if low < FLOAT32_BYTES else 0

@@ -2,11 +2,11 @@
 
     units = rank_units(config, plan, pp_rank=0)     # the blocks of the rank's stages, then the root
     sum(unit.whole for unit in units)               # parameters of its tensor- and expert-parallel share
-    sum(unit.own for unit in units)                 # of that what it keeps
-    largest_share(units, num_ranks=4)               # of the optimizer's state under ZeRO-1
+    sum(unit.own for unit in units)                 # parameters that the rank keeps when nothing is gathered
+    largest_share(units, num_ranks=4)               # parameters whose optimizer state one replica keeps under ZeRO-1
 
-A unit is what FSDP gathers and reduces in one call: a block, apart from it its experts where a rank has some of them
-only, or the root with embedding, last norm and head.
+A unit is what FSDP gathers and reduces in one call: a block, a block's experts if they are divided among ranks, or the
+root with embedding, last norm and head.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class Weight:
     split: str = ""
     """Dimension that tensor parallelism splits: rows | columns | nothing."""
     decays: bool = True
-    """Norms and the embedding do not; the optimizer keeps them in a separate group."""
+    """True with weight decay; norms and the embedding have none, and are a separate group of the optimizer."""
     matrices: int = 1
-    """Stacked in it, whose gradients come one after the other."""
+    """Number of matrices stacked in it; their gradients are computed one after the other."""
     gathers_float8: bool = False
     """FSDP gathers it in fp8."""
 
     def numel(self, tp: int = 1, shard: int = 1) -> int:
-        """Elements on one rank. FSDP splits rows, and its first ranks have the larger parts: this is theirs."""
+        """Elements on one rank. FSDP splits rows unevenly if necessary; this is the largest part, that of its first
+        ranks."""
         rows, row = self.rows, self.row_numel
         if self.split == "rows":
             rows = -(-rows // tp)
@@ -56,13 +57,13 @@ class Unit:
     weights: tuple[Weight, ...]
     tp: int
     shards: int
-    """Ranks that share them under FSDP."""
+    """Number of ranks that share the unit under FSDP."""
     dimension: str
     """Mesh dimension of those ranks."""
 
     @property
     def whole(self) -> int:
-        """Elements when they are gathered."""
+        """Number of elements when the unit is gathered."""
         return sum(weight.numel(self.tp) for weight in self.weights)
 
     @property
@@ -71,7 +72,7 @@ class Unit:
         return sum(weight.numel(self.tp, self.shards) for weight in self.weights)
 
     def gathered_bytes(self, width: int, shards: int = 1) -> int:
-        """Bytes of what FSDP gathers, or of a rank's part of it, with `width` bytes for a number that is not in fp8."""
+        """Bytes of the gathered unit, or of a rank's part of it; numbers that are not in fp8 take `width` bytes."""
         return sum(weight.numel(self.tp, shards) * (1 if weight.gathers_float8 else width) for weight in self.weights)
 
     @property
@@ -106,7 +107,7 @@ def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
         experts = _experts(model, plan.ep * plan.tp)
         if plan.ep * plan.tp == 1 or not experts:
             units.append(unit(layer, [*_block(model), *experts]))
-        else:  # what is left of them is shared by fewer ranks than the rest
+        else:  # experts are already divided among ranks, so fewer ranks share each than share the rest
             units.append(unit(layer, _block(model)))
             units.append(unit(layer, experts, "dp_shard", "cp"))
     embedding = Weight(rows=model.vocab_size, row_numel=model.dim, split="rows", decays=False)
@@ -121,8 +122,8 @@ def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
 
 
 def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
-    """Largest number of elements whose state one of `num_ranks` replicas keeps: torch assigns whole parameters, group
-    by group and the largest first, each to the rank with the least.
+    """Largest number of elements whose state one of `num_ranks` replicas keeps. torch assigns whole parameters, group
+    by group and largest first, each to the rank with the fewest elements.
     """
     sizes = [0] * num_ranks
     for decays in (False, True):
@@ -133,8 +134,8 @@ def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
 
 
 def power_sgd_numel(units: Sequence[Unit], rank: int) -> tuple[int, int]:
-    """(left, right) elements of the factors of all matrices that PowerSGD factorises: those whose two factors together
-    have less than half as many numbers.
+    """(left, right) elements of the factors of all matrices that PowerSGD compresses: matrices whose two factors
+    together have fewer than half as many elements.
     """
     left = right = 0
     for matrix in (weight for unit in units for weight in unit.weights):
@@ -151,8 +152,8 @@ def is_factored(weight: Weight, rank: int) -> bool:
 
 
 def _gathers_float8(weight: Weight, tp: int, shards: int) -> bool:
-    """Return True for what `trainer.parallel.float8_gather` takes of a block: what tensor parallelism would split, if
-    it fits."""
+    """Return True for the matrices that `trainer.parallel.float8_gather` gathers: those that tensor parallelism would
+    split, if their sizes allow fp8."""
     fits = all(size % (FLOAT8_MULTIPLE * tp) == 0 for size in (weight.rows, weight.row_numel))
     rows = weight.rows // tp if weight.split == "rows" else weight.rows
     return bool(weight.split) and fits and rows % shards == 0
@@ -173,8 +174,8 @@ def _block(model: ModelConfig) -> list[Weight]:
 
 
 def _experts(model: ModelConfig, holders: int) -> list[Weight]:
-    """The stacked weights of a rank's experts of a block. FSDP splits the stack, or, where the ranks that hold some
-    have split that, what comes after it."""
+    """The stacked weights of a block's experts on one rank. FSDP splits the stack; if expert parallelism has split it
+    already, FSDP splits the next dimension."""
     count, hidden, dim = model.num_experts // holders, model.expert_ffn_dim, model.dim
     if not count:
         return []
