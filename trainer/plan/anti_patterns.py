@@ -65,7 +65,7 @@ def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
     link = hardware.between if worst.crosses_nodes else hardware.inside
     dimension = worst.call.dimension
     advice = "Use a larger batch per rank, HSDP, or fewer ranks."
-    if dimension in ("tp", "cp"):  # of every layer: no larger batch hides them
+    if dimension in ("tp", "cp"):  # calls of every layer, which a larger batch does not hide
         size = expected.plan.sizes[dimension]
         advice = f"Lower parallel.{dimension} to {size // 2}{' or 1' if size > 2 else ''}, with more dp_shard instead."
     elif dimension == "pp":

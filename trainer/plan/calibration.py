@@ -1,7 +1,7 @@
 """Time of a step, corrected by the first steps of a run on the same devices.
 
     found = calibrate(Path("runs/latest"), hardware)
-    expected = calibrated(expected, found.factor)           # all of its times x factor
+    expected = calibrated(expected, found.factor)           # all times multiplied by the factor
 
 The factor is the measured step time of that run divided by the time that a plan with its settings predicts for the
 hardware. So a short run of a small layout corrects the plan of a large one, assuming that both lose the same share.
@@ -24,7 +24,7 @@ __all__ = ["Calibration", "calibrate", "calibrated", "calibrated_strategies"]
 
 WARM_UP_STEPS = 5
 MAX_STEPS = 50
-"""Number of steps that are read after the warm-up, early in the run, before anything goes wrong."""
+"""Number of steps that are read after the warm-up; few, so that they come before any trouble in the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

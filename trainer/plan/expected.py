@@ -29,12 +29,12 @@ from trainer.plan.traffic import CollectiveCall, rank_traffic, sends_per_microba
 __all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
 
 STORE_BYTES = {"steps": 150.0, "spans": 26.0, "collectives": 30.0, "gradients": 24.0, "nccl_calls": 60.0}
-"""Estimated bytes per row in the store."""
+"""Estimated bytes per row in the store, by table."""
 SPANS_A_STEP = 6
 """Spans of a step with one microbatch: data, forward, backward, optimizer and pieces of them."""
 SPANS_A_MICROBATCH = 2
 SMALL_CALLS = 3
-"""Loss, norm and verdict, which the traffic of a plan leaves out."""
+"""Number of calls per step (loss, norm and verdict) that the traffic of a plan leaves out."""
 TENSORS_A_LAYER = 9
 HOUR_S = 3600.0
 
@@ -47,9 +47,9 @@ MUON_ITERATIONS = 5
 HEADROOM = 0.92
 """Usable share of the device's memory; the rest is for fragmentation and other users."""
 _WAITED_FOR = ("ep", "ep+tp", "cp", "cp+tp", "tp", "pp")
-"""Dimensions of the mesh whose calls are made within each microbatch."""
+"""Mesh dimensions whose collectives run within each microbatch."""
 _FLOAT8_BYTES = 1
-_FORWARD_SHARE = 1 / 3  # of the operations of forward and backward
+_FORWARD_SHARE = 1 / 3  # of all operations of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +72,16 @@ class Expected:
     num_parameters: int
     flops_per_token: int
     float8: Float8Products | None
-    """Products at the device's fp8 rate; None: all are in the training precision."""
+    """Matrix products at the device's fp8 rate; None if all run in the training precision."""
     compute_s: float
     """Compute time of the busiest rank, including recomputation and Muon's products."""
     groups: tuple[GroupTime, ...]
     bubble_share: float
-    """Idle share of the pipeline's time; of the zero-bubble schedules half of 1f1b's, which is their upper bound."""
+    """Idle share of the pipeline's time; for zero-bubble schedules half of 1f1b's share, their upper bound."""
     step_s: float
     tokens_per_s: float
     mfu: float
-    """Against the peak of the training's precision, products in fp8 or not, as runs are measured."""
+    """Relative to the peak of the training precision even with fp8 products, as in measured runs."""
     flops_per_memory_byte: float
     """Arithmetic intensity of the matrix products: operations for each byte that they move."""
     ridge_flops_per_byte: float
@@ -94,12 +94,12 @@ class Expected:
 
     @property
     def communication_share(self) -> float:
-        """Exposed communication in the time of a step."""
+        """Share of exposed communication in the step time."""
         return self.exposed_s / self.step_s
 
     @property
     def layout(self) -> str:
-        """Like `dp_shard 8 x tp 2`."""
+        """Text such as `dp_shard 8 x tp 2`."""
         used = [f"{dim} {size}" for dim, size in self.plan.sizes.items() if size > 1]
         return " x ".join(used) or "one rank"
 
@@ -149,15 +149,16 @@ def _fits_host(memory: RankMemory, plan: Plan, hardware: Hardware) -> bool:
 
 
 def _token_s(flops: int, peak: float, float8: Float8Products | None) -> float:
-    """Seconds of one device for a token's operations; those in fp8 reach the same share of the fp8 peak."""
+    """Seconds of one device for a token's operations; fp8 operations are assumed to reach the same share of the fp8
+    peak."""
     fast = 0.0 if float8 is None else float8.flops_per_token
     fast_s = 0.0 if float8 is None else fast / float8.flops_per_s
     return ((flops - fast) / peak + fast_s) / EFFICIENCY
 
 
 def _update_flops(config: Config, plan: Plan) -> int:
-    """Operations of Muon on the busiest rank: two products with the matrix each, and one of the short sides alone.
-    Ranks that share a matrix all do the whole."""
+    """Operations of Muon on the busiest rank. Each iteration multiplies with the matrix twice, and two squares of its
+    short side once; all ranks that share a matrix compute the whole update."""
     if config.optim.name != "muon":
         return 0
     units = [rank_units(config, plan, rank) for rank in range(plan.pp)]
@@ -166,13 +167,13 @@ def _update_flops(config: Config, plan: Plan) -> int:
 
 
 def _imbalance(plan: Plan) -> float:
-    """Work of the busiest pipeline rank over the mean, in layers."""
+    """Layers of the busiest pipeline rank / mean over the ranks."""
     layers = [sum(len(plan.stages.layers[stage]) for stage in stages) for stages in plan.stages.of_rank]
     return max(layers) * len(layers) / sum(layers)
 
 
 def _recomputed_share(config: Config) -> float:
-    """Share of forward that is recomputed; `selective` repeats only what costs little compared with the products."""
+    """Share of forward that is recomputed; 5 % for `selective`, which repeats no matrix products."""
     kind = config.train.activation_checkpointing
     return {"none": 0.0, "full": 1.0, "every_n": 1 / config.train.checkpoint_every_n, "selective": 0.05}[kind]
 
@@ -197,8 +198,8 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
         bandwidth, crosses_nodes = _link(call, plan, pp_rank, hardware)
         seconds = call.bus_bytes / (bandwidth * LINK_EFFICIENCY)
         exposed = seconds
-        # Gathers overlap forward and backward, reductions only backward; the last bucket has nothing to
-        # hide behind, nor has the first gather.
+        # Gathers overlap forward and backward, reductions only backward. The first gather and the last bucket overlap
+        # nothing.
         kinds = {"backward": ("backward",), "compute": ("compute", "backward"), "": ()}[call.overlaps]
         for kind in kinds:
             hidden = min(room[kind], exposed * (1 - 1 / max(1, call.calls)))
@@ -225,7 +226,7 @@ def _link(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) ->
 
 
 def _stride(plan: Plan, dimension: str) -> int:
-    """Distance in rank between neighbours of a group: the product of the faster dimensions."""
+    """Distance in rank between neighbours of a group: the product of the faster-varying dimensions."""
     if dimension == "host":
         return 1
     faster = MESH_DIMS[MESH_DIMS.index(dimension.rpartition("+")[2]) + 1 :]
@@ -251,7 +252,7 @@ def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordVolume:
-    """Bytes of one rank and step.
+    """Bytes of records per rank and step.
 
     Records on tapes have fixed sizes (`probes.tape.format.writer`). The bytes of a row in DuckDB are rough estimates
     and not measured: they depend on the values and on how full its blocks are.

@@ -2,7 +2,7 @@
 
     found = float8_products(config, plan, hardware)     # None if fp8 is off, or its rate is unknown
     found.flops_per_token, found.flops_per_s
-    found.others                                        # what remains in train.precision
+    found.others                                        # operations that remain in train.precision
 
 A layer's three products (forward and both gradients) are all in fp8. The cost of scaling and rounding is not modelled;
 emulated products run in float32, and are slower than without fp8.
@@ -20,7 +20,7 @@ from trainer.plan.hardware import Hardware
 
 __all__ = ["Float8Products", "float8_products"]
 
-_FLOPS_PER_WEIGHT = 6  # of a token, forward and backward
+_FLOPS_PER_WEIGHT = 6  # per token, forward and backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Float8Products:
     has_feed_forward: bool
     """True if the largest product of a block is in float8."""
     others: tuple[str, ...]
-    """What is multiplied in the precision of the training."""
+    """Operations that run in the training precision."""
 
 
 def float8_products(config: Config, plan: Plan, hardware: Hardware) -> Float8Products | None:
@@ -43,7 +43,7 @@ def float8_products(config: Config, plan: Plan, hardware: Hardware) -> Float8Pro
     multiple = FLOAT8_MULTIPLE * plan.tp
     fitting = {name: math.prod(shape) for name, shape in layers.items() if all(not size % multiple for size in shape)}
     if not fitting:
-        return None  # the training refuses it
+        return None  # the trainer refuses fp8 for such a model
     others = ["attention's scores", "head", *(["routers", "experts"] if model.num_experts else [])]
     return Float8Products(
         flops_per_token=_FLOPS_PER_WEIGHT * model.num_layers * sum(fitting.values()),

@@ -1,12 +1,12 @@
-"""The machine that a plan is for: its devices, how many to a node, and the links within and between nodes.
+"""The hardware of a plan: devices, devices per node, and the links within and between nodes.
 
     hardware = parse_hardware(gpu="h100", gpu_memory="80GB", gpus_per_node=8, interconnect="nvlink,ib400")
     hardware.bandwidth(stride=1, size=8)     # bytes/s of a ring of 8 neighbours: all in one node
 
     parse_hardware(gpu="h100", interconnect="nvlink,eth100/2", ...)          # two devices share an adapter
 
-Figures of devices and links are data: `hardware.toml` next to this file. A table of the same form adds to it
-(`--hardware`), or replaces entries of it.
+Figures of devices and links are data: `hardware.toml` next to this file. A file of the same form (`--hardware`) adds or
+replaces entries.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Hardware:
     gpu: str
     memory_bytes: int
     flops_per_s: Mapping[str, float]
-    """Dense peak of the matrix products by precision (float32, bf16, fp16) where the device has such products; and,
-    where it has products in fp8, by the values of `train.float8` that it can do.
+    """Dense peak of matrix products in FLOP/s by precision (float32, bf16, fp16), and for devices with fp8 by the
+    supported values of `train.float8`.
 
-    Of fp8, with sums in float32: of B200 half of the 9 PFLOP/s with sparsity of the Blackwell brief (2024), of H100 and
-    H200 SXM half of the 3,958 TFLOP/s with sparsity of their data sheets, of RTX 4090 the Ada whitepaper's "FP8 with
-    FP32 accumulate".
+    fp8 peaks are with sums in float32. B200: half of the 9 PFLOP/s with sparsity in the Blackwell brief (2024). H100
+    and H200 SXM: half of the 3,958 TFLOP/s with sparsity in their data sheets. RTX 4090: "FP8 with FP32 accumulate" in
+    the Ada whitepaper.
     """
     memory_bytes_per_s: float
     host_bytes_per_s: float
@@ -61,9 +61,9 @@ class Hardware:
         return size > 1 and stride * size > self.gpus_per_node
 
     def bandwidth(self, *, stride: int, size: int) -> float:
-        """Bytes/s that a ring over the group has for itself.
+        """Bytes/s available to a ring over the group.
 
-        A group with several members in a node uses the adapters, or the parts of one, of all of them.
+        A group with several members in a node uses the network adapters (or shares of one) of all of them.
         """
         if not self.spans_nodes(stride=stride, size=size):
             return self.inside_bytes_per_s
@@ -71,7 +71,7 @@ class Hardware:
         return min(self.inside_bytes_per_s, members_of_node * self.between_bytes_per_s)
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of the matrix products of a training in this precision. Raises ConfigError."""
+        """Peak FLOP/s of matrix products in this precision. Raises ConfigError."""
         if precision not in self.flops_per_s:
             known = [name for name in _PRECISIONS if name in self.flops_per_s]
             raise ConfigError(
@@ -84,7 +84,7 @@ class Hardware:
         return any(a // self.gpus_per_node != b // self.gpus_per_node for a, b in zip(first, second, strict=True))
 
     def send_bandwidth(self, first: Sequence[int], second: Sequence[int]) -> float:
-        """Bytes/s of a rank that sends to its peer in another group, while all others of its group do."""
+        """Bytes/s of a rank that sends to its peer in another group, while all other ranks of its group do the same."""
         crosses = self.crosses_nodes(first, second)
         return min(self.inside_bytes_per_s, self.between_bytes_per_s) if crosses else self.inside_bytes_per_s
 
@@ -98,8 +98,8 @@ def parse_hardware(
     host_memory: str = "",
     table: Path | None = None,
 ) -> Hardware:
-    """From the options of `rankscope plan`; `table` is a TOML file with more devices and links. Raises ConfigError, one
-    line."""
+    """Make the hardware from the options of `rankscope plan`; `table` is a TOML file with more devices and links.
+    Raises ConfigError, one line."""
     known = _known() if table is None else _with_table(table)
     facts = _entry(known["gpu"], gpu, "--gpu")
     inside, _, between = (part.strip() for part in interconnect.partition(","))
@@ -168,7 +168,7 @@ _OPTIONAL = {"bf16_tflops", "fp16_tflops", "gpus_per_adapter"}
 
 
 def _with_table(path: Path) -> dict[str, dict[str, Any]]:
-    """The known devices and links with those of a file, each of which is checked."""
+    """Add the checked devices and links of a file to the known ones."""
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -19,12 +19,12 @@ __all__ = ["planned"]
 
 
 def planned(config: Config, plan: Plan, *, rank: int, device: Device, device_name: str = "") -> dict[str, Any]:
-    """Memory, and the bytes of a step by operation, of one rank; on a device that is known, the time of a step and its
-    share of exposed communication."""
+    """One rank's memory, and its bytes per step by operation; for a known device also the step time and its share of
+    exposed communication."""
     pp_rank = plan.coordinates(rank)["pp"]
     num_bytes: dict[str, int] = {}
     for call in rank_traffic(config, plan, pp_rank=pp_rank):
-        if call.op == "copy":  # no collective
+        if call.op == "copy":  # copies to the host are not collectives
             continue
         num_bytes[call.op] = num_bytes.get(call.op, 0) + call.num_bytes
     hardware = named_hardware(device_name) if device == "cuda" else None

@@ -26,9 +26,9 @@ from trainer.plan.what_would_fit import what_would_fit
 __all__ = ["Strategies", "Strategy", "strategies"]
 
 _LONG_SEQUENCE = 16_384
-"""Tokens from which sharing a sequence is tried."""
+"""Minimum sequence length in tokens for trying context parallelism."""
 _EXPERT_SIZES = (2, 4, 8, 16, 32, 64)
-"""Ranks that share experts: over nodes too, as DeepSeek-V3 has them."""
+"""Sizes of expert parallelism that are tried; they may span nodes, as in DeepSeek-V3."""
 _NOT_WORTH = 1.05
 """Minimum speedup for a layout to be called faster, larger than the error of the time model."""
 
@@ -45,9 +45,9 @@ class Strategy:
 class Strategies:
     tried: tuple[Strategy, ...]
     impossible: tuple[tuple[str, str], ...]
-    """(name, one-line reason) of layouts that are impossible for the configuration."""
+    """(name, one-line reason) of each layout that is impossible for the configuration."""
     would_fit: tuple[str, ...] = ()
-    """What would fit, if no layout does."""
+    """Suggested changes if no layout fits, one line each."""
 
     @property
     def simplest(self) -> Strategy | None:
@@ -56,7 +56,7 @@ class Strategies:
     @property
     def fastest(self) -> Strategy | None:
         """The fastest fitting layout, if it is worth the complexity; else None."""
-        # The time of an optimizer on the host is not known, so that is never called fast.
+        # The time of an optimizer on the host is not modelled, so offloading layouts are never called faster.
         fitting = [each for each in self.tried if each.expected.fits and not each.expected.memory.host]
         simplest = self.simplest
         if simplest is None or not fitting:
@@ -107,7 +107,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     model = config.model
     sizes = [size for size in (2, 4, 8) if size <= node and num_gpus % size == 0]
 
-    # What the configuration has of them belongs to one layout, and others refuse it.
+    # Options of the configuration that only one layout accepts: turned off in the others, which refuse them.
     own, default = config.parallel, type(config.parallel)()
     optional = {"ep": 1, "cp": 1, "zero1": "false", "cpu_offload": "none", "gradient_compression": "none",
                 "reduce_every_microbatch": "false", "stages_per_rank": 0, "stage_costs": [],
@@ -143,7 +143,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     yield "FSDP + recompute", mesh(1, -1, recompute="full")
     micro = 1
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
-    if accumulates:  # without whole gradients between passes there may be room for all activations
+    if accumulates:  # without whole gradients between passes all activations may fit
         yield "FSDP, each sequence reduced", mesh(1, -1, **each)
         yield "FSDP + recompute, each sequence reduced", mesh(1, -1, recompute="full", **each)
     yield from _smaller_state(config, "FSDP + recompute", mesh(1, -1, recompute="full", **each))
@@ -171,13 +171,14 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
 
 
 def _smaller_state(config: Config, name: str, options: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Layouts with an 8-bit optimizer, which changes results slightly."""
+    """Yield the layout with an 8-bit optimizer, which changes results slightly."""
     if config.optim.name == "adamw":
         yield f"{name}, 8-bit AdamW", [*options, "optim.name=adamw8bit"]
 
 
 def _in_float8(config: Config, hardware: Hardware, strategy: Strategy) -> tuple[str, list[str]] | None:
-    """A layout with its products in fp8, where the device has them and the configuration is in bf16."""
+    """Return the layout with fp8 products; None if the device does not support them or the configuration is not in
+    bf16."""
     kind = next((kind for kind in ("tensorwise", "rowwise") if kind in hardware.flops_per_s), None)
     if kind is None or config.train.float8 != "none" or config.train.precision != "bf16":
         return None

@@ -127,7 +127,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
 
 
 def _peak(expected: Expected, hardware: Hardware) -> str:
-    """Peak that MFU is relative to, even with fp8 products."""
+    """Text with the peak that MFU is relative to: that of the training precision, even with fp8 products."""
     precision = expected.config.train.precision
     return f"the {precision} peak ({amount(hardware.peak(precision))}FLOP/s)"
 
@@ -181,7 +181,8 @@ def _would_fit(ways: Sequence[str], console: Console) -> None:
 
 
 def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: Sequence[str] = ()) -> Table:
-    """Columns without a frame; texts are on the `left`, numbers on the right; those of `no_wrap` are never cut."""
+    """Make a table without a frame; columns in `left` are left-aligned, others right-aligned; columns in `no_wrap` are
+    never cut."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
         table.add_column(title, justify="left" if title in left else "right", no_wrap=title in no_wrap)

@@ -5,8 +5,8 @@
         call.bus_bytes                                           # what a ring sends over each link
 
 Recorded bytes are a rank's input: for an all_gather its own part, for a reduce_scatter and an all_reduce the whole.
-Calls of some bytes each (loss, norm, verdicts) are left out: they cost latency, no bandwidth. What goes to experts is
-what a rank sends and gets where all experts are used equally.
+Calls of a few bytes (loss, norm, verdicts) are left out: they cost latency, not bandwidth. Expert traffic is what a
+rank sends and receives if all experts are used equally.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class CollectiveCall:
     """One kind of collective in one step of one rank."""
 
     dimension: str
-    """Mesh dimension: dp_replicate, dp_shard, ep, cp, tp, pp, or several, like dp_shard+ep; host: the bus to it."""
+    """Mesh dimension: dp_replicate, dp_shard, ep, cp, tp, pp, or several such as dp_shard+ep; `host` for the bus to the
+    host."""
     op: str
     """all_reduce | all_gather | reduce_scatter | broadcast | all_to_all | send | copy."""
     what: str
@@ -40,7 +41,7 @@ class CollectiveCall:
     num_bytes: int
     """Bytes of all calls of a step, as recorded."""
     overlaps: str = ""
-    """Phase that can hide it: backward | compute (forward and backward); empty: none, a rank waits for it."""
+    """Phase that can hide it: backward | compute (forward and backward); empty if a rank always waits for it."""
 
     @property
     def bus_bytes(self) -> float:
@@ -95,7 +96,7 @@ def _data_parallel(config: Config, plan: Plan, units: list[Unit]) -> list[Collec
 
 
 def _muon(config: Config, units: list[Unit]) -> list[CollectiveCall]:
-    """The updates of sharded matrices, each gathered whole in float32."""
+    """Muon's gathers: the update of each sharded matrix, whole and in float32."""
     if config.optim.name != "muon":
         return []
     (dimension, shards, tp), *others = {(unit.dimension, unit.shards, unit.tp) for unit in units}
@@ -111,7 +112,7 @@ def _muon(config: Config, units: list[Unit]) -> list[CollectiveCall]:
 
 
 def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveCall]:
-    """DDP's buckets, and what ZeRO-1 sends back."""
+    """Reductions of DDP's buckets, and ZeRO-1's broadcasts of updated parameters."""
     parallel, size = config.parallel, plan.dp_replicate
     numel = sum(unit.whole for unit in units)
     buckets = math.ceil(FLOAT32_BYTES * numel / (parallel.ddp_bucket_mb * _MIB))
@@ -139,7 +140,7 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
 
 
 def _fed_back(config: Config, size: int, buckets: int, numel: int) -> list[CollectiveCall]:
-    """Gradients in int8, which are reduced by parts and gathered, or the largest numbers of each replica."""
+    """Compressed gradients: in int8, reduced by parts and then gathered, or the largest numbers of each replica."""
     if config.parallel.gradient_compression == "topk":
         sent = 2 * FLOAT32_BYTES * round(numel * config.parallel.topk_ratio)
         ways = [("all_gather", "largest gradients", sent)]
@@ -154,7 +155,7 @@ def _fed_back(config: Config, size: int, buckets: int, numel: int) -> list[Colle
 
 
 def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> list[CollectiveCall]:
-    """FSDP's gathers and reductions over one dimension of the mesh, and the way to the host."""
+    """FSDP's gathers and reductions over one mesh dimension, and copies to and from the host."""
     shards, low = units[0].shards, compute_bytes(config)
     keeps = plan.pp > 1 or not config.parallel.reshard_after_forward
     # The root stays gathered between forward and backward; a pipeline's parameters also between microbatches.
@@ -190,24 +191,24 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
     layers = _num_layers(plan, pp_rank)
     low = compute_bytes(config)
-    # One activation of the residual stream, whole, of all microbatches of a step.
+    # Bytes of one whole activation of the residual stream, over all microbatches of a step.
     whole = plan.local_batch_size * config.data.seq_len // plan.cp * config.model.dim * low
     count = plan.num_microbatches
-    # The embedding's partial sums are reduced once, and the head reads the residual stream once. What is computed again
-    # ends before the block's last reduction: nothing in backward needs its result.
+    # The embedding's partial sums are reduced once, and the head reads the residual stream once. Recomputation stops
+    # before the block's last reduction, because nothing in backward needs its result.
     again = _recomputed_layers(config, plan, pp_rank)
     ends = int(0 in own) + int(last in own)
     experts = bool(config.model.num_experts)
     if config.parallel.sequence_parallel:
-        # Attention and feed-forward each gather and scatter once; backward does the reverse of both. Experts take the
-        # rank's part as it is, and what is recomputed goes on to them after attention.
+        # Attention and feed-forward each gather and scatter once, and backward does the reverse of both. Experts use
+        # the rank's part without a gather, and recomputation repeats attention's gather and scatter.
         gathers, scatters = 4 * layers + 2 * again + ends, 4 * layers + again + ends
         if experts:
             gathers, scatters = 2 * layers + again + ends, 2 * layers + again + ends
         reduces = 0
     else:
-        # Backward sums the input's gradient for each of the five matrices that are split by columns, of which experts
-        # have none; their output is put together from the ranks' parts, and so is their input's gradient.
+        # Backward sums the input's gradient for each of the five matrices that are split by columns, none of which is
+        # in an expert. The experts' output is gathered from the ranks' parts, and so is their input's gradient.
         reduces = (4 if experts else 7) * layers + again + ends
         gathers, scatters = 2 * layers if experts else 0, 0
     return [
@@ -222,18 +223,20 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
 
 
 def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
-    """Keys and values of the whole sequence in each layer, and their gradients back: gathered, or from rank to rank."""
+    """Keys and values of the whole sequence in each layer, and their gradients, either gathered or passed from rank to
+    rank."""
     if plan.cp == 1:
         return []
     model = config.model
     layers, count = _num_layers(plan, pp_rank), plan.num_microbatches
-    # What is computed again needs the keys and values of all again.
+    # Recomputation needs the keys and values of all ranks again.
     gathers = layers + _recomputed_layers(config, plan, pp_rank)
     width = 2 * model.kv_heads * (model.dim // model.num_heads) // plan.tp
     numel = plan.local_batch_size * config.data.seq_len * width
     whole = numel * compute_bytes(config)
     if config.parallel.cp_exchange == "ring":
-        # All pieces pass in each forward and in backward; gradients follow, in float32, and go home.
+        # All pieces are passed around in forward and in backward, where float32 gradients travel with them, back to
+        # their rank.
         passes, steps = (gathers + layers) * (plan.cp - 1), layers * plan.cp
         return [
             CollectiveCall(dimension="cp", op="send", what="keys and values", size=plan.cp, calls=passes * count,
@@ -250,8 +253,8 @@ def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collecti
 
 
 def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
-    """Tokens to their experts and back, in forward and in backward; how often the experts were chosen in each piece of
-    a sequence, where ranks have pieces."""
+    """Tokens to their experts and back, in forward and in backward; if ranks have pieces of sequences, also the
+    experts' counts per piece."""
     model = config.model
     if not model.num_experts:
         return []
@@ -287,8 +290,8 @@ def _recomputed_layers(config: Config, plan: Plan, pp_rank: int) -> int:
 
 
 def sends_per_microbatch(plan: Plan, pp_rank: int) -> dict[int, int]:
-    """Messages of a microbatch to each other pipeline rank: activations to the next stage, gradients to the one
-    before."""
+    """Number of messages per microbatch to each other pipeline rank: activations to the next stage, gradients to the
+    previous."""
     number = {stage: rank for rank, stages in enumerate(plan.stages.of_rank) for stage in stages}
     sends: dict[int, int] = {}
     for stage in plan.stages.of_rank[pp_rank]:

@@ -2,7 +2,7 @@
 
     for line in what_would_fit(config, hardware, num_gpus=8): print(line)
 
-Each line is the result of another plan, with its figures; plans that would not fit either are omitted.
+Each line is the result of another plan, with its figures; plans that do not fit either are omitted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _larger_devices(config: Config, hardware: Hardware, num_gpus: int) -> Iterat
 
 
 def _four_bits(config: Config, hardware: Hardware) -> Iterator[str]:
-    """Not offered by the trainer: PEFT does it, for fine-tuning."""
+    """Suggest 4-bit weights for fine-tuning, which PEFT offers but the trainer does not."""
     expected = _tightest(config, hardware, 1)
     if expected is None:
         return
@@ -76,7 +76,7 @@ def _four_bits(config: Config, hardware: Hardware) -> Iterator[str]:
 
 
 def _tightest(config: Config, hardware: Hardware, num_gpus: int, *more: str) -> Expected | None:
-    """The layout of data ranks that needs least; None: the configuration cannot be laid out so."""
+    """The data-parallel layout that needs the least memory; None if the configuration has no such layout."""
     batch = num_gpus * math.ceil(config.train.global_batch_size / num_gpus)
     options = [*_TIGHTEST, f"train.global_batch_size={batch}"]
     by_fsdp = num_gpus > 1 or "parallel.cpu_offload=all" in more

@@ -1,11 +1,11 @@
 """Compute-optimal model size and number of tokens, and the tokens that a GPU-hour budget pays for.
 
     within = within_budget(expected, gpu_hours=10_000, price_per_gpu_hour=2.5)
-    within.num_tokens                                           # of the planned model
-    within.optimal.num_parameters, within.optimal.num_tokens    # of the least loss for as many operations
+    within.num_tokens                                           # tokens that the planned model can train on
+    within.optimal.num_parameters, within.optimal.num_tokens    # lowest loss for the same number of operations
 
 Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"): training takes C = 6 N D operations for N parameters and D
-tokens, and the loss is least where both grow with the square root of C, at about 20 tokens per parameter (their
+tokens, and the loss is lowest if both grow with the square root of C, at about 20 tokens per parameter (their
 approaches 1 and 2; 70 billion parameters on 1.4 trillion tokens). It ignores inference cost, for which smaller models
 are trained on many more tokens.
 """
@@ -32,7 +32,7 @@ class ComputeOptimal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetTokens:
-    """Tokens that a number of GPU-hours is enough for, in whole steps."""
+    """Tokens that a number of GPU-hours pays for, in whole steps."""
 
     gpu_hours: float
     hours: float
@@ -40,9 +40,9 @@ class BudgetTokens:
     num_tokens: int
     tokens_per_parameter: float
     price: float | None
-    """In the currency of the price that was given; None without one."""
+    """In the currency of the given price; None without a price."""
     optimal: ComputeOptimal
-    """For the operations of these tokens, at the utilisation of the planned model."""
+    """Compute-optimal model for the same number of operations, at the utilisation of the planned model."""
 
 
 def compute_optimal(num_flops: float) -> ComputeOptimal:

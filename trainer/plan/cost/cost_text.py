@@ -58,7 +58,7 @@ def _failures(failures: FailureCost, console: Console) -> None:
 
 
 def _budget(budget: BudgetTokens, num_parameters: int, console: Console) -> None:
-    """Print what a number of GPU-hours suffices for."""
+    """Print what a number of GPU-hours pays for."""
     best = budget.optimal
     _print(
         console,
