@@ -2,7 +2,7 @@
 
     facts(torch.device("cpu"))["torch"]     # "2.13.0+cpu"
 
-A fact that cannot be read is left out, so that nodes with and without it differ.
+A fact that cannot be read is left out, so that it differs between a node that has it and one that lacks it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ END_S = 10.0
 
 
 def usual_ranks() -> int:
-    """One rank a GPU of this machine, or one."""
+    """Default number of ranks: one per GPU of this machine, or one."""
     return max(1, len(glob.glob("/dev/nvidia[0-9]*")))
 
 
@@ -50,7 +50,7 @@ def launch_preflight(
         "torch.distributed.run", "--nnodes", nnodes, "--nproc-per-node", str(nproc), *where,
         "-m", "rankscope", "preflight", *words,
     )  # fmt: skip
-    environment.setdefault("OMP_NUM_THREADS", "1")  # else the launcher sets it with a warning
+    environment.setdefault("OMP_NUM_THREADS", "1")  # otherwise the launcher sets this variable, with a warning
     with tempfile.TemporaryDirectory(prefix="rankscope-preflight-") as folder:
         file = Path(folder) / "code"
         environment[CODE_FILE] = os.fspath(file)
@@ -68,10 +68,10 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     with subprocess.Popen(command, env=environment) as launcher:
         try:
             return launcher.wait()
-        except KeyboardInterrupt:  # raised by SIGTERM and SIGHUP as well
+        except KeyboardInterrupt:  # also raised by the handlers of SIGTERM and SIGHUP
             launcher.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 launcher.wait(END_S)
             raise
         finally:
-            launcher.kill()  # its ranks end with it
+            launcher.kill()  # its ranks exit when it is gone

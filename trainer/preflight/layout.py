@@ -40,7 +40,7 @@ class Layout:
 
     @classmethod
     def of(cls, hellos: Mapping[int, Hello], world_size: int) -> Self:
-        """Nodes are named by their host; nodes of the same host name get a number."""
+        """Make the layout. Nodes are named by their host; nodes with the same host name get a number."""
         keys = list(dict.fromkeys(hello.node_key for _, hello in sorted(hellos.items())))
         host_of = {hello.node_key: hello.host for hello in hellos.values()}
         names = {}
@@ -70,11 +70,12 @@ class Layout:
         return [ranks[0] for ranks in self.nodes().values()]
 
     def measures_speed(self, rank: int) -> bool:
-        """A GPU is measured by its rank; the processor of a node by the first one, with all cores."""
+        """True if this rank measures a device: each rank its GPU; without GPUs, the first rank of a node all its
+        cores."""
         return self.is_gpu or rank in self.leaders()
 
     def turn_before(self, rank: int) -> int | None:
-        """The rank before this one among those that share processor cores; None for the first, and for GPUs."""
+        """The previous rank among those that share processor cores; None for the first, and with GPUs."""
         if self.is_gpu:
             return None
         sharing = [other for other in self.leaders() if self.boot_of[other] == self.boot_of[rank]]
@@ -82,9 +83,9 @@ class Layout:
         return sharing[index - 1] if index else None
 
     def rounds(self) -> list[list[Pair]]:
-        """Pairs of ranks between nodes; within the node where there is only one.
+        """Rounds of pairs of ranks on different nodes; with a single node, within it.
 
-        Where each rank has its own GPU, and perhaps network card, all ranks of two nodes measure at once.
+        If each rank has a separate GPU, and perhaps network card, all ranks of two nodes measure simultaneously.
         """
         nodes = [*self.nodes().values()]
         if len(nodes) == 1:
@@ -103,6 +104,6 @@ class Layout:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """The keys of JSON are texts."""
+        """Inverse of the JSON form, in which keys are texts."""
         ranks = {name: {int(rank): text for rank, text in values[name].items()} for name in ("node_of", "boot_of")}
         return cls(**{**values, **ranks})

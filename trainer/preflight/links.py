@@ -25,14 +25,14 @@ FIRST_BYTES = 1 << 20
 GROWTH = 4
 MOST_BYTES = {"cuda": 1 << 28, "cpu": 1 << 26}
 ENOUGH_S = 0.02
-"""A transfer that takes longer is not made larger: latency is a small part of it."""
+"""A transfer that takes this long is not enlarged further, because latency is a small part of it."""
 NUM_TRANSFERS = 2
 NUM_CLOCK_TRIPS = 5
 NUM_ALL_REDUCES = 10
 
 
 def measure_link(partner: int, device: torch.device) -> LinkReading:
-    """The direction from this rank to its partner; the other direction is measured by the partner, one after the other.
+    """Measure the direction from this rank to its partner; the partner measures the other direction, before or after.
 
     The lower rank sends first.
     """
@@ -47,7 +47,8 @@ def measure_link(partner: int, device: torch.device) -> LinkReading:
 
 
 def _send(partner: int, device: torch.device) -> LinkReading:
-    """Ping the partner, then send ever larger messages until one takes long enough; the fastest of the last counts."""
+    """Ping the partner, then send larger and larger messages until one takes `ENOUGH_S`; the fastest of that size
+    counts."""
     token = torch.zeros(1, device=device)
     trips = []
     for _ in range(NUM_PINGS):
@@ -95,7 +96,7 @@ def _receive(partner: int, device: torch.device) -> None:
 
 
 def clock_offsets(ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """{rank: (offset from this rank's clock, error at most)} in nanoseconds, positive where that clock is ahead."""
+    """{rank: (offset from this rank's clock, maximum error)} in nanoseconds; positive if that clock is ahead."""
     found: dict[int, tuple[int, int]] = {}
     for rank in ranks:
         trips = []
@@ -119,14 +120,14 @@ def answer_clock(asking: int) -> None:
 
 
 def measure_all_reduce(device: torch.device, num_bytes: int) -> AllReduceReading:
-    """Latency and bandwidth over all ranks, the best of a few of each."""
+    """Measure latency and bandwidth of the all-reduce over all ranks, each the best of a few."""
     small, took = time_all_reduce(device, 8), time_all_reduce(device, num_bytes)
     rate = bus_bytes_per_s(num_bytes, took, dist.get_world_size())
     return AllReduceReading(num_bytes=num_bytes, bus_bytes_per_s=rate, latency_s=small)
 
 
 def time_all_reduce(device: torch.device, num_bytes: int) -> float:
-    """Seconds of the best of a few, after one that is not counted."""
+    """Seconds of the fastest of a few calls, after a warm-up call."""
     tensor = torch.zeros(max(4, num_bytes // 4), device=device)
     count = NUM_ALL_REDUCES if num_bytes <= FIRST_BYTES else NUM_TRANSFERS
     _timed_all_reduce(tensor, device)

@@ -39,7 +39,7 @@ def pair_rounds(num_ends: int) -> list[list[Pair]]:
 
 
 def repeat_rounds(pairs: Iterable[Pair], *, most_rounds: int = 4) -> list[list[Pair]]:
-    """Rounds of disjoint pairs that contain the given pairs, as far as these fit."""
+    """Pack the given pairs into rounds of disjoint pairs, as far as they fit."""
     rounds: list[list[Pair]] = []
     for pair in sorted(set(pairs)):
         free = next((found for found in rounds if not any(set(pair) & set(other) for other in found)), None)

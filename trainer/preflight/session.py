@@ -10,7 +10,7 @@
    all-reduce.
 4. Rank 0 gathers, judges and publishes the exit code.
 
-Everything is exchanged through the store of the job, so that a broken network is reported and not waited for.
+Everything is exchanged through the store of the job, so that a broken network is reported and does not block.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Options:
     timeout_s: float = 120.0
     """Seconds to wait for a rank."""
     runs: Path = Path("runs")
-    """Where runs are to be written: its free space counts."""
+    """Folder for runs, whose free space is checked."""
     settings: tuple[str, ...] = ()
     """More environment variables to compare."""
     tune: Sequence[Mapping[str, str]] = ()
@@ -157,7 +157,7 @@ class Session:
             self._get(f"{key}/{before}", self.options.timeout_s)
         try:
             self._reading = _faster(self._reading, device_speed(self.device))
-        except RuntimeError as error:  # what a broken device raises; the next in turn must not wait for it
+        except RuntimeError as error:  # errors of a broken device; the next rank in turn must not wait for this one
             self._reading = replace(self._reading, problem=_problem(error))
         self._set(f"{key}/{self.place.rank}", asdict(self._reading))
 
@@ -201,7 +201,7 @@ class Session:
             self._reading = replace(self._reading, clock_offset_ns=offset_ns, clock_error_ns=error_ns)
 
     def _run_rounds(self, rounds: Sequence[Sequence[Pair]], device: torch.device) -> None:
-        """Measure this rank's pair of each round; of two readings of a link the better counts."""
+        """Measure this rank's pair in each round; if a link is measured twice, the better reading counts."""
         for pairs in rounds:
             own = next((pair for pair in pairs if self.place.rank in pair), None)
             if own is None:
@@ -255,7 +255,7 @@ class Session:
         return json.loads(self.place.store.get(key))
 
     def _gather(self, key: str, ranks: Any, timeout_s: float | None = None) -> dict[int, Any]:
-        """{rank: value} of those that answer before the deadline."""
+        """{rank: value} of the ranks that answer before the deadline."""
         deadline_s = time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
         found = {}
         for rank in ranks:
@@ -267,7 +267,7 @@ class Session:
 
 
 def _faster(old: RankReading, own: DeviceSpeed) -> RankReading:
-    """The reading with the better of two measurements."""
+    """Combine two readings of a device, with the better value of each measurement."""
     waits = [wait for wait in (old.core_wait_ratio, own.core_wait_ratio) if wait is not None]
     return replace(
         old,

@@ -40,7 +40,7 @@ class DeviceSpeed:
 
 
 def device_speed(device: torch.device) -> DeviceSpeed:
-    """Measure; takes about a second. On a CPU with all cores that this process may use."""
+    """Measure the device, in about a second; a CPU with all cores that this process may use."""
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(min(MAX_THREADS, len(os.sched_getaffinity(0))))
@@ -95,7 +95,7 @@ def _synchronise(device: torch.device) -> None:
 
 
 def _waited_ns() -> int | None:
-    """Time that the main thread was ready and had no core, as the scheduler counts it."""
+    """Nanoseconds for which the main thread was ready but had no core, as counted by the scheduler."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(Path("/proc/self/schedstat").read_text().split()[1])
     return None

@@ -32,7 +32,7 @@ from trainer.torch_compat import PrefixStore
 __all__ = ["NCCL", "SettingsError", "compare_settings", "named", "parse"]
 
 NCCL = "nccl"
-"""Name of the list below in `parse`."""
+"""Name by which `parse` accepts the list below."""
 _NCCL_SETTINGS: Sequence[Mapping[str, str]] = (
     *({"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
       for algorithm in ("Ring", "Tree") for protocol in ("LL", "LL128", "Simple")),
@@ -41,11 +41,12 @@ _NCCL_SETTINGS: Sequence[Mapping[str, str]] = (
     {"NCCL_MIN_NCHANNELS": "32"},
 )  # fmt: skip
 _SIZES = (1 << 16, 1 << 22)
-"""Bytes, besides the size of the preflight's all-reduce: gradients' buckets, and what tensor parallelism sends."""
+"""Sizes in bytes, in addition to that of the preflight's all-reduce: typical gradient buckets and tensor-parallel
+messages."""
 _ROUNDS = 3
-"""Readings of the library's own choice and of the settings that were faster in the first, in turns."""
+"""Rounds of alternating readings: the library's own choice, and the settings that were faster in the first round."""
 LIMIT_S = 90.0
-"""For one reading: processes that start, an all-reduce of three sizes. Later they are ended."""
+"""Seconds for one reading: process start, and an all-reduce of three sizes. After that the processes are killed."""
 
 
 class SettingsError(ValueError):
@@ -53,7 +54,8 @@ class SettingsError(ValueError):
 
 
 def parse(texts: Sequence[str]) -> list[dict[str, str]]:
-    """`NAME=VALUE NAME=VALUE` of each text, and those of NCCL for `nccl`. Raises SettingsError."""
+    """Parse texts of the form `NAME=VALUE NAME=VALUE`, each one setting; `nccl` stands for the list `NCCL`. Raises
+    SettingsError."""
     found: list[dict[str, str]] = []
     for text in texts:
         if text == NCCL:
@@ -74,7 +76,7 @@ def named(variables: Mapping[str, str]) -> str:
 def compare_settings(
     settings: Sequence[Mapping[str, str]], place: Place, *, nccl: bool, num_bytes: int
 ) -> list[SettingReading]:
-    """All readings, those of no setting first; empty on ranks but 0. All ranks call it."""
+    """Return all readings on rank 0, first those without a setting; empty on other ranks. All ranks call it."""
     sizes = sorted({min(size, num_bytes) for size in (*_SIZES, num_bytes)})
     readings: list[SettingReading] = []
     chosen: list[Mapping[str, str]] = [{}, *settings]
@@ -92,7 +94,7 @@ def compare_settings(
 
 
 def _faster_once(readings: Sequence[SettingReading]) -> list[Mapping[str, str]]:
-    """The fastest setting of each size, where it was faster than none."""
+    """The fastest setting for each size, if it was faster than no setting."""
     fastest = []
     for size in readings[0].seconds if readings else ():
         best = min((reading for reading in readings if size in reading.seconds), key=lambda found: found.seconds[size])
@@ -114,7 +116,7 @@ def _in_new_processes(
 ) -> SettingReading | None:
     """Start this rank's process and wait for it, then for those of the other ranks."""
     request = json.dumps({"name": name, "nccl": nccl, "sizes": sizes})
-    # The store is the parents': no child makes one.
+    # The parents host the store; no child may create one.
     own = {**os.environ, **variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     command, environment = own_process("trainer.preflight.tuning", request, environment=own)
     problem, seconds = "", dict[str, float]()
@@ -144,7 +146,7 @@ def _last_line(text: str) -> str:
 
 
 def _child(request: Mapping[str, Any]) -> None:
-    """Measure each size in this process; the seconds of one all-reduce are printed as JSON."""
+    """Measure each size in this process; prints the seconds per all-reduce as JSON."""
     signal_at_parent_death(signal.SIGKILL)
     place = join(LIMIT_S)
     device = torch.device("cpu")

@@ -3,8 +3,8 @@
     report = judge(readings)
     report = judge(readings, past=earlier_readings, suspicious={"gpu-07": "trouble in 4 of 9 runs"})
 
-Each check yields one line if all is well, or one line per node, device or link that stands out. A check whose reading
-is missing says so and never passes.
+Each check yields one line if all is well, or one line per node, device or link that stands out. A check without a
+reading reports that, and never passes.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _space(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
 
 
 def _all_reduce(readings: Readings) -> Iterator[Line]:
-    """The bandwidth of the all-reduce has no peer: only that it worked is judged."""
+    """Judge only whether the all-reduce worked, since its bandwidth has nothing to be compared with."""
     found = readings.all_reduce
     if found is not None:
         text = (
@@ -201,7 +201,7 @@ def _fleet(readings: Readings, suspicious: Mapping[str, str] | None) -> Iterator
 
 
 def setting_lines(readings: Readings) -> Iterator[Line]:
-    """One line a size, one for settings that could not run, one for variables that already pin a choice.
+    """One line per size, one for settings that could not run, one for variables that already fix a choice.
 
     A setting counts as faster only if each of its readings is shorter than every reading without it, because readings
     vary and the fastest of ten is fast by chance.
@@ -245,7 +245,7 @@ def _compared(size: int, usual: Sequence[SettingReading], readings: Readings) ->
 
 
 def _pinned(readings: Readings) -> Iterator[Line]:
-    """Variables of rank 0 that take the choice by size from NCCL; differences between ranks are reported elsewhere."""
+    """Variables of rank 0 that override NCCL's choice by size; differences between ranks are reported elsewhere."""
     if readings.backend != "nccl" or not readings.ranks:
         return
     own = readings.ranks[0].settings

@@ -21,7 +21,7 @@ _MEASURES = (
 
 
 def device_lines(readings: Readings, policy: PreflightPolicy, past: Sequence[Readings]) -> Iterator[Line]:
-    """Lines of matrix products, memory bandwidth and waiting for cores."""
+    """Lines on matrix products, memory bandwidth and waiting for cores."""
     yield from _waiting(readings)
     for check, field in _MEASURES:
         measured = {reading.rank: reading for reading in readings.ranks if getattr(reading, field) is not None}
@@ -38,7 +38,7 @@ def device_lines(readings: Readings, policy: PreflightPolicy, past: Sequence[Rea
 
 
 def slow_devices(readings: Readings, field: str, policy: PreflightPolicy) -> dict[int, float]:
-    """{rank: speed / that of devices of the same model}, of those that stand out."""
+    """{rank: speed / speed of devices of the same model} of devices that are too slow."""
     by_model: dict[str, dict[int, float]] = {}
     for reading in readings.ranks:
         value = getattr(reading, field)
@@ -72,7 +72,7 @@ def _passed(check: str, field: str, measured: Sequence[RankReading]) -> Line:
 
 
 def _waiting(readings: Readings) -> Iterator[Line]:
-    """Nodes whose processes did not get a core, where the others did."""
+    """Nodes whose processes had to wait for a core while those of other nodes did not."""
     waits = {reading.rank: reading.core_wait_ratio for reading in readings.ranks if reading.core_wait_ratio is not None}
     usual = median_or_nan(list(waits.values())) if len(waits) > 1 else 0.0
     for reading in readings.ranks:

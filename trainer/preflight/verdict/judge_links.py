@@ -2,7 +2,7 @@
 
 1. An endpoint's fastest link in each direction shows what the endpoint can do. If it is slower than those of its peers,
    the endpoint is reported, and its links are not reported separately.
-2. Each of the remaining links is compared with all of them.
+2. Each remaining link is compared with all remaining links.
 
 With two endpoints there is only one link, and its directions are compared.
 """
@@ -24,7 +24,7 @@ from trainer.preflight.verdict.report import Line, Status
 __all__ = ["link_lines", "rate_text", "seconds_text", "slow_pairs"]
 
 Direction = Literal["sends", "receives"]
-_MIN_ENDPOINTS = 3  # of two, a slow link would accuse both
+_MIN_ENDPOINTS = 3  # with two endpoints, a slow link would blame both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def link_lines(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
 
 
 def slow_pairs(links: Sequence[LinkReading], policy: PreflightPolicy) -> set[tuple[int, int]]:
-    """Pairs whose link must be measured again before it is reported."""
+    """Pairs whose link must be measured again before it is reported as slow."""
     rates = {(link.source, link.target): link.bytes_per_s for link in links}
     delays = {(link.source, link.target): link.latency_s for link in links}
     slow = slow_among(rates, slow_ratio=policy.slow_link_ratio, policy=policy)

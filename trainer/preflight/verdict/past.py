@@ -16,9 +16,9 @@ from trainer.preflight.verdict.readings import Readings
 __all__ = ["read_past", "remember"]
 
 MAX_PAST = 50
-"""Newest preflights that are read."""
+"""Maximum number of preflights that are read, newest first."""
 MAX_BYTES = 64 << 20
-"""A larger file was not written by preflight."""
+"""Maximum size of a file that preflight writes."""
 
 
 def read_past(folder: Path) -> list[Readings]:
@@ -34,7 +34,7 @@ def read_past(folder: Path) -> list[Readings]:
 
 
 def remember(readings: Readings, folder: Path) -> None:
-    """Add one. Raises OSError."""
+    """Add a preflight's readings. Raises OSError."""
     place = _place(folder)
     place.mkdir(parents=True, exist_ok=True)
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"

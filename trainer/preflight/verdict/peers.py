@@ -17,11 +17,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: PreflightPolicy) -> dict[Key, float]:
-    """{key: its value / that of its peers} of those that are too low, lowest first.
+    """{key: value / value of its peers} for values that are too low, lowest first.
 
-    1. With fewer than `least_peers` values the highest is the measure, and the ratio must be below `few_peers_ratio`.
-    2. Otherwise a value is too low if it is below `slow_ratio` of the median and at least `least_z` spreads under it.
-    3. However wide the spread: if it is below `half_speed_ratio` of the lower quartile.
+    1. With fewer than `least_peers` values, values are compared with the highest, and are too low below
+       `few_peers_ratio`.
+    2. Otherwise a value is too low if it is below `slow_ratio` x median, and at least `least_z` spreads below the
+       median.
+    3. For any spread, a value is too low if it is below `half_speed_ratio` x lower quartile.
     """
     if len(values) < 2:
         return {}
@@ -38,7 +40,7 @@ def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: Prefli
 def high_among(
     values: Mapping[Key, float], *, high_ratio: float, least_excess: float, policy: PreflightPolicy
 ) -> dict[Key, float]:
-    """{key: its value / the median} of those that are too high, highest first."""
+    """{key: value / median} for values that are too high, highest first."""
     if len(values) < policy.least_peers:
         return {}
     usual, spread = median_or_nan(list(values.values())), sigma(list(values.values()))

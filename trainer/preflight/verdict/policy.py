@@ -9,7 +9,7 @@ __all__ = ["PreflightPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightPolicy:
-    """When a reading stands out from its peers."""
+    """Limits beyond which a reading differs too much from its peers."""
 
     slow_device_ratio: float = 0.9
     """Speed of a device over the median of its peers, or its past, below which it is reported (ratio). Source:
@@ -22,14 +22,14 @@ class PreflightPolicy:
     by up to 20 % with their distance in it."""
     half_speed_ratio: float = 0.5
     """Bandwidth below which a link fails the check, and ratio to the lower quartile below which any reading is
-    reported, however much they vary. Source: half the lanes or one of two rails is gone; measured, processors of a
-    shared host change their clock by a quarter for seconds, which hid one with a third."""
+    reported, however much they vary. Source: half of the lanes or one of two rails is gone. Measured: on a shared host
+    the clocks of processors change by a quarter for seconds, which hid a processor at a third of its speed."""
     least_latency_s: float = 100e-6
     """Smallest excess of a latency over the median that is reported (seconds). Source: interrupts and scheduling of a
     host take this long."""
     least_z: float = 5.0
-    """Smallest distance of a slow reading from the median, in robust standard deviations. Source: of 4,096 normal
-    readings one lies that far below in one of 850 checks."""
+    """Smallest distance of a slow reading from the median, in robust standard deviations. Source: among 4,096 normally
+    distributed readings, one is that far below the median in one of 850 checks."""
     least_peers: int = 4
     """Minimum number of readings for a median and spread; with fewer, each is compared with the fastest. Source: the
     median absolute deviation of three values is the distance of the middle one to its nearer neighbour."""
@@ -39,8 +39,8 @@ class PreflightPolicy:
     """Smallest distance of a clock from the median that is reported (seconds). Source: NTP holds 10 ms, and logs of
     several nodes are ordered by it."""
     failed_clock_s: float = 1.0
-    """Smallest distance of a clock that fails the check (seconds). Source: leases and certificates are off, and a
-    timeline over nodes is useless."""
+    """Smallest distance of a clock that fails the check (seconds). Source: leases and certificates fail, and a timeline
+    over nodes is useless."""
     least_disk_bytes: int = 10 << 30
     """Free disk below which a node is reported (bytes). Source: `rankscope doctor`."""
     least_shared_bytes: int = 1 << 30

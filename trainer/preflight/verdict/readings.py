@@ -3,7 +3,7 @@
     readings = Readings(world_size=2, ranks=(RankReading(rank=0, ...), ...), links=(...,))
     Readings.of_json(readings.to_json()) == readings
 
-None is what was not measured. They hold no verdict: `trainer.preflight.verdict.judge` forms it.
+None means not measured. The verdict is formed by `trainer.preflight.verdict.judge`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["AllReduceReading", "LinkReading", "RankReading", "Readings", "Settin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReading:
-    """A rank, its device and what its node looks like from there."""
+    """Readings of a rank: its device, and its node as the rank sees it."""
 
     rank: int
     local_rank: int = 0
@@ -40,12 +40,12 @@ class RankReading:
     """Positive: ahead of rank 0's clock."""
     clock_error_ns: int | None = None
     problem: str = ""
-    """Why this rank could not measure everything."""
+    """Reason why this rank could not measure everything; empty if it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReading:
-    """One direction between two ranks; the latency is half a round trip."""
+    """One direction of the link between two ranks; the latency is half a round trip."""
 
     source: int
     target: int
@@ -69,10 +69,10 @@ def bus_bytes_per_s(num_bytes: int, seconds: float, world_size: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingReading:
-    """All-reduces of several sizes by processes that had these variables; a setting is read several times."""
+    """All-reduces of several sizes in processes with these variables; each setting is measured several times."""
 
     variables: Mapping[str, str]
-    """Empty: what the library chooses by itself."""
+    """Environment variables; empty for the library's own choice."""
     seconds: Mapping[int, float]
     """Size in bytes -> duration of one all-reduce; empty where it failed."""
     problem: str = ""

@@ -33,7 +33,7 @@ class Line:
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     is_incomplete: bool = False
-    """The measurement itself failed there."""
+    """True if the measurement itself failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
