@@ -1,1 +1,1 @@
-"""Replay of a step with every operation watched: does the fault come back, and where does it start?"""
+"""Replay of a step with every operation watched, to see whether the fault recurs and where it starts."""

@@ -5,12 +5,11 @@
         ...one forward and backward pass; `watch.module` is set by the hooks of the modules...
     watch.take()        # a Suspect: the first operation since the last `take` with finite input and bad output
 
-The watch is a mode of torch's dispatcher, so it sees what autograd runs too, and of a DTensor what this rank computes.
-An operation is a suspect if nothing that went in was NaN or Inf and something that came out is. It is only a suspect:
-masks contain Inf on purpose, so the module has to confirm it by an output that is not finite.
+The watch is a mode of torch's dispatcher, so it also sees the operations of autograd, and for a DTensor those on the
+local part. An operation is a suspect if no input contained NaN or Inf but an output does. It is only a suspect, because
+masks contain Inf on purpose: the module must confirm it by a non-finite output.
 
-It costs a pass over each operation's output and synchronises the GPU, so it is only used to replay a step, never in
-training.
+The watch costs a pass over each operation's output and synchronises the GPU, so it is only used in replays.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from trainer.torch_compat import OpOverload, TorchDispatchMode, disable_current_
 __all__ = ["OperationWatch", "Suspect", "in_backward", "is_bad", "statistics"]
 
 MAX_INPUTS = 4
-"""Inputs of an operation that are described."""
+"""Maximum number of inputs of an operation that are described."""
 _NEVER = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "resize_", "view", "alias")
 """Operations that return uninitialised memory or a view: their output is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """An operation that made the first NaN or Inf of its module. `clean`: no constant of Inf went in either."""
+    """An operation that made the first NaN or Inf of its module. `clean`: it had no constant Inf as input either."""
 
     operation: str
     module: str
     inputs: tuple[dict[str, Any], ...]
     bad_rows: tuple[int, ...]
-    """Places along the output's first dimension that hold NaN or Inf."""
+    """Indices along the output's first dimension that hold NaN or Inf."""
     num_rows: int
-    """Size of that dimension; 0 where it is surely none of samples or tokens."""
+    """Size of that dimension; 0 if it is certainly not a dimension of samples or tokens."""
     nonfinite_count: int
     clean: bool
     in_backward: bool
@@ -58,12 +57,13 @@ def is_bad(tensor: Tensor) -> bool:
     with disable_current_modes(), torch.no_grad():
         tensor = tensor.detach()
         if math.isfinite(tensor.sum(dtype=torch.float32).item()):
-            return False  # a sum is never finite with a NaN or an Inf in it; finite numbers may overflow, though
+            # a sum with a NaN or Inf is never finite; a sum of finite numbers may overflow, so check again
+            return False
         return not bool(torch.isfinite(tensor).all())
 
 
 def statistics(tensor: Tensor) -> dict[str, Any]:
-    """Shape, type, and of the finite elements min, max and mean; how many are not finite."""
+    """Shape, dtype, number of non-finite elements, and min, max and mean of the finite ones."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     with disable_current_modes(), torch.no_grad():
         tensor = tensor.detach()
@@ -79,7 +79,7 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
 
 
 class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: no types
-    """See the module's docstring. The watch of one rank; operations run as they would without it."""
+    """The watch of one rank (see the module's docstring). It does not change any operation."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: no types
@@ -87,7 +87,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         self._suspects: list[Suspect] = []
 
     def take(self, since: int = 0) -> Suspect | None:
-        """The first suspect from place `since` on, rather one without a constant of Inf; forgets them all."""
+        """Return the first suspect from position `since` on, preferably one without a constant Inf; forgets all
+        suspects."""
         found, self._suspects[since:] = self._suspects[since:], []
         return next((suspect for suspect in found if suspect.clean), found[0] if found else None)
 
@@ -102,12 +103,12 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 
     def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, nn.Parameter) for kind in types):
-            return NotImplemented  # a DTensor first becomes what this rank computes
+            return NotImplemented  # let DTensor first dispatch to operations on its local part
         kwargs = kwargs or {}
         checked = isinstance(func, OpOverload) and func.namespace == "aten"
         checked = checked and func._schema.name.removeprefix("aten::").lstrip("_") not in _NEVER
         inputs_bad = None
-        if checked and func._schema.is_mutable:  # afterwards its inputs are its outputs
+        if checked and func._schema.is_mutable:  # afterwards the inputs hold the outputs
             inputs_bad = self._any_bad(args, kwargs)
         out = func(*args, **kwargs)
         if checked:
@@ -126,7 +127,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         constants = [value for value in given if isinstance(value, float)]
         rows, count = _bad_rows(bad)
         backward = in_backward()
-        # A matrix that comes out of a backward pass is as likely the gradient of a weight.
+        # A matrix from a backward pass may be the gradient of a weight, whose rows are neither samples nor tokens.
         has_rows = bad.dim() > (2 if backward else 1)
         self._suspects.append(
             Suspect(

@@ -4,14 +4,13 @@
         training.forward_backward(batch)
     watch.origin          # Origin(module="blocks.3.mlp.up", operation="mm", phase="forward", ...), or None
 
-Modules are followed by hooks. Forward: the first module, innermost first, whose inputs were finite and whose outputs
-are not; within it, the first operation of that kind. Backward: a module begins when the gradient of its output is
-known and ends when that of its input is; there the first operation that makes a NaN or Inf out of finite numbers
-counts.
+Modules are followed by hooks. Forward: the first module, innermost first, with finite inputs but non-finite outputs,
+and in it the first such operation. Backward: a module begins when the gradient of its output is known, and ends when
+the gradient of its input is known. The first operation that makes a NaN or Inf from finite numbers counts.
 
-A NaN from another rank arrives by a collective: the module in which it arrives is a suspect without an operation. So
-among the origins of several ranks, those with an operation are right (`Origin.how`). All hooks are gone at the end of
-the block, and nothing that the pass computes is changed by them.
+A NaN from another rank arrives by a collective, so the module in which it arrives is a suspect without an operation.
+Therefore, if several ranks report origins, those with an operation are right (`Origin.how`). All hooks are removed at
+the end of the block, and they change nothing in the pass.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ How = Literal["operation", "constant", "module", "parameter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """`how` says what proves it: an operation with finite inputs; one whose input is a constant of Inf; a module with
-    finite inputs, without an operation to show; a parameter that holds NaN or Inf itself."""
+    """Origin of a NaN or Inf. `how` is its proof: an operation with finite inputs; an operation with a constant Inf as
+    input; a module with finite inputs, in which no operation was found; or a parameter that holds NaN or Inf."""
 
     module: str
-    """Name in the whole model; `(loss)` for what belongs to no module."""
+    """Name in the whole model; `(loss)` for operations outside all modules."""
     operation: str
     phase: Literal["forward", "backward"]
     how: How
@@ -48,7 +47,7 @@ class Origin:
     inputs: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For an event: without the rows, which are meaningless without their batch."""
+        """JSON form for an event, without the rows, which mean nothing without their batch."""
         return {name: value for name, value in asdict(self).items() if name not in ("bad_rows", "num_rows")}
 
 
@@ -59,7 +58,8 @@ class OriginWatch:
         self.origin: Origin | None = None
         self._parts = parts
         self._operations = OperationWatch()
-        self._stack: list[tuple[str, int]] = []  # modules that are computing forward, and the suspects before each
+        # modules whose forward is running, and the number of suspects before each
+        self._stack: list[tuple[str, int]] = []
         self._handles: list[Any] = []
         self._microbatches = [-1] * len(parts)
         self._microbatch = 0
@@ -70,7 +70,8 @@ class OriginWatch:
             for name, module in part.named_modules():
                 self._handles += [
                     module.register_forward_pre_hook(self._entering(name, number), with_kwargs=True),
-                    # Also if it raises: a recomputation breaks off as soon as it has what it needs.
+                    # Called even on an exception, because torch aborts a recomputation as soon as it has the needed
+                    # tensors.
                     module.register_forward_hook(self._leaving(name), with_kwargs=True, always_call=True),
                 ]
         self._exit.enter_context(self._operations)
@@ -81,7 +82,7 @@ class OriginWatch:
         for handle in self._handles:
             handle.remove()
         if self.origin is None and not any(error):
-            # What was left over belongs to no module's forward pass: the loss, or the backward pass.
+            # The remaining operations belong to no module's forward pass, but to the loss or the backward pass.
             self._from_operation(self._operations.take())
 
     # Forward.
@@ -188,7 +189,7 @@ class OriginWatch:
         return leave
 
     def _judge_backward(self) -> None:
-        """In a backward pass nothing is masked by Inf, so the first suspect is the one."""
+        """Judge a module's backward pass, where Inf is not used for masks, so the first suspect is the origin."""
         if self.origin is None:
             self._from_operation(self._operations.take())
 

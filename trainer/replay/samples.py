@@ -2,11 +2,11 @@
 
     with SampleLosses(training, batch) as losses:
         training.forward_backward(batch)
-    losses.of_row                        # {row: nats a token}, of the rows whose logits this rank has seen
+    losses.of_row                        # {row: nats per token} for the rows whose logits this rank has seen
     describe(training, batch, losses.of_row, most=8)      # [{"id": 812, "loss": 5.6, "file": ..., "text": ...}, ...]
 
-Training computes one loss; here a hook on the output layer computes the loss of each row from the logits, row by row,
-so that it needs memory for one row only. A loss in chunks gives that of each token itself. With tensor parallelism all
+Training computes one loss. Here a hook on the output layer computes the loss of each row from the logits, row by row,
+so that it needs memory for one row only. A loss in chunks provides the loss of each token. With tensor parallelism all
 ranks of a group must take part.
 """
 
@@ -30,11 +30,11 @@ __all__ = ["SampleLosses", "describe", "differing_rows"]
 
 EXCERPT_CHARACTERS = 160
 _TEXT_VOCABULARY = 256
-"""With it tokens are bytes of text."""
+"""Vocabulary size with which tokens are bytes of text."""
 
 
 class SampleLosses:
-    """Collects them during one pass. Empty on pipeline ranks without the output layer."""
+    """Collects the losses during one pass. Empty on pipeline ranks without the output layer."""
 
     def __init__(self, training: Training, batch: Batch) -> None:
         self.of_row: dict[int, float] = {}
@@ -64,7 +64,7 @@ class SampleLosses:
             self.of_row |= {first + place: loss for place, loss in enumerate(losses.mean(1).tolist())}
 
     def _after(self, module: nn.Module, args: Any, logits: Tensor) -> None:
-        if in_backward():  # recomputed
+        if in_backward():  # ignore the recomputation in backward
             return
         first = self._microbatch * self._size
         self._microbatch += 1
@@ -77,9 +77,10 @@ class SampleLosses:
 
 
 def describe(training: Training, batch: Batch, losses: Mapping[int, float], *, most: int) -> list[dict[str, Any]]:
-    """The rows with the highest loss, those that are not finite first: id, loss, file and place in it, begin of text.
+    """Describe the rows with the highest loss, non-finite ones first: id, loss, file, position in the file, start of
+    the text.
 
-    The text is that which was trained on, from the batch; there is none where tokens are not bytes.
+    The text is decoded from the batch, so it is what was trained on; there is none if tokens are not bytes.
     """
     order = sorted(losses, key=lambda row: (math.isfinite(losses[row]), -losses[row] if losses[row] > 0 else 0.0))
     found = []
@@ -96,7 +97,7 @@ def describe(training: Training, batch: Batch, losses: Mapping[int, float], *, m
 
 
 def excerpt(tokens: Tensor) -> str:
-    """The first bytes of a sequence as text; what is not a text shows as such."""
+    """The first bytes of a sequence as text; invalid bytes are shown as such."""
     values = tokens[:EXCERPT_CHARACTERS].tolist()
     return bytes(value & 0xFF for value in values).decode("utf-8", errors="replace")
 

@@ -3,8 +3,9 @@
     again = replay_step(Path("runs/latest"), 40, device="auto", report=print)
     again.found.text(again.target.ranks)        # "replayed it came back in blocks.3.mlp.up (mm) forward on rank 2 ..."
 
-Where each rank had the whole model (DDP) this process does it alone; otherwise as many processes as the run had ranks,
-on this machine. They find each other through a file, and their request in a scratch folder, never in the run's.
+If each rank had the whole model (DDP), this process replays the step alone; otherwise as many processes as the run had
+ranks, on this machine. The processes find each other through a file in a scratch folder, which also holds their
+request; nothing is written to the run's folder.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ReplayReport:
     loss: float
     grad_norm: float
     max_loss_deviation_ratio: float | None
-    """Largest relative difference between a recomputed loss before the step and its record."""
+    """Largest relative difference between the recomputed and the recorded loss of earlier steps."""
     data_differs: bool
     num_processes: int
     duration_s: float
@@ -75,7 +76,7 @@ class ReplayReport:
 
 
 def replay_step(path: Path, step: int, *, device: str = "auto", report: Callable[[str], None]) -> ReplayReport:
-    """Raises ReplayError, RunError, ConfigError, CheckpointError or StoreError, one line each."""
+    """Replay a step. Raises ReplayError, RunError, ConfigError, CheckpointError or StoreError, one line each."""
     start = time.monotonic()
     run = RunDir.open(path)
     manifest = run.private_manifest()
@@ -116,7 +117,7 @@ def _recorded_losses(source: Source, target: Target) -> dict[int, float]:
 def _replay(
     config: Config, plan: Plan, target: Target, losses: dict[int, float], report: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], int]:
-    """Results of the processes, and their number."""
+    """Run the replay; returns the results of the processes, and their number."""
     import torch
 
     from trainer.replay.step_replay import replay_target, runs_in_one_process
@@ -125,7 +126,7 @@ def _replay(
     if runs_in_one_process(plan):
         device = pick_device(config, 0)
         result = replay_target(config, plan, target, device, losses=losses, report=report)
-        return [json.loads(json.dumps(asdict(result)))], 1  # as it would come from another process
+        return [json.loads(json.dumps(asdict(result)))], 1  # in the form in which another process would write it
     available = torch.cuda.device_count()
     if config.train.device == "cuda" and available < plan.world_size:
         raise ReplayError(
@@ -174,13 +175,13 @@ def _on_ranks(folder: Path, world_size: int, report: Callable[[str], None]) -> l
 
 
 def _lines(path: Path) -> list[str]:
-    """Whole lines only."""
+    """Complete lines of a file."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
 def _why(folder: Path, failed: Sequence[int]) -> str:
-    """One line: the error that a rank reported, rather than the end of its log."""
+    """The reason in one line: the error that a rank reported, else the end of its log."""
     for rank in range(len(list(folder.glob("rank-*.log")))):
         if lines := _lines(folder / f"rank-{rank}.error"):
             return lines[0]
@@ -189,7 +190,7 @@ def _why(folder: Path, failed: Sequence[int]) -> str:
 
 
 def _combine(results: Sequence[dict[str, Any]], target: Target) -> ReplayResult:
-    """The events of all ranks as the analyzer of replays reads them."""
+    """Combine the events of all ranks in the form that the analyzer of replays reads."""
     events = [
         Event(wall_ns=place, attempt=0, rank=detail["rank"], step=target.step, kind="replay", detail=detail)
         for place, detail in enumerate(

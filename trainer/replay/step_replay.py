@@ -1,15 +1,16 @@
-"""One process's part of replaying a step of a run that is over: the state, the way to the step, the step itself.
+"""One process's part in replaying a step of a finished run: load the state, repeat the updates before the step, replay
+it.
 
     result = replay_target(config, plan, target, device, report=print)   # events `replay`, as a run's triage writes
 
 1. The checkpoint is read (hashes first), or the initial state is made.
 2. If it is older than the previous step, the step's batch is replayed on it: a fault that recurs there is caused by the
    batch.
-3. The updates in between are taken again with the batches and rates that are recorded.
+3. The updates in between are repeated with the recorded batches and learning rates.
 4. The step is replayed with every operation watched. Its update is not taken.
 
-With as many ranks as the run had, all do this together. Replicas without any sharding (DDP) need one process only: it
-computes each data rank's share one after the other and averages the gradients itself, which rounds differently in the
+With as many ranks as the run had, all do this together. Replicas without any sharding (DDP) need only one process. It
+computes the data ranks' shares one after the other and averages the gradients itself, which rounds differently in the
 last bits. Nothing is written into the run's folder.
 """
 
@@ -40,12 +41,12 @@ from trainer.training.rank_training import Training
 __all__ = ["ProcessReplay", "replay_target", "runs_in_one_process"]
 
 MAX_OVERFLOWS = 32
-"""fp16: steps dropped in a row while the loss scale finds its place."""
+"""fp16: maximum number of consecutive steps dropped while the loss scale settles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share(Plan):
-    """The plan of a process that is one data rank after the other."""
+    """Plan of a process that stands for one data rank after the other."""
 
     of: int
     share: int = 0
@@ -64,14 +65,14 @@ class ProcessReplay:
 
     events: list[dict[str, Any]]
     max_loss_deviation_ratio: float | None
-    """Largest relative difference between a recomputed loss before the step and its record; None without any."""
+    """Largest relative difference between the recomputed and the recorded loss of earlier steps; None without any."""
     data_differs: bool
-    """The data set does not give the next batch that it gave when the checkpoint was written."""
+    """True if the data set's next batch is not the one from the time of the checkpoint."""
 
 
 def runs_in_one_process(plan: Plan) -> bool:
     """True if each data rank has the whole model."""
-    return plan.world_size == plan.dp_replicate  # replicas, and nothing else
+    return plan.world_size == plan.dp_replicate  # replicas only
 
 
 def replay_target(
@@ -83,8 +84,8 @@ def replay_target(
     losses: dict[int, float] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> ProcessReplay:
-    """Raises CheckpointError or ConfigError. `losses`: recorded ones by step, to compare the way with. Collective where
-    the process group is initialised; without one the plan must run in one process."""
+    """Replay the target. `losses`: recorded losses by step, for comparison with the recomputed ones. Collective if the
+    process group is initialised; otherwise the plan must run in one process. Raises CheckpointError or ConfigError."""
     if torch.distributed.is_initialized():
         training, ranks = build(config, plan, device, with_weights=False), None
     else:
@@ -106,7 +107,7 @@ def _closing(training: Training) -> Iterator[None]:
 
 
 class _StepReplayer:
-    """Replays one target on one training; `ranks` are those that this process stands for, None for its own alone."""
+    """Replays one target on one training. `ranks`: the ranks that this process stands for; None: only its own."""
 
     def __init__(
         self, training: Training, target: Target, ranks: list[int] | None, report: Callable[[str], None]
@@ -176,10 +177,10 @@ class _StepReplayer:
             **findings(self.training, batch, again),
         }
 
-    # The way to it.
+    # Steps before it.
 
     def _take(self, update: Update) -> float:
-        """Take a step's update again; returns its loss."""
+        """Repeat a step's update; returns its loss."""
         training = self.training
         for _ in range(MAX_OVERFLOWS):
             loss, norm = self._gradients(update.batch_index)
@@ -195,13 +196,13 @@ class _StepReplayer:
         return loss
 
     def _whole(self, batch_index: int) -> tuple[float, float]:
-        """Loss and gradient norm over all shares; the gradients are dropped."""
+        """Return loss and gradient norm over all shares; the gradients are dropped."""
         found = self._gradients(batch_index)
         self.training.discard()
         return found
 
     def _gradients(self, batch_index: int) -> tuple[float, float]:
-        """Global loss and gradient norm; clipped gradients are left for an update. Collective."""
+        """Return global loss and gradient norm; keeps the clipped gradients for an update. Collective."""
         training = self.training
         if self.ranks is None:
             own = training.forward_backward(self._batch(batch_index, training.rank)).double().view(1)
@@ -217,7 +218,7 @@ class _StepReplayer:
         return total / len(self.ranks), training.clip().norm
 
     def _batch(self, batch_index: int, rank: int) -> Batch:
-        """A rank's share; in one process the training becomes that rank."""
+        """Return a rank's share of the batch; in a single process, the training takes the place of that rank."""
         training = self.training
         if isinstance(training.plan, _Share):
             training.plan = replace(training.plan, share=rank)

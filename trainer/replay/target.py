@@ -2,7 +2,7 @@
 
     target = find_target(store, run, step=40)
     target.batch_index, target.kind         # 39, "non_finite"
-    target.state_step, target.updates       # 32, the recorded updates of steps 33 to 39 (batch, learning rate)
+    target.state_step, target.updates       # 32, and the recorded updates of steps 33 to 39 (batch, learning rate)
 
 A step may run more than once, after a rollback or a restart. The target is the execution that went wrong: the first
 that was refused or not finite, otherwise the last. It is replayed from the newest earlier checkpoint that the guard
@@ -80,7 +80,7 @@ class Target:
 
 
 def find_target(source: Source, run: RunDir, step: int) -> Target:
-    """Raises ReplayError if the step was not recorded, or what was trained on before it is not known."""
+    """Find the target. Raises ReplayError if the step was not recorded, or the updates before it are unknown."""
     if not source.has("steps"):
         raise ReplayError(f"{run.path} has no recorded steps.")
     attempt, start_ns, batch_index, loss, norm, was_taken = _execution(source, run, step)
@@ -103,7 +103,7 @@ def find_target(source: Source, run: RunDir, step: int) -> Target:
 
 
 def _execution(source: Source, run: RunDir, step: int) -> tuple[int, int, int, float, float, bool]:
-    """Attempt, begin, batch, loss, norm of the execution that went wrong, and whether its update was taken."""
+    """Find the execution that went wrong: attempt, start, batch, loss, norm, and True if its update was taken."""
     rows = source.rows(
         "SELECT attempt, start_ns, batch_index, coalesce(loss, 'nan'::DOUBLE), coalesce(grad_norm, 'nan'::DOUBLE), "
         "committed IS NOT FALSE FROM steps WHERE step = ? AND rank >= 0 AND batch_index IS NOT NULL "
@@ -139,7 +139,7 @@ def _kind(
 
 
 def _named(source: Source, attempt: int, step: int) -> tuple[int, ...]:
-    """Ranks that the records blame for what was not finite."""
+    """Ranks that the records blame for a non-finite value."""
     for finding in non_finite_values(source, Scope()):
         first, last = finding.first_step, finding.last_step
         if finding.attempt in (None, attempt) and first is not None and first <= step <= (last or first):
@@ -148,7 +148,7 @@ def _named(source: Source, attempt: int, step: int) -> tuple[int, ...]:
 
 
 def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, bool]:
-    """Folder and step of the state to begin from, and whether enough healthy steps vouch for it."""
+    """Folder and step of the initial state, and True if enough healthy steps have followed it."""
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     good = ledger.good_step if ledger.good_step is not None else -1
     usable: list[tuple[bool, int, Path]] = []
@@ -159,8 +159,8 @@ def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, 
         try:
             position = Values.from_json(read_manifest(folder)["values"]).position
         except (CheckpointError, StorageError, KeyError, TypeError, ValueError):
-            continue  # damaged: an older one has to do
-        if position.batch_index <= batch_index:  # or it was saved after a way back, and holds later batches
+            continue  # damaged: use an older one
+        if position.batch_index <= batch_index:  # else it was saved after a rollback, and includes later batches
             usable.append((saved <= good, saved, folder))
     if not usable:
         return None, 0, True
@@ -169,7 +169,7 @@ def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, 
 
 
 def _updates(source: Source, state_step: int, step: int, start_ns: int) -> tuple[Update, ...]:
-    """The updates between the state and the step, as they were taken in the end."""
+    """The updates between the state and the step, each from the execution that was kept."""
     rows: Sequence[tuple[Any, ...]] = source.rows(
         "SELECT step, arg_max(batch_index, start_ns), arg_max(lr, start_ns) FROM steps WHERE rank >= 0 "
         "AND step > ? AND step < ? AND start_ns < ? AND committed IS NOT FALSE AND batch_index IS NOT NULL "

@@ -1,8 +1,8 @@
 """Replay a refused step, to see whether the fault comes back.
 
     triage = Triage(training, recorder, gradients, limit=8)
-    again = triage.repeat(verdict, batch)                # before anything is restored: the same state, the same batch
-    triage.from_restored(again, batch, state_step=30)    # after it: the same batch on an older state
+    again = triage.repeat(verdict, batch)                # before the rollback: same state, same batch
+    triage.from_restored(again, batch, state_step=30)    # after the rollback: same batch, older state
 
 A computation that is repeated gives the same result. So a NaN that does not recur was caused by a device, its memory or
 a race; one that recurs was caused by data or numerics (or a device that is always wrong at the same place). The older
@@ -10,10 +10,10 @@ state tells these two apart: if the NaN recurs there too, the batch is the cause
 replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its
 gradients are dropped.
 
-Nothing that trains is touched: no parameter, optimizer state, position or data loader, and the random generators are
-put back. Every decision here depends on numbers that all ranks share, because replays are collective.
+A replay changes no parameter, optimizer state, position or data loader, and restores the random generators. Replays are
+collective, so every decision here depends only on numbers that all ranks share.
 
-What was found is an event `replay` of each rank; `analyzers.whatif.simulate` puts them together.
+Each rank records its result in an event `replay`; `analyzers.numerics.replay_result` combines them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Replay:
     local_loss: float | None
     origin: Origin | None
     sample_losses: dict[int, float]
-    """By row of the rank's share of the batch."""
+    """Loss by row of the rank's share of the batch."""
     duration_s: float
 
 
@@ -86,7 +86,8 @@ class Triage:
         """
 
     def repeat(self, verdict: Verdict, batch: Batch) -> Refused | None:
-        """The step as it was; None if it is not replayed. The state must be that before the step, gradients dropped."""
+        """Replay the refused step on the same state; None if it is not replayed. The state must be that before the
+        step, with gradients dropped."""
         if self.left <= 0 or verdict.kind not in ("non_finite", "spike"):
             return None
         self.left -= 1
@@ -96,7 +97,7 @@ class Triage:
         return Refused(verdict=verdict, came_back=came_back, duration_s=again.duration_s)
 
     def from_restored(self, refused: Refused | None, batch: Batch, *, state_step: int) -> None:
-        """Replay the batch on the restored state, where the fault came back and that state is older."""
+        """Replay the batch on the restored state, if the fault recurred and that state is older."""
         if refused is None or not refused.came_back or state_step >= refused.verdict.step - 1:
             return
         again = self._replay(refused.verdict, batch)
@@ -146,10 +147,11 @@ def findings(training: Training, batch: Batch, again: Replay) -> dict[str, Any]:
 
 
 def replay(training: Training, batch: Batch, gradients: GradientExaminer | None, step: int) -> Replay:
-    """One forward and backward pass of all ranks, watched; leaves nothing behind. Collective."""
+    """Run one watched forward and backward pass of all ranks, without side effects. Collective."""
     start = time.monotonic()
     generators = rng_state(training.device)
-    recorder, training.recorder = training.recorder, NullRecorder()  # its phases are not those of the step
+    # the replay's phases do not count as phases of the step
+    recorder, training.recorder = training.recorder, NullRecorder()
     try:
         with (
             training.without_side_effects(),
@@ -183,12 +185,12 @@ def is_reproduced(verdict: Verdict, again: Replay) -> bool:
     if verdict.kind != "spike":
         return False
     if not (math.isfinite(verdict.loss) and math.isfinite(verdict.loss_level)):
-        return True  # nothing to compare with: the same loss again, as far as is known
+        return True  # without an earlier level, take it for the same loss
     return again.loss >= 0.5 * (verdict.loss + verdict.loss_level)
 
 
 def _rows(training: Training, origin: Origin) -> list[int]:
-    """Rows of the rank's share of the batch that the bad rows of an operation's output belong to; [] if unknown.
+    """Map the bad rows of an operation's output to rows of the rank's share of the batch; [] if unknown.
 
     An output has a row for each sequence of the microbatch, or for each of their tokens (under sequence parallel: for
     this rank's part of them).
