@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from probes.attach.launch.own_process import own_process
 
 if TYPE_CHECKING:
-    import torch  # the launcher reads `FORKED` before it imports torch
+    import torch  # torch is imported late, because the launcher reads `FORKED` before it imports torch
 
 __all__ = ["FORKED", "use_device"]
 

@@ -1,10 +1,8 @@
 """Attach the probes to a training that has been built.
 
-install(recorder)                       # collectives: before any process group is made
-training = build(config, plan, device, recorder=recorder)
-gradients = instrument(training, recorder)
-record_compilation(recorder)            # once all that compiles has been built
-experts = watch_experts(training, recorder)
+install(recorder)                       # collectives: before any process group is made training = build(config, plan,
+device, recorder=recorder) gradients = instrument(training, recorder) record_compilation(recorder)            # after
+everything that compiles has been built experts = watch_experts(training, recorder)
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ def record_compilation(recorder: Recorder) -> None:
     """Record what torch compiles, until the recorder closes."""
     if isinstance(recorder, TapeRecorder):
         probe = CompileProbe(recorder)
-        probe.hook()  # the optimizer has imported the compiler, if `torch.compile` has not
+        probe.hook()  # the compiler is imported by now, by the optimizer if not by `torch.compile`
         recorder.at_close.append(probe.remove)
 
 
 def watch_experts(training: Training, recorder: Recorder) -> ExpertProbe | None:
-    """The probe of the rank's mixtures of experts; None where there are none, or nothing is recorded."""
+    """Return the probe of the rank's mixture-of-experts layers; None without such layers, or if nothing is recorded."""
     if not recorder.enabled or not training.expert_layers:
         return None
     probe = None

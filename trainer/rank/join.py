@@ -48,7 +48,7 @@ def connect_store(identity: Identity) -> Store | None:
         where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
         reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
         raise ConfigError(f"{where}: {reason}. Choose another port, the same on every rank.") from None
-    # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
+    # torchrun's static rendezvous keeps one store over restarts; addresses of ended ranks must not be found in it.
     prefix = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
     return PrefixStore(f"rankscope/{prefix}", store)
 
@@ -76,7 +76,8 @@ def join_run(
 
 
 def _former_run(identity: Identity, config: Config) -> RunDir | None:
-    """In a restart under plain torchrun: the run that the same launcher, this process's parent, has made."""
+    """Return the run of an earlier attempt by the same launcher (this process's parent), for a restart under plain
+    torchrun."""
     if not identity.restarts:
         return None
     manifests = Path(config.run.dir).glob("*/run.json")
@@ -88,7 +89,7 @@ def _former_run(identity: Identity, config: Config) -> RunDir | None:
 
 
 def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
-    """The manifest of a run without our launcher."""
+    """The manifest of a run that another launcher starts."""
     return {
         "config": config.model_dump(mode="json"),
         "world_size": plan.world_size,
@@ -101,7 +102,7 @@ def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
 
 
 def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int, device: torch.device) -> Recorder:
-    """The recorder of this rank; also completes the manifest and starts `watch` where no launcher has done so."""
+    """The recorder of this rank; also completes the manifest, and starts `watch` if no launcher has done so."""
     if identity.rank == 0:
         _complete_manifest(run, config, identity.world_size)
     if not config.probes.enabled or probes_disabled():
@@ -120,7 +121,7 @@ def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int,
         if identity.rank == 0:
             recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if identity.local_rank == 0:
-            with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
+            with failing_open("watch"):  # without `watch` nothing is lost: the tapes are the source of truth
                 num_nodes, digests = digest_address()
                 start_detached_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     return recorder

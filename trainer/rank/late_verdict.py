@@ -7,14 +7,14 @@
     settled = late.settle()                                     # the numbers of the step before
 
 1. A flag on the device says whether the numbers of a step may be anything but healthy: a loss or norm that is not
-   finite, or a loss that the spike detector might refuse (`SpikeDetector.clean_range`). AdamW's fused kernel and
-   Muon's update read the flag and leave the update out, with the count of steps.
+   finite, or a loss that the spike detector might refuse (`SpikeDetector.clean_range`). AdamW's fused kernel and Muon's
+   update read the flag and then skip the update, including the step count.
 2. The next step's forward and backward pass are enqueued. Then the host reads the numbers.
 3. Without the flag the step was taken, and the usual work after a step follows: votes, copies, checkpoints.
-4. With the flag the state is still, bit for bit, that before the step. The gradients of the next step are dropped, and
-   the flagged step is recomputed and judged at once, by the same code as in a run without lag. A NaN that does not
-   recur is judged by its first occurrence. So verdicts, rollbacks and the bits of the weights equal those of such a
-   run; a flagged step that turns out healthy costs one recomputation.
+4. With the flag, the state is still bitwise that before the step. The gradients of the next step are dropped, and the
+   flagged step is recomputed and judged at once, by the same code as in a run without lag. A NaN that does not recur is
+   judged by its first occurrence. So verdicts, rollbacks and weights are bitwise those of a run without lag; a flagged
+   step that turns out healthy costs one recomputation.
 
 The last step, steps before an evaluation, and all steps of runs named by `trainer.layout.step_verdict` are read
 immediately.
@@ -50,7 +50,7 @@ class Settled:
     result: StepResult
     rate: float
     is_left_out: bool
-    """The flag was set, so that there was no update."""
+    """True if the flag was set, so that the update was skipped."""
 
     @property
     def step(self) -> int:
@@ -114,15 +114,15 @@ class LateVerdict:
         )
         if settled.is_left_out:
             self.recovery.integrity.left_out(settled.step)
-            self._repeated = settled  # its record stays open until it is known whose numbers these are
+            self._repeated = settled  # the record stays open until it is known whether these numbers belong to the step
         else:
             self.recorder.log_late(settled.step, **self._columns(settled), lr=settled.rate, committed=True)
         return settled
 
     def judged(self, result: StepResult) -> StepResult:
-        """The numbers by which a step that was read at once is judged. They are `result`, or the first numbers of a
-        repeated step if these were not finite and did not recur, since a device fault must count. It also completes the
-        record of the first computation, because only judged numbers belong to the step.
+        """Return the numbers by which a step that was read immediately is judged: `result`, or for a repeated step its
+        first numbers if these were not finite and did not recur, since a device fault must count. Also completes the
+        record of the first computation, which gets the judged numbers.
         """
         first, self._repeated = self._repeated, None
         if first is None:

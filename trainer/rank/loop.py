@@ -1,11 +1,11 @@
 """The training loop of one rank.
 
-    outcome = train(session)        # "finished" or "stopped"
-    for position, stop in steps(session, position): ...         # the same one step at a time
+    outcome = train(session)        # returns "finished" or "stopped"
+    for position, stop in steps(session, position): ...         # the same, one step at a time
 
 A step from top to bottom: batch, forward and backward, one small reduction (gradient norm, loss and the votes),
-clipping, the guard's verdict, and then either the optimizer's step or a rollback. Every rank comes to the same verdict
-because every number it depends on was reduced. On a GPU the verdict comes one step late (`trainer.rank.late_verdict`).
+clipping, the guard's verdict, and then either the optimizer's step or a rollback. All ranks reach the same verdict,
+because it depends only on reduced numbers. On a GPU the verdict comes one step late (`trainer.rank.late_verdict`).
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Session:
     gradients: BackwardProbe | None = None
     experts: BackwardProbe | None = None
     unreduced: UnreducedGradients | None = None
-    """None where local gradients are not whole, or cannot be distinguished from other reductions."""
+    """None if local gradients are not whole, or cannot be distinguished from other reductions."""
     reduction_inputs: ReductionInputs | None = None
-    """True if gradients were finite before their reduction, where devices reduce them."""
+    """Check whether gradients were finite before their reduction; None if they are reduced on the host."""
     late: LateVerdict | None = None
-    """None where each step is judged before its update."""
+    """None if each step is judged before its update."""
     asked_to_stop: Callable[[], bool] = lambda: False
     prints_progress: bool = False
     _printed_at: float = field(default_factory=time.monotonic)
@@ -107,7 +107,7 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     if session.late is not None and session.late.is_pending:
         after, stop = _settle(session, session.late)
         if stop or after != position:
-            training.discard()  # it was computed from a state that is no longer current, or is not needed
+            training.discard()  # computed from a state that is no longer current, or not needed
             recorder.log(committed=False)
             return after, stop
     votes = recovery.votes(stop=session.asked_to_stop())
@@ -125,7 +125,7 @@ def _judge(session: Session, position: Position, batch: Batch, result: StepResul
     step, batch_index, stop = position.step + 1, position.batch_index, result.votes.stop > 0
     recovery.apply_votes(result.votes)
     if recovery.recompute(position, batch_index):
-        recorder.log(committed=False)  # without its numbers: they are not the step's
+        recorder.log(committed=False)  # no loss and norm: the recomputation's numbers will count
         return position, stop
     own = result.own_columns(has_loss=training.has_loss)
     recorder.log(loss=result.loss, grad_norm=result.norm, committed=False, **own)
@@ -148,7 +148,7 @@ def _judge(session: Session, position: Position, batch: Batch, result: StepResul
 
 
 def _settle(session: Session, late: LateVerdict) -> tuple[Position, bool]:
-    """Finish the step that was not read yet; return the position after it, and whether it was the last as asked.
+    """Finish the step that was not read yet; returns the position after it, and True if a stop makes it the last.
 
     Its verdict is healthy unless its update was left out, or state has changed outside the optimizer.
     """
@@ -156,7 +156,7 @@ def _settle(session: Session, late: LateVerdict) -> tuple[Position, bool]:
     result, position, stop = settled.result, settled.position, settled.result.votes.stop > 0
     recovery.apply_votes(result.votes)
     if settled.is_left_out:
-        return position, False  # not without this step's verdict
+        return position, False  # do not stop before this step has a verdict
     verdict = recovery.guard.judge(settled.step, result.loss, result.norm)
     if not verdict.healthy:
         return recovery.refuse(verdict, position, settled.batch, result.own_loss), stop
@@ -178,7 +178,7 @@ def _evaluate(session: Session, step: int) -> None:
         mean = sum(losses.values()) / len(losses)
         if any(losses):
             session.recorder.event(event_kinds.EVALUATION, loss=mean, sets=losses)
-        else:  # one set without a name
+        else:  # a single set has no name
             session.recorder.event(event_kinds.EVALUATION, loss=mean)
     if session.prints_progress:
         by_set = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name)

@@ -1,4 +1,4 @@
-"""The session of a rank's loop from a training that has been built: its guard, its checks and what is recorded.
+"""Make the session of a rank's loop from a built training: guard, checks and recording.
 
 gradients = instrument(training, recorder)
 session = make_session(training, recorder, run, gradients)
@@ -37,7 +37,7 @@ def make_session(
     asked_to_stop: Callable[[], bool] = lambda: False,
     prints_progress: bool = False,
 ) -> Session:
-    """Collective. Faults that wrap a part of `training` have to be armed before."""
+    """Make the session. Collective. Faults that wrap a part of `training` must be armed before."""
     config, plan, inputs = training.config, training.plan, None
     probes = config.probes
     if recorder.enabled and probes.collectives and probes.nonfinite_flags and training.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""The numbers of one step that a verdict needs, from the single small reduction besides that of the gradients.
+"""The numbers that a step's verdict needs, from the only other reduction of a step besides the gradients'.
 
 numbers = reduce_numbers(training, votes, local_loss, own_square)     # on the device
 result = numbers.read()                                               # waits for it; a StepResult
@@ -51,7 +51,7 @@ class StepNumbers:
     has_loss: bool
     has_compression: bool
     scale: float
-    """Loss scale, in fp16."""
+    """Loss scale in fp16, else 1."""
 
     @property
     def norm(self) -> Tensor:
@@ -66,7 +66,7 @@ class StepNumbers:
         return self.of(self.clipped.read())
 
     def of(self, clipped: ClipResult) -> StepResult:
-        """The numbers, once they are on the host."""
+        """Make the result from numbers on the host."""
         loss, *sums = clipped.sums
         own_loss, own_square, *more = clipped.own
         error = None
@@ -86,7 +86,7 @@ class StepNumbers:
 def reduce_numbers(
     training: Training, votes: StepVotes, local_loss: Tensor, own_square: Tensor | None, *, waits: bool = False
 ) -> StepNumbers:
-    """Clip, and reduce loss, norm and votes. Collective. `waits`: until the numbers are on the host."""
+    """Clip, and reduce loss, norm and votes. Collective. `waits`: wait until the numbers are on the host."""
     own = local_loss.double().view(1)
     # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
     share = own / training.plan.loss_copies if training.has_loss else torch.zeros_like(own)

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 4 -m trainer.rank.worker examples/gpt-demo.toml --set train.steps=50
     torchrun --nproc-per-node 4 --max-restarts 3 -m trainer.rank.worker my.toml --fault kill@step=20,rank=1
 
-The environment says which rank it is (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR names the run's folder, otherwise
-rank 0 makes one, or finds the one of the former attempt, and tells the others through the rendezvous store.
-RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is given.
+The environment identifies the rank (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR names the run's folder. Without it rank 0
+creates a folder, or finds that of the former attempt, and publishes it through the rendezvous store. RANKSCOPE_CONFIG
+holds a resolved configuration as JSON, used if no CONFIG is given.
 
 SIGTERM and SIGINT end the run with a checkpoint, after a step that all ranks agree on. A second signal of the same
 kind, or the end of the time budget (`trainer.stop_budget`), ends the process at once. Exit codes are those of
@@ -153,7 +153,7 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
             install(recorder, check_nonfinite=config.probes.nonfinite_flags, has_plugin=has_plugin)
         dist.init_process_group(backend, store=setup.store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))
-    training = build(config, plan, device, recorder=recorder, with_weights=False)  # `Recovery.start` gives them
+    training = build(config, plan, device, recorder=recorder, with_weights=False)  # `Recovery.start` gives them values
     gradients = instrument(training, recorder)
     record_compilation(recorder)
     arm(setup.faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
@@ -209,7 +209,7 @@ def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
 def _mistake(identity: Identity, error: Exception) -> int:
     if identity.rank == 0:
         sys.stderr.write(f"rankscope: {error}\n")
-    elif isinstance(error, DamagedDataError):  # the others have not read it
+    elif isinstance(error, DamagedDataError):  # only this rank has read the damaged block
         sys.stderr.write(f"rankscope: rank {identity.rank}: {error}\n")
     return EXIT_MISTAKE
 
@@ -217,7 +217,7 @@ def _mistake(identity: Identity, error: Exception) -> int:
 def run_and_leave() -> None:
     """Leave without the interpreter's clean-up after a failure: it may wait for ranks that are gone."""
     try:
-        code = record(main)() or 0  # what is raised goes into the launcher's error file too
+        code = record(main)() or 0  # the launcher's error file gets the exception, too
     except SystemExit as request:
         code = int(request.code or 0)
     except BaseException:
@@ -231,14 +231,14 @@ def run_and_leave() -> None:
 class StopRequest:
     """Installed once in a process, from its main thread.
 
-    SIGTERM and SIGINT ask for the end of the step and a checkpoint; the same one again ends the process at once. Python
-    runs a signal handler only when the main thread returns from C, which it may never do while waiting in a collective.
-    So a separate thread, woken by the C handler through a pipe, measures the time.
+    SIGTERM and SIGINT request a stop after the step, with a checkpoint; the same signal again ends the process at once.
+    Python runs a signal handler only when the main thread returns from C, which it may never do while waiting in a
+    collective. So a separate thread, woken by the C handler through a pipe, measures the time.
     """
 
     def __init__(self, grace_s: float, on_unsaved: Callable[[int], None]) -> None:
         self.signal = 0
-        """The first signal that asked; 0 if none did."""
+        """The first signal that requested a stop; 0 if there was none."""
         self.grace_s = grace_s
         self._on_unsaved = on_unsaved
         self._recording, self._is_recorded = threading.Lock(), False
@@ -247,7 +247,7 @@ class StopRequest:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a data worker's signals are its own
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # not in a forked data worker
         threading.Thread(target=self._count_down, args=(reader,), name="grace", daemon=True).start()
         for number in SIGNALS:
             signal.signal(number, self._received)

@@ -1,15 +1,15 @@
-"""AdamW whose moments of matrices take a byte per number: codes of 8 bits, with a scale for each block of them.
+"""AdamW with 8-bit moments for matrices: a code of one byte per number, and a scale per block of numbers.
 
     optimizer = AdamW8bit(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 Groups with `eight_bit = True` have matrices only. A moment is read as float32, updated as by AdamW, and written back as
 the nearest of the 256 values of dynamic quantisation (Dettmers et al. 2022, arXiv 2110.02861), scaled by the largest
-magnitude of its block. As they advise, the embedding, of which a step touches few rows, has float32 moments; so have
-norms.
+magnitude of its block. Norms have float32 moments, and so has the embedding, as in that paper, because a step changes
+few of its rows.
 
-A block is a piece of a row, never of two. So a shard of rows has the codes and the scales of its rows, and a checkpoint
-goes on in any layout that splits rows between blocks; `trainer.layout.constraints` refuses one that splits a block.
-Codes and scales are plain tensors (of a sharded matrix DTensors), which copies, fingerprints and checkpoints know.
+A block lies within one row. So a shard of rows has the codes and scales of these rows, and a checkpoint can be loaded
+in any layout that splits no block; `trainer.layout.constraints` refuses other layouts. Codes and scales are plain
+tensors (DTensors for a sharded matrix), which copies, fingerprints and checkpoints support.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = 128
 """Numbers that share a scale; 256 in most libraries, but then tensor parallelism would split blocks of small models."""
 STATE_KEYS = ("exp_avg_codes", "exp_avg_scales", "exp_avg_sq_codes", "exp_avg_sq_scales", "step")
 DECADES = 7
-"""Powers of ten that the codes cover; within each step up there are twice as many values."""
+"""Number of powers of ten that the codes cover; each has twice as many values as the one below."""
 
 
 def takes_codes(name: str, parameter: Tensor) -> bool:
@@ -62,7 +62,7 @@ class AdamW8bit(AdamWFallback):
         change.mul_(-group["lr"] / (1 - beta**step))
         changed = change.add_(own, alpha=1 - group["lr"] * group["weight_decay"])
         _write(own, changed, left_out)
-        del change, changed  # their memory is needed again
+        del change, changed  # reuse the float32 moments' memory
         for codes, scales, moment, signed in ((kept[0], kept[1], mean, True), (kept[2], kept[3], square, False)):
             new_codes, new_scales = _coded(moment, signed=signed)
             _write(codes, new_codes, left_out)
@@ -71,7 +71,7 @@ class AdamW8bit(AdamWFallback):
 
 
 def empty_state(parameter: Tensor, key: str) -> Tensor:
-    """A part of the state of a parameter before its first update, placed and sharded as the parameter is."""
+    """One tensor of a parameter's state before its first update, placed and sharded like the parameter."""
     own = own_memory(parameter)
     if key.endswith("_codes"):
         return _placed(torch.zeros_like(own, dtype=torch.uint8), parameter, parameter.shape[1])
@@ -80,7 +80,7 @@ def empty_state(parameter: Tensor, key: str) -> Tensor:
 
 
 def _placed(own: Tensor, parameter: Tensor, columns: int) -> Tensor:
-    """Return the DTensor of a sharded parameter, given this rank's part."""
+    """Return this rank's part as a DTensor placed like `parameter`, if that is sharded."""
     if not isinstance(parameter, DTensor):
         return own
     return DTensor.from_local(
@@ -98,7 +98,7 @@ def _write(target: Tensor, value: Tensor, left_out: Tensor | None) -> None:
 
 
 def _read(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """The float32 numbers that codes stand for."""
+    """Decode to float32."""
     values, _ = _table(signed, codes.device)
     found = values[codes.int()]
     found.view(-1, BLOCK).mul_(scales.view(-1, 1))
@@ -106,7 +106,7 @@ def _read(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
 
 
 def _coded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scales of a float32 moment, whose memory is used up."""
+    """Encode a float32 moment as codes and scales; overwrites the moment."""
     _, borders = _table(signed, moment.device)
     blocks = moment.view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True) if signed else blocks.amax(1, keepdim=True)
@@ -119,7 +119,7 @@ def _coded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 def _table(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """The 256 values in ascending order, and the 255 borders at which the nearest one changes.
 
-    Magnitudes lie evenly within each power of ten, twice as many in each as in the one below; plus 0 and 1.
+    Magnitudes are spaced evenly within each power of ten, with twice as many as in the power below; 0 and 1 are added.
     """
     magnitudes = []
     for decade in range(DECADES):

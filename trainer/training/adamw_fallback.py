@@ -1,7 +1,7 @@
 """Base of optimizers that update some groups of parameters by themselves and leave the others to AdamW.
 
 class MuonAdamW(AdamWFallback):
-    mark = "muon"                              # groups with `muon = True` are its own
+    mark = "muon"                              # it updates groups with `muon = True`
     def _update(self, parameter, group, left_out): ...
 """
 
@@ -17,14 +17,14 @@ __all__ = ["AdamWFallback", "own_memory"]
 
 
 class AdamWFallback(torch.optim.Optimizer):
-    """`found_inf`, a number on the device, leaves the update out where it is not zero, as in torch's fused AdamW."""
+    """`found_inf`: a number on the device; the update is skipped if it is not zero, as in torch's fused AdamW."""
 
     mark: ClassVar[str]
-    """Name of the group's entry that says whose it is."""
+    """Key of a parameter group that marks it for this class instead of AdamW."""
     found_inf: Tensor | None = None
 
     def __init__(self, groups: list[dict[str, Any]], defaults: dict[str, Any], **adamw: Any) -> None:
-        """`adamw`: arguments of `torch.optim.AdamW`, whose rate and decay hold for all groups."""
+        """`adamw`: arguments of `torch.optim.AdamW`; its learning rate and weight decay apply to all groups."""
         self._adamw = torch.optim.AdamW([dict(group) for group in groups if not group[self.mark]], **adamw)
         super().__init__(groups, {**self._adamw.defaults, **defaults})
 

@@ -1,11 +1,11 @@
-"""AdamW whose moments stay in host memory, where its arithmetic is done (Rajbhandari et al. 2021, ZeRO-Offload).
+"""AdamW with moments in host memory, computed on the host (Rajbhandari et al. 2021, ZeRO-Offload).
 
     optimizer = AdamWOnHost(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8)
 
-Parameters and gradients stay on the device. A step copies each gradient to the host, lets torch's AdamW change a tensor
-of zeros by it, and adds that change to the parameter: the bus carries 4 bytes a number each way, and the host keeps no
-second copy of the parameters that a rollback would have to renew. All copies to the host are started at once; the
-host computes the first change while the other gradients arrive.
+Parameters and gradients stay on the device. A step copies each gradient to the host, applies torch's AdamW to a tensor
+of zeros, and adds the resulting change to the parameter. The bus carries 4 bytes per number each way, and the host
+keeps no copy of the parameters, which a rollback would have to restore as well. All copies to the host are started at
+once; the host computes the first change while the other gradients arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class AdamWOnHost(torch.optim.Optimizer):
-    """`found_inf`, a number on the device, leaves the update out where it is not zero, as in torch's fused AdamW."""
+    """`found_inf`: a number on the device; the update is skipped if it is not zero, as in torch's fused AdamW."""
 
     found_inf: Tensor | None = None
 
@@ -67,9 +67,9 @@ class _Change:
             self._arrived.record()
 
     def computed(self, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
-        """The change by the gradient that was fetched; `state` is updated in place."""
+        """Compute the change from the fetched gradient; updates `state` in place."""
         if self._arrived is not None:
-            # The copy of the last step's change ended before it too: both are on the compute stream.
+            # This also means that the copy of the last step's change has ended, since both are on the compute stream.
             self._arrived.synchronize()
         self._value.zero_()
         self._adamw.state[self._value] = state
@@ -79,7 +79,7 @@ class _Change:
 
 
 def empty_state(parameter: Tensor, key: str) -> Tensor:
-    """A part of a parameter's state before its first update: on the host, sharded as the parameter is."""
+    """One tensor of a parameter's state before its first update, on the host and sharded like the parameter."""
     if key == "step":
         return torch.zeros((), dtype=torch.float32)
     return torch.zeros_like(parameter.detach(), device="cpu")

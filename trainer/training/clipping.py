@@ -6,10 +6,10 @@
     norm, *sums = gradient_norm(gradients, device, (row,))      # the same all-reduce sums the numbers in `row` too
     scale_gradients(gradients, clip_factor(norm, 1.0))
 
-Each rank adds up the squares of the shards that it holds, divided by the number of ranks that hold the same shard;
-one sum over all ranks then gives the square of the norm, whatever the mix of replicated, sharded and pipelined
-parameters. The result is the same number on every rank, so all ranks come to the same verdict about it. A NaN or Inf
-on any rank arrives in it everywhere; nothing is raised here, because what to do about it is for recovery to decide.
+Each rank adds up the squares of the shards that it holds, divided by the number of ranks that hold the same shard; one
+sum over all ranks then gives the square of the norm, whatever the mix of replicated, sharded and pipelined parameters.
+All ranks get the same number, and therefore the same verdict. A NaN or Inf on any rank reaches all ranks; nothing is
+raised here, because recovery decides the response.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 
 
 class ClipResult(NamedTuple):
-    """Numbers that came back with the gradient norm."""
+    """The gradient norm, and the numbers that were reduced or read back with it."""
 
     norm: float
     """Global norm before clipping, unscaled in fp16; equal on all ranks, NaN or Inf if any gradient is."""
     sums: list[float]
-    """Over all ranks, of the rows that were passed to be summed."""
+    """Sums over all ranks of the rows that were passed for it."""
     own: list[float]
-    """This rank's, as they were passed."""
+    """This rank's own numbers, unreduced."""
 
 
 @dataclass(slots=True)
@@ -80,9 +80,9 @@ class ClipNumbers:
 def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Give every gradient its parameter's placement on the tensor-parallel ranks.
 
-    DTensor leaves the gradient of a norm under sequence parallel as a partial sum, and that of the vocabulary-parallel
-    embedding whole on every rank. FSDP2 handles this itself. Without FSDP the optimizer would redistribute in each of
-    its operations, and readers of the local part would see only a part.
+    DTensor leaves the gradient of a norm under sequence parallelism as a partial sum, and the gradient of the
+    vocabulary-parallel embedding whole on every rank. FSDP2 handles this itself. Without FSDP the optimizer would
+    redistribute in each of its operations, and readers of the local part would see only a part.
     """
     for parameter in parameters:
         grad = parameter.grad
@@ -93,7 +93,7 @@ def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 class LocalGradients:
     """This rank's part of every gradient, grouped by the number of ranks that hold the same part, so that a norm does
     not count it twice. The part of a parameter that a rank holds never changes, so it is determined once.
-    `ranks_per_stage` is the number of ranks that hold a parameter at all: the world without the pipeline.
+    `ranks_per_stage`: number of ranks of one pipeline stage, which are the ranks that may hold a given parameter.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int) -> None:
@@ -107,11 +107,12 @@ class LocalGradients:
             self._parameters.setdefault(copies, []).append(parameter)
 
     def by_copies(self) -> list[tuple[int, list[Tensor]]]:
-        """(number of ranks that hold the same, gradients), without parameters that have none here."""
+        """Return (number of ranks that hold the same part, gradients) pairs, without parameters that have no gradient
+        here."""
         found = []
         for copies, parameters in sorted(self._parameters.items()):
             grads: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            # The attribute, not `to_local()`, which asks a dozen questions first.
+            # The attribute is faster than `to_local()`, which makes a dozen checks first.
             local = [getattr(grad, "_local_tensor", grad) for grad in grads]
             if local := [grad for grad in local if grad.numel()]:
                 found.append((copies, local))
@@ -124,15 +125,15 @@ def gradient_norm(
 ) -> Tensor:
     """Global L2 norm of `LocalGradients.by_copies()`, then the sums of `riders`: a row of float64, equal on all ranks.
 
-    `riders` are rows of float64 on `device`. Collective: a step has one small reduction, and every further one costs
-    the wait for the slowest rank again.
+    `riders` are rows of float64 on `device`. Collective. They share the step's one small reduction, because each
+    further reduction would wait for the slowest rank again.
     """
     squares = []
     for copies, local in gradients:
-        # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
+        # In float64 the sum over all ranks is the same in every layout, to the last bit of float32.
         norms = torch.stack(foreach_norm(local)).double()
         square = norms.dot(norms).to(device)  # offloaded gradients are on the host
-        # Divided by a Python number, one group at a time: nothing is copied to the device and nothing waits for it.
+        # Dividing each group by a Python number copies nothing to the device and does not wait for it.
         squares.append(square if copies == 1 else square / copies)
     total = sum(squares[1:], start=squares[0]) if squares else torch.zeros((), dtype=torch.float64, device=device)
     row = torch.cat((total.view(1), *riders))
@@ -145,7 +146,7 @@ def gradient_norm(
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
     """Factor for the gradients so that their norm is at most `max_norm`; stays on the device.
 
-    One for a norm that is not finite: a NaN factor would reach every gradient, and hide which was bad.
+    The factor is 1 for a non-finite norm, because a NaN factor would reach every gradient and hide which one was bad.
     """
     finite = norm.nan_to_num(nan=0.0, posinf=0.0)
     return (max_norm / (finite + 1e-6)).clamp(max=1.0)
@@ -153,9 +154,9 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 @torch.no_grad()
 def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tensor) -> None:
-    """Multiply all of them, in place."""
+    """Multiply all gradients in place."""
     if factor.is_cpu and factor.item() == 1.0:
-        return  # a pass over all gradients for nothing; on a GPU, to ask would be to wait
+        return  # skip a needless pass; not on a GPU, where the check would wait for the device
     for _, local in gradients:
         # Offloaded gradients are on the host, so the host waits for the factor.
         foreach_mul(local, factor.to(local[0].device, torch.float32))

@@ -43,7 +43,7 @@ class MuonAdamW(AdamWFallback):
         own, gradient = own_memory(parameter), own_memory(parameter.grad)
         before = own_memory(state["momentum_buffer"])
         momentum = before.lerp(gradient, 1 - group["momentum"])
-        update = gradient.lerp(momentum, group["momentum"])  # Nesterov's
+        update = gradient.lerp(momentum, group["momentum"])  # Nesterov momentum
         direction = _own_part(orthogonalised(_whole(update, parameter)), parameter)
         changed = own * (1 - group["lr"] * group["weight_decay"])
         changed.add_(direction, alpha=-group["lr"] * rate_ratio(parameter.shape))
@@ -54,7 +54,7 @@ class MuonAdamW(AdamWFallback):
 
 
 def orthogonalised(update: Tensor) -> Tensor:
-    """A matrix with the directions of a float32 one and singular values near 1, in bf16."""
+    """Return a bf16 matrix with the singular vectors of a float32 matrix and singular values near 1."""
     is_tall = update.size(0) > update.size(1)
     matrix = update.bfloat16()
     if is_tall:
@@ -68,12 +68,12 @@ def orthogonalised(update: Tensor) -> Tensor:
 
 
 def rate_ratio(shape: torch.Size) -> float:
-    """Factor of the learning rate with which an orthogonalised update has the size of AdamW's."""
+    """Factor of the learning rate that gives an orthogonalised update the size of AdamW's."""
     return 0.2 * math.sqrt(max(shape))
 
 
 def _whole(update: Tensor, parameter: Tensor) -> Tensor:
-    """The whole update, from each rank's part. Collective where the parameter is sharded."""
+    """Gather the whole update from the ranks' parts. Collective if the parameter is sharded."""
     if not isinstance(parameter, DTensor):
         return update
     sharded = DTensor.from_local(
@@ -88,7 +88,7 @@ def _whole(update: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _own_part(whole: Tensor, parameter: Tensor) -> Tensor:
-    """Part of it that the rank holds, without communication."""
+    """Return this rank's part of the update, without communication."""
     if not isinstance(parameter, DTensor):
         return whole
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()

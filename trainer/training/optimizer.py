@@ -1,8 +1,8 @@
 """The optimizer and the learning rate.
 
     optimizer = build_optimizer(modules, config.optim)
-    optimizer = build_optimizer(modules, config.optim, shared_by=replicas)     # ZeRO-1: a part of the state on each
-    optimizer_state(optimizer)                                                 # what this rank holds of it
+    optimizer = build_optimizer(modules, config.optim, shared_by=replicas)     # ZeRO-1: replicas share the state
+    optimizer_state(optimizer)                                                 # this rank's part of the state
     set_learning_rate(optimizer, learning_rate(step, config))
 
 The rate is a pure function of the step, so there is no scheduler to save, to restore or to rewind after a rollback.
@@ -42,8 +42,8 @@ def learning_rate(step: int, config: Config) -> float:
 
     1. The highest rate is `lr`, times global batch / `reference_batch_size` if that is set (linear scaling).
     2. Warm-up: step k of w has (k + 1) / w of it.
-    3. Then `cosine` or `linear` down to `min_lr_ratio` at the last step; `wsd` stays and falls linearly in the last
-       `decay_ratio` of the steps; `constant` stays.
+    3. Then `cosine` or `linear` decay to `min_lr_ratio` at the last step; `wsd` is constant, and falls linearly in the
+       last `decay_ratio` of the steps; `constant` does not decay.
     """
     optim, steps = config.optim, config.train.steps
     highest = optim.lr
@@ -79,18 +79,19 @@ def build_optimizer(
     shared_by: dist.ProcessGroup | None = None,
     on_host: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer of `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay.
+    """Build the optimizer of `modules`, with state sharded like their parameters. Norms, biases and the embedding have
+    no weight decay.
 
-    `shared_by`: replicas that each update some of the parameters and send them to the others (ZeRO-1). Whole
-    parameters are dealt out, the largest first, so that the shares are about equal. `on_host`: AdamW's moments stay
-    in host memory.
+    `shared_by`: replicas that each update some of the parameters and send them to the others (ZeRO-1). Whole parameters
+    are assigned to replicas, the largest first, so that the shares are about equal. `on_host`: AdamW's moments stay in
+    host memory.
     """
     groups: dict[object, dict[str, Any]] = {}
     for name, parameter in named_parameters(modules):
         decays = parameter.dim() >= 2 and not name.startswith("embed.")
         muon = config.name == "muon" and parameter.dim() == 2 and name.startswith("blocks.")
         eight_bit = config.name == "adamw8bit" and takes_codes(name, parameter)
-        # torch's multi-tensor kernels take DTensors of one mesh, or plain tensors, but no mixture.
+        # torch's multi-tensor kernels accept either plain tensors or DTensors of one mesh, but not both at once.
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         marks = {"muon": muon, "eight_bit": eight_bit}
         group = groups.setdefault(
@@ -101,7 +102,8 @@ def build_optimizer(
         group["names"].append(name)
     if on_host:
         return AdamWOnHost(list(groups.values()), lr=config.lr, betas=config.betas, eps=config.eps)
-    # With DTensors each operation costs a dispatch per parameter on the host: fused has one, "foreach" a dozen.
+    # With DTensors each operation costs the host one dispatch per parameter: fused AdamW has one operation, foreach a
+    # dozen.
     settings: dict[str, Any] = {
         "lr": config.lr,
         "betas": config.betas,
@@ -109,7 +111,8 @@ def build_optimizer(
         "fused": config.fused or None,
     }
     if shared_by is not None:
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles TorchScript when it is imported
+        # imported late, because the import compiles TorchScript
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(
             list(groups.values()),
@@ -131,7 +134,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, 
 
 
 def state_keys(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str, ...]:
-    """Names of the state that the optimizer keeps of a parameter, its mean gradient first."""
+    """Names of the state tensors of a parameter, the mean gradient first."""
     for group in optimizer.param_groups:
         if (group.get("muon") or group.get("eight_bit")) and any(parameter is other for other in group["params"]):
             return ("momentum_buffer",) if group["muon"] else adamw8bit.STATE_KEYS
@@ -139,7 +142,7 @@ def state_keys(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str
 
 
 def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tensor:
-    """A part of a parameter's state before its first update: shaped, placed and sharded as the optimizer makes it."""
+    """One tensor of a parameter's state before its first update, shaped, placed and sharded as by the optimizer."""
     if isinstance(optimizer, AdamWOnHost):
         return adamw_on_host.empty_state(parameter, key)
     if key == "step":  # AdamW's fused kernel counts steps on the device
@@ -151,7 +154,7 @@ def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -
 
 
 def updated_here(optimizer: torch.optim.Optimizer) -> set[Tensor]:
-    """The parameters that this rank updates: all, but for ZeRO-1."""
+    """The parameters that this rank updates: all, except under ZeRO-1."""
     return {parameter for group in _own_optimizer(optimizer).param_groups for parameter in group["params"]}
 
 

@@ -1,7 +1,7 @@
 """Loss scaling for fp16 with gradients that are sharded.
 
-torch's `GradScaler` looks for Inf in the gradients of one process; here every rank must come to the same answer. The
-test is the global norm: it is the same on every rank, and not finite if any gradient on any rank is not.
+torch's `GradScaler` looks for Inf in the gradients of one process, but here all ranks must reach the same decision. So
+the global norm is tested, which is equal on all ranks, and not finite if any gradient on any rank is not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LossScaler:
     def absorbs(self, norm: float) -> bool:
         """True if a norm that is not finite may come from the scale rather than from the model; halves the scale then.
 
-        At the lowest scale an overflow is a real one, and the answer is no.
+        False at the lowest scale, where an overflow comes from the model.
         """
         if math.isfinite(norm):
             return False

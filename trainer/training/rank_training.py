@@ -68,12 +68,12 @@ class Training:
     parts: list[ParallelModel]
     optimizer: torch.optim.Optimizer
     stream: BatchStream
-    loader: Prefetcher  # of this rank's batches of `stream`
+    loader: Prefetcher  # loads this rank's batches of `stream`
     validation: dict[str, BatchStream]  # by name; the name is empty for the held-out end of a single corpus
     scaler: LossScaler | None = None
     pipeline: Pipeline | None = None
     loss_in_chunks: bool = False
-    """The model computes the loss itself, and there are no whole logits."""
+    """True if the model computes the loss in chunks, without whole logits."""
     recorder: Recorder = field(default_factory=NullRecorder)
 
     @functools.cached_property
@@ -91,7 +91,8 @@ class Training:
         return self.plan.data_rank(self.rank)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names like `blocks.3.mlp.up.weight`; DTensors where sharded; the same in every layout."""
+        """Parameters by names such as `blocks.3.mlp.up.weight`, which are the same in every layout; sharded ones are
+        DTensors."""
         yield from named_parameters(self.modules)
 
     def fill_weights(self) -> None:
@@ -125,7 +126,7 @@ class Training:
         self._seed_dropout(batch.index)
         self._rescale()
         for module in self.modules:
-            if not module.training:  # after an evaluation; `train()` walks through every module
+            if not module.training:  # only after an evaluation, because `train()` walks through every module
                 module.train()
         self._scale_router_losses()
         if self.pipeline is not None:
