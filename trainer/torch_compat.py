@@ -38,7 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 TERMINATE_HANDLER = "_terminate_process_handler"
-"""Name in `torch.distributed.elastic.multiprocessing.api` of what torch sets for the signals that end a launcher."""
+"""Name in `torch.distributed.elastic.multiprocessing.api` of torch's handler for signals that end a launcher."""
 OpOverload = torch._ops.OpOverload
 COSTLY_COLLECTIVES = (
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
@@ -54,13 +54,13 @@ foreach_copy: Callable[..., None] = torch._foreach_copy_
 
 
 def graph_task_id() -> int:
-    """Number of the backward pass in which this thread is; -1: in none."""
+    """Id of the backward pass that this thread is running; -1 if none."""
     return int(torch._C._current_graph_task_id())
 
 
 def ignore_profiler_marks() -> None:
-    """Let selective checkpoints not count the ranges that FSDP marks for profilers: its hooks around a module inside
-    the checkpoint mark others in the recomputation than in forward, which would be an error."""
+    """Make selective checkpoints ignore FSDP's profiler ranges. FSDP's hooks on a module inside a checkpoint mark
+    different ranges in the recomputation than in forward, which would raise an error."""
     from torch.utils import checkpoint
 
     checkpoint.SAC_IGNORED_OPS.update(_PROFILER_MARKS)
@@ -68,7 +68,8 @@ def ignore_profiler_marks() -> None:
 
 def storage_info(**place: Any) -> Any:
     """Place of a tensor in a distributed checkpoint: relative_path, offset, length."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo  # costs the launcher its start
+    # imported late, because it slows the launcher's start
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return _StorageInfo(**place)
 
@@ -80,7 +81,7 @@ def keep_device_busy(cycles: int) -> None:
 
 def overlap_products_of(group_name: Any) -> None:
     """Let the compiler cut products and their collectives over a group into pieces that overlap."""
-    import torch._inductor.config  # seconds, and only with async tensor parallelism
+    import torch._inductor.config  # the import takes seconds, and is only needed with async tensor parallelism
     from torch.distributed import _symmetric_memory
 
     _symmetric_memory.enable_symm_mem_for_group(group_name)

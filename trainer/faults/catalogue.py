@@ -18,8 +18,8 @@ __all__ = ["CATALOGUE", "MESHES", "NOT_DRILLED"]
 _LOST = Expected(("rank_lost",), ("signal",))
 _RAISED = Expected(("rank_lost",), ("exception",))
 _LASTING = ("step", "rank", "factor", "until")
-_SPIKE_STEP = 36  # the spike detector has its history, and the loss of a young run has stopped plunging
-_SLOW_AFTER = 70  # steps: some ten seconds of a small model, two runs of the live straggler analyzer
+_SPIKE_STEP = 36  # from here the spike detector has a history, and the first steep descent of the loss is over
+_SLOW_AFTER = 70  # steps: about ten seconds of a small model, in which the live straggler analyzer runs twice
 
 
 def _stuck(*causes: str, rank: Whose = "rank") -> tuple[Expected, ...]:
@@ -62,7 +62,7 @@ CATALOGUE: dict[str, Kind] = {
     "hang": Kind(
         fault_id="F10",
         what="a rank stops joining collectives and sleeps",
-        expected=_stuck("not_entered", "p2p_unmatched"),  # the second: in a pipeline, a stage waits for its message
+        expected=_stuck("not_entered", "p2p_unmatched"),  # p2p_unmatched: in a pipeline, a stage waits for its message
         recovery="restarts",
         needs="ranks",
     ),
@@ -336,7 +336,7 @@ CATALOGUE: dict[str, Kind] = {
         what="every fsync of a rank takes a second longer",
         keys=("step", "rank", "seconds", "until"),
         settings=("checkpoint.interval=5",),
-        allowed=("checkpoint_age",),  # if steps are short, saves that take seconds do come late
+        allowed=("checkpoint_age",),  # with short steps, a save that takes seconds is indeed late
         steps_after=24,
     ),
     # Two at once.

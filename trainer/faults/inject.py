@@ -52,7 +52,7 @@ def arm(
     for number, fault in enumerate(faults):
         if fault.rank >= world_size:
             if recorder.attempt > 0:
-                continue  # the world has shrunk since then, and the rank does not exist
+                continue  # the world has shrunk since the launch, and the rank no longer exists
             raise FaultError(f"--fault {fault.kind}: rank = {fault.rank}: the run has ranks 0 to {world_size - 1}")
         strikes = fault.rank in (-1, rank) or _same_rows(fault, training)
         if strikes or CATALOGUE[fault.kind].armed_everywhere:

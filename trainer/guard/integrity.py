@@ -97,7 +97,7 @@ class Integrity:
         self._place = f"{socket.gethostname()} {training.device}"
         if training.device.type == "cpu":
             self._place += f" rank {training.rank}"
-        # A copy is trusted only after a check, so each state that is copied is also checked.
+        # A copy is trusted only after a check, so every state that is copied is due for a check.
         self._intervals = (probes.fingerprint_interval, checkpoint.memory_interval, checkpoint.interval)
         self._chain_interval = probes.chain_interval
         self._lags = training.device.type == "cuda"

@@ -63,7 +63,8 @@ class RemoteCheckpoints:
         return None
 
     def _put_aside(self, address: str) -> str:
-        """Move what is there of a run that is started over, or it would be fetched as the newest; returns where to.
+        """Move the remote checkpoints of a run that is started over, which would otherwise be fetched as the newest;
+        returns their new address.
 
         Raises RemoteError. Manifests are moved first, because without one there is no checkpoint.
         """

@@ -225,7 +225,7 @@ def _train(
     how = "resumed: " if options.resume is not None else ""
     where = f"node {node.rank}: " if node.max_nodes > 1 else ""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
-    most = "up to " if node.min_nodes < node.max_nodes else ""  # how many nodes come shows later
+    most = "up to " if node.min_nodes < node.max_nodes else ""  # the number of nodes is known only after the rendezvous
     ranks = f"{most}{counted(plan.world_size, 'rank')} ({mesh})"
     console.print(
         f"{where}{how}run [bold]{as_typed(run.path)}[/]  {ranks}  {counted(config.train.steps, 'step')}",

@@ -15,7 +15,7 @@ __all__ = ["config_path", "preset_names"]
 
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
-"""In a checkout the demo's configuration is an example; in a wheel it lies here."""
+"""Folder of the demo's configuration in a checkout; in a wheel the file is next to this module."""
 
 
 def preset_names() -> list[str]:

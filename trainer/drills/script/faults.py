@@ -55,7 +55,7 @@ def _stuck(what: str, *causes: str) -> ScriptFault:
 
 SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "none": ScriptFault(what="nothing happens"),
-    # If a loop creates its batches itself, the gap before forward is the end of the previous step.
+    # In a loop that creates its batches itself, the time before forward belongs to the end of the previous step.
     "slow_batch": _slow("before forward", "before_forward", "after_optimizer", "data"),
     "slow_data": _slow("in its data loader", "data"),
     "slow_forward": _slow("in forward", "forward"),
@@ -76,7 +76,8 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
         what="a rank passes another size to an all-reduce", kinds=("hang",), hangs=True, is_among=True,
         causes=("mismatch_size", "mismatch_operation"),
     ),
-    # If a call of the same size follows, the job continues; if it was the group's last call, the others wait for it.
+    # If a call of the same size follows, the job continues. If the skipped call was the group's last, the other ranks
+    # wait.
     "skip_collective": ScriptFault(
         what="a rank skips its all-reduces of one step", kinds=("desync", "hang"), causes=("skipped",), hangs=True,
         allowed=("hang",),

@@ -120,7 +120,8 @@ def _scored(
 
 
 def _taken_back(store: Store, found: Sequence[Finding], wanted: ScriptFault, rank: int, done: Done) -> list[str]:
-    """Live findings that are missing in the diagnosis and are not the fault; these are false alarms, too."""
+    """Live findings that the post-mortem does not repeat and that are not about the fault; they count as false alarms,
+    too."""
     stands = {(one.kind, tuple(one.ranks)) for one in found}
     rows = store.rows("SELECT finding_kind, finding_ranks, cause, summary FROM findings WHERE status = 'fired'")
     texts = [

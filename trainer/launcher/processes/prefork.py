@@ -165,11 +165,12 @@ def _serve(channel: socket.socket) -> None:
     """Import, report whether forking is safe, and start commands until the caller exits."""
     import_trainer()
     importlib.import_module("trainer.launcher.start")
-    importlib.import_module(f"{_COMMAND}.cli")  # by its name: what is below the command line imports nothing of it
+    # imported by name, because modules below the command line must not depend on it
+    importlib.import_module(f"{_COMMAND}.cli")
     gc.collect()
     gc.freeze()
     channel.send(json.dumps({"problem": unsafe_to_fork()}).encode())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes between are not waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that intermediate processes leave no zombies
     while True:
         blob, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 2)
         if not blob:

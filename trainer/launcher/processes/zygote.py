@@ -163,7 +163,7 @@ def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
     The driver's state does not survive a fork, and torch calls CUDA initialised only once it has a context.
     """
     for link in files.iterdir():
-        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
+        with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
             if os.readlink(link).startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg")):
                 return True
     return False
@@ -184,7 +184,7 @@ def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
-            with contextlib.suppress(OSError):  # the one that listed the folder is closed already
+            with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed already
                 os.close(int(name))
 
 
@@ -204,7 +204,7 @@ def _forked(channel: socket.socket, log: int) -> int:
         except (ConnectionError, KeyboardInterrupt):
             pass
         finally:
-            os._exit(0)  # nothing of the launcher's own is to be cleaned up here
+            os._exit(0)  # without clean-up, which belongs to the launcher
     return pid
 
 

@@ -144,7 +144,7 @@ class FollowedRun:
         self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
         if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
-            return  # it has recorded how the ranks ended
+            return  # the stop has recorded how the ranks ended
         name = signal_name(code) or None
         if is_stopped:
             self._write(found, event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=code)
@@ -165,7 +165,7 @@ class FollowedRun:
         self._folder.cleanup()
         if self._run is None:
             return False
-        if exit_code:  # of a clean end, the script's local rank 0 has written it
+        if exit_code:  # after a clean end, the script's local rank 0 has written the event
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
         again = [line.replace(SO_FAR, "") for line in self._shown[:1]]
         lines = [] if self._is_verdict_last else again or self._verdict(self._run)
@@ -206,7 +206,8 @@ class FollowedRun:
                 self._run = RunDir(found.run)
                 self._event_bytes = _size(self._node_events(self._run))  # an earlier launch was reported then
                 self._print_uncut(f"Recording to [bold]{escape(_short(found.run))}[/]")
-                if self._console.is_terminal:  # the script writes to this terminal: the table needs another one
+                # the script's output fills this terminal, so point to the live table for another one
+                if self._console.is_terminal:
                     top = f"rankscope top {escape(_short(found.run))}"
                     self._print_uncut(f"[dim]Ranks live, in another terminal: {top}[/]")
             if self._held is None:

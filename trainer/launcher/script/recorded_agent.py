@@ -61,7 +61,7 @@ def recorded(exits: Exits, stop: StopSignals, *, many_nodes: bool = False) -> It
     original = launcher.LocalElasticAgent  # type: ignore[attr-defined]  # where torch's launcher looks its agent up
     handler = getattr(processes, TERMINATE_HANDLER)
     launcher.LocalElasticAgent = Agent  # type: ignore[attr-defined]
-    setattr(processes, TERMINATE_HANDLER, stop.received)  # which torch sets at its start
+    setattr(processes, TERMINATE_HANDLER, stop.received)  # torch installs this handler when it starts the ranks
     try:
         yield
     finally:
@@ -105,7 +105,7 @@ class _RecordedAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._report(worker_group, is_stopped=False)
         result: RunResult = super()._monitor_workers(worker_group)
-        # torch has stopped the others by now, where one failed.
+        # If a rank has failed, torch has stopped the others by now.
         self._report(worker_group, is_stopped=True)
         return result
 
@@ -116,8 +116,8 @@ class _RecordedAgent(LocalElasticAgent):
     def _report(self, worker_group: WorkerGroup, *, is_stopped: bool, only: Sequence[int] = ()) -> None:
         """Report the ranks that have ended since. `only`: those with one of these exit codes."""
         codes = _exit_codes(self._pcontext)
-        # Of ranks that ended since the last poll, one that died of a signal died first: the errors of the others are
-        # of the connection that broke.
+        # If several ranks have ended since the last poll, one that died by a signal was first: the others failed on the
+        # broken connection.
         for local_rank, (pid, code) in sorted(codes.items(), key=lambda item: item[1][1] >= 0):
             if pid not in self._reported and (not only or code in only):
                 self._reported.add(pid)

@@ -336,5 +336,5 @@ class LiveRanks:
         try:
             drawn = draw_ranks(self._run, name=os.path.relpath(self._run.path), height=MAX_LINES, now_ns=time.time_ns())
         except (RunError, StoreError, OSError, duckdb.Error):
-            return  # the store is being made, or replaced, at this moment: the former table stands
+            return  # the store is being created or replaced: keep the last table
         self.newest = drawn.table if drawn.is_live else None
