@@ -218,7 +218,8 @@ def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
     findings = []
     for event in log.of(event_kinds.NODE_SILENT):
         node = event.integer("node_rank")
-        # A watch that has replaced the one that reported the silence hears the node for the first time: its clock.
+        # If another watch has replaced the one that reported the silence, its first sign of the node is a measured
+        # clock offset.
         later = (e for e in log.of(event_kinds.CLOCK_OFFSET) if e.attempt > event.attempt)
         answers = sorted((*log.of(event_kinds.NODE_HEARD), *later), key=lambda e: e.wall_ns)
         ends = (e for e in answers if e.integer("node_rank") == node and e.wall_ns >= event.wall_ns)

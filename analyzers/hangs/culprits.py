@@ -6,11 +6,10 @@
 1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
 2. A stopped process is the culprit wherever it is.
 3. If ranks make different calls (operation, dtype or size) under the same (group, number), that is a mismatch; the
-   smaller side is named. Of equal sides it is the one whose call never came next in earlier steps, else both. If by
-   the order of calls in earlier steps the other side's call was due and this side's comes right after it, this side has
-   skipped one.
-   If all other members have completed a call on devices, the remaining device is the culprit. If a member has completed
-   an operation that none can complete before all have entered, all devices still in it are culprits.
+   smaller side is named. If both sides are equal, it is the side whose call never came next in earlier steps, else
+   both. If in earlier steps this side's call came right after the other side's call, this side has skipped a call. If
+   all other members have completed a call on devices, the remaining device is the culprit. If a member has completed an
+   operation that none can complete before all have entered, all devices still in it are culprits.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
    The position of a rank on another node without records here is unknown: it is only named as awaited.
@@ -67,7 +66,7 @@ class HangCause:
     unseen: tuple[int, ...] = ()
     """Awaited ranks without records here, if no other rank is the culprit."""
     absent: tuple[int, ...] = ()
-    """Ranks that have not reached the call either, which the device of a culprit has not started."""
+    """Ranks that have not reached the call either, in addition to a culprit whose device has not started it."""
 
     @property
     def is_mismatch(self) -> bool:
@@ -92,7 +91,7 @@ def find_culprits(view: AttemptView) -> HangCause:
     if stopped:
         of_others = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
         return _cause("stopped", stopped, waiting, of_others or commonest_call(all_calls))
-    # Possibly no rank waits for a call that is open although a later one is done, unless its sides differ.
+    # Probably no rank waits for an open call if a later one is done, unless the sides of the call differ.
     unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
     if mismatch := mismatched_collective(heads, view.differing) or mismatched_collective(unwaited, view.differing):
         together = [c for c in all_calls if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
@@ -144,9 +143,9 @@ def find_culprits(view: AttemptView) -> HangCause:
 
 
 def _loads_instead(state: RankView | None, calls: list[Call]) -> bool:
-    """Return True if a rank loads data while calls are open that it made before: it is not in them.
+    """Return True if a rank loads data while its earlier calls are still open, so that it is not blocked in them.
 
-    A call whose handle is kept, and waited for later, stays open on the tape. While a rank loads it does not wait. A
+    A call whose handle is waited for later stays open on the tape, but a rank that loads data does not wait in it. A
     call on a device is in flight whatever its host does.
     """
     if state is None or not calls or not state.phases or state.phases[-1] != "data":
@@ -191,7 +190,8 @@ def _in_cycle(
 
 
 def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[Call]:
-    """Calls on devices that one member is in and all others have completed, or that only some could complete."""
+    """Calls on devices that one member is still in although all others have completed them, or that some members
+    completed although none can before all have entered."""
     found = []
     inside = {(call.group, call.seq, rank) for rank, calls in heads.items() for call in calls if not call.is_p2p}
     for rank, calls in heads.items():

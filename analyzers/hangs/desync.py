@@ -2,18 +2,18 @@
 
     findings = desynced(store, Scope())       # kind desync, causes skipped and extra
 
-A group's calls are paired by their number. If the calls that are wrongly paired have the same operation and size,
-nothing stops: the job goes on, and ranks reduce gradients of different steps with each other.
+A group's calls are paired by their number. If wrongly paired calls have the same operation and size, the job continues,
+and ranks reduce gradients of different steps with each other.
 
 1. In each step, a rank's first call of the group has a number. Ranks of one program agree on it, or differ by the same
    amount in all steps.
 2. If from one step on a rank's difference from the others changes and never changes back, one of the two made more
    calls than the other between this step and the next recorded on both.
-3. The smaller side is named. If both are equal, it is the side that never made so many calls in a step before; if that
-   does not decide, both are suspects.
-4. Not judged: steps next to missing numbers on the tape; calls of background threads, which belong to no step (the NCCL
-   plugin records no thread, and the step of the launch); and a step whose phases match neither the other ranks nor the
-   step before, which may have been counted twice or not at all.
+3. The smaller side is named. If both are equal, it is the side that never made this number of calls in an earlier step;
+   otherwise both are suspects.
+4. Not judged are steps next to missing numbers on the tape, and calls of background threads, which belong to no step.
+   (For the NCCL plugin, which records no thread, a call belongs to the step of its launch.) Nor is a step whose phases
+   match neither the other ranks nor the previous step, because it may have been counted twice or not at all.
 
 A hang in the very next call is judged by `culprits`.
 """
@@ -45,8 +45,8 @@ MAX_SUSPECTS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCalls:
-    """The calls of one rank in one group and step. `is_whole`: no number is missing between them and those of the step
-    before.
+    """The calls of one rank in one group and step. `is_whole`: no number is missing between these calls and those of
+    the previous step.
     """
 
     first_seq: int
@@ -64,14 +64,14 @@ class Change:
     extra: int
     last_step: int
     num_before: int
-    """Steps before, in which the two agreed."""
+    """Number of earlier steps in which the two agreed."""
     num_after: int
 
 
 def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()) -> list[Finding]:
     """Findings of kind `desync`, one for each step and set of ranks."""
     if lacking(source, collectives=("step", "seq", "process_group")) or not source.has("steps"):
-        return []  # hangs of the same records say what is missing
+        return []  # `hangs` reports the missing records
     findings: dict[tuple[object, ...], Finding] = {}
     for attempt in attempts(source) if scope.attempt is None else [scope.attempt]:
         for group in _suspicious_groups(source, attempt, scope.since_step, policy):
@@ -81,8 +81,8 @@ def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()
 
 
 def with_desync(source: Source, hang: Finding) -> Finding:
-    """Name, for a hang in mismatched calls, the rank that was out of sync in their group before, if there is one. A
-    host runs ahead of its device, so the calls that it has enqueued since show that.
+    """For a hang in mismatched calls, name the rank that was already out of sync in that group, if there is one. On a
+    device this shows in the calls that its host, which runs ahead, has enqueued since.
     """
     of = evidence_of(hang)
     if not hang.cause.startswith("mismatch") or hang.attempt is None or of.get("seq") is None:
@@ -99,7 +99,8 @@ def with_desync(source: Source, hang: Finding) -> Finding:
 
 
 def _suspicious_groups(source: Source, attempt: int, since_step: int, policy: DesyncPolicy) -> list[str]:
-    """Groups in which first calls of one recent step differ in number: cheap, and a shift never goes away again."""
+    """Groups in which the ranks' first calls of one recent step differ in number. One step is enough, because a shift
+    never disappears."""
     rows = source.rows(
         f"""
         WITH recent AS (
@@ -151,7 +152,7 @@ def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> 
     step = next((step for step in between if _number(own, step) != _number(others, step)), None)
     extra = after[0] - shifts[0]
     if step is None or _number(own, step) - _number(others, step) != extra:
-        return None  # records are missing, or more than one step is odd
+        return None  # records are missing, or several steps differ
     return Change(step=step, extra=extra, last_step=steps[-1], num_before=before, num_after=len(after))
 
 
@@ -160,7 +161,7 @@ def _number(calls: Mapping[int, StepCalls], step: int) -> int:
 
 
 def _sides(source: Source, place: Sequence[Any]) -> dict[int, list[int]]:
-    """Number of the first call in the newest step that all ranks have -> ranks."""
+    """{number of the first call: ranks} in the newest step that all ranks have recorded."""
     rows = source.rows(
         f"""
         WITH firsts AS (
@@ -207,7 +208,8 @@ class _Suspicion:
 def _suspected(
     calls: Mapping[int, Mapping[int, StepCalls]], ranks: Sequence[int], usual: Sequence[int], change: Change
 ) -> _Suspicion:
-    """The ranks that are off, and whether they made fewer calls or more; both sides if nothing tells."""
+    """The ranks that are out of sync, and whether they made fewer or more calls; both sides if the records do not
+    decide."""
     is_odd = [_is_unusual(calls[side[0]], change.step) for side in (ranks, usual)]
     if len(ranks) == len(usual) and is_odd[0] == is_odd[1]:
         return _Suspicion(ranks=tuple(sorted([*ranks, *usual])), cause="skipped", is_clear=False)
@@ -225,7 +227,7 @@ def _is_unusual(calls: Mapping[int, StepCalls], step: int) -> bool:
 def _in_threads(source: Source, place: Sequence[Any], ranks: Sequence[int]) -> bool:
     """Return True if calls of the group were made inside a phase by another thread than the one that trains.
 
-    Those calls carry no phase; to which step they belong says nothing.
+    Those calls have no phase, and their step is meaningless.
     """
     if not source.has("spans"):
         return False
@@ -244,7 +246,8 @@ def _in_threads(source: Source, place: Sequence[Any], ranks: Sequence[int]) -> b
 
 
 def _has_usual_phases(source: Source, attempt: int, sides: tuple[int, int], step: int) -> bool:
-    """Return True if two ranks have the same phases in a step, or each the same as in its step before."""
+    """Return True if two ranks have the same phases in a step, or if each has the same phases as in its previous
+    step."""
     if not source.has("spans"):
         return True
     rows = source.rows(
@@ -294,7 +297,7 @@ def _finding(
 def _odd_call(source: Source, place: Sequence[Any], change: Change, sides: tuple[int, int]) -> Call:
     """The first call that one side made in the step and the other did not.
 
-    Where several calls of a step are equal, it is the one at which the order of the two sides parts.
+    If several calls of a step are equal, it is the call at which the sequences of the two sides diverge.
     """
     attempt, group, _ = place
     rows = source.rows(

@@ -5,8 +5,8 @@
 1. Readings and XIDs count from shortly before the last record on.
 2. A GPU whose readings end while its host's go on does not answer any more: it has fallen off the bus, or its driver
    is stuck.
-3. An XID, or such a GPU, is named in the summary; the rest is evidence. A device that is busy in the silence is inside
-   a kernel (of a collective, most often), an idle one was given no work by its host.
+3. An XID, or such a GPU, is named in the summary; the rest is evidence. A device that is busy during the silence runs a
+   kernel (usually of a collective); an idle one got no work from its host.
 
 Without readings the finding stays as it is.
 """
@@ -57,7 +57,7 @@ def with_devices(
         elif found.get("gpu_mute_s"):
             sentences.append(f"The GPU of rank {rank} has not answered for {found['gpu_mute_s']:.0f} s.")
         is_first = not evidence or (_is_broken(found) and not _is_broken(evidence))
-        if found and is_first:  # of the first broken one, else of the first
+        if found and is_first:  # readings of the first broken device, else of the first device
             evidence = found | ({"readings_of_rank": rank} if len(places) > 1 else {})
     summary = " ".join([finding.summary, *sentences[:2]])
     return replace(finding, summary=summary, evidence={**finding.evidence, **evidence})

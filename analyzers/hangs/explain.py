@@ -25,7 +25,7 @@ def _why_hang(finding: Finding) -> str:
     calls = {text: kept for text, ranks in listed.items() if (kept := set(ranks) & set(waiting))}
     text = next(iter(calls), "")
     num_here, elsewhere = len(waiting), ""
-    if text:  # more than the first ranks of a call are not listed: the others are those of other calls
+    if text:  # only the first ranks of a call are listed, so count those in other calls and subtract
         num_elsewhere = sum(len(ranks) for other, ranks in calls.items() if other != text)
         num_here, call = len(waiting) - num_elsewhere, f" in {text}"
         caller = caller if text.startswith(f"{facts.get('op')} #{facts.get('seq')} ") else ""

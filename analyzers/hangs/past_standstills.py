@@ -1,11 +1,11 @@
 """Standstills that ended: steps in which a rank made no progress for longer than the hang limit, then went on.
 
 1. A rank's own time in a step excludes waiting in collectives, waiting for a core, checkpoints and evaluation (these
-   have separate limits). It is a standstill if it exceeds `StallPolicy.floor_s`, `step_factor` median steps and twice
-   the rank's longest step shortly before. An attempt's first step, which compiles and warms up, does not count, nor
-   does one that ended only because its run was interrupted in a hang: that is the hang's finding.
-2. Other ranks must have waited for it in collectives meanwhile, in the same step or, if it was between two, in the next
-   one. If no rank waited, it is reported only if `watch` had seen a hang.
+   have separate limits). The step is a standstill if this time exceeds `StallPolicy.floor_s`, `step_factor` median
+   steps, and twice the rank's longest recent step. An attempt's first step, which compiles and warms up, does not
+   count. Nor does a step that ended only because its run was interrupted in a hang, which `hangs` reports.
+2. Other ranks must have waited for the rank in collectives meanwhile: in the same step, or in the next one if it stood
+   still between two steps. If no rank waited, it is reported only if `watch` had seen a hang.
 3. Its place is the phase or gap that took most of the time, or the compiler if it was running for most of it; then the
    failed guard is named. The cause and stacks that `watch` reported at the time are added.
 

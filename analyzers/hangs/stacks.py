@@ -70,7 +70,7 @@ class Stack:
 
     @property
     def is_stopped(self) -> bool:
-        """Stopped by a signal or a debugger: it makes no progress, whatever its stack."""
+        """True if the process is stopped by a signal or a debugger, and so makes no progress, whatever its stack."""
         return self.os_state in ("T", "t")
 
     @property
@@ -114,7 +114,7 @@ def parse_stack(text: str) -> list[str]:
     users = (frame for frame in own if not Frame(path=frame[1], line=0, function="").is_library)
     shown = own[:MAX_FRAMES]
     if (user := next(users, None)) is not None and user not in shown:
-        shown = [*shown[:-1], user]  # a library called by it is deep in its own functions
+        shown = [*shown[:-1], user]  # the user's frame is below many frames of a library that it called
     return [f"{'/'.join(frame[1].split('/')[-2:])}:{frame[2]} {frame[3]}" for frame in shown]
 
 
@@ -157,7 +157,7 @@ class Role:
 
 
 def roles_of(source: Source, attempt: int) -> dict[int, Role]:
-    """Each rank's role in an attempt; only dimensions that are really there count."""
+    """Each rank's role in an attempt; only dimensions with more than one coordinate count."""
     if missing_tables(source, "ranks"):
         return {}
     rows = source.rows(
@@ -186,7 +186,8 @@ class StacksAtHang:
     def of(self, view: AttemptView, culprits: Sequence[int]) -> list[dict[str, Any]]:
         """Groups for a finding's evidence; empty if no rank wrote a stack.
 
-        Those with a culprit come first, then those with an odd rank, then the largest; the rest is counted.
+        Groups with a culprit come first, then groups with a rank that differs from its peers, then the largest; the
+        rest is counted.
         """
         alive = [rank for rank, state in sorted(view.ranks.items()) if not state.closed][:MAX_READ]
         stacks = [self._stack(view.ranks[rank], view.attempt) for rank in alive]
@@ -236,7 +237,8 @@ class StacksAtHang:
 
 
 def _doing(state: RankView) -> str:
-    """Phase and operation, without the group's name and number, which differ between ranks that do the same."""
+    """Phase and operation of a rank, without the group's name and the call's number, which differ between ranks with
+    the same activity."""
     if state.state == "stopped":
         return "stopped"
     call = min(state.calls, key=lambda call: call.issue_ns, default=None)

@@ -18,7 +18,7 @@ __all__ = ["SO_FAR", "behind_step", "hang_summary", "lasting"]
 SO_FAR = " so far"
 """Text after the length of a silence that still lasts."""
 SHORTEST_S = 0.05
-"""A shorter silence is printed as 0: it is left out, as one that is not known."""
+"""Silences below this would be printed as 0, so they are left out like unknown ones."""
 MAX_CYCLE = 3
 """Maximum number of ranks in a cycle for which the calls are named."""
 _THIRD_PERSON = {"are": "is", "do": "does", "hang": "hangs", "have": "has", "make": "makes"}
@@ -136,21 +136,22 @@ def _activity(state: RankView, frame: str) -> str:
 
 
 def _unanswered(found: HangCause, call: str) -> str:
-    """The call; without its peer where the culprit is that: "rank 0 did not answer recv #234"."""
+    """The call, without its peer if the peer is the culprit: "rank 0 did not answer recv #234"."""
     if found.call is not None and found.call.is_p2p and found.call.peer in found.culprits:
         return f"{found.call.op} #{found.call.seq}"
     return call
 
 
 def _all_entered(found: HangCause, who: str, call: str, at: str) -> str:
-    """Return who came to the call that does not end; of a message, both ends of its link."""
+    """Name the ranks that entered the call that does not end; for a message, both ends of its link."""
     if found.call is not None and found.call.is_p2p:
         return f"{call} on rank {found.call.rank}{at} does not return, and both ends of the link have entered it"
     return f"{who} entered {call}{at} and none returned"
 
 
 def _all_entered_cause(found: HangCause, *, many: bool) -> str:
-    """Possible causes of a call that all entered and none left; a device too, if only hosts are known to be in it."""
+    """Possible causes of a call that all entered and none left. A device is one of them if only hosts are known to have
+    entered."""
     if found.call is None or not found.call.host_only:
         return "the network or the backend is stuck"
     device = "the device of one of them" if many else "its device"
@@ -158,7 +159,7 @@ def _all_entered_cause(found: HangCause, *, many: bool) -> str:
 
 
 def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:
-    """Description of the call that a device never started, or never finished, and of what it had come to."""
+    """Describe the call that a device never started or never finished, and how far its host is ahead."""
     many = len(found.culprits) > 1
     it, its_host = ("they", "their hosts") if many else ("it", "its host")
     own = view.ranks.get(found.culprits[0])

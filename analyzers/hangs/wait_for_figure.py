@@ -54,7 +54,7 @@ def _shown(view: AttemptView, blame: HangCause, waits: list[Wait]) -> list[int]:
 
 
 def _places(ranks: list[int], blame: HangCause) -> dict[int, tuple[float, float]]:
-    """One culprit in the middle, else all on the circle."""
+    """Positions of the ranks: a single culprit in the middle, else all on the circle."""
     middle = ranks[0] if len(blame.culprits) == 1 and len(ranks) > 2 and not blame.cycle else None
     around = sorted(rank for rank in ranks if rank != middle)
     place = {
@@ -70,8 +70,8 @@ def _arrow(figure: go.Figure, begin: tuple[float, float], end: tuple[float, floa
     colour = SEVERITY["critical"] if bold else SEQUENCE[7]
     length = math.dist(begin, end) or 1.0
     ux, uy = (end[0] - begin[0]) / length, (end[1] - begin[1]) / length
-    # From the rim of one circle to the rim of the other; a little to the side, so that two arrows between the same
-    # ranks don't lie on each other.
+    # From the rim of one circle to the rim of the other, slightly offset so that two arrows between the same ranks do
+    # not overlap.
     side = 0.05
     figure.add_annotation(
         x=end[0] - 0.17 * ux - side * uy, y=end[1] - 0.17 * uy + side * ux, ax=begin[0] + 0.17 * ux - side * uy,

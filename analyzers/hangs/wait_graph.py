@@ -28,7 +28,8 @@ class Wait:
 
 
 def waits_of(view: AttemptView, limit: int = 20_000) -> list[Wait]:
-    """Edges of the wait-for graph, at most `limit`: thousands of ranks may each wait for thousands."""
+    """Edges of the wait-for graph, at most `limit`, because thousands of ranks may each wait for thousands of
+    others."""
     waits = WaitGraph(view)
     alive = {rank: oldest_calls(state.calls) for rank, state in view.ranks.items() if not state.closed}
     edges = (

@@ -2,8 +2,8 @@
 
     waiting_calls(view, found)      # {"all_reduce #344 (group tp:0-3)": (0, 2, 3), "recv #7 from rank 5": (6,)}
 
-In a large job most ranks wait in other calls than the one that the culprit has not entered, for ranks that are waiting
-themselves.
+In a large job most ranks do not wait in the call that the culprit has not entered, but in other calls, for ranks that
+are waiting themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_LISTED = 64
 
 
 def waiting_calls(view: AttemptView, found: HangCause) -> dict[str, tuple[int, ...]]:
-    """Ranks by their call, in words: that of `found` first, then the one with the most ranks."""
+    """Waiting ranks by the text of their call: the call of `found` first, then those with the most ranks."""
     named = found.call.text if found.call is not None else ""
     ranks: dict[str, list[int]] = {}
     for rank in found.waiting:

@@ -123,7 +123,7 @@ def _throttled(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Fin
         [SHARED.loaded_ratio],
     ):
         share, bit = max((hit / readings, bit) for hit, bit in zip(hits, bits, strict=True))
-        are_few = readings < SHARED.min_steps  # a report of one moment, as `nvidia-smi -q` is
+        are_few = readings < SHARED.min_steps  # a single reading, as from `nvidia-smi -q`
         if share < (1.0 if are_few else SHARED.cost_ratio):
             continue
         cause, words = THROTTLE_BITS[bit]
@@ -203,7 +203,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
         [SHARED.doubled_factor],  # load / CPUs: every core has a second process ready to run
     ):
         is_trend = rate is not None and rate < 0 and readings >= SHARED.history
-        is_steady = is_trend and (steadiness or 0.0) >= SHARED.nearly_all_ratio  # a single drop explains 0.75 at most
+        is_steady = is_trend and (steadiness or 0.0) >= SHARED.nearly_all_ratio  # a single drop gives at most 0.75
         soon_s = newest / -rate if newest is not None and is_steady else None
         is_soon = soon_s is not None and soon_s < min(policy.disk_soon_s, policy.disk_reach_factor * over_s)
         is_low = newest is not None and newest < policy.disk_free_bytes
@@ -236,7 +236,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
 
 
 def _not_read(source: Source) -> list[Finding]:
-    """Missing readings: a column of NULLs is not health."""
+    """Report missing readings, because a column of NULLs does not mean that all is well."""
     findings = []
     ((devices, hosts),) = source.rows(
         "SELECT count(DISTINCT device) FILTER (device <> 'host'), count(*) FILTER (device = 'host') FROM health"
@@ -271,9 +271,7 @@ def unread_of_devices(source: Source) -> list[str]:
 
 
 def _ranks_of_devices(source: Source) -> dict[str, tuple[int, ...]]:
-    """{UUID: ranks} of the newest attempt that used the device. Ranks change their numbers when another device is left
-    out.
-    """
+    """{UUID: ranks} in the newest attempt that used the device; ranks are renumbered if another device is excluded."""
     if lacking(source, ranks=("device_uuid",)):
         return {}
     rows = source.rows(

@@ -31,7 +31,7 @@ def rise(column: str, kind: str = "BIGINT") -> str:
 
 def host_counter_findings(source: Source, policy: HealthPolicy) -> list[Finding]:
     """Findings of each host."""
-    if lacking(source, health=_COLUMNS):  # a store of an older version
+    if lacking(source, health=_COLUMNS):  # a store of an older version lacks these columns
         return []
     found: list[Finding] = []
     for node, errors, downs, again, sent, stopped_s, stalls, took_s, readings in source.rows(

@@ -20,7 +20,7 @@ MAX_PIECES = 600
 GIB = 1 << 30
 SINCE = "since the driver was loaded"
 _XID_COLUMNS = {"ecc": "ecc_uncorrected_total", "nvlink": "nvlink_errors_total", "bus": "pcie_replay_total"}
-"""Class of an XID -> the counter that goes with it; of all others the load of the device shows the consequence."""
+"""Class of an XID -> counter that is shown with it; for other classes the device's load is shown."""
 _WORDS = {
     "ecc_uncorrected_total": "Memory errors that ECC could not correct", "pcie_replay_total": "PCIe replays",
     "ecc_corrected_total": "Memory errors that ECC corrected", "remapped_rows_total": "Remapped rows",
@@ -76,7 +76,7 @@ def reading_figure(
     source: Source, expression: str, place: tuple[str, str], *, title: str, y: str, join: str = "avg",
     rises: bool = False, onset_ns: int | None = None, **more: Any,
 ) -> Iterator[Drawing]:  # fmt: skip
-    """One reading of a device (node, device) against its peers; `rises`: the onset is where it first rose."""
+    """One reading of a device (node, device) against its peers. `rises`: mark the onset at its first rise."""
     node, device = place
     found = readings(source, expression, node, device, join=join)
     if found is None:
@@ -148,7 +148,7 @@ def _counter(source: Source, finding: Finding, column: str) -> Iterator[Drawing]
 
 
 def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """A host's free disk with what a checkpoint may need, or its run queue with its CPUs."""
+    """A host's free disk with the free space that a checkpoint may need, or its run queue with its number of CPUs."""
     if finding.cause == "disk" and not lacking(source, health=("disk_free_bytes",)):
         least = HealthPolicy().disk_free_bytes / GIB
         yield from reading_figure(

@@ -1,6 +1,6 @@
 """XIDs that a program causes: assign each to its rank, so that no device is blamed for a fault in a kernel.
 
-    victims = failed_with(event, log, ranks_of_device)      # ranks that ended of what the XID reports; () if none did
+    victims = failed_with(event, log, ranks_of_device)      # ranks that the fault ended; () if none
 
 1. An assertion, an index out of range or an illegal access in a kernel makes the driver report an XID of class
    `application`. The process sees a CUDA error at its next synchronisation, or is aborted.
@@ -29,7 +29,7 @@ _NO_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 
 def is_of_kernel(message: str) -> bool:
-    """Return True for the error that a process gets after a fault in one of its kernels."""
+    """Return True for a CUDA error that follows a fault in one of the process's kernels."""
     return _OF_KERNEL.search(message) is not None and _NO_MEMORY.search(message) is None
 
 

@@ -1,6 +1,6 @@
-"""Model FLOPs utilisation (MFU): share of the devices' peak that goes into the model.
+"""Model FLOPs utilisation (MFU): share of the devices' peak FLOP/s that the model uses.
 
-    flops_per_token(run.manifest())                         # what the trainer wrote; None if it is another's model
+    flops_per_token(run.manifest())                         # as the trainer recorded it; None for other models
     mfu(manifest, tokens_per_s=41_000.0, num_devices=8)     # 0.43; None where it is not known
     why_not_judged(manifest)                                # "the peak of a toaster ... is not known"; None if it is
 
@@ -45,7 +45,7 @@ _DENSE: tuple[tuple[str, float | None, float | None, float | None, float], ...] 
     ("RTX 4090", 165.2, 165.2, 82.6, 82.6),
     ("RTX 5090", 209.5, 209.5, 104.8, 104.8),
     ("H20", 148, 148, 74, 44),
-    ("H100", 989.5, 989.5, 494.7, 67),  # SXM, whose name ends in its memory: "H100 80GB HBM3"
+    ("H100", 989.5, 989.5, 494.7, 67),  # the SXM variant, whose name ends with its memory: "H100 80GB HBM3"
     ("H100 PCIe", 756, 756, 378, 51),
     ("H100 NVL", 835.5, 835.5, 417.5, 60),
     ("H200", 989.5, 989.5, 494.7, 67),
@@ -55,7 +55,7 @@ _DENSE: tuple[tuple[str, float | None, float | None, float | None, float], ...] 
     ("B200", 2250, 2250, 1125, 75),
     ("GB200", 2500, 2500, 1250, 80),
     ("MI210", 181, 181, None, 45.3),
-    ("MI250", 181, 181, None, 45.3),  # half a card each: a program sees its two dies as two devices
+    ("MI250", 181, 181, None, 45.3),  # half of a card's peak, because a program sees its two dies as two devices
     ("MI250X", 191.5, 191.5, None, 47.9),
     ("MI300A", 980.6, 980.6, 490.3, 122.6),
     ("MI300X", 1307.4, 1307.4, 653.7, 163.4),
@@ -69,8 +69,8 @@ PEAKS_TFLOPS = {
 
 
 def flops_per_token(manifest: Mapping[str, Any]) -> float | None:
-    """Operations of forward and backward for a token of our transformer: as the trainer counted them, or, in a run
-    that was recorded before it did, from the configuration."""
+    """Operations of forward and backward per token of the trainer's transformer: as recorded by the trainer, or from
+    the configuration of an older run."""
     counted = manifest.get("flops_per_token")
     if isinstance(counted, (int, float)) and not isinstance(counted, bool):
         return float(counted) if counted > 0 else None
@@ -79,7 +79,7 @@ def flops_per_token(manifest: Mapping[str, Any]) -> float | None:
     parameters = manifest.get("num_parameters")
     if not (dim and layers and seq_len and vocab) or not isinstance(parameters, int):
         return None
-    # The embedding is looked up, not multiplied with; if it is also the head, it is multiplied with once.
+    # The embedding is only looked up. If it is also the head, it multiplies each token once.
     weights = (
         parameters
         - (0 if model.tie_embeddings else vocab * dim)
@@ -132,8 +132,9 @@ def _idle_weights(model: ModelFacts, dim: float, layers: float) -> float:
 def peak_flops_per_s(device_name: str, precision: str, float32_matmul: str = "highest") -> float | None:
     """Peak FLOP/s of the device with the longest listed name that occurs, as whole words, in `name`.
 
-    `precision` is that of the training (bf16, fp16, float32), `float32_matmul` torch's setting by that name: all but
-    `highest` lets tensor cores take float32 products as tf32. A slice of a device (MIG) has no peak that is published.
+    `precision`: training precision (bf16, fp16, float32). `float32_matmul`: torch's setting of float32 matmul
+    precision; with values other than `highest`, tensor cores compute float32 products in tf32. For a slice of a device
+    (MIG) no peak is published.
     """
     if re.search(r"\bMIG\b", device_name):
         return None

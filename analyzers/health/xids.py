@@ -19,12 +19,12 @@ __all__ = ["asks_for_another_device", "is_of_program", "xid_findings", "xid_tabl
 
 @cache
 def xid_table() -> Mapping[str, Any]:
-    """`xids.toml`: keys `xid` (code -> class, severity, action, meaning), `action` (name -> in words), `source`."""
+    """Read `xids.toml`: keys `xid` (code -> class, severity, action, meaning), `action` (name -> text), `source`."""
     return tomllib.loads((Path(__file__).parent / "xids.toml").read_text(encoding="utf-8"))
 
 
 def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """Findings of kind `xid`, one a code and device. `ranks`: by UUID of a device.
+    """Findings of kind `xid`, one per code and device. `ranks`: {UUID of a device: ranks}.
 
     An XID that a program caused, and that ended one of its ranks, is evidence of `rank_lost` and not reported here.
     """

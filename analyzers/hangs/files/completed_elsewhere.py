@@ -70,7 +70,8 @@ def _left_calls(world: DumpedWorld) -> list[_LeftCall]:
 
 
 def _fewest(left: Sequence[_LeftCall], named: tuple[object, object]) -> list[_LeftCall]:
-    """Calls that together name every stuck rank: the one with the most first, among equal ones that of the hang."""
+    """Fewest calls that together name every stuck rank, the one with the most ranks first; among equal ones the hang's
+    own call comes first."""
     ordered = sorted(left, key=lambda one: (-len(one.stuck), (one.call.group, one.call.seq) != named,
                                             one.call.issue_ns))  # fmt: skip
     kept: list[_LeftCall] = []
@@ -112,7 +113,7 @@ def _completed(world: DumpedWorld, call: Call, rank: int) -> bool:
 
 
 def _is_in(world: DumpedWorld, call: Call, rank: int, completed: Sequence[int]) -> bool:
-    """True if a dumped member has the call open, and its dump is no older than what the others did after it."""
+    """True if a dumped member has the call open, and its dump is not older than later calls of the others."""
     view = world.view.ranks.get(rank)
     if view is None or not any((own.group, own.seq) == (call.group, call.seq) for own in view.calls):
         return False

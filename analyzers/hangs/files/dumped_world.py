@@ -23,7 +23,7 @@ MARGIN_NS = 60 * 10**9
 FIRST_WALL_NS = 10**18
 """September 2001: earlier times are not wall-clock times, but for example a host's uptime."""
 LONGEST_SILENCE_NS = 3 * 86_400 * 10**9
-"""A file written later than this after its newest record must be a copy: no rank waits for longer."""
+"""A file that was written later than this after its newest record must be a copy, because no rank waits for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,8 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
         for table, of_table in rows.tables.items():
             store.add(table, of_table)
         recorded = take_snapshot(store, 0, EventLog([]))
-    # A dump has no steps and no process ends: assume that its rank trains, in user code unless in a call.
+    # Dumps have neither steps nor ends of processes: assume that each rank trains, and is in user code unless in a
+    # call.
     ranks = {rank: replace(view, step_is_open=True, finished_steps=1) for rank, view in recorded.ranks.items()}
     view = replace(
         recorded,

@@ -139,7 +139,8 @@ def _ras(book: LogBook) -> Iterator[Candidate]:
     """NCCL's RAS counts operations while the job runs: a rank that is behind may still catch up, so it is a suspect."""
     lines = [entry for entry in book.of("ras_state") if entry.ranks()]
     largest = max((entry.number("members") or 0 for entry in lines), default=0)
-    lines = [entry for entry in lines if (entry.number("members") or 0) == largest]  # the others are consequences
+    # the group's other calls are consequences
+    lines = [entry for entry in lines if (entry.number("members") or 0) == largest]
     ranks = named_by(lines)
     if not ranks:
         return
@@ -231,12 +232,13 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
 def _difference(calls: Sequence[Call]) -> tuple[str, tuple[int, ...]]:
     """The cause and ranks of calls that torch found to differ; its text may not show the difference."""
     if len(calls) < 2:
-        return "mismatch", tuple(call.rank for call in calls)  # older versions print one side only
+        return "mismatch", tuple(call.rank for call in calls)  # older versions of torch print only one side
     found = compare_calls(calls, sized=True)
     if found is not None:
         return found.cause, found.ranks
     if calls[0].op and calls[0].shape and calls[0].dtype:
-        return "skipped", smaller_side({call.rank: call.seq for call in calls})  # only the numbers differ
+        # the calls differ only in their numbers
+        return "skipped", smaller_side({call.rank: call.seq for call in calls})
     return "mismatch_size", tuple(call.rank for call in calls)
 
 

@@ -2,8 +2,8 @@
 
 1. In one group, different operations or sizes under the same number are a proven mismatch, even if other ranks are
    ahead. A rank whose own line says that it enqueued fewer calls than the others wait for is proven too.
-2. A lower number than the others': they completed what it waits in. Its device or its process stopped, or it made fewer
-   calls: a suspicion.
+2. If a rank waits at a lower number than the others, they completed the call in which it waits. Its device or its
+   process stopped, or it made fewer calls: a suspicion.
 3. If all wait in the same call, a rank of the group that prints nothing is suspected; if all print, the network or a
    device.
 """
@@ -53,7 +53,7 @@ class Wait:
 
 
 def _waits(book: LogBook) -> dict[int, Wait]:
-    """The first call that each rank's watchdog gave up, with what the rank says of its group's numbers."""
+    """The first call that timed out in each rank's watchdog, with the numbers that the rank prints for its group."""
     states: dict[int, list[LogLine]] = {}
     for entry in book.of("watchdog_state"):
         rank = entry.rank if entry.rank is not None else entry.number("group_rank")
@@ -90,7 +90,7 @@ def _group(state: LogLine) -> str:
 def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
     waits = _waits(book)
     named = {wait.group for wait in waits.values() if wait.group}
-    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group mostly belongs to the same one
+    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group usually belongs to the same group
     groups: dict[str, dict[int, Wait]] = {}
     for rank, wait in waits.items():
         groups.setdefault(wait.group or only, {})[rank] = wait
@@ -244,7 +244,7 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     """Ranks that must exist (below the world size, or between waiting ones) but waited in no call."""
     size = book.world_size or max(members) + 1
     is_cut = any(entry.number("is_cut") for entry in book.of("watchdog_timeout", "watchdog_state"))
-    if size > 4096 or len(members) < 2 or is_cut:  # further reports may have followed the file's end
+    if size > 4096 or len(members) < 2 or is_cut:  # the file may have been cut before further reports
         return ()
     spoke = book.spoke
     known = {entry.rank for entry in book.of("watchdog_stuck")} | spoke | members.keys()
