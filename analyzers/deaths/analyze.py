@@ -100,7 +100,8 @@ def _deaths(
         if killed or _interruption(view, log):
             how = _interruption(view, log) or f"its launcher got {stop.text('signal')}"
             return [_ended_from_outside(view, how, killed, again)]
-    crashed = any(death.signal and not death.is_from_outside for death in deaths)  # maybe at interpreter shutdown
+    # a signal may also come at interpreter shutdown
+    crashed = any(death.signal and not death.is_from_outside for death in deaths)
     if not view.ranks or (is_last and not crashed and ended_cleanly(view, log, policy)):
         return []
     is_live = now_ns is not None
@@ -114,7 +115,7 @@ def _deaths(
     newest_ns = max((death.when_ns for death in deaths), default=0)
     age_s = math.inf if now_ns is None else (now_ns - newest_ns) / 1e9
     if age_s < DeathPolicy().report_s and not any(death.cause != "vanished" for death in roots):
-        return []  # the launcher may still report how it died
+        return []  # the launcher may report the cause of death later
     if now_ns is not None and roots and all(death.exit_code == 0 for death in roots):
         going_on = set(view.ranks) - {death.rank for death in deaths}
         newest_ns = max((newest_ns, *(view.ranks[rank].last_ns for rank in going_on)))
@@ -298,8 +299,8 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     first = min(group, key=lambda death: death.when_ns)
     own = view.ranks.get(first.rank)
     step = own.step if own else None
-    # A host enqueues a call on a device and goes on, so that call is not a place where its process died; unless the
-    # communicator's watchdog aborted the process because of it.
+    # A host only enqueues a call on a device and continues, so its process did not die in that call, unless the
+    # communicator's watchdog aborted the process because of the call.
     calls = [call for call in own.calls if not call.on_device or first.signal == "SIGABRT"] if own else []
     doing = _doing(first, own)
     where = f" in {calls[0].text}" if calls else f" {doing}" if own and (own.phases or step is not None) else ""

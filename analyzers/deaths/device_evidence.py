@@ -1,7 +1,7 @@
 """Evidence of the device for a rank's end: a fault in one of its kernels, or CUDA memory that ran out.
 
     finding = with_xids(source, finding)
-    finding.evidence["xids"]                      # [43]: those of its device are of the same fault
+    finding.evidence["xids"]                      # [43]: XIDs of its device, from the same fault
     finding = with_cuda_memory(source, finding)
     finding.evidence["holders"]                   # ["process 4711: 118 GiB", ...] on the same device
     finding.evidence["largest_allocations"]       # ["model/attention.py:88 in forward: 12 GiB in 64 blocks", ...]
@@ -11,7 +11,8 @@
    left out if the message states twice as much memory in use.
 3. The watchdog of a communicator aborts a process some steps after the fault of its kernel. With an XID, the step is
    that of the oldest call that the device had not started.
-4. Where other processes hold the memory, the summary names them. A rank on a CPU, or that was killed, has neither.
+4. Where other processes hold the memory, the summary names them. A rank on a CPU, or one that was killed, has neither
+   message nor snapshot.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _snapshot(source: Source, finding: Finding) -> dict[str, Any]:
 
 
 def _ranks_of_pids(source: Source, finding: Finding) -> dict[int, int]:
-    """Ranks of the run by process: the driver counts as the host does, so those in containers may be missing."""
+    """{pid: rank} of the run. The driver reports the host's pids, so ranks in containers may be missing."""
     if lacking(source, ranks=("pid", "host")) or not finding.ranks:
         return {}
     rows = source.rows(

@@ -1,4 +1,4 @@
-"""Devices and nodes that were excluded from a run: they failed repeatedly, slowed it down, or are to be replaced.
+"""Devices and nodes that were excluded from a run because they failed repeatedly, slowed it down, or must be replaced.
 
 The launcher decides (`recovery.max_failures_per_device`, `recovery.max_failures_per_node`), or follows a request of
 `watch` (`recovery.on_straggler`, `recovery.on_xid`). An operator should check

@@ -57,7 +57,7 @@ def _next_exception(finding: Finding, rank: str) -> str:
         return f"Check {raised_at} and the kernels before it: CUDA_LAUNCH_BLOCKING=1 names the one that failed."
     if raised_at:
         return f"Check {raised_at}."
-    in_a_text = bool(finding.evidence.get("lines"))  # that was read already
+    in_a_text = bool(finding.evidence.get("lines"))  # from a text, which has been read already
     return next_step("exception", finding.ranks) if in_a_text else f"Read the traceback in the log of {rank}."
 
 
@@ -77,7 +77,7 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
-    if facts.get("lines"):  # of a text, which has no memory over the steps
+    if facts.get("lines"):  # from a text, which has no record of memory over the steps
         return next_step("out_of_memory", finding.ranks)
     return f"Compare the memory of {rank} over the steps and with that of its peers."
 

@@ -34,7 +34,7 @@ __all__ = ["failed_attempts"]
 def failed_attempts(source: Source, manifest: Mapping[str, Any], *, is_over: bool = False) -> list[int]:
     """Numbers of the failed attempts, in order; `is_over`: the run has ended, whether or not that was recorded.
 
-    Without any events of the run it is every attempt that another followed.
+    If the run has no events, every attempt that another one followed counts as failed.
     """
     known = attempts(source)
     if not known or not source.has("events"):
@@ -56,5 +56,5 @@ def _failed(view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: b
         return any(finding.cause != ON_PURPOSE for finding in found)
     if is_last or (view.ranks and all(rank.closed for rank in view.ranks.values())):
         return False
-    # Else the launcher ended its ranks for something on a node without records here, unless it was asked to.
+    # Otherwise the launcher ended its ranks, unless on request, because of a failure on a node without records here.
     return not any(event.text("cause") for event in log.of(event_kinds.EXCLUDED, attempt=view.attempt))

@@ -7,8 +7,8 @@
 3. `watch` recorded that the launcher of its node was gone, and which ranks were open then. If a rank had died of
    something else within the `DeathPolicy.before_launcher_s` before, that death is the cause. If `watch` had reported a
    hang, the hang is: people kill the launcher of a hanging job. In both cases nothing is reported here.
-4. The checkpoint that these ranks saved as they ended is named. Ranks that saved later, for another reason, and then
-   continued say nothing about this launcher.
+4. The checkpoint that these ranks saved as they ended is named. Later saves of ranks that then continued are not
+   related to this launcher.
 5. A node without a rank in the attempt (it joined too late, or is a spare) ends nothing: this is only a remark.
 """
 

@@ -1,4 +1,4 @@
-"""Response of the run to a step that should not be trusted: refused, rolled back, batch skipped.
+"""Response of the run to a bad step: refused, rolled back, batch skipped.
 
 response = respond(log, attempt=0, step=40, turn=0, committed=False)
 response.text        # "Rolled back to step 30 from memory in 12 ms and skipped batch 39."

@@ -1,6 +1,7 @@
-"""Attempts whose records were all lost: a power cut seconds after their start leaves their tapes blank. 1. If no rank
-and no step of an attempt is stored, but blank or damaged files of its ranks exist, it had begun: ranks reserve their
-tapes when they start.
+"""Attempts whose records were all lost: a power cut seconds after their start leaves their tapes blank.
+
+1. If no rank and no step of an attempt is stored, but blank or damaged files of its ranks exist, the attempt had begun,
+   because ranks reserve their tapes when they start.
 2. If a launcher recorded how its ranks ended, those records are reported instead, and nothing is reported here.
 3. While the run lives, its newest attempt may only be starting.
 """

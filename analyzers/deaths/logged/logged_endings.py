@@ -36,7 +36,7 @@ _ENDS = (
     "signal_caught",
 )  # fmt: skip
 _OF_ANY_PROGRAM = ("shell_killed", "signal_caught")
-"""Ends that a shell or library reports of whatever program it was: not the job's if its steps go on."""
+"""Ends that a shell or library reports for any program; they are not the job's end if its steps continue."""
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 
 
@@ -75,7 +75,7 @@ def endings(book: LogBook) -> Ended:
         _take_aborted(entry, ended)
     for entry in book.of("fatal_python"):
         number = _HOW.get(entry.text("error"))
-        if number not in (None, 6):  # Python itself aborts for many reasons, and none is another rank's failure
+        if number not in (None, 6):  # Python's own aborts have many reasons, but another rank's failure is none of them
             ended.signals.setdefault(entry.rank if entry.rank is not None else -1, (_SIGNALS[number], entry))
     for entry in book.of("other_failures"):
         _take_others(entry, ended)
@@ -250,7 +250,8 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
 def _is_early(rank: int, ended: Ended) -> bool:
     """Return True if no other rank ended clearly earlier: a launcher kills remaining ranks after a while."""
     seen_s = ended.times_s.get(rank)
-    first_s = min((time_s for other, time_s in ended.times_s.items() if other >= 0), default=seen_s)  # -1: of no rank
+    # -1: time without a rank
+    first_s = min((time_s for other, time_s in ended.times_s.items() if other >= 0), default=seen_s)
     return seen_s is None or first_s is None or seen_s <= first_s + LogPolicy().poll_s
 
 

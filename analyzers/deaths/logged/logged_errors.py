@@ -43,7 +43,7 @@ _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _UNIQUE_ID = "ing ncclUniqueId from ["
 _CLAUSE = re.compile(r"[:;,] ")
 _SYNCHRONIZE = "stream synchronize failed"
-"""torch_npu's text of any error of a task, which is raised where the host waits for it."""
+"""torch_npu's text for an error of any task; the host raises it when it waits for the task."""
 _NO_EVIDENCE = (
     "traceback",
     "type",
@@ -114,7 +114,8 @@ def _is_numeric(rule: Rule, book: LogBook) -> bool:
 
 
 def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
-    """{(source, line) of a chained exception: counterpart}: for the last the chain's first, for all others the last."""
+    """{(source, line) of a chained exception: counterpart}. The counterpart of the last exception is the chain's first;
+    that of all others is the last."""
     found: dict[tuple[str, int], LogLine] = {}
     open_chains: dict[tuple[str, int | None], list[LogLine]] = {}
     for entry in book.of("exception"):
@@ -197,7 +198,7 @@ def _candidate(
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     origin = chains.get((first.source, first.line))
-    # Where the last line of a traceback came first, or torch's watchdog reported the same error.
+    # Skip an error whose traceback's last line came first, or that torch's watchdog reported too.
     stacks = (own_frame_text(entry.text("traceback")) for entry in (first, *lines) if entry.kind == "exception")
     raised_at = next(filter(None, stacks), "")
     if origin is not None and _is_reraised(origin, first):

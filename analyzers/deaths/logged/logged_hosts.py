@@ -267,7 +267,7 @@ def _killed_ranks(book: LogBook) -> set[int]:
 
 def _links(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("link_down") if not went_on(entry, book)]
-    # Alone it is no end of a rank, and the log of every host has some of its start (`kernel_warnings`).
+    # Such a line alone does not show a rank's end: every host logs some when it boots (`kernel_warnings`).
     if lines and any(standing(entry, book) != "survived" for entry, _ in book.of_role(*_OF_END)):
         host, interface = lines[0].host, lines[0].text("interface")
         yield from_lines(

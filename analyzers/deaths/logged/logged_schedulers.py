@@ -70,7 +70,7 @@ def went_on(entry: LogLine, book: LogBook) -> bool:
 
 def _reason(entry: LogLine) -> str:
     """A launcher's line; if the command in it fills the line, only the error at its end."""
-    is_plain = len(entry.message) <= MAX_QUOTED and "   " not in entry.message  # no table of events
+    is_plain = len(entry.message) <= MAX_QUOTED and "   " not in entry.message  # and is not a table of events
     text = entry.message if is_plain else entry.text("error") or entry.message
     return text[:MAX_QUOTED].rstrip(". ")
 
