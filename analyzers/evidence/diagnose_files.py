@@ -58,7 +58,7 @@ def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -
 
 
 def _sources(files: JobFiles, progress: Progress) -> Iterator[Judged]:
-    """Judge one source after the other; facts of the earlier ones stand."""
+    """Judge one source after the other; a fact from an earlier source takes precedence."""
     if any(rows.has_records for rows in files.plugin_rows):
         yield judge_plugin_rows(files.plugin_rows)
     if files.has_lines:
@@ -101,7 +101,7 @@ def _facts_of(files: JobFiles, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_verdict_of_logs(diagnosis: Diagnosis, files: JobFiles) -> Diagnosis:
-    """State how the logs end, if nothing fired: a log that names no cause does not prove that there was none."""
+    """If nothing fired, state how the logs end, because a log without a cause does not prove that there was none."""
     if diagnosis.fired:
         return diagnosis
     unjudged = [one for one in diagnosis.not_judged if one.analyzer == ANALYZER]
@@ -112,9 +112,8 @@ def _with_verdict_of_logs(diagnosis: Diagnosis, files: JobFiles) -> Diagnosis:
 
 def judge_plugin_rows(read: Sequence[PluginRows]) -> Judged:
     """Judge the rows of all plug-ins' files together: findings, facts and the what-if. Reasons for missing checks name
-    no setting, because Rankscope did not record the job. Events of logs are judged with the other logs (`job_lines`): a
-    plug-in's steps are counted as its program counts them, and cannot stand in one table with the steps that a log
-    printed.
+    no setting, because Rankscope did not record the job. Events of logs are judged with the other logs (`job_lines`),
+    separately from the plug-in's steps, which its program may count in another way than the log.
     """
     with MemoryStore() as store:
         for table in ("steps", "collectives", "events"):

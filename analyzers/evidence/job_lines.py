@@ -1,4 +1,4 @@
-"""Judge what a job's logs, and the programs around it, recorded: lines, printed steps, readings of GPUs, stacks.
+"""Judge the records in a job's logs and of the programs around it: lines, printed steps, readings of GPUs, stacks.
 
     judged = judge_lines(files, progress)
     judged.findings["log"], judged.facts["logs"]["outcome"]
@@ -122,7 +122,7 @@ def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
     grown = [after - before for before, after in pairwise(values)]
     passed = [after - before for before, after in pairwise(ends) if before is not None and after is not None]
     needed = THROUGHPUT.agreement_ratio * len(grown)
-    if len(passed) < len(grown):  # no times
+    if len(passed) < len(grown):  # lines without times
         return values[-1] >= SHARED.clear_factor * values[0] and sum(one > 0 for one in grown) >= needed
     grain_ns = LogPolicy().same_second_s * 1e9
     num_equal = sum(

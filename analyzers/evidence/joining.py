@@ -108,7 +108,7 @@ def _join_hangs(runs: list[Finding], files: list[Finding]) -> None:
     hangs = [one for one in runs if one.kind == "hang" and one.status == "fired"]
     for shown in [one for one in files if one.kind == "hang" and one.status in ("fired", "suspect")]:
         if shown.analyzer != ANALYZER and "ranks_without_dump" not in shown.evidence:
-            continue  # stacks and traces are of a moment that the run knows nothing of
+            continue  # stacks and traces may be from a moment outside the run's records
         same = [one for one in hangs if set(one.ranks) & set(shown.ranks) or shown.status == "suspect"]
         if same:
             newest = runs.index(same[-1])

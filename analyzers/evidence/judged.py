@@ -26,7 +26,7 @@ class Judged:
 
 
 def with_facts_of(facts: Mapping[str, Any], judged: Judged) -> dict[str, Any]:
-    """Add the facts that no earlier source has; of the numbers of ranks the largest is kept."""
+    """Add the facts that no earlier source has; for `num_ranks` the largest is kept."""
     known = {name: value for name, value in facts.items() if value is not None}
     num_ranks = max(facts.get("num_ranks") or 0, judged.facts.get("num_ranks") or 0) or None
     return {**judged.facts, **known, "num_ranks": num_ranks}

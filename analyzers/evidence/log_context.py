@@ -106,7 +106,7 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     hosts = {entry.host for entry in taken if entry.host}
     first_of: dict[str | None, LogLine] = {}
     for entry in taken:
-        first_of.setdefault(entry.host, entry)  # NCCL takes the first that it lists
+        first_of.setdefault(entry.host, entry)  # NCCL uses the first interface that it lists
     local = [entry for entry in first_of.values() if _LOCAL.match(entry.text("address"))]
     broken = [entry for entry, rule in book.of_role("root", "victim", "nccl", "exception")
               if _REFUSED.search(f"{entry.text('message')} {entry.message}")]  # fmt: skip

@@ -21,7 +21,7 @@ from analyzers.deaths.logged.logged_endings import Ended, death_candidates, endi
 from analyzers.deaths.logged.logged_errors import process_candidates
 from analyzers.deaths.logged.logged_hosts import host_candidates
 from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
-from analyzers.evidence.only_end import of_the_only_end, raised_before_limit, unmet_before_wait
+from analyzers.evidence.only_end import of_the_only_end, order_errors_before_limit, unmet_before_wait
 from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged.logged_calls import call_candidates
@@ -58,8 +58,8 @@ def analyze(source: Source) -> list[Finding]:
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
     candidates = sorted(of_the_only_end(_merged(candidates), book, ended), key=lambda candidate: candidate.order(book))
-    candidates = raised_before_limit(candidates)
-    if any(one.cause == "no_interface" for one in candidates):  # what it explains
+    candidates = order_errors_before_limit(candidates)
+    if any(one.cause == "no_interface" for one in candidates):  # explains these other causes
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     candidates = unmet_before_wait(candidates, book)
     if not candidates and ended.victim_lines:
@@ -149,13 +149,13 @@ def _numerics(book: LogBook) -> list[Candidate]:
     if floor and not any(book.of("nonfinite")):
         return [_exhausted_scale(floor, list(book.of("overflow")))]
     norms = [entry for entry in book.of("gradient_norms") if entry.number("nonfinite")]
-    lines = [entry for entry in book.of("nonfinite")  # a line that names no step may be of a tracker's input, or a help
+    lines = [entry for entry in book.of("nonfinite")  # a line without a step may be a tracker's input, or a help text
              if entry.number("step") is not None or not entry.number("stays_finite")]  # fmt: skip
     lines += [*book.of("loss_scale_floor"), *norms]
     if not lines:
         return []
     ranks = ranks_of(lines)
-    if norms:  # the norms of all ranks: only where some are finite do the others say something of a rank
+    if norms:  # norms of all ranks: they identify ranks only if some are finite
         ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
     step = next((entry.number("step") for entry in lines if entry.number("step") is not None), None)
     after = None if step is not None else lines[0].number("after_step")
@@ -173,7 +173,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
 
 
 def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidate:
-    """Every step overflowed in fp16 until the loss scale could not be lowered any more, or hardly."""
+    """Every step overflowed in fp16 until the loss scale was at or near its minimum."""
     steps = [step for entry in overflows if (step := entry.number("after_step")) is not None]
     since = f" since about step {steps[0]}" if steps else ""
     scale = floor[-1].text("scale")
@@ -195,7 +195,7 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
 
 
 def _barriers(book: LogBook) -> list[Candidate]:
-    """The log ends with ranks waiting for others to join: it shows how many are missing, but not which."""
+    """The log ends while ranks wait for others to join: it shows how many are missing, but not which."""
     lines = [entry for entry in book.of("store_barrier") if standing(entry, book) != "survived"]
     size = book.world_size
     if not lines and size is not None:
@@ -325,9 +325,9 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
 
 
 def _are_of_pipes(lines: Sequence[LogLine]) -> bool:
-    """Return True if all came out of a pipe or queue between a process and one that it started."""
+    """Return True if all errors come from a pipe or queue between a process and its child."""
     framed = [(entry, links) for entry in lines if (links := read_traceback(entry.text("traceback")))]
-    rest = [entry for entry in lines if not entry.text("traceback")]  # the last lines of those
+    rest = [entry for entry in lines if not entry.text("traceback")]  # last lines of the tracebacks
     return (
         bool(framed)
         and all(_PIPE.search(links[-1].frames[-1].path) for _, links in framed)
@@ -350,7 +350,7 @@ def _pipes(lines: tuple[LogLine, ...]) -> Candidate:
 
 
 def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
-    """Ranks of the node that failed: what they print as they end is not a consequence of another's end.
+    """Ranks of the node that failed; what they print as they end is not a consequence of another rank's end.
 
     srun names its tasks by host; where each task started a launcher, a task's ranks are as many as the command says.
     """
@@ -367,7 +367,8 @@ def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
     if candidate.kind == "rank_lost" and candidate.ranks:
         suffered_ranks |= set(ranks_of(book.of("watchdog_timeout")))
     victims = sorted(suffered_ranks - set(candidate.ranks) - _ranks_of_node(candidate, book))
-    are_apart = bool(candidate.ranks) or candidate.kind != "hang"  # in a hang of unknown cause any may be the culprit
+    # in a hang of unknown cause, any rank may be the culprit
+    are_apart = bool(candidate.ranks) or candidate.kind != "hang"
     suffered = f" {who(victims)} failed as a consequence." if victims and are_apart else ""
     doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."
     host = next((entry.host for entry in candidate.lines if entry.host), None)
@@ -380,7 +381,7 @@ def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
     if host is not None:
         evidence["host"] = host
     if candidate.kind == "hang":
-        evidence["host_only"] = True  # a line is the host's: whether its device entered the call is not in a log
+        evidence["host_only"] = True  # lines are written by hosts and do not show whether the device entered the call
     if candidate.collect:
         evidence["collect"] = list(candidate.collect)
     step = candidate.evidence.get("step")

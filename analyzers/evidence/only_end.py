@@ -1,7 +1,7 @@
 """Combine a job's end with what processes report: give errors the rank that ended, order them before a time limit.
 
 candidates = of_the_only_end(candidates, book, ended)
-candidates = unmet_before_wait(raised_before_limit(candidates), book)
+candidates = unmet_before_wait(order_errors_before_limit(candidates), book)
 
 1. A device error, or an uncaught C++ exception, makes the runtime abort its own process: if only one rank aborted, it
    is that rank's.
@@ -23,7 +23,7 @@ from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, standing, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 
-__all__ = ["of_the_only_end", "raised_before_limit", "unmet_before_wait"]
+__all__ = ["of_the_only_end", "order_errors_before_limit", "unmet_before_wait"]
 
 
 _TERMINATE = "terminate called after throwing"
@@ -57,7 +57,7 @@ def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended
     return [_named(one, end[0]) if raised in one.lines else one for one in candidates]
 
 
-def raised_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
+def order_errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Order an error that ended its process before the time limit ahead of the limit."""
     limit = next((one for one in candidates if one.cause == "time_limit"), None)
     if limit is None:
@@ -126,7 +126,7 @@ def _only_traceback(book: LogBook) -> LogLine | None:
         return None
     last_lines = [entry.text("message") for entry in raised if not entry.text("traceback")]
     if len(set(last_lines)) < len(last_lines):
-        return None  # of tracebacks that are written into each other
-    first = with_frames[0]  # the traceback of a loader's worker is repeated inside it
+        return None  # interleaved tracebacks
+    first = with_frames[0]  # may contain the traceback of a loader's worker
     are_its = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
     return first if are_its and all(type_of(entry) == type_of(first) for entry in raised) else None

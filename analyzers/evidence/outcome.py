@@ -34,8 +34,8 @@ _FAILURE = re.compile(
 )
 """Common words for a failure: a line with one is quoted, but nothing is concluded from it."""
 NEAR_END_LINES = 12
-"""Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation. At
-least twice the usual distance between steps' lines."""
+"""Maximum number of lines (warnings, an evaluation) after the last step's line if the job was still running at the end
+of the file. At least twice the usual distance between steps' lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _ends_in_training(log: ReadLog) -> bool:
 
 
 def _last_words(logs: Sequence[ReadLog]) -> str:
-    """The first line at a file's end that speaks of a failure, as a quotation: `It ends with "No heartbeat ...". `"""
+    """Quote the first line at a file's end that mentions a failure: `It ends with "No heartbeat ...". `"""
     for log in logs:
         for line in log.tail.split(b"\n")[-END_LINES:]:
             text = clean(line).strip()
@@ -221,7 +221,8 @@ def _last_errors(lines: Sequence[LogLine]) -> dict[tuple[str, int], str]:
 
 
 def _stated_end(book: LogBook) -> str:
-    """End that a scheduler or launcher prints: "cancelled by Slurm at 2026-11-24T13:40:22 (node failure)"."""
+    """Text of the end that a scheduler or launcher prints: "cancelled by Slurm at 2026-11-24T13:40:22 (node
+    failure)"."""
     cancelled = next((entry for entry in book.of("slurm_cancelled") if entry.text("at")), None)
     if cancelled is not None:
         reason = f" ({cancelled.text('reason').strip().lower()})" if cancelled.text("reason") else ""

@@ -39,18 +39,19 @@ from analyzers.wording import loss_text, number
 __all__ = ["can_be_judged", "printed_step_findings"]
 
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
-"""A line is often the mean of several steps, so blocks are shorter; a log has no phases to explain a slowdown."""
+"""Policy for printed durations. Blocks are shorter, because a line is often the mean of several steps; a log has no
+phases to explain a slowdown."""
 FEW_LINES = replace(THROUGHPUT, block=3)
-"""Blocks for a log that has too few lines for the usual ones."""
+"""Policy with smaller blocks, for a log with too few lines for the usual ones."""
 MEANS = replace(THROUGHPUT, block=1, min_blocks=2, skip_first=1, min_rise_ratio=0.5)
-"""For lines that each print the mean over tens of steps: one line is a block, and two lines cover as many steps as the
-blocks of a recorded run.
+"""Policy for lines that each print the mean over tens of steps: one line is a block, and two lines cover as many steps
+as the blocks of a recorded run.
 """
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
 MIN_STEPS = 2 * SHARED.min_steps
-"""Steps that all ranks printed: half of them may lie before the onset."""
+"""Minimum number of steps that all ranks printed; half of them may be before the onset."""
 
 
 def can_be_judged(steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -128,7 +129,7 @@ def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) ->
 
 
 def _rises(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Merge those of each training: a file may hold several, as of folds or trials."""
+    """Merge the findings of each training, since a file may contain several (folds, trials)."""
     starts = sorted({row["step"] for row in steps if row.get("begins")})
     number = partial(bisect_right, starts)
     parts = groupby(sorted(steps, key=lambda row: row["step"]), lambda row: number(row["step"]))
@@ -185,7 +186,7 @@ def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
     before, peak = float(of["loss_before"]), float(of["loss"])
     earlier = [row["loss"] for row in steps if row.get("loss") is not None and row["step"] < (one.first_step or 0)]
     fall = max(earlier, default=before) - before
-    if peak - before < SHARED.min_change_ratio * fall:  # a model that fits its data
+    if peak - before < SHARED.min_change_ratio * fall:  # the model memorises its data
         return True
     limits = LossSpikePolicy().detector
     is_clear = rise >= limits.alone_rise_ratio or (sigmas >= limits.alone_z and rise >= limits.alone_z_rise_ratio)
@@ -209,7 +210,8 @@ def _slower(source: Source, steps: Sequence[Mapping[str, Any]]) -> list[Finding]
 
 
 def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if lines far apart print a speed or a duration themselves, not the time since the line before."""
+    """Return True if lines that are many steps apart print a measured speed or duration, not the time since the
+    previous line."""
     numbers: list[int] = [row["step"] for row in steps if row.get("duration_ns")]
     own = not any(row.get("is_between") or row.get("is_of_bar") or row.get("is_counted") for row in steps)
     if not own or len(numbers) < 2:
@@ -219,7 +221,8 @@ def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
-    """Make a rhythm a remark if it is that of epochs, or if the time between lines holds evaluations and saves."""
+    """Turn a rhythm into a remark if it follows the epochs, or if the time between lines includes evaluations and
+    saves."""
     every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if abs(every - _per_step(steps)) < 0.5:
@@ -262,7 +265,7 @@ def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     above = ratios[:, slow] > 1 + (newest[slow] - 1) / 2
     num_above = np.concatenate([[0], np.cumsum(above)])
-    # The step that parts the steps best into usual ones before it and slow ones from it on.
+    # The step that best separates usual steps before it from slow steps after it.
     parted = (num_above[-1] - num_above) + (np.arange(len(num_above)) - num_above)
     first = int(np.argmax(parted[: len(above) - MIN_STEPS + 1]))
     if np.mean(above[first:]) < SHARED.agreement_ratio:

@@ -1,4 +1,5 @@
-"""Losses and durations that climb from line to line: a printed line is one observation, whatever steps lie between.
+"""Losses and durations that climb from line to line; each printed line is one observation, however many steps it
+covers.
 
 findings = [*climbing_loss(steps), *growing_duration(steps)]
 
@@ -32,7 +33,7 @@ def climbing_loss(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     places = [row["step"] for row in rows]
     rise = _multiplied(rows)
-    if rise is None and places[-1] > len(places):  # else the analysis of recorded runs sees the same
+    if rise is None and places[-1] > len(places):  # with more lines the analysis of recorded runs reports it
         found = find_rise({place: row["loss"] for place, row in enumerate(rows, 1)})
         if found is not None:
             first, last = places[found.first_step - 1], places[min(found.last_step, len(places)) - 1]
@@ -45,9 +46,9 @@ def _multiplied(rows: Sequence[Mapping[str, Any]]) -> Rise | None:
     """A loss whose last lines are a multiple of its first and of its lowest ones.
 
     1. Medians of blocks of `min_times` lines, counted from the newest line; four blocks or more.
-    2. The last two blocks are both `clear_factor` times the first one and the lowest one before them: a jump counts as
-       much as a climb, and a loss that is near zero after a long descent is below the first block.
-    3. The last block holds most of the rise: the loss has not come back.
+    2. The last two blocks are both `clear_factor` times the first one and the lowest one before them: a jump counts
+       like a climb, but a loss that rises near zero after a long descent stays below the first block.
+    3. The last block has most of the rise, so the loss has not come back.
     """
     length = SHARED.min_times
     num = len(rows) // length
@@ -74,7 +75,7 @@ def _multiplied(rows: Sequence[Mapping[str, Any]]) -> Rise | None:
 def growing_duration(steps: Sequence[Mapping[str, Any]], policy: ThroughputPolicy) -> list[Finding]:
     """Report durations that grow from line to line until the end, where lines are too few for a change of level.
 
-    1. Durations of the last training's lines without the first ones; those that may be a clock are left out.
+    1. Durations of the last training's lines, without the first ones, and without values that may be elapsed time.
     2. In nearly all pairs of lines the later one took longer. Chance puts 15 lines into such an order once in millions.
     3. The last third is `min_rise_ratio` above the first, and a third of the rise lies in the newest half of the lines:
        the smoothed rate of a progress bar approaches its level, and stops growing.

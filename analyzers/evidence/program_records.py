@@ -103,7 +103,7 @@ def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
 
 
 def _own(frames: Sequence[str]) -> tuple[str, ...]:
-    """Frames of the program; else of the libraries that it calls, as in a backtrace of Python's process."""
+    """Frames of the program; without any, frames of the libraries that it calls, as in gdb's backtrace."""
     called = [frame for frame in frames if not _SYSTEM.match(frame)]
     own = [frame for frame in called if not (is_library(frame) or _LIBRARY.match(frame)) and ":" in frame.split(" ")[0]]
     return tuple((own or called or list(frames))[:MAX_FRAMES])

@@ -1,7 +1,7 @@
 """Errors without a rule: lines that their program marks as errors, used only if nothing else explains the job's end.
 
-candidates = candidates or unnamed_errors(book)
-candidate = with_error_line(candidate, book)      # the line that stands before an end which does not say why
+candidates = candidates or unnamed_errors(book) candidate = with_error_line(candidate, book)      # with the error line
+before an end that has no reason
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         entry
         for entry in _errors(book)
         if (book.position(entry) < end or len(candidate.lines) == 1)
-        # what a shell printed before the launcher started comes from another program
+        # lines before the launcher's start come from another program of the shell
         and entry.line > started.get(entry.source, 0)
         and (entry.source, entry.line) not in known
         and (not candidate.ranks or entry.rank in (None, *candidate.ranks))

@@ -17,10 +17,10 @@ from analyzers.wording import ranks_text
 __all__ = ["PRECEDENCE", "Candidate", "from_lines", "host_in", "named_by", "ranks_of", "who"]
 
 PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "late", "victim")
-"""host: kernel or scheduler. own: a process names its own cause. late: an error that is not proof, because of when it
-came. The first class that has a candidate is the verdict's; within a class the earliest line."""
+"""host: kernel or scheduler. own: a process names its own cause. late: an error that came too late to prove anything.
+The first class with a candidate decides the verdict; within a class, the earliest line."""
 _KINDS = {"mismatch": "hang", "hang": "hang", "numerics": "non_finite"}
-"""Kind of finding by class; of every other class it is `rank_lost`."""
+"""Kind of finding by class; `rank_lost` for all other classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

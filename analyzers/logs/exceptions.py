@@ -46,7 +46,8 @@ _POINTERS = (
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = (
     "Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck",
-    "error code is 107020", "error code is 507046", "error code is 507047", "error code is 507048",  # CANN: timeouts
+    # these codes are CANN's timeouts
+    "error code is 107020", "error code is 507046", "error code is 507047", "error code is 507048",
 )  # fmt: skip
 _UNNAMED = (
     "RuntimeError",
@@ -68,7 +69,7 @@ _BETWEEN_RANKS = (
     "torch", "torch_npu", "ray", "vllm", "sglang", "deepspeed", "megatron", "horovod", "mpi4py", "jax", "jaxlib",
     "grpc", "tensorflow", "socket", "ssl", "asyncio", "concurrent", "multiprocessing", "exceptions", "__main__",
 )  # fmt: skip
-"""Packages through which processes of a job communicate, as they appear in the names of their errors."""
+"""Packages through which processes of a job communicate, as in the qualified names of their error classes."""
 _OTHERS = re.compile(
     r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
 )
@@ -168,13 +169,13 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
 def standing(entry: LogLine, book: LogBook) -> Standing:
     """Classify a line by its place in its file."""
     if entry.number("is_cut"):
-        return "aside"  # what it says stands below the end of the file
+        return "aside"  # the file ends before the line's message
     if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):
         return "survived"
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):
-        return "survived"  # the job finished after it
+        return "survived"  # the job finished after this line
     if entry.number("later_lines") and not book.seen and not any(book.of_role("death", "victim", "outside")):
-        return "survived"  # the only writer went on, and no line reports the end of a process
+        return "survived"  # the only process that writes went on, and no line reports the end of a process
     if _AT_EXIT in text_of(entry):
         return "ignored"
     if "NCCL WARN" in entry.message and any(

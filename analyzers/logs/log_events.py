@@ -24,22 +24,23 @@ __all__ = ["ATTEMPT", "MAX_QUOTED", "SAME_END_LINES", "SAME_END_NS", "LogBook", 
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)
-"""Last lines of a launcher: a start after one of them is another launch into the same file."""
+"""Kinds of a launcher's last lines; a start after one of them is another launch that appends to the same file."""
 _REFUSED = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
 """Errors of a program's text and command line, which are the same for all processes of a start."""
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
 _ROLES = {kind: rule.role for kind, rule in _RULES.items()} | {"started_again": "context"}
 _STREAM = re.compile(r"(?<![A-Za-z0-9])(?:std)?(?:out|err)(?![A-Za-z0-9])")
-"""What tells a process's two streams apart in their names: `88123_0_log.out`, `slurm-88123.err`, `stderr.log`."""
+"""Part of a file name that distinguishes a process's two streams: `88123_0_log.out`, `slurm-88123.err`,
+`stderr.log`."""
 ATTEMPT = re.compile(r"(?:(.*)/)?attempt_(\d{1,6})/")
 """Files of an attempt in the folder that torchrun's `--log-dir` made for it."""
 _THREAD = re.compile(r"\bblock: \[[\d,]+\], thread: \[[\d,]+\] ")
 SAME_END_LINES = 10
-"""Lines of one end stand this close: of each node and step of the job, and of srun."""
+"""Maximum distance in lines between reports of one end: by each node and step of the job, and by srun."""
 SAME_END_NS = 600 * 10**9
-"""Largest difference between lines of one end by their times (s): it allows for the hosts' clocks, and for the grace
-that Slurm gives a job.
+"""Maximum difference in time (ns) between reports of one end, which allows for the hosts' clocks and for Slurm's grace
+period.
 """
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
@@ -93,7 +94,8 @@ class LogLine:
 
 
 def quotes(lines: Iterable[LogLine], limit: int = 8) -> list[str]:
-    """At most `limit` lines with their places. Of an assertion that each thread of a kernel prints, only the first."""
+    """At most `limit` lines with their places. If each thread of a kernel prints an assertion, only the first is
+    quoted."""
     first: dict[str, LogLine] = {}
     for line in lines:
         is_of_thread = _THREAD.search(line.message) is not None
@@ -137,7 +139,7 @@ class LogBook:
         return ((entry, _RULES[entry.kind]) for _, entry in self._of(kinds))
 
     def _of(self, kinds: Iterable[str]) -> Iterable[tuple[int, LogLine]]:
-        """Lines of some kinds with their places among all; asked for once or more for every error."""
+        """Lines of some kinds with their positions among all lines; cached, because it is called for every error."""
         if not self._by_kind:
             for place, entry in enumerate(self.lines):
                 self._by_kind.setdefault(entry.kind, []).append((place, entry))
@@ -157,7 +159,7 @@ class LogBook:
 
     @property
     def spoke(self) -> frozenset[int]:
-        """Ranks that reported how their job ended: an exception, or that they lost another rank."""
+        """Ranks that reported an end: their own exception, or the loss of another rank."""
         reports = (entry for entry, _ in self.of_role("exception", "victim", "nccl", "root"))
         return frozenset(entry.rank for entry in reports if entry.rank is not None)
 
@@ -187,18 +189,20 @@ class LogBook:
 
 
 def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
-    """Lines of each file's last attempt, and those of attempts before it that ended: only the last end is the job's.
+    """Separate the lines of each file's last attempt from those of earlier, ended attempts: only the last end is the
+    job's. An attempt ends before
 
-    1. A scheduler's line on a job's end, or a launcher's table of failures, before a launcher's start: the job was
-       queued or launched again, its log appended.
-    2. A second start of the launcher of one node, or a resume where there is one node, by our own line.
-    3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
-    4. An error of a program's text or command line, then another end: the first had ended every process of its start.
-    5. A scheduler's end of another job: what stands above it is of that job.
-    6. A scheduler's end that is older than the last start in the process's other stream.
-    7. A folder of torchrun's attempts before the last that shows an end.
-    8. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
-       come after a failure, too. Steps lie between, or more time than between the processes of one start.
+    1. a launcher's start that follows a scheduler's line on a job's end, or a launcher's table of failures: the job was
+       queued or launched again, and appended to its log;
+    2. a second start of the launcher of one node, or on a single node a resume, as Rankscope's own line shows;
+    3. a restart by a launcher, unless only lost connections follow it, which may belong to the earlier attempt;
+    4. what follows an error of a program's source or command line, if another end comes later: such an error ends every
+       process of its start;
+    5. what follows a scheduler's line on the end of another job: all lines above that line belong to the other job;
+    6. what follows a scheduler's end that is older than the last start in the process's other stream;
+    7. the last of torchrun's attempt folders that shows an end;
+    8. a repetition of the file's first lines after a failure, if only one process writes (else they may be another
+       rank's first lines), and if steps or a long time lie between the two.
     """
     files: dict[str, list[LogLine]] = {}
     twins: dict[str, set[str]] = {}
@@ -236,7 +240,7 @@ def _earlier_attempts(files: Mapping[str, list[LogLine]]) -> set[str]:
 
 
 def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
-    """Line at which the last attempt of a file begins; 0 where it holds one."""
+    """Line at which the last attempt of a file begins; 0 if the file has only one."""
     lines = sorted(lines, key=lambda entry: entry.line)
     stopped, begin = False, 0
     launches: Counter[int] = Counter()
@@ -268,14 +272,14 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
 
 
 def _after_end(lines: list[LogLine], started_ns: int) -> int:
-    """Line below the last scheduler's end that is older than a start; 0 if none is."""
+    """Line after the last scheduler's end that is older than a start; 0 if there is none."""
     ends = ((entry.line, entry.wall_ns or wall_ns_of(entry.text("at"))) for entry in lines
             if entry.kind in _SCHEDULER_ENDS)  # fmt: skip
     return max((line + 1 for line, wall_ns in ends if wall_ns is not None and wall_ns < started_ns), default=0)
 
 
 def _after_refused(lines: list[LogLine]) -> int:
-    """Line of the first other end after a program was refused as a whole; 0 where none follows."""
+    """Line of the first other end after an error that ended all processes of a start; 0 if none follows."""
     ends = [entry for entry in lines if entry.kind == "exception" and not entry.number("chained")]
     refused = [entry for entry in ends if entry.text("type") in _REFUSED]
     if not refused:
@@ -286,7 +290,7 @@ def _after_refused(lines: list[LogLine]) -> int:
 
 
 def _after_another_job(lines: list[LogLine]) -> int:
-    """Line below the last end of another job than the one that ended last; 0 where one job wrote the file."""
+    """Line after the last end of a job other than the one that ended last; 0 if one job wrote the file."""
     ends = [(entry.line, entry.text("job").partition(".")[0]) for entry in lines if entry.kind == "slurm_cancelled"]
     ends = [(line, job) for line, job in ends if job]
     others = [line for line, job in ends if job != ends[-1][1]]

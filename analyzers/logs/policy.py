@@ -26,5 +26,6 @@ class LogPolicy:
     table."""
     usual_ranks_of_a_node: int = 8
     """Ranks on a node of most jobs: this rank and later ones are probably not on the first node. Source: most servers
-    have 8 devices. A few have 16: only from `MAX_RANKS_OF_A_NODE` (`store.readers.logs.identities`) on it is certain.
+    have 8 devices. A few have 16, so it is only certain for ranks from `MAX_RANKS_OF_A_NODE`
+    (`store.readers.logs.identities`) on.
     """

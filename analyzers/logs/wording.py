@@ -1,4 +1,4 @@
-"""Next steps for log lines that need other ones than their cause has by default."""
+"""Next steps for log lines that need another one than the default of their cause."""
 
 from __future__ import annotations
 
