@@ -3,12 +3,13 @@
     slow_links(source, attempt=0)        # [SlowLink(ranks=(3,), groups=("dp:1-3/2", "tp:2-3"), ...)]
 
 1. Groups of the same mesh dimension, operation and size are compared with each other, window by window of steps
-   (`transfers`). A group is slow if its median transfer is well above the median of the others. So are pairs of ranks
-   that exchange messages of the same size, within a host and between hosts apart.
+   (`transfers`). A group is slow if its median transfer is well above the median of the others. Pairs of ranks that
+   exchange messages of the same size are compared in the same way, separately within hosts and between hosts.
 2. A group alone in its dimension, and pairs with nothing to compare with, are compared with their own past. If most
-   pairs became slower it is not a link (`stragglers.throughput` reports that).
-3. Slow in most windows from an onset on: a slow link. `slow_link` names the ranks. Single steps date a group's rise.
-4. Where its ranks wait for cores, transfers differ without a slow link: then only clear ones are kept.
+   pairs became slower, the cause is not a link (`stragglers.throughput` reports that).
+3. A group or pair that is slow in most windows from an onset on has a slow link. `slow_link` names the ranks, and
+   single steps date the onset of a group.
+4. If its ranks wait for cores, transfers also differ without a slow link, so only clear ones are kept.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step
 
 
 def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
-    """Return True if the slow transfers can be explained by ranks that waited for cores."""
+    """Return True if waits of the ranks for cores can explain the slow transfers."""
     if not link.has_peers:
         step, waited_ms = core_waits(source, attempt, link.ranks, since_step)
         before, after = waited_ms[step < link.first_step], waited_ms[step >= link.first_step]

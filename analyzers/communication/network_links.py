@@ -1,10 +1,10 @@
-"""Links between nodes, from what the proxy threads of NCCL did: how long a sender waits for its network.
+"""Links between nodes, from records of NCCL's proxy threads: how long a sender waits for its network.
 
     for link in network_links(source, attempt=0):
         link.rank, link.peer, link.channel, link.factor
 
 A slow link slows its whole ring, so all members of a group see the same slow call. Its sender alone waits for the
-network; the others wait for data or for credit. Recorded where the plugin was asked for `steps` (docs/gpu.md).
+network; the others wait for data or for credit. The plugin records this if `steps` are requested (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NetworkLink:
     peer: int
     channel: int
     factor: float = 1.0
-    """Time a byte for which the sender waited for its network, over the median of all other links."""
+    """Time per byte for which the sender waited for its network / median of all other links."""
 
     @property
     def text(self) -> str:

@@ -36,8 +36,8 @@ class SlowLinkPolicy:
     min_rise_s: float = 5.0
     """How long transfers must have been slow if there is no other group or pair to compare with (s): another job, or
     `watch` during its analyses, slows transfers through shared cores for some time, however long the steps are. On
-    clean loops of 30 ms per step it was 0.7 to 2.2 s. Between devices `agreement_ratio` of it is enough: only hosts
-    share cores.
+    clean loops of 30 ms per step this lasted 0.7 to 2.2 s. Between devices `agreement_ratio` of this time is enough,
+    because only hosts share cores.
     """
 
 

@@ -147,7 +147,7 @@ def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> li
     """Groups whose transfers are slower than comparable ones while the link is slow."""
     windows = next(iter(groups.values()))
     usual = np.median([window.num_calls for window in windows.values()])
-    # A newest window that is not half full says little.
+    # A window counts only if it is at least half full, which the newest may not be.
     parts = [p for p in shared_windows(groups) if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
     parts = parts[-max(SHARED.min_times, len(parts) // 2) :]
     if len(groups) < 2 or len(parts) < SHARED.repeats:

@@ -7,7 +7,7 @@
 * Collectives: all members leave together, so the shortest time among them is the transfer without waiting. That is the
   time of the member that arrived last, so a slow rank does not lengthen it, but a slow link does.
 * Messages between two ranks: the transfer begins when both sides have made their call and ends with the receive. On one
-  host the clock gives it. Between hosts, whose clocks differ, it is the shorter of the two durations.
+  host both times are by the same clock. Between hosts, whose clocks differ, the shorter of the two durations counts.
 """
 
 from __future__ import annotations

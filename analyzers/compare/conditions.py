@@ -1,4 +1,4 @@
-"""Conditions of two runs that no setting names: ranks, devices, hosts and their load, tokens of a step, memory.
+"""Conditions of two runs that are not settings: ranks, devices, hosts and their load, tokens per step, memory.
 
     conditions(Run(source=a, facts=..., times=...), Run(source=b, facts=..., times=...))
     # (("host load per CPU", "0.9", "3.2"), ...): those that differ, and the load in any case
@@ -85,7 +85,7 @@ def _ranks(run: Run) -> str | None:
 
 def _mesh(run: Run) -> str | None:
     mesh = run.facts.get("mesh")
-    if not isinstance(mesh, Mapping) or not mesh:  # an attached run does not say how it is laid out
+    if not isinstance(mesh, Mapping) or not mesh:  # an attached run does not record its mesh
         return None
     return " x ".join(f"{name} {size}" for name, size in mesh.items() if size != 1) or "one rank"
 

@@ -98,7 +98,7 @@ def main_difference(speed: Change | None, before: StepParts | None, after: StepP
         return ""
     parts = ", ".join(f"{place}{who} {signed(ms)} ms" for place, ms in named.items())
     rest = growth - sum(named.values())
-    if rest * growth < 0:  # a part is more than the whole
+    if rest * growth < 0:  # the named parts exceed the whole change
         return f"A step takes {signed(growth)} ms: {parts}, all other parts together {signed(rest)} ms."
     return f"Most of the {signed(growth)} ms a step: {parts}."
 

@@ -32,7 +32,7 @@ _SETTLED = """
     SELECT attempt, min(newest_ns) FROM (SELECT attempt, rank, max(start_ns) AS newest_ns FROM steps GROUP BY ALL)
     GROUP BY attempt
 """
-"""When the last rank of each attempt began its newest step. What was written before is in the store by then."""
+"""Time at which the last rank of each attempt began its newest step; all earlier records are in the store by then."""
 
 
 def fingerprints(source: Source, scope: Scope) -> list[Finding]:
@@ -48,7 +48,8 @@ def fingerprints(source: Source, scope: Scope) -> list[Finding]:
         if found is None:
             continue
         not_restored = findings and findings[-1].evidence["restored_step"] is None
-        if not_restored and before == (attempt, found):  # without a response the same difference is in each check
+        # without a response every later check shows the same difference
+        if not_restored and before == (attempt, found):
             findings[-1] = replace(findings[-1], last_step=step)
             continue
         before = (attempt, found)
@@ -59,8 +60,8 @@ def fingerprints(source: Source, scope: Scope) -> list[Finding]:
 def _suspicious_checks(source: Source, scope: Scope) -> list[tuple[int, int, int, Sequence[Fingerprint]]]:
     """Checks in which anything differs, with all rows of those tensors: (attempt, step, turn, rows).
 
-    While the run lives, only checks after which all ranks have begun another step: the rows of one rank may be in the
-    store a moment before those of the others, and then the majority is not yet known.
+    On a live run, only checks after which all ranks have begun another step are returned. Before that, rows of some
+    ranks may still be missing in the store, and the majority is not known.
     """
     found = source.rows(
         """

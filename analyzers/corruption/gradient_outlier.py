@@ -74,7 +74,8 @@ class GradientOutlierDetector:
         return found
 
     def learn(self, peaks: Sequence[float]) -> None:
-        """Add a step to the history: `observe` adds clean ones, the caller those that proved clean."""
+        """Add a step to the history. `observe` adds clean steps; the caller adds steps that proved clean in the
+        recomputation."""
         logs = np.log(np.asarray(peaks, dtype=np.float64))
         self._take(logs, self._relative(logs))
 
@@ -93,7 +94,7 @@ class GradientOutlierDetector:
         policy = self.policy
         if rises is None or len(self._rises) < SHARED.many_values:
             return None
-        spread = max(sigma(np.stack(self._rises), center=0.0), 1e-9)  # ranks may agree to the last bit
+        spread = max(sigma(np.stack(self._rises), center=0.0), 1e-9)  # ranks may agree bitwise, so the spread may be 0
         limit = min(max(math.log(policy.min_ratio), policy.min_sigmas * spread), math.log(policy.max_ratio))
         outliers = np.flatnonzero(rises >= limit)
         if len(outliers) != 1:

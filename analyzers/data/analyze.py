@@ -2,9 +2,9 @@
 
     findings = data_bound(store, Scope())       # kind data_bound, cause steady | periodic | epoch_start | irregular
 
-1. The lower median rank's own time for data in each step is what most ranks wait. A single rank with a slow loader is a
-   straggler and not reported here. Time in which the rank was runnable but waited for a core is subtracted: on a
-   busy machine it lengthens every phase, the loader included.
+1. Most ranks wait for data as long as the lower median rank: its own loading time in each step is used. A single rank
+   with a slow loader is a straggler and not reported here. Time in which the rank was runnable but waited for a core is
+   subtracted: on a busy machine it lengthens every phase, the loader included.
 2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
 3. Rhythm: `steady` if most steps wait. Else, if the steps that wait much longer than the median one have regular gaps,
    `periodic` (a prefetch buffer that runs empty, a shard that is opened), or `epoch_start` where the first step is one
@@ -77,7 +77,7 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
     places = step[heavy]
     starts = (
         places[np.append(True, np.diff(places) > SHARED.repeats)] if len(places) else places
-    )  # a starved stretch counts once
+    )  # consecutive starved steps count once
     gaps = np.diff(starts)
     if len(gaps) >= 2:
         gap = float(np.median(gaps))
@@ -109,7 +109,7 @@ def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tu
 def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
     """Find the first step from which the run is data-bound to its end; None if it is not."""
     if _share(data_ms[-policy.min_steps :], step_ms[-policy.min_steps :]) < policy.share_ratio / 2:
-        return None  # it is over, or never was
+        return None  # the run is no longer data-bound, or never was
     from_here = np.cumsum(data_ms[::-1])[::-1], np.cumsum(step_ms[::-1])[::-1]
     blocks = np.arange(0, len(data_ms) - policy.min_steps + 1, policy.block_steps)
     shares = from_here[0][blocks] / np.maximum(from_here[1][blocks], 1e-9)
