@@ -5,7 +5,7 @@
     found.mtbf_h                                          # hours of runs between failures that ended an attempt
     found.speeds[0].status                                # "slower": configurations whose speed changed
 
-What counts is the number of *runs* in which a member had an incident: one bad hour does not condemn a machine.
+The number of *runs* in which a member had an incident counts, so that one bad hour does not condemn a machine.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class FleetPolicy:
     """Probability that any member of a healthy fleet stands out (ratio). Source: convention; Bonferroni."""
     trimmed_ratio: float = 0.1
     """Share of the members, with the highest rates, that the first estimate leaves out (ratio). Source: convention for
-    robust estimates; members that then prove to be ordinary are taken back in."""
+    robust estimates; members that then prove ordinary are included again."""
     least_hours: float = 0.1
-    """Smallest number of hours for which a run counts: a start is an exposure too, and a run that dies in it has next
-    to none (hours). Source: convention; start-up of a large job."""
+    """Minimum number of hours for which a run counts: a run that dies in its start-up has almost none, but was exposed
+    to failures (hours). Source: convention; start-up of a large job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Member:
     cost_s: float
     rate: Rate
     chance: float
-    """Probability that an ordinary member has as many."""
+    """Probability that an ordinary member has as many incidents, or more."""
     is_suspicious: bool
 
 
@@ -91,7 +91,7 @@ class _Tally:
     runs: int = 0
     hours: float = 0.0
     exposure_h: float = 0.0
-    """Hours that its rate is of: each run counts at least `FleetPolicy.least_hours`."""
+    """Hours to which its rate refers; each run counts at least `FleetPolicy.least_hours`."""
     bad_runs: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     cost_s: float = 0.0
@@ -127,7 +127,7 @@ def _add(
     incidents: Sequence[tuple[str, Incident]],
     policy: FleetPolicy,
 ) -> None:
-    """Add one run with its members and their hosts; `incidents` with the member that each is counted for."""
+    """Add one run with its members and their hosts. `incidents`: each with the member for which it counts."""
     bad: set[str] = set()
     for name, incident in incidents:
         if name in host_of:
@@ -144,8 +144,8 @@ def _add(
 
 
 def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member, ...]:
-    """The prior comes from members that do not stand out, so that several bad members do not make each other look
-    normal.
+    """Rank the members. The prior is estimated from members that do not stand out, so that several bad members do not
+    make each other look normal.
     """
     by_rate = sorted(tallies, key=lambda name: tallies[name].bad_runs / max(tallies[name].exposure_h, 1e-9))
     suspicious = set(by_rate[math.ceil(len(by_rate) * (1 - policy.trimmed_ratio)) :])
@@ -169,7 +169,7 @@ def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member,
 
 
 def _without_bad_hosts(devices: Sequence[Member], policy: FleetPolicy) -> list[Member]:
-    """A device stands out only if its host's incidents are its own: on a bad host all devices have their share."""
+    """Clear devices of bad hosts: a device stands out only if it has more than its share of its host's incidents."""
     of_host: Counter[str] = Counter()
     siblings: Counter[str] = Counter()
     for device in devices:
@@ -186,7 +186,7 @@ def _without_bad_hosts(devices: Sequence[Member], policy: FleetPolicy) -> list[M
 
 
 def _binomial_tail(count: int, total: int, share: float) -> float:
-    """Probability that at least `count` of `total` fall on a member with this share."""
+    """Probability that at least `count` of `total` incidents fall on a member with this share of the exposure."""
     return sum(math.comb(total, k) * share**k * (1 - share) ** (total - k) for k in range(count, total + 1))
 
 

@@ -41,7 +41,7 @@ class RunHistory:
     hours: float = 0.0
     restarts: int = 0
     failures: int = 0
-    """Attempts that failed: one that was stopped on purpose and resumed is a restart, and no failure."""
+    """Attempts that failed; an attempt that was stopped on purpose and resumed is a restart, not a failure."""
     hosts: tuple[str, ...] = ()
     host_of_device: Mapping[str, str] = field(default_factory=dict)
     """By UUID."""
@@ -83,8 +83,8 @@ def history_of(
 
 
 def _is_by_machine(finding: Finding) -> bool:
-    """Return True if a broken machine can have caused it. A NaN counts once a replay on the machine did not give it
-    again: most come from the model, the data or the rate."""
+    """Return True if a broken machine can have caused the finding. A NaN counts only if a replay on the machine did not
+    reproduce it, because most come from the model, the data or the learning rate."""
     kind = KINDS.get(finding.kind)
     if kind is None or not kind.by_machine or finding.cause in kind.user_causes:
         return False
@@ -92,7 +92,7 @@ def _is_by_machine(finding: Finding) -> bool:
 
 
 def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[Incident]:
-    """One per host: several ranks of one host that fail together are one incident of it."""
+    """One incident per host, even if several of its ranks fail together."""
     node, device = finding.evidence.get("node"), finding.evidence.get("device")
     if isinstance(node, str) and node:
         where = {(node, device if isinstance(device, str) and device.startswith("GPU-") else "")}
@@ -100,7 +100,7 @@ def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[
         found = {places[rank] for rank in finding.ranks if rank in places}
         where = {(host, device) for host, device in found if host}
     if len({host for host, _ in where}) > 1:
-        return []  # several hosts at the same time: no single machine caused it
+        return []  # several hosts at the same time, so no single machine is the cause
     one_device = len({device for _, device in where}) == 1
     return [
         Incident(
@@ -123,7 +123,8 @@ def _places(source: Source) -> dict[int, tuple[str, str]]:
 
 
 def _hours(source: Source, diagnosis: Diagnosis) -> float:
-    """The account's wall time; of a run that died before its first step, from the first event to the last."""
+    """Hours of wall time from the account; for a run that died before its first step, from the first event to the
+    last."""
     if diagnosis.goodput is not None:
         return diagnosis.goodput.wall_s / 3600
     times = []

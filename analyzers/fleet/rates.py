@@ -1,8 +1,8 @@
 """Rates of rare incidents, with small samples handled honestly: empirical Bayes over all members of a fleet.
 
-    prior = fit(counts, hours)                     # what rates are like in this fleet
+    prior = fit(counts, hours)                     # distribution of rates in this fleet
     rate = posterior(prior, count=3, hours=40.0)   # rate.mean_per_h, rate.low_per_h, rate.high_per_h
-    tail(prior, count=3, hours=40.0)               # how likely an ordinary member has as many, or more
+    tail(prior, count=3, hours=40.0)               # probability that an ordinary member has as many, or more
 
 Counts are Poisson with individual rates, and rates are Gamma distributed over the fleet (so a count is negative
 binomial). Source: Gelman et al., "Bayesian Data Analysis", chapter 2.7 (cancer rates of counties).
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 __all__ = ["Prior", "Rate", "fit", "posterior", "tail"]
 
 Z_90 = 1.645
-_SHAPES = tuple(10 ** (step / 4) for step in range(-4, 13))  # 0.1, where rates differ widely, to 1000: all equal
+_SHAPES = tuple(10 ** (step / 4) for step in range(-4, 13))  # from 0.1 (rates differ widely) to 1000 (all rates equal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Rate:
 
 
 def fit(counts: Sequence[int], hours: Sequence[float]) -> Prior:
-    """The prior under which these counts are most likely. Without any hours, one that knows nothing."""
+    """The prior under which these counts are most likely; an uninformative one if there are no hours."""
     total_hours = sum(hours)
     if total_hours <= 0:
         return Prior(shape=1.0, hours=1.0)
@@ -50,7 +50,7 @@ def fit(counts: Sequence[int], hours: Sequence[float]) -> Prior:
 def posterior(prior: Prior, *, count: int, hours: float) -> Rate:
     """Rate of a member after its own hours, with its interval.
 
-    The prior weighs at most one incident: a member that is not like the others must be able to show it.
+    The prior weighs at most as much as one incident, so that a deviating member can stand out.
     """
     weight = min(1.0, 1.0 / prior.shape)
     shape, rate = prior.shape * weight + count, prior.hours * weight + hours

@@ -36,8 +36,8 @@ _SETTINGS = (
     "train.compile", "train.compile_backend", "train.backend",
     "optim.fused",
 )  # fmt: skip
-"""Settings that a step's time depends on. Named one by one: a setting that a newer version adds must not make another
-configuration of a run that does not use it."""
+"""Settings that affect the time of a step. They are listed, so that a setting that a newer version adds does not change
+the fingerprint of runs that do not use it."""
 _FACTS = ("num_parameters", "world_size", "device_name", "float32_matmul_precision")
 MAX_VALUE = 80
 

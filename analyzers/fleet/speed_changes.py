@@ -43,7 +43,7 @@ _BATCH = 100
 _TESTS = 2
 """Tests on one part of the runs; they share its error probability."""
 _ENOUGH = 50
-"""Random orders as extreme as the one seen, after which the p-value is known well enough."""
+"""Number of random orders as extreme as the observed one after which the p-value is precise enough."""
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class SpeedChange:
     index: int
     """Index of that run among the configuration's runs."""
     before: float
-    """Median speed of the runs between the change before this one, or the first run, and this one."""
+    """Median speed of the runs before this change, back to the previous change or the first run."""
     after: float
     p_value: float
     versions: Mapping[str, tuple[str, str]]
@@ -75,7 +75,7 @@ class SpeedChange:
 
     @property
     def ratio(self) -> float:
-        """Speed after it over that before it."""
+        """Speed after the change / speed before it."""
         return self.after / self.before
 
     @property
@@ -157,7 +157,8 @@ def _judged(name: str, runs: Sequence[RunSpeed], limit: float) -> ConfigurationS
 
 
 def _is_enough(count: int, limit: float) -> bool:
-    """Decide whether a perfect separation of so many runs could pass; an odd number has two middles."""
+    """Return True if a perfect separation of this many runs could pass the test; an odd number has two middle
+    splits."""
     orders = math.comb(count, count // 2) / (2 if count % 2 == 0 else 4)
     return count >= 2 * SHARED.min_times and _TESTS / orders < limit
 
@@ -181,7 +182,7 @@ def _splits(values: Floats, offset: int, limit: float) -> list[tuple[int, float]
 
 
 def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
-    """p-value and the stretch that differs most; 1 where there is none to test."""
+    """p-value, and the stretch that differs most; 1 if there is no stretch to test."""
     if not len(arcs.begin):
         return 1.0, 0
     statistics = arcs.statistics(ranks[None])[0]
@@ -205,7 +206,8 @@ def _real(values: Floats, splits: Sequence[tuple[int, float]], limit: float) -> 
 
 
 def _doubt(before: Floats, after: Floats, limit: float) -> float:
-    """Probability of such a difference between two groups of runs in a random order; 1 for a small difference."""
+    """Probability of such a difference between two groups of runs in a random order; 1 if it is below the smallest
+    change."""
     if abs(float(np.median(after) / np.median(before)) - 1) < SHARED.min_change_ratio:
         return 1.0
     ranks = _ranks(np.concatenate([before, after]))
@@ -227,19 +229,19 @@ class _Arcs:
 
     @classmethod
     def to_the_newest(cls, count: int, least: int) -> _Arcs:
-        """Changes after a split."""
+        """Stretches from a split to the newest run."""
         begin = np.arange(least, count - least + 1)
         return cls(begin, np.full_like(begin, count), count)
 
     @classmethod
     def between(cls, count: int, least: int) -> _Arcs:
-        """Changes with runs before and after them."""
+        """Stretches with runs before and after them."""
         begin, end = np.meshgrid(np.arange(least, count), np.arange(least, count - least + 1), indexing="ij")
         valid = end - begin >= least
         return cls(begin[valid], end[valid], count)
 
     def statistics(self, orders: Floats) -> Floats:
-        """One per row of ranks and stretch."""
+        """Test statistic for each row of ranks and each stretch."""
         sums = np.concatenate([np.zeros((len(orders), 1)), np.cumsum(orders, axis=1)], axis=1)
         length = self.end - self.begin
         found: Floats = np.abs(sums[:, self.end] - sums[:, self.begin]) / np.sqrt(length * (self.count - length))
@@ -247,7 +249,7 @@ class _Arcs:
 
 
 def _ranks(values: Floats) -> Floats:
-    """Ranks around their mean; equal values share theirs."""
+    """Ranks minus their mean; equal values share a rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     shared = np.cumsum(counts) - (counts + 1) / 2
     ranks: Floats = shared[inverse] - (len(values) - 1) / 2
@@ -255,9 +257,10 @@ def _ranks(values: Floats) -> Floats:
 
 
 def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], seen: float, limit: float) -> float:
-    """Share of random orders with as large a statistic, the order seen counted too; an upper estimate above `limit`.
+    """Share of random orders with as large a statistic, including the observed order; above `limit` it is an upper
+    estimate.
 
-    Stops once the share cannot come below the limit any more (Besag and Clifford, 1991).
+    Stops as soon as the share can no longer fall below the limit (Besag and Clifford, 1991).
     """
     rng = np.random.default_rng(0)
     larger = total = 0
@@ -269,8 +272,8 @@ def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], seen: float, 
 
 
 def _changed(before: Sequence[RunSpeed], after: Sequence[RunSpeed]) -> dict[str, tuple[str, str]]:
-    """Versions that most runs before have in common and most after do not: the place of a change is known to a run or
-    two only."""
+    """Versions that most runs before the change have in common and most runs after it do not; the index of a change is
+    uncertain by a run or two."""
     found = {}
     for name in sorted({name for run in (*before, *after) for name in run.versions}):
         old, new = (_common(name, side) for side in (before, after))

@@ -32,7 +32,7 @@ def extremes(values: Floats, limit: int = MAX_POINTS) -> npt.NDArray[np.int64]:
         part = values[piece]
         finite = np.isfinite(part)
         if not finite.all():
-            kept.add(int(piece[int(np.argmin(finite))]))  # the first that is none: a gap stays a gap
+            kept.add(int(piece[int(np.argmin(finite))]))  # the first NaN of the piece, so that a gap stays visible
         if finite.any():
             kept.add(int(piece[int(np.nanargmin(np.where(finite, part, np.nan)))]))
             kept.add(int(piece[int(np.nanargmax(np.where(finite, part, np.nan)))]))

@@ -3,8 +3,8 @@
     source.query(f"SELECT rank, median(duration_ns) FROM steps WHERE {sampled(source, 0, 99_999)} GROUP BY rank")
 
 Rows are stored in order of time, and DuckDB knows the smallest and largest step of each block of rows: reading
-stretches skips nine blocks of ten, reading every k-th step skips none (1,024 ranks x 100,000 steps: 0.2 s against 1.0 s
-of CPU).
+stretches of steps skips nine blocks out of ten, while reading every k-th step skips none (1,024 ranks x 100,000 steps:
+0.2 s against 1.0 s of CPU).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from analyzers.source import READ_STEPS, Source
 __all__ = ["MAX_ROWS", "sampled"]
 
 MAX_ROWS = 400_000
-"""Rows that a median looks at."""
+"""Maximum number of rows for a median."""
 STRETCHES = 16
 
 
@@ -30,4 +30,4 @@ def sampled(source: Source, first_step: int, last_step: int, *, max_rows: int = 
     length = max(1, min(READ_STEPS, max_rows * num_steps // num_rows) // STRETCHES)
     begins = [first + i * (num_steps - length) // (STRETCHES - 1) for i in range(STRETCHES)]
     chosen = sorted({begin + i for begin in begins for i in range(length)})
-    return f"step IN ({', '.join(map(str, chosen))})"  # a list of numbers prunes blocks, an OR of ranges doesn't
+    return f"step IN ({', '.join(map(str, chosen))})"  # DuckDB skips blocks for an IN list, but not for an OR of ranges

@@ -16,7 +16,7 @@ from analyzers.source import Floats, Ints
 __all__ = ["limit_start"]
 
 _FLATTENS = 3.0
-"""Ratio of the first steps' maximum to the later steps' from which the later ones look flat."""
+"""Maximum of the first steps / maximum of the later steps at which the later ones look flat."""
 _ROOM = 1.1
 
 

@@ -49,7 +49,7 @@ CALL = {
 """Colours of collectives by operation. In a timeline their lane is below that of the phases."""
 SEVERITY = {"critical": _RED, "warning": _ORANGE, "info": _BLUE}
 ACCUSED = (_ORANGE, _RED, _VIOLET, _RUST)
-"""Colours of what a finding names, before the blue of the others."""
+"""Colours of the ranks and devices that a finding names, against the blue of the others."""
 CATEGORY = {
     "training": _GREEN, "data": _SKY, "communication": _BLUE, "straggler": _ORANGE, "bubble": _PINK,
     "checkpoint": _VIOLET, "evaluation": _TEAL, "recomputed": _RUST, "restart": _BROWN, "hang": _RED,
@@ -70,7 +70,8 @@ _EXCESS = {
     False: [[0, "#eef1f5"], [0.19, "#e3e8ee"], [0.21, "#fbe3b4"], [0.45, "#f5a33d"], [0.7, "#d9482b"], [1, "#7a0c2e"]],
     True: [[0, "#10151c"], [0.19, "#1b232d"], [0.21, "#4a2a12"], [0.45, "#a34a12"], [0.7, "#f0862b"], [1, "#ffe9a8"]],
 }
-"""Colours of an excess where a figure names none, by dark or light page: the first fifth is noise, in the ground's."""
+"""Default colours of an excess, for a light (False) and a dark (True) page; the first fifth is noise, in the background
+colour."""
 _INKS = ("#ffffff", "#000000")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 MAX_LABEL = 80
@@ -119,7 +120,7 @@ def new_figure(*, height: int = 320, x: str = "", y: str = "", **layout: Any) ->
     """An empty figure with titles for its axes, in pixels, without a template."""
     figure = go.Figure(
         layout={
-            "template": {},  # else Plotly's own is copied now, and travels with every figure
+            "template": {},  # else Plotly's default template would be copied into every figure
             "height": height,
             "margin": {"l": 64, "r": 24, "t": 24, "b": 48},
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
@@ -146,7 +147,7 @@ def template(*, dark: bool) -> dict[str, Any]:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": FONT, "size": 12, "color": text},
             "colorway": list(SEQUENCE),
-            "xaxis": axis | {"ticklabelstandoff": 4},  # else its first number touches that of the other axis
+            "xaxis": axis | {"ticklabelstandoff": 4},  # else its first label touches the other axis's label
             "yaxis": axis,
             "hoverlabel": {
                 "bgcolor": "#1b222c" if dark else "#ffffff", "bordercolor": line,

@@ -5,11 +5,12 @@
 
 Raw values mostly show what all ranks share (a long step is long on all of them); the excess shows which rank differs.
 
-1. In each step and pipeline stage the median of the ranks is subtracted. Where that median is well above the noise,
-   the excess is a share of it (per cent), else it keeps the unit of the measure.
+1. In each step and pipeline stage the median of the ranks is subtracted. If that median is well above the noise, the
+   excess is a percentage of it, else it has the unit of the measure.
 2. The noise of a cell combines how much a rank changes from one column to the next and how far ranks differ
    permanently. Both use medians of absolute deviations, so that a slow rank does not hide itself.
-3. Each rank gets a score: the largest mean excess of any stretch of columns, or rise at any column, over its error.
+3. Each rank gets a score: the largest mean excess of any stretch of columns, or the largest rise at any column, divided
+   by its standard error.
 4. Ranks are in mesh order. If there are more ranks than rows, a row is the mean of its ranks, or the one rank among
    them that stands out. (The maximum per cell would only show the noise of all of them.)
 """
@@ -37,9 +38,9 @@ MAX_NAMED = 5
 NAMED_SCORE = 6.0
 """Score from which a rank is named in the figure. With noise only, the largest score of 4,096 ranks is about 4."""
 MIN_NAMED_PERCENT = 0.5
-"""Excess in percent from which a rank is named: less is certain in a long run, and costs nothing."""
+"""Minimum excess in percent for naming a rank: in a long run even less is certain, but costs nothing."""
 MIN_SPREAD_RANKS = 8
-"""Ranks from which their lasting differences are a spread."""
+"""Minimum number of ranks for a spread of their lasting differences."""
 MIN_STRETCH = 3
 """Minimum number of columns in which a named rank stands out: a single long step is one bright cell, not a row."""
 CLIP_SIGMAS = 4.0
@@ -102,7 +103,7 @@ class Excess:
 
 
 def load_excess(source: Source, measure: str, *, max_rows: int | None = None) -> Excess:
-    """The excess of a measure of `rank_step.MEASURES`; with `max_rows` from about so many rows."""
+    """The excess of a measure of `rank_step.MEASURES`; `max_rows`: approximate number of rows that are read."""
     matrix = rank_step(source, measure, max_rows=max_rows, each_rank=True)
     places = load_places(source)
     coordinates = {name: ints(places[name]) for name in (*MESH_ORDER, "node_rank")}
@@ -152,7 +153,7 @@ def _medians(values: npt.NDArray[Any], stages: Ints) -> Floats:
 
 
 def _noise(values: Floats) -> tuple[float, float]:
-    """(change from column to column, lasting difference between ranks), as standard deviations."""
+    """Standard deviations (of the change from column to column, of the lasting difference between ranks)."""
     changes = np.abs(np.diff(values, axis=1))
     changes = changes[np.isfinite(changes)]
     noise = MAD_TO_SIGMA * float(np.median(changes)) / np.sqrt(2) if len(changes) else 0.0
@@ -166,7 +167,8 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
     """Score of each rank, and those that stand out in more than a single step."""
     num_rows, num = values.shape
     filled = np.where(np.isfinite(values), values, 0.0)
-    noise = noise or float(np.abs(filled).max(initial=0)) / 1e3  # all are equal but those that differ
+    # noise of 0: all ranks are equal, except those that stand out
+    noise = noise or float(np.abs(filled).max(initial=0)) / 1e3
     if not num or noise <= 0:
         return np.zeros(num_rows), []
     most = CLIP_SIGMAS * np.hypot(noise, lasting)  # a single long step does not make a range of slow steps
@@ -181,7 +183,7 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
         better = score[every, at] > named
         named[better], first[better], last[better] = score[every, at][better], at[better], at[better] + length - 1
     least = max(MIN_STRETCH, num // 20)
-    if num >= 2 * least:  # a rise: what a rank had before cancels its lasting difference
+    if num >= 2 * least:  # a rise: subtracting the rank's earlier excess removes its lasting difference
         after = np.arange(least, num - least + 1)
         rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - clipped[:, after] / after
         score = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
@@ -207,7 +209,7 @@ def _running(values: Floats) -> Floats:
 
 
 def _parts(order: Ints, stages: Ints) -> list[Ints]:
-    """Places in the matrix of the ranks of each row; a row has one stage."""
+    """For each row the indices of its ranks in the matrix; all ranks of a row have the same stage."""
     per_row = max(1, -(-len(order) // MAX_ROWS))
     parts: list[Ints] = []
     start = 0
@@ -220,14 +222,14 @@ def _parts(order: Ints, stages: Ints) -> list[Ints]:
 
 
 def _mean(values: Floats) -> Floats:
-    """Mean of the rows, without those that are not known; NaN where none is."""
+    """Mean of the rows without NaN; NaN where all are NaN."""
     known = np.isfinite(values)
     number = known.sum(axis=0)
     return np.where(number, np.where(known, values, 0).sum(axis=0) / np.maximum(number, 1), np.nan)
 
 
 def _groups(ranks: Ints, places: Places) -> tuple[tuple[str, int, int], ...]:
-    """First rows of the parts of the outermost dimension that divides them; of many parts, none."""
+    """First row of each part of the outermost dimension that divides the rows; empty if there are many parts."""
     for name in (*MESH_ORDER, "node_rank"):
         of_row = places.of(ranks, name)
         starts = [0, *(np.flatnonzero(np.diff(of_row)) + 1).tolist()] if len(of_row) else []

@@ -3,8 +3,8 @@
     figure = draw(excess_over_peers(cells, places), marks=[Mark(rank=3, first_step=60, ...)])
 
 The colour scale runs logarithmically from twice the noise of a cell to the largest row: a rank at +1 % is visible if
-nothing is worse, and one at +30 % does not hide another at +3 %. Ranks that stand out, and those of findings, are named
-above the map; of many ranks, each of these also has a numbered row there.
+nothing is worse, and a rank at +30 % does not hide another at +3 %. Ranks that stand out, and ranks of findings, are
+named above the map; if there are many ranks, each of these also has a numbered row there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from analyzers.source import Floats
 __all__ = ["draw", "name_of"]
 
 LABELLED_ROWS = 32
-"""Rows up to which each has its number and is high enough to be seen."""
+"""Maximum number of rows that are high enough to be seen and have their rank's number."""
 MAX_ABOVE = 6
 GROUND_SIGMAS, TOP_SIGMAS = 2.0, 6.0
 """Excess in units of noise at which colours begin, and the smallest at which they may end."""
 GROUND = 0.2
-"""Share of the colours below."""
+"""Share of the colour scale for excesses below that limit."""
 ROW_PX, GAP_PX = 26, 14
 MAP_PX = 520
 TICKS = (1, 2, 3, 5)
@@ -84,7 +84,7 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
             )  # fmt: skip
     named = [(rank, text) for rank in _above(excess, marks) if (text := _text(excess, rank, marks))]
     for line, (rank, text) in enumerate(named):
-        # Above the map, since on it a text would cover the steps in which something begins, on a narrow page at least.
+        # Texts are above the map: on a narrow page a text in it would cover the steps in which something begins.
         figure.add_annotation(
             x=0, xref="paper", y=1, yref="paper", text=label(f"rank {rank}: {text}", 60), showarrow=False,
             xanchor="left", yanchor="bottom", yshift=6 + TEXT_PX * (len(named) - 1 - line),
@@ -119,7 +119,7 @@ def _limits(excess: Excess) -> tuple[float, float]:
 
 
 def _shade(values: Any, low: float, top: float) -> Floats:
-    """Place of an excess among the colours, 0 to 1."""
+    """Position of an excess on the colour scale, 0 to 1."""
     values = np.asarray(values, dtype=float)
     with np.errstate(invalid="ignore"):
         ratio = np.log(np.maximum(values, low) / low) / np.log(top / low)
@@ -153,7 +153,7 @@ def _above(excess: Excess, marks: Sequence[Mark]) -> list[int]:
 
 
 def _text(excess: Excess, rank: int, marks: Sequence[Mark]) -> str:
-    """Describe the rank's finding and its steps; for a rank without a finding, what stands out in this figure."""
+    """Describe the rank's finding and its steps; for a rank without a finding, its excess in this figure."""
     for mark in marks:
         if mark.rank == rank:
             first, last = mark.first_step, mark.last_step

@@ -26,11 +26,12 @@ DIMENSIONS = {
     "pp": "stage", "dp_replicate": "replica", "dp_shard": "shard", "cp": "context", "tp": "tensor", "ep": "expert",
     "node_rank": "node", "local_rank": "local rank",
 }  # fmt: skip
-"""Columns of table `ranks` that say where a rank is, and what people call them."""
+"""Columns of table `ranks` with the coordinates of a rank, and the usual names of the dimensions."""
 Texts = npt.NDArray[np.object_]
 MAX_CELLS_WITH_TEXT = 256
 TEXT_WIDTH, CHARACTER = 420, 6.5
-"""Pixels for the texts of a row of cells, and of a character: a longer text is shrunk beyond reading."""
+"""Width in pixels for the texts of a row of cells, and of a character; longer texts would be shrunk until
+unreadable."""
 MAX_RUNS, MAX_RUNS_HOVER = 2, 24
 """Ranges of ranks that a cell and its hover text list; the others are counted."""
 
@@ -97,7 +98,7 @@ def filled_ratio(places: Mapping[str, Any], rows: str, columns: str) -> float:
 
 
 def _text(names: Texts, slowest: Texts) -> Texts | None:
-    """The ranks of each cell where that fits, else the slowest one, else nothing."""
+    """Text of each cell: its ranks if they fit, else the slowest one, else nothing."""
     for texts in (names, slowest):
         longest = max((len(str(text)) for text in texts.flat), default=0)
         if texts.size <= MAX_CELLS_WITH_TEXT and longest * CHARACTER * texts.shape[1] <= TEXT_WIDTH:

@@ -25,8 +25,8 @@ __all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
 MAX_CELLS = 400
 """Rows and columns of a matrix."""
 FEW_RANKS, COLUMNS_OF_MANY = 32, 100
-"""Number of ranks up to which means have `MAX_CELLS` columns, and number of columns for more ranks: thinner rows need
-less noise.
+"""Number of ranks up to which means have `MAX_CELLS` columns, and number of columns for more ranks, whose thinner rows
+need less noise.
 """
 MEASURES = {
     "own work": (f"{OWN_WORK} / 1e6", "ms"),
@@ -44,9 +44,10 @@ _OF_CALLS = ("own work", "waiting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """`values[i, j]`: the largest value (of each rank: the mean) of ranks from `ranks[i]` and steps from `steps[j]` on.
+    """`values[i, j]`: the largest value over the ranks from `ranks[i]` and the steps from `steps[j]` on; the mean, if
+    each rank has a row.
 
-    NaN where none is.
+    NaN where nothing was recorded.
     """
 
     ranks: Ints
@@ -56,7 +57,7 @@ class Matrix:
     ranks_per_cell: int = 1
     steps_per_cell: int = 1
     every_steps: int = 1
-    """Distance of the steps that were read."""
+    """Distance between the steps that were read."""
 
     @property
     def is_reduced(self) -> bool:
@@ -95,7 +96,7 @@ def rank_step(
     shape = ((high - low) // per_rank + 1, (last - first) // per_step + 1)
     values = np.full(shape, np.nan)
     on_device = [of for of in attempts(source) if has_device_calls(source, of)] if measure in _OF_CALLS else []
-    if on_device:  # no column of a step has it
+    if on_device:  # a measure that is not a column of `steps`
         sums, counts = np.zeros(shape), np.zeros(shape)
         for attempt in on_device:
             rank, step, ms = _by_calls(source, attempt, measure)
@@ -123,7 +124,7 @@ def rank_step(
 
 
 def _by_calls(source: Source, attempt: int, measure: str) -> tuple[Ints, Ints, Floats]:
-    """(rank, step, ms) of GPUs without stamps: the least that ranks waited, and their steps without it."""
+    """(rank, step, ms) on GPUs without stamps: the minimum waiting of the ranks, or their steps without it."""
     table = device_rows(source, attempt)
     waited = floats(table["wait"])
     ms = waited if measure == "waiting" else floats(table["duration"]) - waited

@@ -35,7 +35,7 @@ class Piece:
     stage: int | None = None
     microbatch: int | None = None
     pipeline: str = ""
-    """Where the rank is in the mesh apart from its stage: ranks of one pipeline share it."""
+    """Mesh coordinates of the rank except its stage; ranks of one pipeline share them."""
     zero_ns: int = 0
     """Epoch time of millisecond 0 on the rank's host."""
 

@@ -34,7 +34,7 @@ def attempt_marks(source: Source, attempt: int) -> list[AttemptMark]:
     if not source.has("steps"):
         return []
     of = "FROM steps WHERE attempt = ? AND rank >= 0"
-    ((begin_ns, last_step),) = source.rows(  # the first of an order skips blocks of rows, min and max do not
+    ((begin_ns, last_step),) = source.rows(  # ORDER BY ... LIMIT 1 lets DuckDB skip blocks of rows; min and max do not
         f"SELECT (SELECT start_ns {of} ORDER BY start_ns LIMIT 1), (SELECT step {of} ORDER BY step DESC LIMIT 1)",
         [attempt, attempt],
     )
@@ -57,7 +57,7 @@ def attempt_marks(source: Source, attempt: int) -> list[AttemptMark]:
 
 
 def _last_record_ns(source: Source, attempt: int, last_step: int) -> int:
-    """The last time that a rank recorded in the attempt; of a step that never ended its spans and calls know it."""
+    """Time of a rank's last record in the attempt; for a step that never ended, from its spans and calls."""
     times = [
         source.rows(
             f"SELECT max(greatest({begin}, coalesce({end}, {begin}))) FROM {table} "

@@ -18,7 +18,7 @@ MAX_RANKS = 64
 _LEAST = 0.0005
 """Share of the wall time below which a category is not drawn."""
 _LABELLED = 4
-"""Percent from which a part of the strip is as wide as its number; a smaller one has it in the legend."""
+"""Percentage from which a part of the strip has room for its number; a smaller part has it in the legend."""
 
 
 def waterfall(account: Account) -> go.Figure:

@@ -21,7 +21,7 @@ __all__ = ["draw", "stretches"]
 
 MAX_STRETCHES = 40
 GAP = 2
-"""Usual distances of neighbouring steps from which there is a gap between two."""
+"""Two neighbouring steps are separated by a gap if they are more than this many times the usual distance apart."""
 
 
 def draw(

@@ -84,17 +84,19 @@ def draw(
         range=[len(lane) - 0.4, -0.85], showgrid=False,
     )  # fmt: skip
     figure.update_xaxes(range=[0, right], ticksuffix=" ms", title={"text": ""})
-    figure.update_layout(uniformtext={"minsize": NAME_SIZE, "mode": "hide"})  # else a narrow bar shrinks its name
+    # else Plotly shrinks the name in a narrow bar
+    figure.update_layout(uniformtext={"minsize": NAME_SIZE, "mode": "hide"})
     _add_steps(figure, pieces, right)
     _add_marks(figure, pieces, marks, right)
     return figure
 
 
 def between_phases(pieces: Sequence[Piece], *, least_ms: float) -> list[Piece]:
-    """Time between the spans of a rank, in which the loop does work of its rank too. Not in pipelines, where a rank
-    waits for its neighbours between two spans.
+    """Time between the spans of a rank, which is also its own work. Not in pipelines, where a rank waits for its
+    neighbours between two spans.
     """
-    piped = {piece.rank for piece in pieces if piece.stage is not None}  # its data and optimizer spans have no stage
+    # by rank, because its data and optimizer spans have no stage
+    piped = {piece.rank for piece in pieces if piece.stage is not None}
     found = []
     until: dict[int, Piece] = {}
     for piece in sorted(pieces, key=lambda p: p.start_ms):
@@ -121,7 +123,7 @@ def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
         if piece.step is not None:
             begins[piece.step] = min(piece.start_ms, begins.get(piece.step, piece.start_ms))
     labelled: list[int] = []
-    for step in sorted(begins, reverse=True):  # a hanging step keeps its number: the others are narrow
+    for step in sorted(begins, reverse=True):  # from the last step, so that a hanging step keeps its number
         if not labelled or begins[labelled[-1]] - begins[step] >= right / MAX_STEP_LABELS:
             labelled.append(step)
     for step, start_ms in sorted(begins.items()):
@@ -153,7 +155,7 @@ def _names(name: str, colour: str, of_kind: list[Piece], right: float) -> dict[s
 def _add_marks(figure: go.Figure, pieces: list[Piece], marks: Sequence[AttemptMark], right: float) -> None:
     """Add a line for each mark between the first and the last piece, with its text at the foot.
 
-    The end of an attempt may lie a little after its last piece: the axis is made longer for it.
+    The end of an attempt may be shortly after its last piece, so the axis is extended for it.
     """
     zeros = {piece.rank: piece.zero_ns for piece in pieces}
     slack_ms = 0.02 * right
