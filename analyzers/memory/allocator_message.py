@@ -2,7 +2,7 @@
 
     found = memory_of_message("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ...")
     found["requested_bytes"], found["device_free_bytes"], found["others_bytes"], found["holders"]
-    others_hold_it(found)       # True: without the other processes there would have been room
+    others_hold_it(found)       # True: without the other processes the request would have fit
 
 The message describes the moment of the failure. A snapshot taken later, when the stack has unwound, does not: by then
 the tensors of the failed step are freed. Figures that the message lacks are absent, never 0: cuBLAS, cuDNN and NCCL say
@@ -39,10 +39,10 @@ UNCOUNTED_BYTES = 1 << 64
 def memory_of_message(
     message: str, ranks: Mapping[int, int] | None = None, own_pids: Collection[int] = ()
 ) -> dict[str, Any]:
-    """Figures by name, in bytes; `holders`: the largest other processes, `ranks` by pid being those of this run.
+    """Figures by name, in bytes. `holders`: the largest other processes; `ranks`: {pid: rank} of this run.
 
-    `own_pids`: known numbers of the process whose message it is. Torch lists it among the others where the driver and
-    the process number it differently, as in a container.
+    `own_pids`: known pids of the process that wrote the message. torch lists it among the other processes if the driver
+    knows it by another pid, as in a container.
     """
     found: dict[str, Any] = {
         name: held
@@ -66,8 +66,8 @@ def memory_of_message(
 
 
 def _own(holders: list[list[int]], found: Mapping[str, Any], own_pids: Collection[int]) -> list[int] | None:
-    """The failed process among the holders: by its known pid, or because the device has no room for another one. It
-    holds at least the memory reserved by torch; if several holders do, the smallest is meant.
+    """Find the failed process among the holders: by its known pid, or because the device has no room for another such
+    process. It holds at least the memory reserved by torch; if several holders do, the smallest is taken.
     """
     device, reserved = found.get("device_bytes"), found.get("reserved_bytes")
     named = [holder for holder in holders if holder[0] in own_pids]
@@ -88,7 +88,7 @@ def others_hold_it(evidence: Mapping[str, Any]) -> bool:
 
 
 def holders_text(evidence: Mapping[str, Any]) -> str:
-    """The two largest of them, for a sentence; "" where none is known."""
+    """The two largest holders, for a sentence; "" if none is known."""
     holders: Any = evidence.get("holders")
     if not isinstance(holders, (list, tuple)) or not holders:
         return ""

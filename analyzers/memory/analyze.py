@@ -38,7 +38,7 @@ __all__ = ["ANALYSES", "OF_FILES", "Growth", "growth", "memory_use"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Bytes; `a_step` is the slope."""
+    """Growth of a rank's memory in bytes; `a_step` is the slope per step."""
 
     a_step: float
     first: float
@@ -70,7 +70,7 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     step, memory = step[keep], memory[keep]
     if len(step) < (1 - policy.skip_ratio) * SHARED.slow_change_steps or len(np.unique(memory)) < SHARED.history:
         return None
-    # steps repeat after a rollback: the number of steps taken counts, not their numbers
+    # steps repeat after a rollback, so count the steps taken instead of using their numbers
     if not (np.diff(step) > 0).all():
         step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
     cuts = [int(len(step) * k / 6) for k in range(7)]
@@ -149,7 +149,7 @@ def _growth(
 
 
 def _left_bytes(source: Source, attempt: int, rank: int, growing: Mapping[int, Growth]) -> tuple[float, float] | None:
-    """Free memory of the rank's device or host, and the growth a step of all ranks that share it."""
+    """Free memory of the rank's device or host, and the growth per step of all ranks that share it."""
     if lacking(source, health=("memory_used_bytes", "memory_total_bytes"), ranks=("host",)):
         return None
     rows = source.rows(

@@ -2,8 +2,8 @@
 
     found = limits(store)                      # kind memory_limit: fired, or advice
 
-1. Readings of table `health` within `nearly_all_ratio` of what there is. For a host that is a warning, for a device
-   only advice: device readings include the cache of torch's allocator, which can be released. They also include other
+1. Readings of table `health` above `nearly_all_ratio` of the total. For a host that is a warning, for a device only
+   advice: device readings include the cache of torch's allocator, which can be released. They also include other
    processes; the finding says so if tensors of the run's ranks are only a small part.
 2. Retries of the allocator (events `allocation_retries`) are a warning for a device: memory was short.
 """
@@ -106,7 +106,7 @@ def _retries(source: Source) -> list[Finding]:
     held = {
         name: most
         for name in ("allocated_bytes", "reserved_bytes")
-        if (most := max(event.integer(name) for event in short[worst])) >= 0  # an allocator may not tell
+        if (most := max(event.integer(name) for event in short[worst])) >= 0  # an allocator may not report it
     }
     sizes = ""
     if len(held) == 2:

@@ -16,7 +16,7 @@ class MemoryPolicy:
     skip_ratio: float = 0.2
     """Share of the run, at its start, in which caches and allocators fill up. Source: convention."""
     min_growth_bytes: int = 32 * MIB
-    """Smallest growth in bytes. Source: measured; below, the arenas of an allocator are seen."""
+    """Smallest growth in bytes. Source: measured; smaller growth comes from an allocator's arenas."""
     min_rises: int = 4
     """Minimum number of rises, of five, between six parts of the samples. Source: convention; one part may fall."""
     imbalance_bytes: int = 1 << 30

@@ -44,8 +44,8 @@ def site_text(site: Mapping[str, Any]) -> str:
 
 
 def is_fragmented(evidence: Mapping[str, Any]) -> bool:
-    """Return True if the cached, unused memory was larger than the request but no single part of it was. Not if other
-    processes fill the device: then they are the reason why the cache is small.
+    """Return True if the cached, unused memory was larger than the request, but no single free block was. False if
+    other processes fill the device, because they are then the cause.
     """
     unused, requested = evidence.get("unused_bytes"), evidence.get("requested_bytes")
     if others_hold_it(evidence):
@@ -54,7 +54,7 @@ def is_fragmented(evidence: Mapping[str, Any]) -> bool:
 
 
 def why_text(finding: Finding) -> str:
-    """Uses of memory, as clauses; "" without a snapshot."""
+    """Clauses on the uses of memory; "" without a snapshot."""
     of = finding.evidence
     largest: Any = of.get("largest_allocations")
     parts = []

@@ -2,8 +2,9 @@
 
 failed_allocations(read_memory_snapshots(survey(folder)))
 
-The snapshot's trace contains a failed allocation, but not whether it ended the process, so that is a suspicion. A
-snapshot without a failed allocation was taken at some other time: its content is listed, and nothing is judged.
+The snapshot's trace contains a failed allocation, but does not show whether this ended the process, so the finding is a
+suspicion. A snapshot without a failed allocation was taken at another time: its content is listed, and nothing is
+judged.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def layer_loads(source: Source, window_samples: int, scope: Scope = Scope()) -> 
 def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertLoadPolicy()) -> list[Finding]:
     """At most one finding for each cause; none for a model without experts.
 
-    The manifest has how many experts a token chooses; without it one is assumed.
+    The number of experts per token is in the manifest; without it 1 is assumed.
     """
     chosen = read(ModelFacts, scope.manifest).experts_per_token or 1.0
     attempt, layers = layer_loads(source, SHARED.window_samples, scope)
@@ -180,8 +180,7 @@ def _dropped(attempt: int, layers: list[LayerLoad]) -> Finding | None:
 
 
 def _ranks_of(source: Source, attempt: int, expert: int, num_experts: int) -> tuple[int, ...]:
-    """The ranks that have an expert if experts are divided over ranks, those of `ep` and `tp` together; none if all
-    ranks have it."""
+    """The ranks that have an expert, if experts are divided over `ep` and `tp`; empty if all ranks have it."""
     if missing_tables(source, "ranks"):
         return ()
     places = source.rows(

@@ -5,8 +5,8 @@
 2. `wrong_blocks` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
    at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the slope
    is the median of the slopes between all pairs of blocks, so that single odd blocks do not tilt it); `layer`, `factor`
-   away from the median block, or from the trend where there is one. Several consecutive blocks next to the output that
-   are that far above all others are no explosion: the gradient has vanished behind them.
+   away from the median block, or from the trend where there is one. If several consecutive blocks next to the output
+   are that far above all others, the gradient has not exploded, but vanished behind these blocks.
 3. It is reported after `min_samples` consecutive samples, the newest included, because a single step may be unusual.
 4. `whole`: in the newest `min_samples` samples, the norm of all gradients and that of the median block are both
    `own_factor` above the largest in the first quarter of the run's samples.
@@ -124,10 +124,11 @@ def wrong_blocks(norms: Mapping[str, float], policy: GradientFlowPolicy = Gradie
 def risen_since(
     totals: Mapping[int, float], middles: Mapping[int, float], policy: GradientFlowPolicy = GradientFlowPolicy()
 ) -> tuple[list[int], float] | None:
-    """The newest steps in a row in which all gradients are far above the run's own past, and the largest norm of that
-    past; None if they are not. Pure: by step, norm of all gradients and of the median block."""
+    """The newest consecutive steps in which all gradients are far above the run's earlier norms, and the largest
+    earlier norm; None if there are none. Pure. `totals`, `middles`: by step, the norm of all gradients and of the
+    median block."""
     steps = sorted(totals)
-    quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0  # the newest samples lie closer to each other
+    quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0  # the newest samples may be closer together
     num_past = max(SHARED.trend_values, sum(step <= quarter for step in steps))
     past = steps[:num_past]
     high: list[int] = []
@@ -175,7 +176,7 @@ def _chains(blocks: Mapping[str, float]) -> list[list[str]]:
 
 
 def _trend(points: Sequence[tuple[int, float]], policy: GradientFlowPolicy) -> tuple[float, float] | None:
-    """Norm at the output end, and the factor from a block to the one before it; None where there is no trend."""
+    """Norm at the output end, and the factor from a block to the previous one; None if there is no trend."""
     if len(points) < SHARED.min_times:
         return None
     logs = [(place, math.log(norm)) for place, norm in points]
@@ -189,7 +190,8 @@ def _trend(points: Sequence[tuple[int, float]], policy: GradientFlowPolicy) -> t
 def _vanished_behind(
     wrong: dict[str, Wrong], alive: Mapping[str, float], policy: GradientFlowPolicy
 ) -> dict[str, Wrong]:
-    """Like above, but if a row of blocks before the output is far above the rest, the rest vanishes."""
+    """Return the blocks that vanish: if several consecutive blocks next to the output are far above the rest, the rest
+    has vanished."""
     for chain in _chains(alive):
         high = [b for b in chain if b in wrong and (wrong[b].kind, wrong[b].cause) == ("exploding_gradients", "layer")]
         rest = chain[: len(chain) - len(high)]

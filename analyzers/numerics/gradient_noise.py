@@ -44,7 +44,7 @@ _ONE_DATA_RANK = "with one data rank the local gradient is the global one"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """By sampled step: squares of the gradient's norm, mean over the data ranks and global. Batches in tokens."""
+    """Squared gradient norms by sampled step: local (mean over the data ranks) and global. Batches in tokens."""
 
     step: Ints
     local_square: Floats
@@ -149,12 +149,12 @@ def noise_scale(local_square: Floats, global_square: Floats, small: float, big: 
 
 
 def _ratio_interval(top: float, bottom: float, errors: Floats, sigmas: float) -> tuple[float, float]:
-    """Fieller's interval: ratios r for which top - r bottom is within its error of zero. It is open to one side where
+    """Fieller's interval: all ratios r for which `top - r * bottom` is zero within its error. It is open to one side if
     the denominator may be zero."""
     a = bottom**2 - sigmas**2 * float(errors[1, 1])
     b = top * bottom - sigmas**2 * float(errors[0, 1])
     c = top**2 - sigmas**2 * float(errors[0, 0])
-    if a <= 0:  # no signal was seen for certain: only that the ratio is large
+    if a <= 0:  # no significant signal: only a large ratio is certain
         edge = bottom + sigmas * math.sqrt(float(errors[1, 1]))
         return (max(0.0, top / edge) if edge > 0 else math.inf), math.inf
     root = math.sqrt(max(0.0, b * b - a * c))

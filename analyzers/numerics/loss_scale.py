@@ -25,7 +25,7 @@ from probes.tape import event_kinds
 __all__ = ["Overflow", "dropped_for_overflow", "loss_scale_collapse", "overflows"]
 
 LOWEST_SCALE = 1.0
-"""Scale that `torch.amp.GradScaler` cannot halve."""
+"""Smallest scale, which `torch.amp.GradScaler` cannot halve."""
 
 SERIES = "loss_scale"
 """Name of the scale among the scalars of an attached loop (`probes.attach.loop.loss_scaling`)."""

@@ -9,7 +9,7 @@
    tensor-parallel group have the same loss, so the group is all that is known then.
    The loss of a pass whose weights broke within the step (sharpness-aware minimization) is a consequence, too.
 4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient was finite before its reduction
-   and the result is not (the first flags, if any, are the norm's); else backward.
+   and the result is not (then the first flags, if any, are those of the norm); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
    the model's order was first. Sharded gradients are checked on all ranks: the bad element lies in one shard.
 6. If the step was replayed (`analyzers.numerics.replay_result`), the result is stronger evidence than all of the above:
@@ -58,7 +58,7 @@ INPUT_GRADIENT = "input_gradient_norm"
 FIRST_LOSS, LARGEST_WEIGHT = "loss_of_first_pass", "largest_weight_of_last_pass"
 """Series of `probes.attach.loop.step_losses`, of steps whose passes have different weights."""
 WITHIN_GROUP = "tensor_parallel_group"
-"""Basis on which ranks are named: their losses, which are equal in a group that sums within the forward pass."""
+"""Value of `how` if ranks are named by their losses, which are equal in a group that sums within the forward pass."""
 
 _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.LOSS_SCALE)
 
@@ -170,7 +170,7 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
     first_losses = _series(source, attempt, step, FIRST_LOSS)
     largest_weights = _series(source, attempt, step, LARGEST_WEIGHT)
     sound = {rank for rank, loss in first_losses.items() if not is_bad(loss)}
-    broke = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()  # a rank may hold a shard
+    broke = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()  # each rank may hold a shard
     return StepEvidence(
         rows=[RankStep(rank=r[0], local_loss=r[3], loss=r[4], grad_norm=r[5], nonfinite_count=r[6], committed=r[7],
                        batch_index=r[8], weights_broke=r[0] in broke) for r in steps],
@@ -191,7 +191,7 @@ def _own_gradients(source: Source, attempt: int, step: int) -> list[tuple[int, b
 
 
 def _series(source: Source, attempt: int, step: int, name: str) -> dict[int, float]:
-    """A logged number by rank; NaN or Inf if any of its values was."""
+    """A logged number by rank; NaN or Inf if any of its values was non-finite."""
     if not source.has("scalars"):
         return {}
     sql = "SELECT rank, value FROM scalars WHERE attempt = ? AND step = ? AND name = ? ORDER BY isfinite(value) DESC"
@@ -213,7 +213,7 @@ def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int,
     for rank, group, seq, op, issue_ns, nonfinite, phase in rows:
         begin_ns, duration_ns = begins.get(rank, (issue_ns, None))
         since_ns = issue_ns - begin_ns
-        if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else: another execution
+        if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else this is another execution
             flags.append(Flag(rank=rank, group=group or "", seq=seq if seq is not None else -1, op=op or "",
                               since_begin_ns=since_ns, nonfinite=bool(nonfinite), phase=phase or ""))  # fmt: skip
     return flags
@@ -248,7 +248,7 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     step = episode.step
     on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     if on_all or not where.ranks:
-        # The loss became bad on all ranks in the same step: an earlier step, which was not refused, corrupted the
+        # If the loss became bad on all ranks in the same step, an earlier step that was not refused corrupted the
         # weights.
         before = _evidence(source, log, episode.attempt, step - 1, 0)
         if any(flag.nonfinite for flag in before.flags) or any(bad for _, bad in before.own_gradients):

@@ -17,9 +17,10 @@ __all__ = ["NORM", "WEIGHTS", "Flag", "Location", "Phase", "RankStep", "StepEvid
 
 Phase = Literal["forward", "backward", "reduction", "unknown"]
 NORM = "finite_gradients"
-"""`how` of a norm that overflowed over gradients that were all finite."""
+"""Value of `how`: the norm overflowed although all gradients were finite."""
 WEIGHTS = "weights_between_passes"
-"""`how` of weights that were NaN or Inf in a later pass of the step: its loss shows no fault of that pass."""
+"""Value of `how`: weights were NaN or Inf in a later pass of the step, so its loss does not show a fault of that
+pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +95,9 @@ def locate(evidence: StepEvidence) -> Location:
         ranks, first = _earliest(evidence, flagged)
         forward = bool(set(ranks) & set(bad_loss))
         if forward and set(ranks) <= set(bad_loss):
-            # A loss is computed before data ranks reduce anything, so each bad one has its own origin. In the forward
-            # pass, each tensor-parallel group reduces by itself, so none of them is a consequence of another.
+            # A loss is computed before data ranks reduce anything, so each bad loss has a separate origin. In the
+            # forward pass each tensor-parallel group reduces separately, so no group's bad loss is a consequence of
+            # another's.
             ranks = bad_loss if first.phase != "forward" else _apart(evidence, flagged, bad_loss)
         return Location(
             ranks=ranks,
@@ -146,7 +148,7 @@ def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bo
 
 
 def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """True if the result of a reduce-scatter was bad although all its inputs were finite: with replicas of shards, the
+    """True if the result of a reduce-scatter was bad although all its inputs were finite: with replicated shards, the
     next reduction, over the replicas, is the first that shows it."""
     ranks, first = _earliest(evidence, flagged)
     by_call: dict[tuple[str, int], list[Flag]] = {}
@@ -175,17 +177,17 @@ def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[in
 
 
 def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[int]) -> tuple[int, ...]:
-    """The members with a bad input of all earliest collectives of the forward pass."""
+    """The members with a bad input in any of the earliest collectives of the forward pass."""
     roots = [flag for flag in _roots(evidence, flagged) if flag.phase == "forward"]
     return tuple(sorted({flag.rank for flag in roots} & set(bad_loss)))
 
 
 def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
-    """Flags of the collectives that are not a consequence of another flagged one.
+    """Flags of collectives that are not a consequence of another flagged collective.
 
     Ranks begin a step at different times, so the order is that of calls within one rank (a late rank's first collective
     may come after the others' second by the time since its start). A collective is a consequence if one of its members
-    had entered another flagged one before: its inputs may come from that result.
+    had entered another flagged collective before, because its input may come from that result.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout: set[tuple[str, int]] = set()

@@ -27,8 +27,8 @@ class LossSpikePolicy:
     """Newest steps (count) that are judged only once all ranks' records of them have arrived. Source: convention,
     beyond these a rank's record is lost rather than late."""
     stayed_ratio: float = 1.15
-    """Last printed loss / its level before the spikes, at which it diverged (ratio). Source: convention; a loss that
-    recovers comes back to within a tenth."""
+    """Last printed loss / level before the spikes at which the loss counts as diverged (ratio). Source: convention; a
+    loss that recovers comes back to within a tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class DivergencePolicy:
     """Steps of a block. Source: its median is four times quieter than a step, and five blocks show a rise within 100
     steps."""
     rise_ratio: float = 0.08
-    """Smallest rise over the lowest block. Source: more than the order of the data does to a flat loss."""
+    """Smallest rise over the lowest block. Source: the order of the data changes a flat loss by less."""
     noise_steps: int = 256
     """Newest steps from which the noise is estimated. Source: convention."""
 

@@ -1,4 +1,4 @@
-"""Result of replaying a refused step: whether the fault came back, where, on which rank, with which samples.
+"""Result of replaying a refused step: whether the fault recurred, where, on which rank, with which samples.
 
     found = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=0, step=40)
     found.replay_verdict       # "transient", "batch", "weights" or "data_or_numerics"
@@ -14,7 +14,8 @@ to which the run rolled back (`trainer.replay.triage`). The same computation twi
 | comes back | does not | weights of that step: numerics |
 | comes back | not tried | data_or_numerics |
 
-A fault that comes back may also be a device that is always wrong at the same place: then other batches show it too.
+A fault that comes back may also come from a device that is always wrong at the same place; then other batches show it
+too.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ __all__ = ["REPLAY_EVENTS", "Origin", "ReplayResult", "Sample", "find_replay"]
 
 REPLAY_EVENTS = (event_kinds.REPLAY,)
 _PROOF = {"operation": 0, "parameter": 0, "constant": 1, "module": 2}
-"""Proofs of an origin, the best first (see `trainer.replay.origin`). Values that arrived from another rank have only
-the first two.
+"""Order of the proofs of an origin, the best first (see `trainer.replay.origin`). `module` is last, because it is also
+the proof where a value arrives from another rank by a collective.
 """
 
 
@@ -79,7 +80,7 @@ class ReplayResult:
     num_samples: int
     """Samples of the batch, over all data ranks."""
     changed_samples: tuple[int, ...]
-    """Samples that differ from what the data set gives when it is read again."""
+    """Samples that differ from the data set when it is read again."""
     num_ranks: int
 
     @property

@@ -5,7 +5,7 @@
 3. The loss diverges at a block if the last three blocks rise in succession, the lowest block is earlier, the rise above
    that one exceeds both `rise_ratio` and `noise_z` times the noise of a block's median, and no single block accounts
    for most of it. The noise is that of neighbouring steps, which a trend hardly touches.
-4. Logarithms are compared. A loss that is not always positive has no logarithm and no natural scale: there differences
+4. Logarithms are compared. A loss that is not always positive has no logarithm and no natural scale: its differences
    are compared, and the rise must be `signed_rise_ratio` of the total range of its medians.
 
 The loss of an attempt that trains a policy is not a measure of progress (`analyzers.numerics.policy_loss`).
@@ -108,7 +108,8 @@ def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> boo
 
 
 def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = DivergencePolicy()) -> Rise | None:
-    """Find the climb of a loss (by step), from where it became certain to its end; None if there is none. Pure."""
+    """Find the climb of a loss (by step), from the step at which it is certain to its end; None if there is none.
+    Pure."""
     is_signed = min(losses.values(), default=1.0) <= 0
     to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
     scaled = {step: to_scale(loss) for step, loss in losses.items()}
@@ -180,9 +181,9 @@ class _Lowest:
 
     number: int
     largest_rise: float
-    """From one block to the next since then; 0 if it is the newest."""
+    """Largest rise from one block to the next since the lowest block; 0 if that is the newest."""
     range_before: float
-    """Highest less lowest level up to it."""
+    """Highest minus lowest level up to that block."""
 
 
 def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
@@ -212,12 +213,12 @@ class _Noise:
         if not len(changes):
             return math.inf
         spread = sigma(changes) / math.sqrt(2)
-        # Neighbouring steps see similar content: they differ by less than steps far apart, hence the factor two.
+        # Neighbouring steps train on similar content and differ by less than distant steps, hence the factor of two.
         return max(1e-9, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._policy.block_steps))
 
 
 def rise_finding(attempt: int, rise: Rise) -> Finding:
-    """The finding on a climb; `noise_z` is NaN where the lines are too few to tell their noise."""
+    """The finding on a climb; `noise_z` is NaN if there are too few lines to estimate their noise."""
     ratio = rise.high_loss / rise.low_loss - 1 if rise.low_loss > 0 else None
     share = "" if ratio is None else f" ({rise_text(ratio)})"
     return Finding(

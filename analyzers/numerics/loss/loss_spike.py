@@ -125,7 +125,7 @@ def find_spikes(
     begins in the same process.
     """
     history = _History(policy.detector, highest_loss)
-    cut = 0  # where the newest series begins
+    cut = 0  # start index of the newest series
     groups: list[_Group] = []
     for i, seen in enumerate(observations):
         begins = (seen.attempt, seen.step) in starts
@@ -161,7 +161,7 @@ class _Group:
 
     rates: list[float]
     series: int = 0
-    """Where the series begins that the newest of them belongs to."""
+    """Start index of the series to which the newest of them belongs."""
     indices: list[int] = field(default_factory=list)
     verdicts: list[SpikeVerdict] = field(default_factory=list)
 
@@ -173,7 +173,7 @@ class _History:
         self._policy = policy
         self._before = highest_loss
         self._detector = SpikeDetector(policy, highest_loss=highest_loss)
-        # step, whether it was clean, highest level up to this step
+        # (step, True if clean, highest level up to this step)
         self._seen: list[tuple[Observation, bool, float]] = []
 
     def observe(self, seen: Observation) -> SpikeVerdict:
@@ -198,8 +198,8 @@ class _History:
 
 
 def _comes_back(observations: Sequence[Observation], group: _Group) -> bool:
-    """Return True if the loss returns from a few low steps to where most steps before these were: a few easy or
-    memorised batches are not a level from which the loss rose.
+    """Return True if the loss returns from a few low steps to the level of most earlier steps: a few easy or memorised
+    batches are not a level from which the loss rose.
     """
     first = group.indices[0]
     before = [one.loss for one in observations[max(group.series, first - HISTORY) : first]]

@@ -29,7 +29,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if not bad_loss:
         last = max((place for place, row in enumerate(rows) if _is_bad(row.get("grad_norm"))), default=0)
         if last < _WARM_UP and len(rows) - 1 - last >= len(bad_norm):
-            bad_norm = []  # finite afterwards: the search for a loss scale
+            bad_norm = []  # later losses are finite, so this was the search for a loss scale
     first = min((*bad_loss, *bad_norm), default=None)
     if first is None:
         return []
@@ -88,7 +88,8 @@ def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     largest = max(rows, key=lambda row: row["loss_scale"])
     first = next(row for row in rows if row["step"] >= largest["step"] and row["loss_scale"] <= LOWEST_SCALE)
-    if largest["loss_scale"] < SHARED.clear_factor * rows[-1]["loss_scale"]:  # bf16 prints 1 in every line
+    # with bf16 a constant scale of 1 is printed
+    if largest["loss_scale"] < SHARED.clear_factor * rows[-1]["loss_scale"]:
         return []
     return [
         Finding(
@@ -127,7 +128,8 @@ def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     first, last = late[0]["step"], late[-1]["step"]
     extent = max(1, rows[-1]["step"] - first + 1)
-    if num < SHARED.min_steps or num < SHARED.saving_ratio * extent:  # a dynamic scale skips one in a thousand
+    # a dynamic loss scale skips about one step in a thousand
+    if num < SHARED.min_steps or num < SHARED.saving_ratio * extent:
         return []
     return [
         Finding(

@@ -81,7 +81,7 @@ def _lowest_before_rise(losses: Sequence[float]) -> int | None:
     lowest = int(np.argmin(losses))
     if len(losses) - 1 - lowest < SHARED.min_times:
         return None
-    # Second differences have no linear trend in them, and the variance of six evaluations.
+    # Second differences contain no linear trend, and have six times the variance of one evaluation.
     noise = sigma(np.diff(np.asarray(losses), 2)) / math.sqrt(6)
     least = losses[lowest] + max(SHARED.min_share_ratio * abs(losses[lowest]), SHARED.outlier_sigmas * noise)
     return lowest if min(losses[-SHARED.min_times :]) > least else None

@@ -49,7 +49,8 @@ class RankShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShare:
-    """One sequence; `loss` None: not finite. `share_ratio` of the batch's loss, None where that is not finite."""
+    """One sequence. `loss` is None if not finite; `share_ratio` is its share of the batch's loss, None if that is not
+    finite."""
 
     number: int
     data_rank: int
@@ -71,7 +72,7 @@ class LayerShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhySpike:
-    """The explanation. Lists have what stands out most first."""
+    """The explanation of a spike; in each list the largest contribution comes first."""
 
     attempt: int
     step: int
@@ -147,7 +148,7 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
 
 
 def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None, bool | None, float]:
-    """The run of a step with the highest loss, a loss that is not finite above all."""
+    """The execution of a step with the highest loss; a non-finite loss counts as highest."""
     if step is None:
         found = [finding for finding in loss_spikes(source, Scope()) if finding.status == "fired"]
         if not found:
@@ -167,7 +168,8 @@ def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None
 
 
 def _as_found(source: Source, attempt: int, step: int, loss: float) -> tuple[float, float] | None:
-    """The loss of a step and the one before, if a finding has them: a mean where each rank has that of its batch."""
+    """The loss of a step and the earlier loss, if a finding has them; if each rank has the loss of its batch, both are
+    means."""
     if not math.isfinite(loss):
         return None
     rows = source.rows("SELECT avg(loss) FROM steps WHERE attempt = ? AND step = ?", [attempt, step])
@@ -179,7 +181,7 @@ def _as_found(source: Source, attempt: int, step: int, loss: float) -> tuple[flo
 
 
 def _turn(source: Source, attempt: int, step: int, start_ns: int) -> int:
-    """Number of this run of the step within the attempt, from 0: by the rank that reports it."""
+    """Index of this execution of the step within the attempt, from 0, on the rank that reports it."""
     ((turn,),) = source.rows(
         "SELECT count(*) FROM steps WHERE attempt = ? AND step = ? AND start_ns < ? AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND step = ? AND start_ns = ?)",
@@ -227,7 +229,7 @@ def _ranks(source: Source, attempt: int, step: int, turn: int) -> tuple[RankShar
 
 
 def _data_ranks(source: Source, attempt: int) -> Mapping[int, Any]:
-    """{rank: its place among the ranks that read different rows, or other parts of them}."""
+    """{rank: index among the groups of ranks that read different rows or different parts of them}."""
     if not source.has("ranks"):
         return {}
     rows = source.rows(
