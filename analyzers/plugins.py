@@ -1,12 +1,12 @@
-"""Kinds of findings and analyses that other installed packages bring.
+"""Plug-ins: kinds of findings and analyses from other installed packages.
 
     # pyproject.toml of the package
     [project.entry-points."rankscope.analyzers"]
     my_team = "my_team.rankscope_analyzers"
 
-The entry point names a module with `KINDS` and `ANALYSES`, and optionally `WHY`, `NEXT` and `FIGURES`, as a package of
-`analyzers` has them in `explain` and `figures` (docs/api.md). It runs in a separate process (`store.plugins`); this
-module reads its description. Errors in the description are shown in the report; no built-in kind can be replaced.
+The entry point names a module with `KINDS` and `ANALYSES`, and optionally `WHY`, `NEXT` and `FIGURES` like the modules
+`explain` and `figures` of our packages (docs/api.md). It runs in a separate process (`store.plugins`); this module
+reads its description. Errors in the description are shown in the report; no built-in kind can be replaced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InstalledPlugin:
     explains: Mapping[str, tuple[str, ...]]
     """The kinds that its `WHY`, `NEXT` and `FIGURES` name."""
     problems: tuple[str, ...] = ()
-    """One line for each part that is not used, and why."""
+    """One line with the reason for each part that is not used."""
 
     @property
     def name(self) -> str:
@@ -79,8 +79,8 @@ def installed() -> tuple[InstalledPlugin, ...]:
 
 
 def _description(answer: Any) -> dict[str, Any]:
-    """Read the answer to `describe`, as `analyzers.plugin_calls.plugin_child` makes it. Raises for an answer of another
-    form.
+    """Read the answer to `describe` from `analyzers.plugin_calls.plugin_child`. Raises an error for an answer of
+    another form.
     """
     kinds = [
         {

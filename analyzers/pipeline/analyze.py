@@ -11,7 +11,7 @@
 4. On GPUs spans are those of hosts that run ahead, so no bubble is measured. The work of a rank is then its step
    without its waits, from the durations of calls (`account.device.device_timings`), and the excess of a heavy stage is
    a lower bound.
-5. If ranks wait for cores (`is_crowded`), spans are longer than the work in them, most of all on the stage that waits
+5. If ranks wait for cores (`is_crowded`), spans are longer than the work in them, especially on the stage that waits
    least for others. The work of a rank is then the CPU time of its step, and the excess again a lower bound.
 6. A heavy first or last stage is advice where no other cut of the layers is better: it also has the embedding, or the
    head and the loss (`better_cut`).
@@ -166,8 +166,8 @@ def _imbalance(
     scope: Scope,
     measure: str = "",
 ) -> Finding:
-    """`work_ns`: work per step of each coordinate; `span`: first and last step; `measure`: how the work was measured if
-    not by spans.
+    """Make the finding. `work_ns`: work per step of each coordinate; `span`: first and last step; `measure`: method of
+    measurement, if not by spans.
     """
     mean = sum(work_ns) / len(work_ns)
     factor = work_ns[heavy] / median(value for place, value in enumerate(work_ns) if place != heavy)
@@ -208,13 +208,15 @@ def _imbalance(
 def better_cut(factor: float, layers: float, stages: float) -> bool:
     """True if the pipeline is shorter with one layer of the heavy coordinate on another. Pure.
 
-    `layers` and `stages` of each coordinate: a layer is 1 / layers of the others' work, and every stage keeps one.
+    `layers` and `stages`: numbers of each coordinate. A layer is 1 / layers of a coordinate's work, and every stage
+    keeps at least one layer.
     """
     return layers / stages >= 2 and (factor - 1) * layers > 1
 
 
 def _layers_and_stages(scope: Scope, num_coordinates: int) -> tuple[float, float] | None:
-    """(layers, stages) of each coordinate; None if the configuration does not say, or cuts layers by `stage_costs`."""
+    """(layers, stages) of each coordinate; None if the configuration lacks them, or distributes layers by
+    `stage_costs`."""
     layers, parallel = read(ModelFacts, scope.manifest).num_layers, read(ParallelFacts, scope.manifest)
     if layers is None or parallel.stage_costs:
         return None

@@ -2,12 +2,12 @@
 
     (step, *_) = split_idle(complete_steps(spans, ranks), ranks, loading_ns={(5, 0): 2_000_000})
     step.idle.idle_ratio                     # measured
-    step.even_ratio                          # what the same order has with equal stages and nothing in between
+    step.even_ratio                          # idle share of the same order with equal stages and no hand-over
     step.imbalance_ratio, step.communication_ratio, step.data_ratio        # parts of the excess; they add up
 
 Each step is replayed in the order in which its ranks worked, removing one cause of idle time after the other:
 
-1. As it ran: from where the first stage begins to load its batch to the last backward.
+1. As it ran: from the start of the first stage's loading to the last backward.
 2. Without hand-over: a stage continues as soon as its input is computed. The difference is *communication*: message
    transfers, and gaps between two computations of a rank.
 3. Also without loading. The difference is *waiting for data*. All ranks are assumed to begin to load at the same time.
@@ -43,7 +43,7 @@ class StepSplit:
     communication_ratio: float
     data_ratio: float
     imbalance_ns: float
-    """How much shorter the step would be with equal stages."""
+    """Nanoseconds by which the step would be shorter with equal stages."""
     times_ns: tuple[float, float, float]
     """Mean times of a stage's forward (with the loss), backward and weight spans."""
 
@@ -53,7 +53,7 @@ def split_idle(
 ) -> list[StepSplit]:
     """Split each execution of a step (`bubble.complete_steps`) whose order can be replayed.
 
-    `loading_ns`: by (step, rank), how long the rank loaded its batch by itself.
+    `loading_ns`: by (step, rank), the rank's own time for loading its batch.
     """
     every = max(1, -(-sum(len(one.rank) for one in steps) // MAX_REPLAYED_SPANS))
     found = (_split(one, ranks, loading_ns or {}) for one in steps[::every])
@@ -97,7 +97,7 @@ def _split(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Spans in an order in which each comes after all spans that it needs, and the spans that each needs."""
+    """Spans in topological order, and for each span the spans that it needs."""
 
     spans: list[int]
     needs: list[list[int]]
@@ -139,7 +139,8 @@ def _order(one: PipelineSpans) -> _Order | None:
 def _replay(
     one: PipelineSpans, order: _Order, took: npt.NDArray[np.float64], loading: Mapping[int, int], first: int
 ) -> float:
-    """The longest time of a rank, nanoseconds; that of `first`, which has the first stage, with its loading."""
+    """The longest time of a rank in nanoseconds; for the rank `first`, which has the first stage, including its
+    loading."""
     lanes, lengths = one.rank.tolist(), took.tolist()
     now = {lane: float(loading.get(lane, 0)) for lane in set(lanes)}
     begin: dict[int, float] = {first: 0.0}
@@ -160,7 +161,7 @@ def _evened(
     even = np.zeros(len(took))
     forward = kind == "forward"
     even[forward] = (took[forward].sum() + took[kind == "loss"].sum()) / max(1, forward.sum())
-    # A backward of inputs alone is shorter than a whole one: the weights of those with a separate span follow.
+    # A backward of the inputs alone is shorter than a whole backward: its weights have a separate, later span.
     weighed = set(zip(one.stage[kind == "weight"].tolist(), one.microbatch[kind == "weight"].tolist(), strict=True))
     apart = np.array([key in weighed for key in zip(one.stage.tolist(), one.microbatch.tolist(), strict=True)])
     for rows in ((kind == "backward") & apart, (kind == "backward") & ~apart, kind == "weight"):

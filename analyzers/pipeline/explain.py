@@ -34,7 +34,7 @@ def _next_bubble(finding: Finding) -> str:
         return f"Move {percent(facts.get('surplus_ratio'))} of stage {stage} away (parallel.stage_costs)."
     if not is_number(own) or not is_number(count) or facts.get("idle_expected_from") != "formula":
         return "Use more microbatches or an interleaved schedule, or balance the stages."
-    # Idle a / (m + a) of the time with m microbatches, for a that the schedule and the stages decide.
+    # With m microbatches the idle share is a / (m + a), where a depends on the schedule and the stages.
     return (
         f"Use {2 * count} microbatches instead of {count} ({percent(own / (2 - own))} idle by the schedule, now "
         f"{percent(own)}), or an interleaved schedule."

@@ -1,4 +1,4 @@
-"""Findings from files with the times of single operations: the worker or the stage that causes the slowdown.
+"""Findings from files with the times of single operations: name the worker or the stage that causes the slowdown.
 
 slow_workers(FILES.read(survey(folder)))
 """
@@ -89,7 +89,7 @@ def slow_workers(job: _Job | None) -> list[Finding]:
 
 
 def _factors(jobs: Operations, ranks: tuple[int, ...]) -> dict[str, float]:
-    """Factor by which the passes of some ranks take longer than those of the others, by kind of pass."""
+    """By kind of pass, the factor by which the passes of some ranks take longer than those of the others."""
     chosen, found = np.isin(jobs.rank, ranks), {}
     for number, name in enumerate(jobs.optype):
         rows = jobs.kind == number

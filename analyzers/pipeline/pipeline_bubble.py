@@ -83,8 +83,9 @@ class Bubble:
     heaviest_stage: int | None
     """The rank with the most work, in the pipeline coordinate with the most work; None if all are nearly equal."""
     surplus_ms: float
-    surplus_ratio: float
     """Work of that coordinate above the mean of all coordinates, milliseconds per step."""
+    surplus_ratio: float
+    """`surplus_ms` as a share of that coordinate's work."""
     is_crowded: bool = False
     """True if ranks waited for cores, so that spans are longer than the work in them."""
 
@@ -264,7 +265,7 @@ def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
 
 
 def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[int, float, float]:
-    """(coordinate with the most work, milliseconds per step over the mean of all, that as a share of its work)."""
+    """(coordinate with the most work, its excess over the mean of all in milliseconds per step, excess / its work)."""
     work = [
         fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, own in splits for split in own) / 1e6
         for place in range(min(len(pipeline.ranks) for pipeline, _ in splits))
@@ -275,7 +276,7 @@ def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[i
 
 
 def _is_always_heaviest(found: Sequence[Pipeline], place: int, least: float) -> bool:
-    """Decide whether the coordinate has too much work in the first third of the steps and also in the last.
+    """Return True if the coordinate has too much work in the first third of the steps and also in the last third.
 
     Otherwise the rank became slow, and moving its layers would only make another stage heavy.
     """

@@ -1,6 +1,6 @@
 """Judge and explain with a plug-in, from the process that reports.
 
-judge(plugin, 0, store, scope)      # its findings; what went wrong is a finding that says what was not judged
+judge(plugin, 0, store, scope)      # its findings; a failure becomes a finding that says what was not judged
 explain("WHY", finding)             # the plug-in's sentence
 """
 
@@ -37,7 +37,7 @@ def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) ->
 
 
 def _judged(plugin: InstalledPlugin, answer: Any) -> tuple[list[Finding], list[str]]:
-    """The answer to `run`, checked again: a plug-in may have changed the modules that checked it in its process."""
+    """Check the answer to `run` again, because a plug-in may have changed the checking modules in its own process."""
     returned = [Finding.of_json(one) for one in answer["findings"]]
     found, refused = checked_findings(returned, {kind["name"] for kind in plugin.kinds} - OUR_KINDS)
     reasons = [" ".join(str(one).split())[:MAX_REASON_CHARS] for one in answer["refused"][:MAX_REASONS]]
@@ -45,7 +45,7 @@ def _judged(plugin: InstalledPlugin, answer: Any) -> tuple[list[Finding], list[s
 
 
 def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
-    """Mark the finding as the plug-in's; the summary of a finding that judges nothing begins with the plug-in's
+    """Mark the finding as the plug-in's; if its status is `insufficient_data`, the summary begins with the plug-in's
     name.
     """
     if finding.status != "insufficient_data":

@@ -1,4 +1,4 @@
-"""Check what a plug-in declares and returns, before any of it reaches a report.
+"""Check a plug-in's declarations and results before they reach a report.
 
     findings, refused = checked_findings(returned, kinds={"slow_save"})
     refused                 # ("refused a finding: severity 'huge' is not one of critical, warning, info",)
@@ -32,7 +32,8 @@ _FIELDS = frozenset(one.name for one in fields(Finding))
 
 
 def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The findings as JSON values, and why others were refused. Raises TypeError if it is not a list at all."""
+    """Return the findings as JSON values, and the reasons for which others were refused. Raises TypeError if `returned`
+    is not a list."""
     if returned is None or isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
         raise TypeError(f"the analysis returned {type(returned).__name__} in place of a list of findings")
     kept: list[dict[str, Any]] = []
@@ -63,7 +64,7 @@ def _checked(found: Any, kinds: Collection[str]) -> dict[str, Any]:
     """One finding as JSON values. Raises ValueError or TypeError with one line."""
     if not isinstance(found, Finding):
         raise TypeError(f"a {type(found).__name__} is not a finding")
-    finding: Any = found  # no field has the type that it declares, until it is checked
+    finding: Any = found  # a field may have any type until it is checked
     if finding.kind not in kinds:
         raise ValueError(f"kind {_shown(finding.kind)} is not one of its kinds ({', '.join(sorted(kinds)) or 'none'})")
     _one_of("severity", finding.severity, SEVERITIES)
@@ -103,7 +104,7 @@ def _is_key(key: Any) -> bool:
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """The value with JSON's types only; numpy's numbers become Python's. Raises TypeError for a value of any other
+    """Convert the value to JSON's types; numpy's numbers become Python's. Raises TypeError for a value of any other
     type.
     """
     if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:
@@ -120,7 +121,7 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def checked_kinds(declared: Any, ours: Collection[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The kinds as fields of `Kind`, and why others are not used."""
+    """Return the kinds as fields of `Kind`, and the reasons for which others are not used."""
     kept: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
     for kind in declared:

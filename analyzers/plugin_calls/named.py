@@ -1,7 +1,7 @@
 """Name the plug-in of a finding, and limit how many findings of one plug-in a list shows.
 
-plugin_name(finding)            # "plateau"; empty for a finding of Rankscope
-folded(findings, 3)             # of each kind of a plug-in the first three, and "17 more" on the third
+plugin_name(finding)            # "plateau"; empty for a finding of Rankscope folded(findings, 3)             # the
+first three of each kind of a plug-in, with "17 more" on the third
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def plugin_name(finding: Finding) -> str:
 
 
 def failed_plugin(finding: Finding) -> str:
-    """Name of the plug-in that failed, now or while the run was live; empty for any other finding."""
+    """Name of the plug-in whose failure the finding reports, now or while the run was live; empty for other
+    findings."""
     live = str(finding.evidence.get("analyzer", ""))
     return str(finding.evidence.get("plugin") or (live.removeprefix(_BY) if live.startswith(_BY) else ""))
 

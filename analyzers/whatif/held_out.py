@@ -28,7 +28,7 @@ def totals_of(graph: Graph, work_ms: Sequence[float]) -> dict[Key, tuple[float, 
 
 
 def held_out_error(graph: Graph, measured_ms: float) -> float | None:
-    """Part of the held-out steps' time by which their prediction is off; None if no step predicts another. Pure."""
+    """Error of the prediction as a share of the held-out steps' time; None if no step predicts another. Pure."""
     work = totals_of(graph, graph.work_ms)
     calls = {(key[0], key[1]): number for key, (_, number) in work.items()}
     before = {later: earlier for earlier, later in zip(graph.steps[::2], graph.steps[1::2], strict=False)}

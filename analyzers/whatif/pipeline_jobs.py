@@ -5,7 +5,8 @@
 
 Each step is replayed over the dependencies of its operations (`whatif.simulate`), one program per stream:
 
-1. Computation runs in its recorded order. A forward or backward pass waits for its receive; its send waits for it.
+1. Computation runs in its recorded order. A forward or backward pass waits for its receive, and its send waits for the
+   pass.
 2. A send and its receive end together: after both have begun and the transfer is over. Operations between data-parallel
    ranks of a stage begin when the last rank has arrived; the first and the last stage exchange embedding gradients;
    clipping needs the norm of all ranks' gradients.
@@ -36,7 +37,7 @@ from store.readers.untrusted.external_files import SourceError
 __all__ = ["what_if_of_operations"]
 
 MAX_OPERATIONS = 3_000_000
-"""Maximum number of operations that are replayed in total, so that fewer steps of larger jobs are replayed."""
+"""Maximum number of operations that are replayed in total; of larger jobs fewer steps are replayed."""
 PASSES = ("forward-compute", "backward-compute")
 MESSAGES = ("forward-recv", "forward-send", "backward-recv", "backward-send")
 SYNCS = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce", "grads-sync", "params-sync")
@@ -60,7 +61,7 @@ class _Step:
     """Call of each send and receive, by row."""
 
     def call(self, key: Key) -> int:
-        """The call of an operation that several make, or of an operation's end."""
+        """Add the call of an operation that several ranks make, or of an operation's end."""
         if key not in self.calls:
             self.calls[key] = self.graph.new_call((key[0],), 0.0)
             self.rows_of_call.append([])
@@ -76,7 +77,7 @@ class _Step:
 
 
 def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) -> WhatIf:
-    """The what-if of a job. Raises SourceError if it does not have passes of at least two workers."""
+    """The what-if of a job. Raises SourceError if it lacks passes of at least two workers."""
     policy = policy or WhatIfPolicy()
     workers = np.unique(jobs.dp_rank * (int(jobs.stage.max()) + 1) + jobs.stage)
     if len(workers) < 2 or not set(PASSES) & set(jobs.optype):
@@ -149,7 +150,7 @@ def _by_rank(jobs: Operations, slowdown: Callable[[npt.NDArray[np.bool_]], float
 
 
 def _graph(jobs: Operations, rows: Ints, own: Floats) -> _Step:
-    """A step's graph. In `own` the durations of calls are replaced by their transfers, without the waits."""
+    """Build a step's graph. In `own` the durations of calls are replaced by their transfer times, without waits."""
     made = _Step()
     names = [jobs.optype[kind] for kind in jobs.kind[rows]]
     workers: dict[tuple[int, int], list[tuple[int, str]]] = {}

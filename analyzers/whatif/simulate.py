@@ -1,4 +1,4 @@
-"""Simulate steps: each rank's own work and its waits for others give the time that they take together.
+"""Simulate steps: compute their total time from each rank's own work and its waits for others.
 
     graph = Graph()
     call = graph.new_call(("dp", "all_reduce", 4096), transfer_ms=2.0)
@@ -41,8 +41,8 @@ class Graph:
     delay_ms: list[float] = field(default_factory=list)
     """Part of each piece in which no recorded work ran: launch delay."""
     work_at: list[tuple[int, int, int]] = field(default_factory=list)
-    """For each piece of work: rank, step, and how many calls the rank had made in the step. Ranks make the same calls,
-    but wait in different ones.
+    """For each piece of work: rank, step, and the number of calls that the rank had made in the step; this number
+    identifies equal places on ranks that wait in different calls.
     """
     transfer_ms: list[float] = field(default_factory=list)
     """Duration of each call after its last member has arrived."""

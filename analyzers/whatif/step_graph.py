@@ -1,13 +1,13 @@
-"""The recorded steps of an attempt as a graph of work and calls (`replay`): what depends on what.
+"""The recorded steps of an attempt as a graph of work and calls with their dependencies (`simulate`).
 
     graph = load_graph(source, attempt=0, first_step=60, last_step=120)
-    graph.basis, graph.error_ratio       # "calls", 0.01: replayed as it ran it takes 1 % less or more than measured
+    graph.basis, graph.error_ratio       # "calls", 0.01: replayed as it ran, it deviates by 1 % from the measurement
 
 1. A rank's calls, in the order in which it made them, cut its step into pieces of work. If a call made the rank wait,
    the wait ended with the call; the time between waits is own work.
-2. The shortest time of a member in a collective is the transfer: that member came last. A message is on its way from
-   when the later side has posted it.
-3. Steps are taken in runs of neighbours, so that a rank that ends one step late is also late in the next.
+2. The shortest time of a member in a collective is the transfer: that member came last. The transfer of a message
+   begins when the later side has posted it.
+3. Consecutive steps are replayed together, so that a rank that ends one step late is also late in the next.
 4. The calls' waits must add up to those of the steps, and the graph is replayed as it ran. If that does not reproduce
    the measured time (records were dropped, or the device waited and not the host), only the steps are used: each rank's
    own time, and one synchronisation per step.
@@ -37,10 +37,10 @@ from analyzers.whatif.simulate import Graph, Key, replay
 __all__ = ["StepGraph", "load_graph"]
 
 MAX_CALLS = 60_000
-"""Calls in a graph; fewer steps are taken where there are more."""
+"""Maximum number of calls in a graph; with more calls per step it has fewer steps."""
 MAX_STEPS = 40
 MAX_STEPS_ONLY = 400
-"""Steps in a graph without calls, which costs little."""
+"""Maximum number of steps in a graph without calls, which costs little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _waits_agree(source: Source, attempt: int, steps: Sequence[int]) -> bool:
 
 
 def _newest(source: Source, attempt: int, steps: Sequence[int]) -> list[int]:
-    """The newest steps, as many as have at most MAX_CALLS calls."""
+    """The newest steps that together have at most MAX_CALLS calls."""
     newest = list(steps[-MAX_STEPS:])
     ((num_calls,),) = source.rows(
         "SELECT count(*) FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ?", [attempt, newest[0], newest[-1]]
@@ -154,7 +154,7 @@ def _checked(
             """,
             [attempt, steps[0], steps[-1]],
         )
-    if measured_ms is None:  # the starts of steps are not recorded
+    if measured_ms is None:  # starts of steps are not recorded
         return None
     error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
     held_out = held_out_error(graph, measured_ms)
@@ -262,7 +262,8 @@ def _calls(graph: Graph, calls: dict[str, Any]) -> list[int]:
 
 
 def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows: dict[str, Any]) -> None:
-    """Work between calls: posts and ends of waits in the order of time, rank by rank and step by step."""
+    """Add the programs, rank by rank and step by step: posts and ends of waits in order of time, with the work between
+    them."""
     rank, step = ints(rows["rank"]), ints(rows["step"])
     start, end = ints(rows["start_ns"]), ints(rows["start_ns"]) + ints(rows["duration_ns"])
     missing = ints(rows["delay_ns"])
@@ -283,7 +284,7 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
             elif call >= 0:
                 graph.add_wait(int(rank[row]), call)
                 cursor += waited
-            # A wait for a call of which only this side is known counts as the rank's own time.
+            # A wait for a call of which only this rank's side is recorded counts as its own time.
         graph.add_work(int(rank[row]), int(step[row]), place, max(0, int(end[row]) - cursor) / 1e6)
         _spread_delay(graph, first, between_ms, float(missing[row]) / 1e6)
         graph.end_step(int(rank[row]), int(step[row]))
@@ -291,7 +292,8 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
 
 
 def _spread_delay(graph: Graph, first: int, between_ms: float, missing_ms: float) -> None:
-    """Mark launch delay in the pieces of a step: between steps, and evenly over the step what was not measured."""
+    """Mark launch delay in the pieces of a step: the time between steps, and unmeasured time spread evenly over the
+    step."""
     graph.delay_ms[first] = min(between_ms, graph.work_ms[first])
     in_step = sum(graph.work_ms[first:]) - graph.delay_ms[first]
     ratio = min(1.0, missing_ms / in_step) if in_step > 0 else 0.0

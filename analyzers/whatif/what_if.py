@@ -12,12 +12,11 @@ The definitions are those of Lin et al., "Understanding Stragglers in Large Mode
 |---|---|
 | S | step time as it ran / step time with all work at the mean over (data-parallel rank, stage, step), transfers at the median |
 | S_w | the same with all other workers balanced and worker w as it was: the smaller of its data-parallel rank's and its stage's |
-| M_W | share of the slowdown that goes if the worst 3 % of the workers are balanced |
-| M_S | share that goes if the last stage is balanced |
+| M_W | share of the slowdown that disappears if the worst 3 % of the workers are balanced |
+| M_S | share of the slowdown that disappears if the last stage is balanced |
 
-For a single rank only its median excess over its peers, at each place of the step, is removed; its noise stays. For a
-rank that pauses now and then, the excess of each single step is removed.
-"""  # noqa: E501
+For a single rank only its median excess over its peers is removed, at each place of the step; its noise remains. For a
+rank that pauses now and then, the excess of each single step is removed."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ MAX_WORKERS = 64
 less.
 """
 MAX_OPERATIONS = 3_000_000
-"""Maximum number of operations that are replayed for this in total: if a worker has more operations, fewer workers are
-replayed.
+"""Maximum number of operations that are replayed for the workers in total: with more operations per worker, fewer
+workers are replayed.
 """
 
 
@@ -69,8 +68,8 @@ class WhatIf:
     launch_delay_ratio: float = 0.0
     """Part of the time in which no recorded work ran; the ideal has none."""
     lasting_slowdown: float | None = None
-    """The slowdown by lasting differences between ranks, beyond the noise of their steps. The rest of S comes from a
-    slowest rank that changes from step to step. None if the two parts could not be separated.
+    """Part of S from lasting differences between ranks, beyond the noise of their steps. In the rest, the slowest rank
+    changes from step to step. None if the two parts could not be separated.
     """
     withheld: str = ""
     """Why no gain is claimed; empty if a gain is claimed."""
@@ -108,7 +107,7 @@ class WhatIf:
 
 
 def exceeds_error(speedup: float, error_ratio: float | None) -> bool:
-    """Return True if a speedup (factor) saves a larger share of the step than the error of the replay."""
+    """Return True if a speedup (factor) saves a larger share of the step than the replay's error."""
     return error_ratio is None or 1 - 1 / max(speedup, 1e-9) > error_ratio
 
 
@@ -139,8 +138,8 @@ def measure_graph(
     lane_of: Mapping[int, Key],
     policy: WhatIfPolicy | None = None,
 ) -> WhatIf:
-    """S, S_w, M_W and M_S of a graph; `stage` of each rank, and `lane_of`: its place in all
-    other dimensions. Pure."""
+    """S, S_w, M_W and M_S of a graph. `stage`: stage of each rank; `lane_of`: its coordinates in all other dimensions.
+    Pure."""
     policy = policy or WhatIfPolicy()
     graph = found.graph
     ranks = sorted(graph.programs)
@@ -212,10 +211,10 @@ def without(
 ) -> float:
     """Milliseconds per step without the slowness of some ranks. Pure.
 
-    `peers`: of each of them the ranks with the same work. `share`: part of the excess that is removed (one cause of
-    several). `pauses`: they are slow in some steps only. `faster_calls`: {dimension of groups: factor on their
-    transfers}, for a slow link. `faster_ranks`: {rank: factor on all its work}, for one without peers whose past is
-    known.
+    `peers`: for each of these ranks, the ranks with the same work. `share`: part of the excess that is removed, if it
+    has several causes. `pauses`: True if the ranks are slow in some steps only. `faster_calls`: {dimension of groups:
+    factor on their transfers}, for a slow link. `faster_ranks`: {rank: factor on all its work}, for a rank without
+    peers that became slower than before.
     """
     graph = found.graph
     totals = totals_of(graph, graph.work_ms)
@@ -274,8 +273,8 @@ def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any) -> Floats:
 
 
 def _ideal_work(graph: Graph, stage: Mapping[int, int]) -> Floats:
-    """Every piece of work at the mean of its place over data-parallel ranks and steps, and stages made equal; without
-    launch delay."""
+    """Set every piece of work to the mean of its place over data-parallel ranks and steps, make the stages equal, and
+    remove launch delay."""
     work_ms = [ms - delay for ms, delay in zip(graph.work_ms, graph.delay_ms, strict=True)]
     totals = totals_of(graph, work_ms)
     places: dict[Key, list[float]] = {}
@@ -304,7 +303,7 @@ def _ideal_work(graph: Graph, stage: Mapping[int, int]) -> Floats:
 
 
 def _median_transfers(graph: Graph) -> Floats:
-    """Every transfer at the median of its kind of call."""
+    """Set every transfer to the median of its kind of call."""
     by_kind: dict[Key, list[float]] = {}
     for key, ms in zip(graph.call_of, graph.transfer_ms, strict=True):
         by_kind.setdefault(key, []).append(ms)
@@ -319,7 +318,7 @@ def _mixed(inside: Floats, outside: Floats, of_work: Any, ranks: Collection[int]
 
 
 def _removed(graph: Graph, ran: float, ideal: float, work: Floats) -> float | None:
-    """Share of the slowdown that other work removes; None where there is hardly any slowdown."""
+    """Share of the slowdown that disappears with the given work; None if there is hardly any slowdown."""
     if ran <= (1 + SHARED.min_share_ratio) * ideal:
         return None
     return (ran - replay(graph, work)) / (ran - ideal)
