@@ -65,7 +65,7 @@ def _drawings(answer: Any) -> list[Drawing]:
 
 
 def reason_as_figure(whose: str, reason: str) -> Drawing:
-    """An empty figure that says why; `whose`: the analysis or the plug-in."""
+    """An empty figure with the reason why there is none; `whose`: the analysis or the plug-in."""
     figure = go.Figure()
     figure.add_annotation(text=html.escape(reason)[:300], showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     figure.update_layout(height=120, xaxis_visible=False, yaxis_visible=False)

@@ -2,7 +2,7 @@
 
     python -m analyzers.report.json_schema > docs/report.schema.json
 
-`docs/report.schema.json` is this module's output; a test keeps it so, and holds real reports against it. Keys may be
+`docs/report.schema.json` is this module's output; tests check this, and validate real reports with it. Keys may be
 added under the same `schema_version`; it only changes if readers of the previous version would misread a report.
 """
 

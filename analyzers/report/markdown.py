@@ -2,7 +2,7 @@
 
     Path("ticket.md").write_text(to_markdown(diagnosis, run.manifest()))
 
-Text of the run is escaped for Markdown and HTML, and tracebacks are in fenced blocks that nothing inside them can end.
+Text of the run is escaped for Markdown and HTML, and tracebacks are in fenced blocks that their content cannot close.
 """
 
 from __future__ import annotations

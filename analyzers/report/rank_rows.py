@@ -1,9 +1,9 @@
-"""Activity of each rank now, a row per rank, those in trouble first.
+"""Present activity of each rank, one row per rank, ranks in trouble first.
 
     rows = rank_rows(store, reports, now_ns=time.time_ns())
     rows[0].rank, rows[0].doing, rows[0].doing_s       # 3, "forward", 12.4: it has been there for 12.4 s
 
-It judges nothing itself: the findings are an argument. It works on live and on finished runs.
+The findings are an argument; nothing is judged here. It works on live and on finished runs.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _doing(view: RankView) -> str:
 
 
 def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
-    """Sort key: dead and stopped ranks, then by finding and its place among those, then the rank furthest behind, then
-    the longest silence."""
+    """Sort key: dead and stopped ranks first, then ranks with a finding in the order of the findings, then the rank
+    furthest behind, then the longest silence."""
     state = ("dead", "stopped").index(row.state) if row.state in ("dead", "stopped") else 2
     severity = SEVERITIES.index(row.severity) if row.severity and not row.is_over else len(SEVERITIES)
     behind = (view.step or 0) - (row.step if row.step is not None else -1)

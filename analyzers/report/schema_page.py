@@ -81,7 +81,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY wall_ns",
     ),
 }
-"""A question for each table, and the SQL that answers it, where this is more than a list of columns."""
+"""A question for each table, with the SQL that answers it, if that is more than a list of columns."""
 
 _INTRODUCTION = """\
 # The tables of a run
@@ -132,7 +132,7 @@ def markdown() -> str:
 
 
 def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
-    """One table; columns with the name and meaning of a column of a table before it are only named."""
+    """Lines of one table; columns with the name and meaning of a column in an earlier table are only named."""
     yield f"## {table.name}"
     yield ""
     usual = _usual(table)
@@ -150,7 +150,7 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
 
 
 def _new_columns(table: Table, columns: list[Column]) -> Iterator[str]:
-    """One line per column; neighbours that are the same part of different columns (`data_wait_ns`, ...) share one."""
+    """One line per column; neighbouring columns for the same part of others (`data_wait_ns`, ...) share a line."""
     for (part, letters), group in groupby(columns, key=lambda column: (_part(column), _shown(table, column))):
         names = list(group)
         if part and len(names) > 1:
@@ -164,7 +164,7 @@ def _names(columns: list[Column]) -> str:
 
 
 def _usual(table: Table) -> str:
-    """Letters of most columns of the table."""
+    """Letters of the surfaces that show most columns of the table."""
     counts = Counter(_of_column(table, column) for column in store_columns(table))
     return counts.most_common(1)[0][0]
 
@@ -174,7 +174,7 @@ def _of_column(table: Table, column: Column) -> str:
 
 
 def _shown(table: Table, column: Column) -> str:
-    """`` [S]`` behind a column that only SQL reaches, in a table that is shown elsewhere."""
+    """`` [S]`` after a column that only SQL shows, in a table whose other columns are shown elsewhere."""
     return " [S]" if _of_column(table, column) == "S" != _usual(table) else ""
 
 
@@ -183,7 +183,8 @@ def _letters(surfaces: Iterable[str]) -> str:
 
 
 def _part(column: Column) -> str:
-    """``without `_wait`: blocked in collectives`` of a column `data_wait_ns` of that part of data_ns, else empty."""
+    """For a column such as `data_wait_ns`, the text of that part of data_ns: ``without `_wait`: blocked in
+    collectives``; else empty."""
     found = re.match(r"part of (\w+)_ns:? (.*?)(?:;|$)", column.help)
     if found is None:
         return ""
@@ -196,13 +197,13 @@ def _type(column: Column) -> str:
 
 
 def _unit(column: Column) -> str:
-    """The unit to put after the type, where the name does not end in it."""
+    """The unit to put after the type; empty if the name ends in it."""
     unit = {"1": "", "By": "bytes", "Cel": "celsius", "Hz": "hertz"}.get(column.unit, column.unit)
     return f" ({unit})" if unit and not column.name.endswith(f"_{unit}") else ""
 
 
 def _event_line(kind: EventKind, explained: set[tuple[str, str]]) -> str:
-    """One kind of event; a field that an earlier event explains in the same words is only named."""
+    """Line of one kind of event; a field that an earlier event explains in the same words is only named."""
     of_table = TABLES[kind.table].columns if kind.table else ()
     fields = [f"columns of [{kind.table}](#{kind.table})"] if of_table else []
     fields += [_field(column, explained) for column in kind.fields[len(of_table) :]]

@@ -36,7 +36,8 @@ class Policy:
 
 
 def policies() -> Iterator[tuple[str, list[Policy]]]:
-    """(package, its policies): what several share, then by package in the order of the verdict, then others'."""
+    """(package, its policies): the shared policy first, then by package in the order of the verdict, then the other
+    packages."""
     yield "analyzers", [one for path in sorted(_ANALYZERS.glob("*.py")) for one in _in_module(path, _ANALYZERS.parent)]
     for package in (*packages(), *sorted({path.name for path in _ANALYZERS.iterdir()} - set(packages()))):
         found = [policy for path in _modules(_ANALYZERS / package) for policy in _in_module(path, _ANALYZERS.parent)]
@@ -70,12 +71,12 @@ def _lines() -> Iterator[str]:
             yield from (
                 f"- `{name}={default}`: {_brief(_without_unit(name, meaning))}"
                 for name, default, meaning in policy.thresholds
-                if not default.startswith("field(")  # a policy inside a policy has its own part
+                if not default.startswith("field(")  # a policy inside a policy has a separate section
             )
 
 
 def _brief(text: str) -> str:
-    """The first clause, which says what the threshold is. The reason that follows is only in the source."""
+    """The first clause, which describes the threshold; the reason after it is only in the source."""
     return _CLAUSE_END.split(text, maxsplit=1)[0].rstrip(".") + "."
 
 
@@ -90,7 +91,7 @@ def _without_unit(name: str, meaning: str) -> str:
 
 
 def _in_sentence(text: str) -> str:
-    """The text as it goes on after a colon."""
+    """The text in the form that it has after a colon."""
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 

@@ -17,8 +17,8 @@ __all__ = ["device_counters", "run_counters"]
 
 
 def run_counters(source: Source, choice: TraceChoice, clock: TraceClock, tracks: Tracks) -> Iterator[dict[str, Any]]:
-    """Loss and tokens per second at the end of each execution of a step, over all ranks, also those that are not in the
-    trace.
+    """Loss and tokens per second at the end of each execution of a step, over all ranks, including ranks that are not
+    in the trace.
     """
     if not source.has("steps"):
         return
@@ -43,7 +43,7 @@ def run_counters(source: Source, choice: TraceChoice, clock: TraceClock, tracks:
 
 
 def device_counters(source: Source, choice: TraceChoice, clock: TraceClock, tracks: Tracks) -> Iterator[dict[str, Any]]:
-    """Busy share of each device, on the rank that has it, and of each host's CPUs, on its node."""
+    """Busy share of each device, on the track of its rank, and of each host's CPUs, on the track of its node."""
     if not source.has("health"):
         return
     ranks = _ranks_of_devices(source)

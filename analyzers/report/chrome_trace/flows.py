@@ -68,7 +68,7 @@ class CallFlows:
         calls, self._calls = self._calls, {}
         for same in calls.values():
             if len(same) < 2 or len({call.rank for call in same}) < len(same):
-                continue  # two calls of one rank have the same number, so it is not known which one the others answered
+                continue  # two calls of one rank have the same number, so the others' call cannot be matched
             self._num_flows += 1
             stops = _stops(same)
             for place, (at_ns, call) in enumerate(stops):

@@ -79,7 +79,7 @@ def _attempts(
     tracks: Tracks,
     times: Mapping[int, tuple[int, int]],
 ) -> Iterator[dict[str, Any]]:
-    """A slice for each attempt, from its first to its last record, or the part of it in the chosen steps."""
+    """A slice for each attempt, from its first to its last record, cut to the chosen steps."""
     for attempt, (begin_ns, end_ns) in times.items():
         if window is not None:
             begin_ns, end_ns = max(begin_ns, window[0]), min(end_ns, window[1])

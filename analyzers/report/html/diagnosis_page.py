@@ -45,7 +45,7 @@ __all__ = ["render"]
 
 MAX_FINDINGS = 40
 MAX_DRAWN = 12
-"""Findings whose evidence is drawn."""
+"""Maximum number of findings whose evidence is drawn."""
 MAX_SETTINGS = 300
 MAX_ROWS = 64
 MAX_CALLS, MAX_EVENTS = 12, 400
@@ -146,7 +146,8 @@ class _Page:
             yield Section(title=heading, note=note if position == 0 else "", columns=columns, rows=rows)
 
     def _ranks(self) -> Iterator[Section]:
-        """Each measure over the ranks' peers, as on the page of ranks; as recorded where no rank has peers."""
+        """Each measure as the excess over the ranks' peers, as on the dashboard's page of ranks; as recorded if no rank
+        has peers."""
         figures: list[PlacedFigure] = []
         marks = heatmap.marks_of(self.diagnosis.fired)
         for measure in rank_step.MEASURES:
@@ -210,7 +211,7 @@ class _Page:
 
 
 def _cut(num_shown: int, num: int) -> str:
-    """Return the end of a note on a table that is cut: its first rows matter most."""
+    """Return the end of a note on a cut table, which shows the most important rows."""
     return f" Shown: the first {num_shown:,} of {num:,}." if num_shown < num else ""
 
 
@@ -312,14 +313,15 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _is_routine(event: course.StoryEvent) -> bool:
-    """Copies in memory are taken every few steps, so only a rollback to one gets a row."""
+    """Return True for events without a row: copies in memory are taken every few steps, so only a rollback to one gets
+    a row."""
     routine = ("writing", "complete", "verified", "good", "removed")
     detail = event.detail
     return event.kind == event_kinds.CHECKPOINT and detail.get("tier") == "memory" and detail.get("state") in routine
 
 
 _EVENT_LABELS = {"bytes": "size", "exit_rank": "rank", "state_rank": "rank"}
-"""Where the label of a finding's evidence says something else."""
+"""Labels for fields of events whose label in a finding's evidence means something else."""
 
 
 def _measured(key: str, value: Any) -> tuple[str, str]:

@@ -33,7 +33,7 @@ __all__ = ["FigurePage", "PlacedFigure", "RunbookPart", "Section"]
 
 PAGE = Path(__file__).parent / "page"
 MAX_TEXT = 2_000
-"""Characters of one text from the run."""
+"""Maximum number of characters of one text from the run."""
 _SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -73,7 +73,7 @@ class FigurePage:
         self.figures: list[PlacedFigure] = []
 
     def figure(self, figure: go.Figure, heading: str = "", *, hidden: bool = False, what: str = "") -> PlacedFigure:
-        """A place for a figure of any height."""
+        """Place a figure of any height on the page."""
         made = PlacedFigure(
             id=f"figure-{len(self.figures) + 1}", title=heading, what=what or heading, hidden=hidden,
             height=int(figure.layout.height or 320), json=_for_script(figure.to_json()),

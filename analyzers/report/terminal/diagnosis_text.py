@@ -2,8 +2,8 @@
 
     render(diagnosis, rich.console.Console())
 
-It prints plain text if the output is not a terminal. Text of the run is escaped: neither rich's markup nor control
-sequences of a terminal in it have an effect.
+It prints plain text if the output is not a terminal. Text of the run is escaped, so that neither rich's markup nor
+terminal control sequences in it have an effect.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ _NOT_SHOWN = {
     "sequence_numbers",
 }
 _REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step without it"}
-"""Labels of step times where they are means of the replayed steps: the report's step time is the median of all."""
+"""Labels of step times that are means of the replayed steps, in contrast to the report's step time, the median of all
+steps."""
 MAX_VALUE = 120
 ONE_PER_ROW = ("collect", "lines")
 """Commands and settings to copy, lines of a log: one per row, never cut."""
@@ -96,7 +97,7 @@ def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
     console.print()
     _facts(diagnosis, console)
     facts: Mapping[str, Any] = diagnosis.run
-    if "trace" in facts:  # of profiler traces
+    if "trace" in facts:  # of captures by a profiler
         render_ranks(facts["trace"]["ranks"], console)
 
 
@@ -160,7 +161,7 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
         if name in ONE_PER_ROW and isinstance(value, (list, tuple)):
             rows += [(label_of(name), str(each)) for each in value]
             continue
-        if name in ("op", "seq") and has_numbers:  # of the first rank only
+        if name in ("op", "seq") and has_numbers:  # the first rank's line only
             continue
         if name == "reason" and str(value) in finding.summary:
             continue
@@ -309,7 +310,7 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
     from rich.table import Table
 
     step = 2 if width >= 80 else 1
-    place = width // step - 4  # of a name and its value, without the gaps behind them
+    place = width // step - 4  # width of a name and its value, without the gaps after them
     name_width = min(max((len(name) for name, _ in rows), default=0), 24, place // 2 + 2)
     value_width = min(24, place - name_width)
     table = Table.grid(padding=(0, 2))

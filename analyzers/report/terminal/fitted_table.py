@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["FittedTable"]
 
 LEFT_OUT_FIRST = ("memory", "GPU", "waiting")
-"""Columns in the order in which they are left out, so that the stretched one is whole."""
+"""Columns that are left out first, in this order, to give the stretched column its full width."""
 LEFT_OUT_LAST = ("own work", "for", "step")
 """Columns that are left out only if the stretched one would have less than `MIN_STRETCHED` characters."""
 STRETCHED = "doing"
-"""The stretched column: a text that is longer than its room ends with an ellipsis."""
+"""Column that gets the remaining width; longer texts end with an ellipsis."""
 MIN_STRETCHED, MAX_STRETCHED = 24, 38
 GAP = 3
 _RIGHT = ("rank", "step", "own work", "waiting", "memory", "GPU", "for")

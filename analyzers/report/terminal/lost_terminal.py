@@ -1,4 +1,4 @@
-"""A terminal that was closed: what is printed from then on goes nowhere, instead of failing with an I/O error.
+"""Discard output to a terminal that was closed, instead of failing with an I/O error.
 
 leave_lost_terminal()       # after a signal; does nothing if the terminal still exists
 """

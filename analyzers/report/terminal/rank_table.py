@@ -37,13 +37,14 @@ _RUN_STATES = {
     "given up": "red",
 }  # fmt: skip
 MAX_NAMED = 8
-"""Ranks that share a finding are folded if there are more of them: a slow stage is one row, a slow rank is one too."""
+"""Maximum number of ranks with the same finding that keep separate rows; more are folded, so that a slow stage is one
+row."""
 _TROUBLED = ("dead", "stopped")
 _NUMBERS = re.compile(r"#?\d[\d/,.:-]*")
 """Sequence numbers and ranks, which differ between ranks that do the same."""
 MAX_RANGES = 6
 _OPEN_S = 1.0
-"""Shortest activity that is shown with its duration (s): shorter ones change many times a second."""
+"""Minimum duration (s) of an activity for being shown, because shorter ones change many times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +187,7 @@ def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:
 
 
 def _common_activity(rows: Sequence[RankRow]) -> str:
-    """The activity that all of these ranks share, without their own numbers; their host if they do nothing."""
+    """The activity that all of these ranks share, without each rank's own numbers; their host if they do nothing."""
     doing = {row.doing for row in rows}
     doing = doing if len(doing) == 1 else {_NUMBERS.sub("…", text) for text in doing}
     if len(doing) > 1:

@@ -42,8 +42,8 @@ FRAME_LINES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankScreen:
-    """The table, whether the run may still write, and whether it has ended. A run without any record may not have begun
-    yet.
+    """The table, whether the run may still write, and whether it has ended; a run without any record may not have
+    begun.
     """
 
     table: RenderableType

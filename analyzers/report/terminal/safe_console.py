@@ -1,9 +1,10 @@
-"""A rich console that passes no control character of what it prints to the terminal.
+"""A rich console that escapes control characters in everything it prints.
 
     SafeConsole(stderr=True).print(f"{run.path}: {error}")
 
-Names and texts of a run, a log or a trace may hold escape sequences. All that a console prints goes through one method;
-here it makes them visible. What rich itself sends (colours, the cursor of a progress bar) is not affected.
+Names and texts of a run, a log or a trace may hold escape sequences. Everything that a console prints goes through one
+method, which makes these characters visible here. What rich itself sends (colours, the cursor of a progress bar) is not
+affected.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from probes.tape.redaction.printable import visible_lines
 __all__ = ["SafeConsole", "with_bound_units"]
 
 _BOUND = "\ue000"
-"""Stands for a space at which no line may break, since rich also breaks lines at a no-break space."""
+"""Stands for a space at which no line may break; rich would break lines even at a no-break space."""
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:[nµum]?s|min|h|[kMGT]|[kKMGT]?i?B|ranks?|steps?|tokens)(?:/s)?\b))")
 
 _PADDING = re.compile(r" +(?=\n)")
-"""Spaces up to the width, which a narrower terminal than the assumed one shows as empty lines."""
+"""Trailing spaces up to the assumed width, which a narrower terminal would show as empty lines."""
 
 
 def with_bound_units(text: str) -> str:

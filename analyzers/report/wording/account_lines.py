@@ -2,9 +2,9 @@
 
 goodput_line(diagnosis.goodput)      # "Of 40.2 s of wall time: 81 % training, 12 % exposed communication."
 what_if_line(diagnosis.what_if)      # "Balanced ranks would be 1.09x faster (mean step ...)."
-pipeline_line(diagnosis.findings)    # the summary of the bubble, or ""
-phases_line(diagnosis.run["named_phases"])   # "Of the steps: 58 % generation, ...", or "" without phases of own names
-wall_s(diagnosis.goodput, diagnosis.run)     # 40.2: the one wall time that a report shows
+pipeline_line(diagnosis.findings)    # the summary of the bubble, or "" phases_line(diagnosis.run["named_phases"])   #
+"Of the steps: 58 % generation, ...", or "" without named phases wall_s(diagnosis.goodput, diagnosis.run)     # 40.2:
+the one wall time that a report shows
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ __all__ = ["bubble_of", "claims_gain", "goodput_line", "phases_line", "pipeline_
 
 
 def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
-    """Wall time of the run, seconds: from the account where there is one, else from first to last recorded step."""
+    """Wall time of the run in seconds: from the account if there is one, else from the first to the last recorded
+    step."""
     seconds: Any = account.wall_s if account is not None else facts.get("wall_s")
     return float(seconds) if is_number(seconds) else None
 
@@ -79,7 +80,7 @@ _OUT_OF_SCOPE = (
     ("stage_imbalance", "", "Differences between pipeline stages are not part of this: see Pipeline."),
     ("straggler", "", "The straggler finding covers only its own steps."),
 )
-"""Kind and cause of a finding, and why the what-if shows no gain where the finding shows a slowdown."""
+"""Kind and cause of a finding, and why the what-if shows no gain although the finding shows a slowdown."""
 
 
 def _with_scope(line: str, findings: Sequence[Finding]) -> str:
@@ -92,8 +93,8 @@ def _with_scope(line: str, findings: Sequence[Finding]) -> str:
 
 
 def _of_gain(what_if: WhatIf, share_of_slowdown: float | None) -> float:
-    """Share of the claimed gain that some ranks account for, at most 1. M_W and M_S are shares of the whole slowdown;
-    the gain is its lasting part.
+    """Share of the claimed gain that some ranks account for, at most 1. M_W and M_S are shares of the whole slowdown,
+    of which the gain is only the lasting part.
     """
     removed_ms = (share_of_slowdown or 0.0) * (what_if.step_ms - what_if.ideal_step_ms)
     gain_ms = what_if.step_ms * (1 - 1 / what_if.gain)

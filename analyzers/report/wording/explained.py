@@ -76,8 +76,8 @@ def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
 
 
 def _gain(finding: Finding) -> str:
-    """The gain of a run without the finding's cause if it exceeds the error of the prediction; else why no gain is
-    named.
+    """The gain without the finding's cause if it exceeds the error of the prediction; else the reason why no gain is
+    claimed.
     """
     of = evidence_of(finding)
     withheld = of.get("whatif_withheld")

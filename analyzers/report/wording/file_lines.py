@@ -16,7 +16,8 @@ MAX_FILES = 10
 def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """One line for each of the first ten files, and the number of the others."""
     problems = facts.get("file_problems") or []
-    label = "Left out" if "input" in facts else "Damaged"  # for other input, links and second files are listed as well
+    # for files of other programs, links and duplicate files are listed as well
+    label = "Left out" if "input" in facts else "Damaged"
     lines = [(label, f"{found['path']}: {found['problem']}") for found in problems[:MAX_FILES]]
     if len(problems) > MAX_FILES:
         lines.append(("", f"... and {len(problems) - MAX_FILES} more files"))

@@ -26,7 +26,7 @@ from analyzers.wording import (
 __all__ = ["label_of", "shown"]
 
 DIGITS = 4
-"""Significant digits of a number: two runs already differ before the fifth digit."""
+"""Significant digits of a number; further digits differ between two equal runs."""
 
 _LABELS = {
     "age_steps": "age of the checkpoint",
@@ -193,7 +193,7 @@ _VALUES = {
     },
 }
 _UNITS = {
-    "_gb_per_s": "",  # the value is shown with its unit: see `shown`
+    "_gb_per_s": "",  # no unit in the label, because `shown` adds it to the value
     "_ms": " ms",
     "_s": " s",
     "_z": " sigma",
