@@ -4,14 +4,13 @@
     ranks_not_here(source, attempt=0)                                                # those without any step here
 
 A rank without records may never have started, or be on another node. The launcher of each node records how many ranks
-it starts, and a node's ranks are numbered one after the other:
+it starts, and a node's ranks have consecutive numbers. Ranks that these rules assign to no recorded node are elsewhere:
 
 1. If any rank of a node is recorded, that rank's number minus its local rank is the node's first number, and the node
    has as many numbers as it starts ranks.
-2. If only the launcher of a node is recorded and the number of ranks it starts equals the number of unassigned ranks,
-   these are its ranks.
-3. If a node's launcher recorded no number of ranks, its ranks end before the next node's first. Ranks below the first
-   known node's are on other nodes in any case.
+2. If launchers without any recorded rank start at least as many ranks as are not assigned to a node, these are their
+   ranks, and no rank is elsewhere.
+3. If a node's launcher recorded no number of ranks, the node has all ranks below the first rank of the next known node.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
     ((present, last_ns),) = source.rows(
         "SELECT list(DISTINCT rank), max(start_ns) FROM steps WHERE attempt = ?", [attempt]
     )
-    here = frozenset(present or ())  # both are NULL before the attempt's first step has ended
+    here = frozenset(present or ())  # both are NULL before the attempt's first step
     if len(here) >= (world_size or 0):
         return frozenset()
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.EXCLUDED))
@@ -71,7 +70,7 @@ def _places(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
 
 
 def _started(log: EventLog, attempt: int, last_ns: int) -> dict[int, int]:
-    """Number of ranks that the launcher of each node starts in an attempt, without the devices that it has left out."""
+    """{node: number of ranks that its launcher starts in an attempt}, without excluded devices."""
     sizes = {
         event.integer("node_rank", 0): event.integer("nproc_per_node")
         for event in log.of(event_kinds.RUN_STARTED)
