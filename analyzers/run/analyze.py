@@ -5,9 +5,9 @@
 "No finding" is only meaningful if the check's input was recorded. Each analysis reports its own missing input; this one
 reports missing records that no analysis would notice, including columns that are all NULL.
 
-1. Records that `watch` could not sync are read here, and a power cut may lose them. It writes an event only for the
-   first file with each kind of error, so more ranks than those named may be affected. Symbolic links do not count as
-   records.
+1. Records that `watch` could not sync are read here, and a power cut may lose them. `watch` writes an event only for
+   the first file with each kind of error, so more ranks than the named ones may be affected. Symbolic links do not
+   count as records.
 2. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without `watch`. A
    gap counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`. Hosts with
    few readings are left out, because they do not show whether `watch` was running.
@@ -84,7 +84,7 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
     ):
         recorded = {int(rank) for rank in present or ()}
         silent = [rank for rank in range(world_size or 0) if rank not in recorded]
-        # An attempt without any step died before the first one: its end is reported by `deaths`.
+        # An attempt without any step died before its first step; `deaths` reports that.
         if recorded and silent:
             if not_here := sorted(ranks_not_here(source, attempt)):
                 findings.append(_not_here(attempt, not_here, world_size))

@@ -25,8 +25,8 @@ class StallPolicy:
     floor_s: float = _DEFAULT.hang_floor_s
     """Shortest silence that counts (seconds); `recovery.hang_floor_s`. Source: above a full garbage collection."""
     step_factor: float = 5.0
-    """Shortest silence that counts, in median steps (ratio). Source: convention; a step holds dozens of records, so one
-    step is long."""
+    """Shortest silence that counts, in median steps (ratio). Source: convention; a step writes dozens of records, so a
+    silence of one step is long."""
     startup_s: float = _DEFAULT.startup_s
     """Limit before an attempt's first finished step and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
@@ -50,13 +50,13 @@ class StallPolicy:
     Source: convention; a slow file system is another fault, not a hang. Checking every operation takes several times a
     step, and torch.profiler 10 us per event on a busy machine when it stops: a capture may hold millions."""
     unwatched_s: float = 60.0
-    """Silence (seconds) after which a run without a `watch` counts as dead, and gap between a host's readings, while
-    steps went on, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes themselves
-    are checked, and a launcher replaces a silent one within 15 s."""
+    """Silence (seconds) after which a run without a `watch` counts as dead, and minimum gap between a host's readings,
+    while steps continued, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes
+    themselves are checked, and a launcher replaces a silent one within 15 s."""
     watch_late_s: float = 15.0
-    """Seconds that a `watch` may lag behind the ranks before the state says so, and longest time between a node's
-    silence and any rank's last record: a standstill that began earlier was not caused by the node's loss, and ranks
-    that continue for longer have lost no node. Source: twice its longest pause on a busy machine.
+    """Seconds that a `watch` may lag behind the ranks before the state says so, and longest time between the start of a
+    node's silence and any rank's last record if the node was lost: a standstill that began earlier has another cause,
+    and if ranks continue for longer, no node was lost. Source: twice its longest pause on a busy machine.
     """
     sign_of_life_s: float = 5.0
     """Longest median interval of a host's readings that still shows whether its `watch` lives (seconds). Source:

@@ -43,7 +43,7 @@ class _Run:
 
 
 Advice = tuple[str, dict[str, Any]] | None
-"""Returns a sentence and its numbers; None if the rule does not apply."""
+"""A rule: returns a sentence and its numbers, or None if it does not apply."""
 
 
 def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | None = None) -> list[Finding]:
@@ -72,7 +72,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
 
 
 def _buckets(run: _Run) -> Advice:
-    """DDP's buckets: there are so many that calls dominate, or a single one that overlaps with nothing."""
+    """DDP's buckets: too many, so that the latency of calls dominates, or a single one, which overlaps with nothing."""
     size_mb, parameters = read(ParallelFacts, run.manifest).ddp_bucket_mb, run.manifest.get("num_parameters")
     sizes = run.manifest.get("mesh")
     mesh = sizes if isinstance(sizes, Mapping) else {}
@@ -164,7 +164,7 @@ def _fp16(run: _Run) -> Advice:
 
 
 def _compression(run: _Run) -> Advice:
-    """Compressed gradients point in another direction than whole ones, or move away from them over time."""
+    """Compressed gradients point in another direction than uncompressed ones, or drift away from them."""
     if lacking(run.source, steps=("compression_error",)):
         return None
     # The error is zero before PowerSGD begins.
@@ -222,7 +222,7 @@ def _interval(run: _Run) -> Advice:
 
     ((recorded,),) = run.source.rows("SELECT max(step) - min(step) + 1 FROM steps")
     length = max(int(read(TrainFacts, run.manifest).steps or 0), recorded)
-    steps = min(best.steps, length)  # an interval longer than the run means one save, at its end
+    steps = min(best.steps, length)  # an interval longer than the run means a single save at the end
     now, then = lost_ratio(interval * step_s), lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
     if now - then < SHARED.min_gain_ratio:
         return None

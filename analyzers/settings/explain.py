@@ -40,7 +40,7 @@ _ADVICE = {
     "plan": "Compare the layout, the batch and the devices with those of `rankscope plan`.",
     "utilisation": "Find in the report's account what devices wait for: data, communication, the bubble, the host.",
 }
-"""Next step by cause, for advice that does not change a single setting."""
+"""Next step by cause, for advice other than changing one setting."""
 
 
 def _next_configuration(finding: Finding) -> str:

@@ -35,7 +35,7 @@ class AdviceState:
     """(kind, cause)."""
     errors: dict[str, int] = field(default_factory=dict)
     judged: int = 0
-    """Number of the policy's step counts at which advice was already sought."""
+    """How many of the policy's step counts have been handled."""
 
 
 def live_advice(

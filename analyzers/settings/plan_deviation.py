@@ -4,10 +4,10 @@
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
 
 The trainer keeps its plan in `run.json`. Memory is compared on devices only, as counted by torch's allocator: the
-memory of a CPU process is mostly libraries, and so is that of a small model on a device. The step time is compared only
-if each rank has a device that no other job uses, and the device is the limit: a step that mostly waits for its host, or
-that the host cannot launch within the planned time, does not test the plan. Traffic is the median over the steps, so
-evaluations and checkpoints do not count; calls of a few bytes (loss, norm, verdicts) count on neither side.
+memory of a CPU process is mostly libraries, as is the memory of a small model on a device. The step time is compared
+only if each rank has a device that no other job uses, and the device is the limit: a step that mostly waits for its
+host, or that the host cannot launch within the planned time, does not test the plan. Traffic is the median over the
+steps, so evaluations and checkpoints do not count; calls of a few bytes (loss, norm, verdicts) count on neither side.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDev
 
 
 def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
-    """Planned time of a step (seconds); None without a plan, or if the step is limited by something other than the
-    device.
-    """
+    """Planned time of a step (seconds); None without a plan, or if the device is not the limit."""
     if devices_are_shared(source) or _waits_for_host_ratio(source) > SHARED.equal_ratio:
         return None
     planned = _number(manifest, "planned", "step_s")

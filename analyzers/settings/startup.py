@@ -113,21 +113,21 @@ def measure(source: Source) -> list[Startup]:
                 "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= min_steps and usual_ns else None,
             }
             for piece, seconds in pieces.items():
-                if seconds is not None and seconds >= 0:  # the clocks of two hosts may disagree
+                if seconds is not None and seconds >= 0:  # negative if the clocks of two hosts differ
                     by_rank.setdefault(piece, {})[rank] = seconds
         found.append(Startup(attempt=attempt, by_rank=by_rank))
     return found
 
 
 def _finding(starts: Sequence[Startup], piece: str, policy: StartupPolicy) -> Finding:
-    """On the longest of these starts; the cost is that of all."""
+    """Finding on the longest of these starts; its cost is the sum of all."""
     start = max(starts, key=lambda start: start.longest(piece))
     whole_s = sum(start.longest(piece) for start in starts)
     of = start.by_rank[piece]
     slowest = max(of, key=lambda rank: of[rank])
     usual = median(seconds for rank, seconds in of.items() if rank != slowest) if len(of) > 1 else of[slowest]
     alone = of[slowest] >= SHARED.doubled_factor * usual and of[slowest] - usual >= policy.rank_s
-    # In the first step the other ranks only wait for the slow one.
+    # In the first step the other ranks only wait for the slow rank.
     alone = alone and piece != "launch"
     compared = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""
     attempts = [start.attempt for start in starts]

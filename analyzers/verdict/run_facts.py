@@ -109,7 +109,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
 
 
 def _newest_ns(source: Source) -> int:
-    """When the newest step of any rank began, epoch nanoseconds."""
+    """Start of the newest step of any rank (epoch nanoseconds)."""
     return int(source.rows("SELECT max(start_ns) FROM steps")[0][0] or 0) if source.has("steps") else 0
 
 
@@ -149,7 +149,7 @@ def _text(value: Any) -> str | None:
 
 
 def _ranks(source: Source) -> dict[str, Any]:
-    """Ranks of the run, as many as the newest attempt has: an elastic world shrinks and grows."""
+    """Ranks of the run. An elastic world shrinks and grows, so the number is that of the newest attempt."""
     facts: dict[str, Any] = {"num_ranks": None, "num_ranks_before": [], "num_nodes": None, "devices": [], "mesh": {}}
     if not source.has("ranks"):
         return facts
@@ -211,8 +211,8 @@ def _validation(source: Source) -> dict[str, Any] | None:
 def _learning(source: Source) -> dict[str, Any]:
     """First and last finite loss of the committed steps, and the fall of the loss in units of its noise.
 
-    `loss_lost_at_step`: the step from which on no loss was finite until the end. A policy's loss has no fall: its size
-    measures no progress.
+    `loss_lost_at_step`: the step from which no loss was finite until the end. For a policy's loss no fall is given,
+    because it does not measure progress.
     """
     rows = source.rows(
         """

@@ -84,7 +84,7 @@ def verdict(
         clean = f"Nothing was found{seen}, but no step is recorded."
     if facts.get("is_judged") is False or (not extent and _nothing_read(facts)):
         clean, missing = _nothing_judged(findings, facts), ""
-    if facts.get("ended") == "failed":  # a run that was stopped from outside is never reported as free of problems
+    if facts.get("ended") == "failed":  # never report "no problems found" for a run that was stopped from outside
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and its records do not show why. Read the logs of its ranks."
     if facts.get("no_rank_started"):
@@ -116,7 +116,8 @@ def _unstarted(facts: Mapping[str, Any]) -> str:
 
 
 def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, with those of each plug-in kind (any number) folded into one: first sentence and number."""
+    """The findings; those of each kind of a plug-in, which may be many, are folded into one with the first sentence and
+    their number."""
     shown = []
     for finding in folded(findings, MAX_IN_VERDICT):
         text, note, _ = finding.summary.rpartition(" (") if finding.kind not in OUR_KINDS else ("", "", "")
@@ -156,7 +157,7 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
 
 
 def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
-    """Why no check was made on the files: the reason of the checks, else a file's problem."""
+    """Reason why no check was made on the files: the checks' own reason, else a file's problem."""
     reasons = list(dict.fromkeys(one.summary for one in findings if one.status == "insufficient_data"))
     if reasons:
         more = f" {_checks(len(reasons) - 1)} more data: {LISTED_BELOW}." if len(reasons) > 1 else ""
@@ -166,7 +167,7 @@ def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> st
 
 
 def _nothing_read(facts: Mapping[str, Any]) -> bool:
-    """Return True where each of the files that were read has a problem."""
+    """Return True if every file that was read has a problem."""
     read = facts.get("files_read")
     problems = {found.get("path") for found in facts.get("file_problems") or ()}
     return isinstance(read, Mapping) and 0 < sum(read.values()) <= len(problems)

@@ -2,7 +2,7 @@
 
     queued = queued_calls(source, attempt=0, cut_ns=now_ns)
     queued[3, "world:0-7", "", None]        # number of the first call of that group that rank 3 has not started
-    oldest_open_step(source, attempt=0, cut_ns=now_ns)     # where the devices are; hosts may be hundreds of steps ahead
+    oldest_open_step(source, attempt=0, cut_ns=now_ns)     # the devices' step; hosts may be hundreds of steps ahead
 
 The host runs ahead of its device, so the rank may not have reached a call that its host has enqueued. NCCL's profiler
 plugin, or a flight recorder that times calls, tells the two apart; without these, nothing is returned here.
@@ -19,7 +19,7 @@ Place = tuple[int, str, str, int | None]
 
 
 def device_groups(source: Source, attempt: int) -> frozenset[str]:
-    """Groups of which NCCL's plugin recorded the calls."""
+    """Groups whose calls NCCL's plugin recorded."""
     if missing_tables(source, "nccl_groups"):
         return frozenset()
     rows = source.rows(

@@ -1,6 +1,6 @@
 """Collective and p2p calls at the end of an attempt: in flight, newest number of each rank, usual order.
 
-A call of a group that NCCL's plugin recorded counts from where its kernel starts on the device (`device_calls`).
+In a group that NCCL's plugin recorded, a call counts as entered when its kernel starts on the device (`device_calls`).
 
 found = recorded_calls(source, attempt=0, since_step=40, cut_ns=now_ns)
 found.in_flight[3].calls                # collectives that rank 3 had begun but not finished
@@ -31,7 +31,8 @@ __all__ = [
 CallSite = tuple[str, str, str]
 """Operation, caller and size of a collective: one source line may reduce all parameters of a model.
 
-The size is the shape where that is recorded, else the bytes: NCCL's plugin knows no shapes, and no callers.
+The size is the shape if that is recorded, else the number of bytes, because NCCL's plugin records neither shapes nor
+callers.
 """
 P2P = ("send", "recv")
 MAX_NAME = 40
@@ -159,7 +160,7 @@ def _since(step: int | None) -> str:
 
 
 def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
-    """In groups on devices, keep calls that devices have started; the enqueued ones become `queued`."""
+    """In groups on devices, keep the calls that devices have started; calls that are only enqueued become `queued`."""
     known = device_places(source, attempt)
     for rank in _on_cuda(source, attempt) & found.in_flight.keys():
         place = found.in_flight[rank]
@@ -287,7 +288,8 @@ def differing_calls(
 def call_order(
     source: Source, attempt: int, since_step: int | None, cut_ns: int
 ) -> tuple[dict[tuple[str, CallSite], frozenset[CallSite]], dict[str, CallSite]]:
-    """Order and newest call of each group's collectives, from its first member: all run the same program."""
+    """Order and newest call of each group's collectives, from the group's first member, because all members run the
+    same program."""
     if not source.has("collectives"):
         return {}, {}
     rows = source.rows(

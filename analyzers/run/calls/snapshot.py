@@ -94,7 +94,7 @@ class RankView:
         """Activity outside of collectives, in a few words."""
         if self.phases:
             return f"in {self.phases[-1]}"
-        # Between two steps, or in a step of which the process left no open span when it ended.
+        # Between two steps, or the process ended and left no open span of its step.
         return f"in user code after {self.last_phase}" if self.last_phase in PHASES else "in user code"
 
 

@@ -155,7 +155,8 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         if event.text("state") == "dead" and rank in view.ranks and rank not in found and rank not in closed:
             found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="vanished")
     deaths = sorted(found.values(), key=lambda death: (death.when_ns, death.rank))
-    # watch also sees processes that the agent ended: an end without an error counts only if no other rank has a cause.
+    # `watch` also sees processes that the agent ended, so an end without an error counts only if no other rank has a
+    # cause.
     reasons = [death for death in deaths if death.cause != "vanished" and not _is_consequence(death, view)]
     all_vanished = sum(death.cause == "vanished" for death in deaths) == len(view.ranks)
     accounted = view.ranks.keys() if all_vanished else stopped_ranks(view, log)

@@ -28,13 +28,13 @@ _FRAME = re.compile(r'^ {0,12}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? 
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w.]{0,200}\.)?([A-Za-z_]\w{0,100})(?::\s?(.{0,4000}))?$")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _PYTHONS = re.compile(r"/lib(?:64)?/python3\.\d+/|^<(?!dynamic-code>|stdin>)")
-"""File names of code that cloudpickle sent (submitit) or that a shell piped in; it is the user's."""
+"""File names of code from cloudpickle (submitit) or from a shell's pipe, which is the user's code."""
 _OURS = re.compile(
     r"(?:^|/)(?:rankscope/)?probes/(?:attach|collectives|device|guard|profiling|tape)/"
     r"|(?:^|/)(?:rankscope/)?probes/(?:gradients|tape_recorder|step_clock|compilation)\.py$"
     r"|(?:^|/)rankscope/(?:attached_script\.py$|worker\.py$|frameworks/)"
 )
-"""Rankscope's own code around the user's, wherever it is installed."""
+"""Rankscope's code that calls the user's code, wherever it is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class Frame:
 class Link:
     """One exception of a chain. `frames` are outermost first, `error_type` has no module before it.
 
-    `is_caused`: it was raised `from` the one before it; else it was raised while that one was being handled, or later.
+    `is_caused`: it was raised `from` the previous one; otherwise it was raised while the previous one was handled, or
+    later.
     """
 
     error_type: str
@@ -119,7 +120,8 @@ def frame_texts(link: Link) -> list[str]:
 def _link(text: str, is_caused: bool, package: str) -> Link:
     lines = text.splitlines()
     frames = tuple(_frames(lines, package))
-    # The error is unindented after the frames; the message of a loader's worker also contains frames.
+    # The error line follows the frames and is not indented; an error from a loader's worker contains frames in its
+    # message.
     errors = [match for line in lines if not line.startswith("Traceback ") and (match := _ERROR.match(line))]
     error_type, message = (errors[0][1], errors[0][2] or "") if errors else ("", "")
     return Link(error_type, message, frames, is_caused)

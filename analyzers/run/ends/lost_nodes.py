@@ -8,9 +8,9 @@ A node counts as lost if
 1. the leader's `watch` recorded that its digests stopped (`node_silent`), and none arrived again in the attempt;
 2. no end of its ranks is recorded: none closed, failed or exited. Its launcher or `watch` would have recorded the end
    of a process, unless the whole node was lost;
-3. no rank of another node failed before the silence, and no standstill began well before it: else the silence is a
+3. no rank of another node failed before the silence, and no standstill began well before it; otherwise the silence is a
    consequence;
-4. no rank recorded anything well after it: else only the node's `watch` or its link failed.
+4. no rank recorded anything well after it; otherwise only the node's `watch` or its link failed.
 """
 
 from __future__ import annotations

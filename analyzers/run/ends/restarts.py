@@ -12,7 +12,8 @@ __all__ = ["loaded_checkpoint", "restart_sentence"]
 
 
 def loaded_checkpoint(log: EventLog, attempt: int) -> Event | None:
-    """Event of the state that an attempt began with; None if none was loaded. A rollback loads later ones."""
+    """Event of the checkpoint with which an attempt began; None if none was loaded. Later checkpoints are loaded by
+    rollbacks."""
     # "remote" is a download: the ranks load that folder from disk next, or an older one if it is damaged.
     loads = (event for event in log.of(event_kinds.CHECKPOINT, attempt=attempt) if event.text("state") == "loaded")
     return next((event for event in loads if event.text("tier") != "remote"), None)
@@ -33,5 +34,6 @@ def restart_sentence(source: Source, attempt: int, attempts: Sequence[int]) -> s
     ((step,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [after])
     if step is None:
         return f"{restarted}."
-    # The steps of an attached script are counted from its start; only its own checkpoint knows where it resumed.
+    # Steps of an attached script are counted from its start; only the script's checkpoint has the step from which it
+    # resumed.
     return f"{restarted}, whose {'steps count from' if step <= 1 else 'first step is'} {step}."

@@ -1,6 +1,6 @@
 """End of the newest launch of a run, without nodes that left while the others went on.
 
-ended = run_ends(log, last_ns=view.last_ns)         # [-1] is the run's, if there is any
+ended = run_ends(log, last_ns=view.last_ns)         # the last one is the run's end, if there is any
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ CLOCKS_NS = 1_000_000_000
 def run_ends(log: EventLog, *, last_ns: int) -> list[Event]:
     """Ends that launchers recorded since the newest start, in order. `last_ns`: time of the newest record of a rank.
 
-    Node 0 keeps the rendezvous, so its end is the run's. Another node may leave: an end of it after which ranks went on
-    is that node's alone.
+    Node 0 hosts the rendezvous, so its end is the run's end. Another node may leave: if ranks continued after its end,
+    only that node ended.
     """
     began_ns = max((event.wall_ns for event in log.of(event_kinds.RUN_STARTED)), default=0)
     ends = [event for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= began_ns]

@@ -1,4 +1,4 @@
-"""A run stopped by a signal to its launcher: how its ranks end afterwards does not show what was wrong.
+"""Runs stopped by a signal to their launcher: the ends of ranks after the signal do not show a fault.
 
 stop_ns = stop_of_standstill_ns(view, log)   # None unless the run stood still before
 own = before_stop(deaths, view, log)

@@ -78,16 +78,16 @@ def is_same_finding(finding: Finding, report: Finding) -> bool:
         return False
     if replace(finding, attempt=None).identity == replace(report, attempt=None).identity:
         return True
-    # A live analysis reads the newest steps alone, and may have seen a long incident begin within them.
+    # A live analysis reads only the newest steps, and may have reported a later start of a long incident.
     if finding.first_step is None or report.first_step is None or finding.ranks != report.ranks:
         return False
     return finding.first_step <= report.first_step <= (finding.last_step or finding.first_step)
 
 
 def recorded_findings(source: Source) -> list[Finding]:
-    """Findings of unknown kinds that plug-ins recorded live: the newest report of each. A run may be read on a machine
-    with other plug-ins, and findings of the run's own plug-ins must not vanish. One that was over when the run ended
-    has `ongoing` = False in its evidence.
+    """The newest report of each finding of an unknown kind that a plug-in recorded live. A run may be read on a machine
+    with other plug-ins, and findings of the run's own plug-ins must not be lost. A finding that was over before the
+    run's end has `ongoing` = False in its evidence.
     """
     if not source.has("events"):
         return []

@@ -76,7 +76,7 @@ def encode(digest: Digest) -> bytes:
         if len(packed) <= MAX_BYTES and len(plain) <= MAX_PLAIN_BYTES:
             return packed
     view = replace(digest.view, ranks={}, last_seq={}, last_p2p={}, members={})
-    # a node with tens of thousands of ranks sends only a sign of life
+    # a node with tens of thousands of ranks sends a digest without ranks
     return encode(replace(digest, view=view, events=()))
 
 

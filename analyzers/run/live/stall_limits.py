@@ -3,9 +3,9 @@
     limit_s(view, StallPolicy())        # 5.0 for steps of 50 ms, 120 s while a checkpoint is written
     stalled_s(view, now_ns, StallPolicy())  # seconds without progress, None while within the limit
 
-Progress is any record of any rank: if one rank hangs, the others block in their next collective within a step and stop
-recording as well, so the limit does not depend on which rank hangs. During a start (imports, compilation) nothing is
-recorded, so there CPU time or reads of a process count as progress. The values are in `analyzers.run.policy`.
+Any record of any rank is progress: if one rank hangs, the others block in a collective within a step and stop recording
+as well, so the limit does not depend on which rank hangs. During start-up (imports, compilation) nothing is recorded,
+so CPU time or file reads of a process count as progress. The values are in `analyzers.run.policy`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
 
 
 def _at_work_ns(view: AttemptView) -> int | None:
-    """Time at which a rank without a finished step last used CPU or read files (epoch nanoseconds); None if none did.
+    """Time at which any rank without a finished step last used CPU or read files (epoch nanoseconds); None if none did.
     Ranks in a collective are excluded, since waiting there may also use CPU time."""
     starting = [rank for rank in view.ranks.values() if not (rank.finished_steps or rank.calls or rank.closed)]
     return max((rank.worked_ns for rank in starting if rank.worked_ns and rank.state == "running"), default=None)
@@ -83,7 +83,7 @@ def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None =
     if not is_last:
         return False
     reasons = {event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt)}
-    if "finished" in reasons:  # maybe only by rank 0, which ends by itself where ranks do not communicate
+    if "finished" in reasons:  # rank 0 may have written the end alone, if the ranks do not communicate
         return "failed" not in reasons and not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
     if not reasons & {"interrupted", "preempted"} or not any(rank.closed for rank in view.ranks.values()):
         return False
@@ -121,7 +121,8 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
 
 
 def next_launch_ns(view: AttemptView, log: EventLog) -> int:
-    """Time of the next launch after an attempt (epoch nanoseconds): later records do not describe this attempt's end.
+    """Time of the next launch after an attempt (epoch nanoseconds); records after it do not describe this attempt's
+    end.
 
     A node that joins launches nothing: only the first node's launches count.
     """
@@ -132,11 +133,11 @@ def next_launch_ns(view: AttemptView, log: EventLog) -> int:
 
 
 def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which the last `watch` ended, as it does once its ranks are gone (epoch nanoseconds). None if one is not
-    known to have ended, or if ranks have recorded since.
+    """Time at which the last `watch` ended, which it does once its ranks are gone (epoch nanoseconds). None if any
+    `watch` may still run, or if ranks have recorded since.
 
-    An interrupted launcher, or the last tick of its watch, may end long after its ranks; that time is not silence of
-    the ranks.
+    An interrupted launcher, or the last tick of its watch, may end long after the ranks; this time does not count as
+    silence of the ranks.
     """
     started, stopped = log.of(event_kinds.WATCH_STARTED), log.of(event_kinds.WATCH_STOPPED)
     if Counter(event.integer("pid") for event in started) != Counter(event.integer("pid") for event in stopped):

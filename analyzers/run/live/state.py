@@ -2,10 +2,10 @@
 
     state = run_state(store, stall_policy(run.manifest()), now_ns=time.time_ns(), is_watched=True)
     state.word, state.reason            # "stalled", "no record for 12 s, the limit is 5 s"
-    state.is_live                       # whether more may come
+    state.is_live                       # True if more records may come
 
-The words: starting, training, stalled, recovering, then finished, preempted, interrupted, failed, given up, fenced (by
-the launcher's own account) and died (no process reported why it stopped); empty while there is no record at all.
+The words are starting, training, stalled, recovering; then finished, preempted, interrupted, failed, given up, fenced
+(as recorded by the launcher), or died (no process recorded why it stopped); empty without any record.
 """
 
 from __future__ import annotations

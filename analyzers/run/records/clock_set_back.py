@@ -1,14 +1,14 @@
-"""Events after the wall clock was set back, in the order in which they happened.
+"""Restore the order of events if the wall clock was set back during a run.
 
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
 
-The times of a tape come from a monotonic clock and the wall time of its start, so they never jump; an event has the
-wall time at which it happened. If that clock is set back during a run, the run's end lies before its last step, and a
-hang seems to have lasted 0 s.
+Times on a tape come from a monotonic clock and the wall time at its start, so they never jump, but an event has the
+wall time at which it happened. If the wall clock is set back during a run, the run's end is dated before its last step,
+and a hang seems to have lasted 0 s.
 
 1. The first identity record of an attempt's ranks has both clocks, and thus their difference at that time.
 2. An event of the attempt that is later by the monotonic clock and that difference, by more than `LEAST_NS`, gets that
-   time. One that is earlier keeps its own: after a reboot the monotonic clock restarts.
+   time. An event that is earlier keeps its time, because after a reboot the monotonic clock restarts.
 
 Only attempts on one node are corrected, because clocks of several nodes have no common order.
 """
@@ -24,7 +24,7 @@ from probes.tape import event_kinds
 __all__ = ["in_order"]
 
 LEAST_NS = 2_000_000_000
-"""Minimum difference (ns) that counts: clocks that are adjusted slowly drift apart by less over hours."""
+"""Minimum difference (ns) that counts; gradually adjusted clocks drift apart by less, even over hours."""
 _OF_A_LAUNCH = (event_kinds.RUN_STARTED, event_kinds.WATCH_STARTED)
 """Kinds of events that are written before their attempt is known."""
 

@@ -1,4 +1,4 @@
-"""Validation losses of a run, from its events; of an attached loop, from a scalar with one of the names `LOGGED`.
+"""Validation losses of a run: from its events, or for an attached loop from a scalar with one of the names in `LOGGED`.
 
 evaluations(source)[-1].loss           # the newest one, the mean over the validation sets
 """
@@ -48,7 +48,7 @@ def evaluations(source: Source) -> list[Evaluation]:
 
 
 def _recorded(source: Source) -> list[Evaluation]:
-    """The events of a trainer, in the order of time."""
+    """Evaluations from the trainer's events, in order of time."""
     if not source.has("events"):
         return []
     events = EventLog.load(source, (event_kinds.EVALUATION,)).of(event_kinds.EVALUATION)

@@ -3,7 +3,7 @@
     log = EventLog.load(source, (event_kinds.ROLLBACK, event_kinds.BATCH_SKIPPED))
     log.of(event_kinds.ROLLBACK, attempt=0)[0].detail["to_step"]
 
-The run wrote the events' contents, which may be damaged: every lookup has a type and a default.
+The events' contents come from the run and may be damaged, so every lookup has a type and a default.
 """
 
 from __future__ import annotations

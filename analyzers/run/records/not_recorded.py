@@ -1,4 +1,4 @@
-"""Describe in words which records a check lacked; the names of tables and columns are only in the JSON report.
+"""Describe the records that a check lacked in words; only the JSON report has the names of tables and columns.
 
 not_recorded(["steps.loss", "steps.tokens"])
 # "losses and token counts were not recorded (to record them: `rankscope.log`)"
@@ -59,7 +59,7 @@ _SWITCHES = {
     "steps.optimizer_ns": "`recorder.phase`",
     "steps.tokens": "`rankscope.log`",
 }
-"""Setting or call that records a column, or else a table, if there is one."""
+"""Setting or call that records a column or a table, if there is one."""
 
 
 def not_recorded(absent: Sequence[str]) -> str:

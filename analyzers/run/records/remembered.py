@@ -5,7 +5,7 @@
     asked.few_events()                           # and some twenty read events of one kind or another
 
 For a small run nearly half of a diagnosis's queries are repetitions, and planning a query takes longer than running it.
-Cached answers are those of the time at which the diagnosis began.
+A cached answer does not change during the diagnosis.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Devices that several ranks, or processes of other jobs, use: a plan for a rank with its own device does not apply
-there.
+"""Detect devices that several ranks, or processes of other jobs, share, where a plan for one rank per device does not
+apply.
 
 if devices_are_shared(source):
     ...

@@ -57,8 +57,9 @@ def last_standstill(source: Source, attempt: int, log: EventLog) -> Standstill |
     reported_ns = min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
     if reported_ns is None:
         return None
-    # A host starts a step before its device does. Its start with the duration on the device lies before its real end,
-    # by several steps: an end at the interruption seems to lie before the report. But nothing was started after it.
+    # A host starts a step several steps before its device does, so the host's start plus the duration on the device is
+    # too early as an end. A step that ended at the interruption then seems to have ended before the report, but nothing
+    # was started after it.
     is_stamped = not lacking(source, steps=("stamped_steps",)) and source.rows(
         "SELECT 1 FROM steps WHERE attempt = ? AND stamped_steps > 0 LIMIT 1", [attempt]
     )

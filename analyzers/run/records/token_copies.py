@@ -17,10 +17,10 @@ __all__ = ["token_copies"]
 
 
 def token_copies(source: Source, manifest: Mapping[str, Any] | None = None) -> int:
-    """Number of ranks that read the same tokens; 1 if the mesh is not known.
+    """Number of ranks that read the same tokens; 1 if the mesh is unknown.
 
-    The store of one node holds the mesh coordinates of its own ranks only. With several nodes give the manifest, which
-    has the whole mesh.
+    The store of one node only has the mesh coordinates of that node's ranks. With several nodes, pass the manifest,
+    which has the whole mesh.
     """
     parallel = read(ParallelFacts, manifest or {})
     planned = math.prod(int(max(1, size or 1)) for size in (parallel.pp, parallel.tp, parallel.cp))
