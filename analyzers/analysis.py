@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Analysis", "FileAnalysis", "Records", "analyses", "file_analyses", "our_analyses", "plugin_analyses"]
 
 Records = Literal["all", "sampled", "compared", "histories"]
-"""Steps that an analysis reads of a run with hundreds of millions of rows: all; sampled: all ranks in evenly spaced
-steps; compared: all ranks in the steps where one changes; histories: all steps of some ranks (`account.long_run`)."""
+"""Steps that an analysis reads if a run has hundreds of millions of rows. all: every step; sampled: all ranks in evenly
+spaced steps; compared: all ranks in the steps where a rank changes; histories: all steps of some ranks
+(`account.long_run`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

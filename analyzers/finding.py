@@ -74,7 +74,8 @@ class Finding:
     """Estimated wall time lost to it (seconds)."""
 
     def value(self, name: str, kind: type[Plain]) -> Plain:
-        """The value `name` of the evidence as a bool, float, int or str. Raises ValueError if it is missing or none."""
+        """The value `name` of the evidence as a bool, float, int or str. Raises ValueError if it is missing or of
+        another type."""
         if name not in self.evidence:
             raise ValueError(f"{self.id} has no evidence {name!r}: it has {', '.join(self.evidence) or 'none'}")
         return typed_value(self.evidence[name], kind, name)
@@ -134,7 +135,7 @@ class Finding:
     ) -> Finding:
         """Like `insufficient`, with the summary "<what>: <why>."; analyses bind the first three arguments.
 
-        With `in_part` the check was made on the other records: finding nothing there means something.
+        With `in_part` the check was made on the other records, so finding nothing there is a valid result.
         """
         more = {"is_partly_checked": True} if in_part else {}
         return cls.insufficient(

@@ -36,7 +36,7 @@ class Kind:
     identity: tuple[str, ...] = ("attempt", "first_step", "ranks")
     """Fields in which two reports of one finding agree; `evidence.<name>` is a value of its evidence."""
     may_last: bool = False
-    """True if it can end: open until `watch` reports it as over. Else it is an incident that has happened."""
+    """True if it can end: it is open until `watch` reports it as over. Otherwise it is an incident in the past."""
     at_end: bool = False
     """True if it is about the end of an attempt, whatever step the finding names."""
     drawn: bool = True
@@ -99,7 +99,7 @@ _KINDS = (
     Kind(name="gradient_noise", title="Gradient noise", package="numerics"),
     Kind(name="checkpoint_cost", title="Checkpoint cost", package="checkpoints"),
     Kind(name="configuration", title="Configuration", package="settings", identity=("attempt", "cause")),
-    # Kinds that only ever report what was not judged.
+    # Kinds that only report checks that were not made.
     Kind(name="health", title="Health", package="health", drawn=False),
     Kind(name="records", title="Records", package="run", drawn=False),
     Kind(name="goodput", title="Goodput", package="account", drawn=False),

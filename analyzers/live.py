@@ -8,8 +8,8 @@ what was reported. A finding is reported once, again if its status, cause or ran
 twice as large, and a last time with status `ok` when it is over. Stragglers are checked less often than hangs.
 
 `standstill_findings` returns hangs and lost ranks, `plugin_findings` those of plug-ins, `record_findings` all others.
-`watch` calls the three in separate threads with separate sources: the first must not wait for a store, and nothing may
-wait for a plug-in.
+`watch` calls the three in separate threads with separate sources, because the first must not wait for a store, and none
+may wait for a plug-in.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LivePolicy:
     """Window and frequency of live analyses."""
 
     window_steps: int = 300
-    """Newest steps that are judged. The straggler's longest scale is 100; a NaN is reported within a second."""
+    """Number of newest steps that are judged; the straggler analysis needs up to 100 of them."""
     periodic_ticks: int = 5
     """Calls between two runs of the periodic analyses, which need several new steps and cost the most."""
     periodic_ranks_per_tick: int = 256
@@ -131,8 +131,8 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     due: dict[tuple[str, ...], _Judge] = {}
     # A restart may be quicker than a tick: the end of an attempt must still be reported once the next one exists.
     ended = [] if state.attempt is None else [one for one in known if state.attempt <= one < attempt]
-    # One call later: records written while this call was reading are partly missing, and without its
-    # last calls a rank that aborted in a mismatch has just died.
+    # Judge an ended attempt only at the next call. Records written while this call was reading are partly missing, and
+    # without its last calls a rank that aborted in a mismatch would look like any lost rank.
     is_new, state.newest = attempt != state.newest, attempt
     if ended and not is_new:
         due["ended",] = lambda: [
@@ -209,9 +209,9 @@ def _note_failure(state: LiveState, name: str, reason: str) -> None:
 
 
 def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], Finding]:
-    """Findings that a former watch reported, from its events: the initial `reported` of its successor.
+    """Findings that an earlier watch reported, from its events; its successor starts with them as `reported`.
 
-    Hangs are left out: a report of a hang triggers an action, and the former watch may have been killed in between.
+    Hangs are left out: a report of a hang triggers an action, and the earlier watch may have been killed before it.
     """
     reported = (Finding.of_event(event) for event in events if event.get("kind") == event_kinds.FINDING)
     return {finding.identity: finding for finding in reported if finding is not None and finding.kind != "hang"}
@@ -229,8 +229,9 @@ def window_start(source: Source, attempt: int, window_steps: int) -> int:
 def _since_step(
     source: Source, attempt: int, judged: tuple[int, int], policy: LivePolicy
 ) -> tuple[int, tuple[int, int]]:
-    """First step of the window, which reaches back from the newest step of the last call, so that each step is judged
-    with equally many before it, however many lie between two calls. Also the attempt and step that are judged now.
+    """Return the first step of the window, and the attempt and step that are judged now. The window reaches back from
+    the newest step of the last call, so that each step is judged with equally many steps before it, however many steps
+    there are between two calls.
     """
     newest = _newest_step(source, attempt)
     before = judged[1] if judged[0] == attempt else newest
@@ -314,17 +315,18 @@ def changed(before: Finding, now: Finding) -> bool:
     """Return True if a finding that was reported is to be reported again."""
     if (before.status, before.cause, before.ranks) != (now.status, now.cause, now.ranks):
         return True
-    if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):  # if less severe, it may alternate
+    # not if less severe, because the severity may alternate
+    if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):
         return True
     if any(now.evidence.get(code) and not before.evidence.get(code) for code in ("line", "stacks")):
-        return True  # its stacks have been taken since
+        return True  # stacks have been taken since the last report
     is_comparable = before.evidence.get("measured_by") == now.evidence.get("measured_by")
     old, new = _size(before, is_comparable), _size(now, is_comparable)
     return old is not None and new is not None and new >= SHARED.doubled_factor * old > 0
 
 
 def _size(finding: Finding, is_comparable: bool) -> float | None:
-    """Excess of a straggler (ms), or its ratio where the other finding measures other times."""
+    """Excess of a straggler (ms); its ratio instead if the two findings measure different times."""
     name = "excess_ms" if is_comparable else "factor_ratio"
     value = finding.evidence.get(name) if finding.kind == "straggler" else None
     return float(value) - (not is_comparable) if isinstance(value, (int, float)) else None

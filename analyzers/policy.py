@@ -24,21 +24,21 @@ class SharedPolicy:
     min_steps: int = 10
     """Minimum number of steps (count) for a median or a share."""
     block_steps: int = 5
-    """Consecutive steps (count) whose median or mean is one observation: single jitters vanish, and two blocks are ten
-    steps to detection."""
+    """Consecutive steps (count) whose median or mean is one observation: it removes single jitters, and a detection
+    from two blocks takes ten steps."""
     history: int = 15
     """Minimum number of steps, windows or readings (count) that define the usual level and its spread."""
     repeats: int = 2
     """Number of occurrences (count) that counts as a repetition: one may be a slow moment, bad luck or a lost record,
-    and two blocks of slow transfers are ten steps to detection. Source: convention."""
+    and a detection from two blocks of slow transfers takes ten steps. Source: convention."""
     min_times: int = 3
     """Minimum number of occurrences (count) that cannot be an accident: a median needs three values, and steps after an
     error may have been printed late. Source: convention."""
     trend_values: int = 5
     """Minimum number of values (count) that show a rhythm, a trend or their noise. Source: convention."""
     many_values: int = 8
-    """Minimum number of values (count) for robust estimates of level and spread: ranks of a group, blocks, samples. Of
-    fewer ranks the spread is their largest deviation."""
+    """Minimum number of values (count) for robust estimates of level and spread: ranks of a group, blocks, samples. For
+    fewer ranks the largest deviation is used as the spread."""
     minor_ratio: float = 1 / 3
     """Share of a whole below which something is a side effect (ratio). Source: a rank short of CPU is slow in
     everything."""
@@ -75,9 +75,9 @@ class SharedPolicy:
     beyond_factor: float = 1.4
     """Effect / the largest effect in any other rank, group or window."""
     beyond_few_factor: float = 2.0
-    """The same if there are few to compare with, or if the effect is over."""
+    """The same ratio if there are few to compare with, or if the effect is over."""
     min_excess_ms: float = 0.3
-    """Smallest excess per step (ms): below, the grain of the timer and the scheduler is measured."""
+    """Smallest excess per step (ms): smaller ones are within the resolution of the timer and the scheduler."""
     min_share_ratio: float = 0.005
     """Smallest excess as a share of a step or level (ratio): a slow part that takes almost no time costs nothing."""
     min_gain_ratio: float = 0.01

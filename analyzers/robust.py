@@ -38,7 +38,8 @@ def sigma(values: npt.ArrayLike, *, center: float | None = None) -> float:
 
 
 def difference_sigma(values: npt.ArrayLike) -> float:
-    """Spread of one value, from the differences of neighbours on the last axis: a drift or a step hardly changes it."""
+    """Spread of single values, estimated from the differences of neighbours on the last axis, so that a drift or a step
+    hardly changes it."""
     return sigma(np.diff(np.asarray(values)), center=0.0) / math.sqrt(2)
 
 
@@ -73,7 +74,7 @@ def complete(values: Matrix) -> Matrix:
 
 
 def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
-    """Own work in which all other places have their median, so that only the noise of this place remains."""
+    """Own work with the median of all other places of the step, so that only the noise of this place remains."""
     rest = np.median(together, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
     with_rest: Matrix = values + np.maximum(rest, 0.0)
     return with_rest

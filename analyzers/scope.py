@@ -26,7 +26,8 @@ class Scope:
     now_ns: int | None = None
     """The present, nanoseconds since the epoch, if the run lives; None: the records' end is the run's end."""
     manifest: Mapping[str, object] = field(default_factory=dict)
-    """The run's own description (`run.json`): its configuration, versions, plan. Not trusted: types are checked."""
+    """The run's description of itself (`run.json`): configuration, versions, plan. It is untrusted, so types are
+    checked."""
     stacks_dir: Path | None = None
     """Folder with the stacks that were taken during a hang."""
 

@@ -54,7 +54,7 @@ def counted(number: Any, noun: str) -> str:
 
 
 def ranks_before(facts: Mapping[str, Any]) -> str:
-    """Number of ranks that earlier attempts of an elastic job had, if it was different: `3` or `2 to 4`."""
+    """Number of ranks of an elastic job's earlier attempts, if different: `3` or `2 to 4`."""
     before = facts.get("num_ranks_before")
     if not isinstance(before, Sequence) or not before:
         return ""
@@ -72,7 +72,7 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number with `digits` significant digits, a large one in whole units; "?" for anything else."""
+    """A number with `digits` significant digits, large ones as whole numbers; "?" for anything else."""
     if not is_number(value):
         return "?"
     rounded = f"{value:.{digits}g}"
@@ -101,8 +101,8 @@ def rise_text(ratio: float) -> str:
 
 
 def loss_text(loss: float, decimals: int = 3) -> str:
-    """A loss with its decimals; from a million on as a power of ten, because before it overflows it would have hundreds
-    of digits.
+    """A loss with its decimals; from a million on as a power of ten, because a diverging loss may have hundreds of
+    digits.
     """
     return f"{loss:.{decimals}f}" if abs(loss) < MAX_PLAIN else f"{loss:.{decimals}g}"
 
@@ -189,8 +189,6 @@ def rate_text(gb_per_s: Any) -> str:
 
 
 def rate_unit(gb_per_s: float) -> tuple[str, float]:
-    """(unit, factor from GB/s) in which a bandwidth is at least one; for a column, in which its largest value is at
-    least one.
-    """
+    """(unit, factor from GB/s) in which a bandwidth, or the largest value of a column, is at least one."""
     size = abs(gb_per_s)
     return ("GB/s", 1.0) if size >= 1 else ("MB/s", 1e3) if size >= 1e-3 else ("kB/s", 1e6)

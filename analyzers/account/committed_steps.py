@@ -38,7 +38,8 @@ _AHEAD = 2
 
 @dataclass(slots=True, kw_only=True)
 class RankTimes:
-    """One rank in one attempt; times are epoch nanoseconds of its own clock. Unfinished steps are not in the sums."""
+    """One rank in one attempt; times are epoch nanoseconds by the rank's clock. Unfinished steps are not in the
+    sums."""
 
     first_ns: int = 0
     last_ns: int = 0

@@ -67,9 +67,9 @@ class SpikePolicy:
     grad_rise_ratio: float = 0.5
     """Smallest rise of the gradient norm that counts as agreement; a strong pair with less is a hard batch."""
     broken_grad_rise_ratio: float = 7.0
-    """Rise of the gradient norm (to 8 times its level) at which any clear rise of the loss is a spike. With small
-    batches the noise of the loss hides a broken update, as in a run of 8 short sequences per step whose learning rate
-    was 100 times too high."""
+    """Rise of the gradient norm (8 times its level) that counts with any clear rise of the loss: with small batches the
+    noise of the loss hides a broken update, as in a run of 8 short sequences per step whose learning rate was 100 times
+    too high."""
     broken_z: float = 2.5
     """Robust sigmas of the loss that count if the gradient norm is broken; clean losses reach this once in a hundred
     steps.

@@ -21,7 +21,7 @@ its capacity, weighted by the router's probabilities, and needs no balancing. Wh
 tokens, so a causal model trains with information that it lacks at generation.
 
 If ranks hold pieces of a sequence they exchange how often each expert was chosen. Nothing else is needed, because the
-balance loss is linear in the probabilities and each rank adds the part of its own tokens.
+balance loss is linear in the probabilities, and each rank adds the part from the tokens that it has.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 * int8: sums of int8 overflow, so each rank reduces one part of the bucket. Every rank sends every other rank that
   rank's part in int8, with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
   way and sends it to all. That is a quarter of the bytes of a float32 all-reduce, for any number of ranks. A rank's
-  error is the rounding error of its own numbers, plus the rounding error of its part of the mean times the number of
-  ranks (errors are divided by that number later).
+  error is the rounding error of the numbers that it sends, plus the rounding error of its part of the mean times the
+  number of ranks (errors are divided by that number later).
 * top-k: every rank sends the fraction `ratio` of its numbers with the largest magnitude, with their positions; the rest
   is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8 bytes per number
   and rank, so a ratio of 1 % pays below a hundred ranks.

@@ -14,7 +14,7 @@ starts on each member independently and spins until the last member has entered:
    does not block, except the last of a step, when nothing is left to compute. All other calls overlap computation and
    queue behind each other: per group and step only the longest wait counts, and none in a call whose last member was
    itself queued. The result is a lower bound; a profiled step gives the exact waiting.
-4. On the device a step lasts from the end of the previous step's last call to the end of its own last call, because
+4. On the device a step lasts from the end of the previous step's last call to the end of this step's last call, because
    the host enqueues whole steps ahead. Without calls in the previous step, the host's duration is used.
 5. A rank's own work is the step minus its waits. Time up to the end of a call is attributed to a phase if this call and
    the previous one were enqueued in that phase of the same step, and to `device` otherwise.

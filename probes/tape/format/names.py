@@ -79,7 +79,7 @@ def read_names(path: Path) -> tuple[dict[int, str], int]:
     with open(fd, "rb") as file:
         while file.tell() < MAX_BYTES and (line := file.readline(MAX_LINE_BYTES)):
             if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
-                return names, skipped + 1  # longer than any line of ours: ignore the rest
+                return names, skipped + 1  # longer than any valid line: ignore the rest
             if line == b"\n":
                 continue
             try:

@@ -11,7 +11,7 @@ MAX_TEXT = 1_000
 _MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
 _LISTED = re.compile(r"^(\d+)([.)])")
 _CODE = re.compile(r"\\`((?:\\_|[\w.=/ -])+)\\`")
-"""A setting or command in backticks within one of our own sentences, in its escaped form."""
+"""A setting or command in backticks, in its escaped form."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -3,7 +3,7 @@
     found = newest_survivor(folder, mesh, peers, ledger, newer_than=40)     # all ranks; None if there is none
     found.copy, found.note                                                  # this rank's part, with its hash verified
 
-1. Every node lists the copies in its shared memory: those of its own ranks, and those that it keeps for others.
+1. Every node lists the copies in its shared memory: copies of this node's ranks, and copies that it keeps for others.
 2. A state is usable if every rank's part is on some node, healthy steps followed it, and it includes no batch that was
    skipped since. The newest is tried first.
 3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
