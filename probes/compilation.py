@@ -85,8 +85,8 @@ class CompileProbe:
 class CompileLog:
     """Events for recompilations and graph breaks of torch.compile, one for each distinct entry.
 
-    torch keeps both for its own reports: of each compilation the guard that failed, and of each broken graph the reason
-    and the line of the program. Compilations of another process are in that process's records.
+    torch keeps both for its own reports: the guard that failed for each compilation, and the reason and line of the
+    program for each graph break. Compilations of another process are in that process's records.
     """
 
     def __init__(self, recorder: Recorder) -> None:

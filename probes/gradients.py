@@ -64,7 +64,7 @@ class GradientProbe:
         interval: int,
         models: Iterable[nn.Module] = (),
     ) -> None:
-        """`models`: those whose parameters FSDP1 may shard."""
+        """`models`: models whose parameters FSDP1 may shard."""
         self._recorder = recorder
         self._interval = interval
         self._parameters = [(clean_name(name), parameter) for name, parameter in named_parameters]
@@ -99,7 +99,7 @@ class GradientProbe:
 
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
-        """L2 norms of what this rank holds, by the ranks that hold the rest of it: "" for whole gradients.
+        """L2 norms of this rank's parts of gradients, by the ranks that share the gradient ("" for whole gradients).
 
         Empty without gradients. On a GPU only at the interval: it is a pass over all gradients, which no loop has
         asked for.
@@ -188,7 +188,7 @@ class GradientProbe:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """The gradient, or the rows that it has if it is sparse, as that of an embedding may be; each row once."""
+    """The gradient's values; of a sparse gradient, as of an embedding, its coalesced rows."""
     return gradient if gradient.layout is torch.strided else gradient.coalesce().values()
 
 

@@ -47,7 +47,7 @@ _monotonic_ns = time.monotonic_ns
 
 
 def record_schedule(recorder: Recorder, schedule: Any, stages: Iterable[Any]) -> None:
-    """Record what `stages`, all of this rank's, do under `schedule` from now on."""
+    """Record the work of `stages` (all stages of this rank) under `schedule` from now on."""
     if not recorder.enabled:
         return
     for stage in stages:
@@ -65,7 +65,7 @@ def record_schedule(recorder: Recorder, schedule: Any, stages: Iterable[Any]) ->
 
 
 def record_stage(recorder: Recorder, stage: Any) -> None:
-    """Record what `stage`, one of this rank's, does from now on; its loss needs `record_schedule`."""
+    """Record the work of `stage`, one of this rank's stages, from now on; its loss needs `record_schedule`."""
     if not isinstance(recorder, TapeRecorder):
         return
     with failing_open("pipeline"):

@@ -5,10 +5,10 @@
     ...                                       # spans add to clock.row, values are set in it
     clock.end(wait_ns=5, on_retries=write)    # duration, CPU time, waiting, garbage collection, memory
 
-A step is written when it begins and again when it ends, so the step in which a rank died or hung is on tape. Spans of
-a known phase (`PHASES`) add to the row unless they lie inside another such span, so the phases of a step never add up
-to more than the step. The time between them adds to a gap (`GAPS`), named by the phase that follows, so that phases and
-gaps add up to the step. In a step without any known phase the gaps are UNSET.
+A step is written when it begins and again when it ends, so the step in which a rank died or hung is on tape. Spans of a
+known phase (`PHASES`) add to the row unless they lie inside another such span, so the phases of a step never add up to
+more than the step. The time between phases adds to a gap (`GAPS`), named by the phase after it, so that phases and gaps
+add up to the step. In a step without any known phase the gaps are UNSET.
 
 On a GPU the host runs ahead of its device, and waits for it (and thus for other ranks) wherever a value is read back.
 There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`) and
@@ -139,7 +139,8 @@ class StepClock:
         stalls: TapeWriter | None = None,
         name: Callable[[str], int] | None = None,
     ) -> None:
-        """`stalls`: tape of the GPU's stalls; `name`: returns the number of a name on it. Only for a GPU."""
+        """`stalls`: tape of the GPU's stalls; `name`: function from a name to its number on that tape. Only for a
+        GPU."""
         self._tape, self._stalls, self._name = tape, stalls, name
         self._empty_row = tape.unset_row()
         is_host = not device.startswith("cuda")
@@ -257,7 +258,7 @@ class StepClock:
             self.defer()
 
     def _write_stamped(self, step: StampedStep) -> None:
-        """Replace the host times of a finished step by those of its device."""
+        """Replace the host times of a finished step by its device times."""
         values = {"duration_ns": step.duration_ns, "stamped_steps": step.interval, "collective_wait_ns": 0}
         for place in (*PHASES, *GAPS):
             of = step.places.get(_COLUMNS[f"{place}_ns"])

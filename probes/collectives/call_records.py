@@ -45,7 +45,7 @@ _UNKNOWN = int(UNSET["bool"])
 _strided = torch.strided
 _isfinite = math.isfinite
 
-MAX_SITES = 4  # places that make the same call in the same phase
+MAX_SITES = 4  # maximum number of call sites with the same call in the same phase
 MAX_LISTED_SHAPES = 4
 MAX_ADRIFT = 64  # handles of running calls that no other object holds
 _NONE_I64 = int(UNSET["i64"])

@@ -5,8 +5,8 @@
 
 Walking up the stack creates an object for every frame, some twenty inside FSDP, and cost more than the rest of a
 record. So the result says how many frames up the call site is, and at which instruction. For the next record,
-`probes.collectives.call_records` only checks whether that frame is at the same instruction. The walk is bounded. Where
-autograd runs backward on its own thread there are no Python frames, hence no caller.
+`probes.collectives.call_records` only checks whether that frame is at the same instruction. The walk is bounded. If
+autograd runs backward on a separate thread, there are no Python frames and so no caller.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class CallerNames:
         self._folder = os.getcwd() + os.sep
 
     def find(self, level: int) -> Caller | None:
-        """Find the innermost frame of user code; None if there is none. `level` (where to begin) and `distance` (where
-        it is) are counted as by `sys._getframe` in the calling function.
+        """Find the innermost frame of user code; None if there is none. `level` is where the search begins, and
+        `distance` where the frame was found, both counted like the argument of `sys._getframe` in the calling function.
         """
         try:
             frame: FrameType | None = _getframe(level + 1)

@@ -72,7 +72,7 @@ class GroupProbe:
         group.calls.label = self.recorder.name(label)
 
     def announce_plain(self, group: Any, members: Sequence[int]) -> None:
-        """Describe a group that records nothing itself, after those that were made before it."""
+        """Describe a group that records nothing itself, after the groups that were made before it."""
         self.label()
         self._announced(group, list(members), "nccl_plugin" if self._has_plugin else "nothing")
 

@@ -30,7 +30,7 @@ __all__ = ["recorded_method"]
 _monotonic_ns = time.monotonic_ns
 _OPTIONS_TELL = hasattr(dist.AllreduceOptions, "asyncOp")
 _NON_BLOCKING = ("isend", "irecv")
-_BLOCKING = ("send", "recv")  # torch's own, which call the others and wait
+_BLOCKING = ("send", "recv")  # torch's blocking functions, which call the asynchronous ones and wait
 
 
 def recorded_method(

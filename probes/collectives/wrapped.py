@@ -178,7 +178,7 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
         _ProcessGroup.bound_device_id.__set__(self, device)
         self.plain.bound_device_id = device
 
-    # Making a group from this one in C++ takes its store, which only the plain group has.
+    # If C++ makes a group from this one, it uses this group's store, which only the plain group has.
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
         return recorded_over(self.plain.split_group(*args, **kwargs))
@@ -227,7 +227,7 @@ def announce(group: Any, members: Sequence[int]) -> None:
 
 
 def _new_group(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace torch's function that makes every group except those split from others."""
+    """Replace torch's function that makes all groups except split ones."""
 
     @functools.wraps(real)
     def new_group(group_size: int, group_rank: int, members: Sequence[int], *args: Any, **kwargs: Any) -> Any:

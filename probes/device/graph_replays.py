@@ -25,7 +25,7 @@ __all__ = ["record_replays"]
 
 
 def record_replays(recorder: TapeRecorder) -> Callable[[], None]:
-    """Count replays from now on; returns what undoes it and writes the numbers."""
+    """Count replays from now on; returns a function that stops counting and writes the numbers."""
     graphs: Any = torch.cuda.CUDAGraph
     real = graphs.replay
     counts: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()

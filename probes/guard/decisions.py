@@ -12,9 +12,9 @@ A bad step is never taken. The response depends on the number of failures in the
 * Fourth and fifth failure: the same with a window of batches before it, and a lower learning rate for a while.
 * After that, or when the run's budget of rollbacks is spent: stop, with a report.
 
-State that changed by itself (`trainer.guard.integrity`) is not a batch's fault: the last state that was found healthy
-is restored, nothing is skipped and no rate lowered. It counts like any other failure, and a second one on the same
-device ends the run, because that device must be replaced.
+A corruption of the state (`trainer.guard.integrity`) is not a batch's fault: the last state that was found healthy is
+restored, no batch is skipped, and the learning rate is not lowered. It counts like any other failure. A second
+corruption on the same device ends the run, because that device must be replaced.
 
 The guard is plain arithmetic: no torch, no clock, nothing that may differ between ranks.
 """
@@ -139,8 +139,8 @@ class Guard:
             ledger.failures = 0
 
     def decide(self, verdict: Verdict, batch_index: int, *, is_transient: bool = False) -> Decision:
-        """Count the failure and choose; `is_transient`: the same step, repeated, was good. Raises RunStopped when
-        patience or budget is spent."""
+        """Count the failure and choose the response. `is_transient`: the step was good when repeated. Raises RunStopped
+        when patience or budget is spent."""
         ledger, policy = self.ledger, self.policy
         ledger.failures += 1
         is_first_time = ledger.failures == 1 or verdict.step > ledger.incident_step

@@ -31,7 +31,7 @@ PERIOD = 1024
 CHUNK = 64 * PERIOD
 """Words of one product on a CPU: with their weights they stay in its cache."""
 SMALL_WORDS = 1 << 13
-"""Tensors up to this size are read together on a GPU: there the calls cost more than the bytes."""
+"""Tensors up to this size are read together on a GPU, where calls cost more than bytes."""
 
 
 _Piece = tuple[Tensor, Tensor]
@@ -58,7 +58,7 @@ class Reading:
 
 
 class FingerprintReader:
-    """Reads the same tensors again and again; caches views of their memory, which is half of the work."""
+    """Reads the same tensors repeatedly. Caches views of their memory, which would take half of the time."""
 
     def __init__(self) -> None:
         self._views: dict[str, tuple[int, int, Tensor, list[_Piece]]] = {}

@@ -124,7 +124,7 @@ class Ledger:
         return ledger, problem or problem_of_copy
 
     def adopt(self, other: Ledger) -> None:
-        """Take over what a checkpoint's copy knows beyond this one."""
+        """Add the entries of a checkpoint's copy that this ledger lacks."""
         for batch, reason in other.skipped.items():
             self.skip(batch, reason)
         self.rollbacks = max(self.rollbacks, other.rollbacks)

@@ -4,7 +4,8 @@
     verdict = detector.observe(step=40, loss=5.9, grad_norm=31.0)
     if verdict.is_spike: ...               # the same on every rank that feeds it the same reduced values
 
-The detector is plain Python over a short history, so that a rank can call it each step: 5 us, 30 for a loss that rises.
+The detector is plain Python over a short history, so that a rank can call it each step: 5 us, or 30 us for a loss that
+rises.
 
 1. Values that are not finite, or are part of a spike, never enter the history. Values are logarithms; if losses without
    a logarithm are common, `signed_loss` judges differences instead of steps 2 to 4.
@@ -14,9 +15,9 @@ The detector is plain Python over a short history, so that a rank can call it ea
    the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.
 4. A step is a spike in any of these cases: its rise is huge; z and rise are both large and the gradient norm does not
    contradict; both are moderate and the gradient norm is raised too. If the gradient norm is many times its level,
-   smaller values of both suffice. A high gradient norm alone is no spike: warm-up and clipping make it ordinary. The
-   rise must also be a part of the total descent of the loss so far: near zero, the logarithm of a loss jumps with each
-   hard sample.
+   smaller values of both suffice. A high gradient norm without a rise of the loss is no spike; it is common in warm-up
+   and with clipping. The rise must also be at least a share of the total descent of the loss so far, because near zero
+   the logarithm of a loss jumps with each hard sample.
 5. After `relearn_after` spike steps in a row the history starts again: the data has changed, or no action follows.
 """
 

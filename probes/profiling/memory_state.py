@@ -58,7 +58,7 @@ class MemoryState:
     has_stacks: bool
     """True if any block in use has the stack that allocated it."""
     is_at_failure: bool
-    """True if this is the state when an allocation failed, and not the later one of the snapshot."""
+    """True if this is the state at the failed allocation, not the later state in which the snapshot was taken."""
     requested_bytes: int | None
     """Bytes that the failed allocation requested; None if the snapshot has no failed one."""
     device_free_bytes: int | None
@@ -68,7 +68,8 @@ class MemoryState:
 
 
 def summarise(snapshot: Mapping[str, Any]) -> MemoryState:
-    """The state of the device on which an allocation failed last, else of the fullest. Raises ValueError for none."""
+    """The state of the device on which an allocation failed last, else of the fullest. Raises ValueError if there is no
+    device."""
     segments = [segment for segment in _list(snapshot.get("segments")) if isinstance(segment, Mapping)]
     traces = [[entry for entry in _list(trace) if isinstance(entry, Mapping)]
               for trace in _list(snapshot.get("device_traces"))]  # fmt: skip

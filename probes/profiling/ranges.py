@@ -3,8 +3,8 @@
     recorder.ranges = Ranges(nvtx=torch.cuda.is_available())
     with recorder.span("forward"): ...          # a range `rankscope.forward` in the trace, NVTX range `forward`
 
-A range of torch.profiler costs microseconds even where no profiler runs, so they are on only during a capture, or where
-`profiler.ranges` asks for them.
+A range of torch.profiler costs microseconds even without a running profiler. So ranges are on only during a capture, or
+if `profiler.ranges` is set.
 """
 
 from __future__ import annotations

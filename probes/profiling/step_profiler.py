@@ -85,7 +85,7 @@ class StepProfiler:
         self._writer: threading.Thread | None = None
 
     def before_step(self, number: int) -> None:
-        """Begin a capture that is due with this step, or mark the step in the one that runs."""
+        """Begin a capture that is due with this step, or mark the step in the running capture."""
         try:
             if self._trace is None and not self._begin(number):
                 return

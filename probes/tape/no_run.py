@@ -39,7 +39,7 @@ def where_else(missing: Path) -> str:
 
 
 def what_instead(folder: Path, runs: Sequence[Path]) -> str:
-    """Say what a folder that is not a run holds: `runs` (name one of them), or no run at all."""
+    """Describe the content of a folder that is not a run: `runs` (and name one of them), or no run at all."""
     if not runs:
         return f"holds no run (no run.json, no tapes/, no telemetry.duckdb): {NAME_ONE}"
     one = folder / "latest" if folder / "latest" in runs else max(runs)

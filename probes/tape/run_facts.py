@@ -80,7 +80,8 @@ _module = ""
 
 
 def note_module(name: str) -> None:
-    """Remember that the program is this module, run with `-m`: `__main__` may be another module when it fails."""
+    """Remember that the program is this module, run with `-m`, because `__main__` may be another module when it
+    fails."""
     global _module
     _module = name
 

@@ -4,7 +4,7 @@ DDP's reducer takes the future of every bucket and waits for all of them in C++ 
 `wait()` is seen. Autograd runs its final callbacks in the order in which they were queued:
 
 1. with the first bucket of a backward we queue `_begin`; the reducer queues its own only after its last bucket;
-2. `_begin` notes the time: the gradients are all computed here, what follows is waiting; it queues `_end`;
+2. `_begin` notes the time: all gradients are computed by now, and the rest is waiting; it queues `_end`;
 3. the reducer waits for its buckets;
 4. `_end` takes the time from `_begin` to the last bucket's completion, less the waits that `wait()` counted meanwhile.
 
@@ -37,7 +37,7 @@ class BackwardWait:
         self._begin_wait_ns = 0
 
     def follow(self, call: Call, future: Any) -> None:
-        """Complete `call` when `future` is, and count the wait for it if a backward pass ends with one."""
+        """Complete `call` when `future` completes, and count the wait for it if it is at the end of a backward pass."""
         calls = self._calls
         call.in_backward = self._expect(call, future)
 

@@ -132,12 +132,12 @@ def _is_ours(named: str) -> bool:
 
 
 def _torch() -> Any:
-    """torch, if this process has imported it: a program without it is not made to."""
+    """Return torch if this process has imported it; never imports it."""
     return sys.modules.get("torch")
 
 
 def _nccl_version() -> tuple[int, ...] | None:
-    """The NCCL that torch is linked to; None where that is not known."""
+    """Version of the NCCL that torch is linked to; None if unknown."""
     torch = _torch()
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return None

@@ -43,7 +43,7 @@ class HeldFolder:
 
     @property
     def fd(self) -> int:
-        """Its descriptor; -1 where it could not be opened."""
+        """The folder's descriptor; -1 if it could not be opened."""
         return self._fd
 
     def close(self) -> None:
