@@ -16,7 +16,7 @@ __all__ = ["set_host_threads", "threads_of_rank"]
 
 
 def threads_of_rank(config: Config, num_ranks: int) -> int:
-    """Default of `OMP_NUM_THREADS`: 1, or with an optimizer on the host half of its cores divided by its ranks.
+    """Default of `OMP_NUM_THREADS`: 1; with an optimizer on the host, half of the host's cores divided by its ranks.
 
     The other half is left to data loading and to the ranks themselves.
     """

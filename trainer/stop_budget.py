@@ -3,7 +3,7 @@
     rank_grace_s(20.0)       # 13: ranks end their step and save a checkpoint
     budget_s(20.0)           # 18: their records are read, and the launcher ends whatever is left
 
-What follows the ranks: those that did not comply are killed, `watch` reads the last records, the verdict is printed.
+After the ranks' time, remaining ranks are killed, `watch` reads the last records, and the verdict is printed.
 """
 
 from __future__ import annotations

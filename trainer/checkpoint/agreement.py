@@ -27,7 +27,7 @@ def gather_from_all(value: Any) -> list[Any]:
 
 
 def first_error(error: str) -> str:
-    """Return the error of the lowest rank that has one, prefixed with its number; empty if none has."""
+    """Return the error of the lowest rank with an error, prefixed with the rank's number; empty if no rank has one."""
     for rank, message in enumerate(gather_from_all(error)):
         if message:
             return f"rank {rank}: {message}"

@@ -174,7 +174,7 @@ class Tally:
         return self.unrecovered > 0 or any(not row.seen or not row.score.injected for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Totals on top, then every run."""
+        """The totals first, then every run."""
         return {
             "schema_version": SCHEMA_VERSION,
             "recall": _rounded(self.recall),

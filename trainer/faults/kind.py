@@ -55,8 +55,8 @@ class Kind:
     armed_everywhere: bool = False
     """True if other ranks take part in the fault."""
     needs: Literal["", "ranks", "data ranks", "groups", "pipeline"] = ""
-    """Where it shows: with more than one rank, with more than one data rank, where several groups do the
-    same in parallel, in a pipeline."""
+    """Layouts in which it shows: several ranks, several data ranks, several groups with the same work, or a
+    pipeline."""
     drilled_rank: int = -1
     """Rank that a drill strikes; -1 = any, chosen by seed."""
     settings: tuple[str, ...] = ()

@@ -67,7 +67,7 @@ class LedgerFile:
         self.ledger = Ledger.from_json(found)
         self.ledger.path = self._path if is_chief else None
         if is_chief and not self.ledger.sequence:
-            self.save()  # before any checkpoint: from then on, a missing ledger means that it was lost
+            self.save()  # written before any checkpoint, so that a ledger that is missing later was lost
 
     def save(self) -> None:
         """Write and sync it. Raises Fenced in a process of an older attempt."""

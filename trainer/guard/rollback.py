@@ -135,9 +135,9 @@ class Rollback:
                 (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
 
     def _report_nonfinite(self, verdict: Verdict, local_loss: float | None) -> None:
-        """Record this rank's view: a non-finite local loss, its gradients before the reduction (if known), and those
-        after the reduction, which spreads NaN. On the host, the records of the collectives also show which rank had it
-        first.
+        """Record this rank's view: a non-finite local loss, its gradients before the reduction (if known), and the
+        gradients after the reduction, which spreads NaN. On the host, the records of the collectives also show which
+        rank had it first.
         """
         own = self.reduction_inputs.nonfinite(verdict.step) if self.reduction_inputs is not None else None
         found = self.gradients.examine(verdict.step) if self.gradients is not None else []

@@ -1,4 +1,4 @@
-"""Copies of the training state in memory and on disk: when to make them, which are good, which to restore.
+"""Copies of the training state in memory and on disk: when to make them, which of them are good, and which to restore.
 
     copies = StateCopies(training, recorder, run, ledger_file, guard)
     position = copies.load()                        # from the newest copy or checkpoint; None if there is none
@@ -90,7 +90,7 @@ class StateCopies:
         loaded = self._load_newest()
         if loaded is None:
             if self.ledger.good_step is not None:
-                self._settle_good_step()  # it is one of the old copies
+                self._settle_good_step()  # the last good checkpoint may be gone
             return None
         self._adopt(loaded.values)
         self.ledger.adopt(Ledger.from_json(loaded.extra["ledger"]))

@@ -56,7 +56,7 @@ __all__ = ["Agent"]
 STRANDED_S = 3.0
 """Grace period (s) after a rank died: the others see the broken connection within milliseconds, or never."""
 EXITING_S = 5.0
-"""Time (s) that the kernel may take to end a process whose peers have lost it: it frees its memory first."""
+"""Time (s) from a lost connection to the end of that process, whose memory the kernel frees first."""
 EXIT_BARRIER_S, MARGIN_S = 30.0, 3.0
 """MARGIN_S: ranks exit by themselves at the end of their grace period; only remaining ones are killed."""
 _OVER = "rankscope/over"
@@ -221,7 +221,7 @@ class Agent(SimpleElasticAgent):
             # SIGTERM before the rank could handle it: the machine is being preempted.
             regroups = _store_of(worker_group).check([_REGROUP])
             if regroups or _group_size(worker_group) > self.node.min_nodes:
-                # Another node is preempted, and all agreed on the last step: go on without it, at no cost.
+                # Another node is preempted, and all agreed on the last step: continue without it, at no cost.
                 self._remaining_restarts += not self.continues_without_node
                 self.continues_without_node = True
             else:

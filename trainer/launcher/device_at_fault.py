@@ -53,7 +53,8 @@ def find_culprit(deaths: Mapping[int, Death], xids: Mapping[int, int]) -> int | 
     for rank, death in deaths.items():
         if rank in xids or _BROKEN_DEVICE.search(death.text):
             return rank
-    for rank, death in deaths.items():  # the first one: the others' errors come from the broken connection
+    # only the first death counts, because the others' errors come from the broken connection
+    for rank, death in deaths.items():
         by_hardware = death.code < 0 and death.code != -signal.SIGTERM and not death.out_of_memory
         return rank if by_hardware and not _LOST_REMOTE.search(death.text) else None
     return None

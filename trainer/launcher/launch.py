@@ -118,7 +118,8 @@ def _outcome(agent: Agent, stop: StopSignals) -> Outcome:
 
 
 def _what_was_saved(agent: Agent) -> str:
-    """Text on what was saved at a stop, from the exit codes of this node's ranks and their and rank 0's records."""
+    """Text on what was saved at a stop, from the exit codes of this node's ranks, and from their records and rank
+    0's."""
     codes = agent.ranks.exit_codes().values()
     try:
         if codes and all(code in (0, EXIT_PREEMPTED) for code in codes) and not _left_without_checkpoint(agent):

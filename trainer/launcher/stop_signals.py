@@ -54,7 +54,7 @@ class StopActions(Protocol):
         """Record that the run is being stopped."""
 
     def report(self, number: int) -> None:
-        """Print what is known of the run."""
+        """Print the findings so far."""
 
     def end_at_once(self, number: int, reason: str) -> None:
         """Kill ranks and `watch`, and record the end. The process exits when it returns."""

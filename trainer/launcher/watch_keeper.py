@@ -56,7 +56,7 @@ class WatchKeeper:
             self._watch.check()
 
     def kill(self) -> None:
-        """Kill the watch, since the launcher ends immediately; readers ingest what it had not."""
+        """Kill the watch, since the launcher ends immediately; readers ingest the remaining records."""
         self.ending = True
         self._watch.kill()
 

@@ -70,8 +70,8 @@ def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Ten
 
 
 def scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
-    """Return the tensor unchanged, with its gradient multiplied by `scale`. The ranks of a group each compute the mean
-    loss of their sequences; a shared expert sums the gradients of all and must divide them, as the reduction of other
+    """Return the tensor unchanged, with its gradient multiplied by `scale`. Each rank of a group computes the mean loss
+    of its sequences. An expert sums the gradients of all these ranks and must divide the sum, as the reduction of other
     parameters does.
     """
     if scale == 1.0:

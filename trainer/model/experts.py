@@ -76,7 +76,7 @@ class Experts(nn.Module):
 
 
 def _grouped_feed_forward(tokens: Tensor, counts: list[int], gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """All experts in three products, each with as many matrices as there are experts."""
+    """All experts in three grouped products, each with one matrix per expert."""
     kind = tokens.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype  # not autocast by torch
     ends = torch.tensor(list(itertools.accumulate(counts)), dtype=torch.int32, device=tokens.device)

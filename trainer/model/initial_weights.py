@@ -32,8 +32,8 @@ DEVIATION = 0.02
 def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
     """Draw every parameter of `model`, which may be sharded or a pipeline stage. No communication.
 
-    Normal with deviation 0.02, scaled by 1 / sqrt(2 layers) for the projections that write into the residual
-    stream (GPT-2's rule); norms are ones.
+    Weights are normal with standard deviation 0.02, scaled by 1 / sqrt(2 layers) for projections that write into the
+    residual stream (GPT-2's rule); norms are ones.
     """
     residual = DEVIATION / math.sqrt(2 * config.num_layers)
     for name, parameter in model.named_parameters():

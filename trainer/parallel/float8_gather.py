@@ -4,8 +4,8 @@
     gathers.rescale()                   # collective: before the first forward after parameters have changed
 
 FSDP looks for two methods on the local tensor of a sharded parameter: one returns what to gather, the other builds the
-whole parameter from the result. torchao has both on a parameter class whose memory copies and fingerprints cannot read.
-So parameters keep their class, and torchao's methods are set on their local tensors.
+whole parameter from the result. torchao has both methods on a parameter class, but our copies and fingerprints cannot
+read the memory of that class. So parameters keep their class, and torchao's methods are set on their local tensors.
 
 Each matrix has one scale, computed from its largest absolute value over all ranks. So rounding before the gather gives
 the same bits as rounding the whole matrix after a gather in float32.

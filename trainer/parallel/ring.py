@@ -166,7 +166,7 @@ def _backward(
     *,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, where `out` and `logarithms` are those of all keys together."""
+    """Gradients of query, key and value; `out` and `logarithms` are for attention to all keys."""
     given = (grad, query, key, value, out, logarithms)
     if query.device.type == "cpu":
         gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, 0.0, is_causal)

@@ -64,7 +64,8 @@ def launch_preflight(
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Exit code of the launcher. A signal to this process alone ends it in order, so that it ends its ranks."""
+    """Exit code of the launcher. A signal that reaches only this process ends the launcher in order, which ends its
+    ranks."""
     with subprocess.Popen(command, env=environment) as launcher:
         try:
             return launcher.wait()

@@ -67,7 +67,7 @@ class Session:
 
 
 def train(session: Session) -> str:
-    """Train to the last step, or until all ranks have agreed to stop. Saves a checkpoint at the end of either."""
+    """Train to the last step, or until all ranks have agreed to stop. Saves a checkpoint at the end in both cases."""
     position, stop = session.recovery.start(), False
     walk = steps(session, position)
     while (after := next(walk, None)) is not None:

@@ -6,8 +6,8 @@
 
 A computation that is repeated gives the same result. So a NaN that does not recur was caused by a device, its memory or
 a race; one that recurs was caused by data or numerics (or a device that is always wrong at the same place). The older
-state tells these two apart: if the NaN recurs there too, the batch is the cause, else the weights of that step. Each
-replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its
+state separates data from numerics: if the NaN recurs there too, the batch is the cause, else the weights of that step.
+Each replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its
 gradients are dropped.
 
 A replay changes no parameter, optimizer state, position or data loader, and restores the random generators. Replays are

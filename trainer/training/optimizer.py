@@ -41,7 +41,7 @@ def learning_rate(step: int, config: Config) -> float:
     """The rate of optimizer step `step` (from 0).
 
     1. The highest rate is `lr`, times global batch / `reference_batch_size` if that is set (linear scaling).
-    2. Warm-up: step k of w has (k + 1) / w of it.
+    2. Warm-up: step k of w has (k + 1) / w of the highest rate.
     3. Then `cosine` or `linear` decay to `min_lr_ratio` at the last step; `wsd` is constant, and falls linearly in the
        last `decay_ratio` of the steps; `constant` does not decay.
     """

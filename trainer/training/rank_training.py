@@ -96,7 +96,7 @@ class Training:
         yield from named_parameters(self.modules)
 
     def fill_weights(self) -> None:
-        """Give the parameters their first values: those of `model.weights`, else drawn ones.
+        """Initialise the parameters: from `model.weights`, else randomly.
 
         Raises ConfigError, one line, for weights that cannot be used.
         """

@@ -332,7 +332,7 @@ class DiskCheckpoints:
             self._discard(save.scratch)
 
     def _scan(self, ledger: Ledger) -> tuple[list[int], set[int]]:
-        """Steps of finished checkpoints, and of those that include the update of a batch skipped later."""
+        """Steps of finished checkpoints, and steps of checkpoints that include the update of a batch skipped later."""
 
         def scan() -> tuple[list[int], list[int]]:
             steps = checkpoint_steps(self.folder)

@@ -3,7 +3,7 @@
     loaded = load_folder(folder, training)      # all ranks; raises CheckpointError on all if it cannot be used
     loaded.values.position.step
 
-Any mesh can load what another mesh has saved: torch's reader reads what this rank's shards need.
+A checkpoint can be loaded on another mesh: torch's reader reads the parts that this rank's shards need.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _read(folder: Path, training: Training) -> None:
     allocate_optimizer_state(training, names)
     prefix = f"rng.{training.rank}."
     rng = {prefix + name: value for name, value in rng_state(training.device).items() if prefix + name in names}
-    # Compression that was enabled since the save starts without state.
+    # If compression was enabled after the save, it starts without state.
     tensors = {
         name: t
         for name, t in training_tensors(training).items()

@@ -259,7 +259,7 @@ def _listen() -> tuple[socket.socket, str]:
     store_host, store_port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", 1))
     family, _, _, _, address = socket.getaddrinfo(store_host, store_port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing: only finds which of our addresses leads there
+        probe.connect(address)  # sends nothing; only finds the local address that is used for this endpoint
         own = probe.getsockname()[0]
     if own != address[0]:
         return socket.create_server((own, 0), family=family), own

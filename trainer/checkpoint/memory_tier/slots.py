@@ -105,7 +105,7 @@ class Slot:
     def receive(self, size: int, fill: Callable[[memoryview], None], note_text: str) -> None:
         """Let `fill` write the bytes for a note from another node; the note is kept only if the hash matches.
 
-        Raises CheckpointError if it does not, and what `fill` raises. Memory is reused for the next copy.
+        Raises CheckpointError if it does not match, and any error from `fill`. Memory is reused for the next copy.
         """
         self.invalidate()
         region = self._map if self._map is not None and len(self._map) == size else self._reserve(size, 1)

@@ -111,7 +111,7 @@ def _below(text: str) -> Iterator[Source]:
     except Exception as error:
         if not has_protocol:
             raise
-        raise _unreadable(text, error) from None  # botocore's errors are neither
+        raise _unreadable(text, error) from None  # botocore's errors are neither OSError nor ValueError
     for name, info in found:
         source = _source(fs.unstrip_protocol(name) if has_protocol else name, info)
         yield replace(source, kind="text") if is_text else source

@@ -125,7 +125,7 @@ def _receive(worker: _Worker, plan: PreparePlan) -> Advance | Shard | Exception:
 
 def _serve(connection: Connection, setup: WorkerSetup, parent: int) -> None:
     """Main function of a process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal_at_parent_death(signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call took effect
         return

@@ -51,7 +51,7 @@ class Devices:
         self.in_use: tuple[int, ...] = tuple(range(count))
 
     def count_failure(self, place: int) -> bool:
-        """Count a death on the device at this index of those in use; True if there were too many."""
+        """Count a death on the device at this index of `in_use`; returns True if there were too many."""
         device = self.in_use[place]
         self._failures[device] += 1
         return 0 < self._limit <= self._failures[device]

@@ -113,7 +113,8 @@ class FollowedRun:
         """Print the findings that are open at the time of a stop."""
         self._shown = open_verdict(self._run) if self._run is not None else []
         self._is_verdict_last = bool(self._shown)
-        begin = [""] if number == signal.SIGINT and self._console.is_terminal else []  # behind the terminal's ^C
+        # start a new line after the terminal's ^C
+        begin = [""] if number == signal.SIGINT and self._console.is_terminal else []
         print_wrapped(self._console, *begin, *self._shown, STOPPING, indent=VERDICT_INDENT)
 
     def end_at_once(self, number: int, reason: str) -> None:

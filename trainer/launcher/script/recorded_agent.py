@@ -31,7 +31,7 @@ __all__ = ["Exits", "recorded"]
 CLOSE_S = 30.0
 """Seconds that torch waits for its ranks after signalling them."""
 KILLED_S = 0.5
-"""Seconds that torch waits after their time is over, and then for killed ranks to end."""
+"""Seconds that torch waits after the ranks' time is over before it kills them, and then for killed ranks to end."""
 
 
 class Exits(Protocol):
@@ -114,7 +114,7 @@ class _RecordedAgent(LocalElasticAgent):
         self._report(worker_group, is_stopped=True)
 
     def _report(self, worker_group: WorkerGroup, *, is_stopped: bool, only: Sequence[int] = ()) -> None:
-        """Report the ranks that have ended since. `only`: those with one of these exit codes."""
+        """Report the ranks that have ended since. `only`: only ranks with one of these exit codes."""
         codes = _exit_codes(self._pcontext)
         # If several ranks have ended since the last poll, one that died by a signal was first: the others failed on the
         # broken connection.

@@ -121,7 +121,7 @@ def _on(having: Sequence[RankReading]) -> str:
 
 
 def _clocks(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
-    """Offsets from the median of all nodes, so that a wrong clock of rank 0 is not held against the others."""
+    """Judge offsets from the median of all nodes, so that a wrong clock of rank 0 is not reported for the others."""
     offsets: dict[str, float] = {}
     for reading in readings.ranks:
         if reading.clock_offset_ns is not None:

@@ -34,7 +34,7 @@ class PreflightPolicy:
     """Minimum number of readings for a median and spread; with fewer, each is compared with the fastest. Source: the
     median absolute deviation of three values is the distance of the middle one to its nearer neighbour."""
     few_peers_ratio: float = 0.6
-    """Speed over the fastest below which a reading fails if there are few peers (ratio). Source: convention."""
+    """Speed / fastest speed below which a reading fails if there are few peers (ratio). Source: convention."""
     warned_clock_s: float = 0.1
     """Smallest distance of a clock from the median that is reported (seconds). Source: NTP holds 10 ms, and logs of
     several nodes are ordered by it."""
