@@ -266,7 +266,7 @@ COLLECT: Mapping[str, tuple[str, ...]] = {
 
 
 def names(kind: str, *, by_user: bool = False) -> frozenset[str]:
-    """Names of the causes of a kind of finding; `by_user`: only those that are never a machine's fault."""
+    """Names of the causes of a kind of finding. `by_user`: only causes that are never a machine's fault."""
     return frozenset(row.name for row in CAUSES.values() if row.kind == kind and (row.by_user or not by_user))
 
 

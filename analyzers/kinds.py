@@ -3,9 +3,9 @@
     KINDS["straggler"].title            # "Straggler"
     KINDS["straggler"].identity         # ("attempt", "ranks"): two findings that agree in these are the same one
 
-Their order is that of the verdict: among equally severe findings, those that explain others come first. All else that
-must know about kinds is derived from this table: the order, the identity of a finding, what may last, and which package
-judges, explains and draws it:
+The kinds are in the order of the verdict: among equally severe findings, those that explain others come first. All else
+that must know about kinds is derived from this table: the order, the identity of a finding, what may last, and which
+package judges, explains and draws it:
 
 * `analyzers.<package>.analyze.ANALYSES` judges (`analyzers.analysis.Analysis`),
 * `analyzers.<package>.explain.WHY` and `.NEXT` give the evidence and the next step in one sentence each,

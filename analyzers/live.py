@@ -187,7 +187,7 @@ def _judged(state: LiveState, due: Mapping[tuple[str, ...], _Judge], *, attempt:
     for kinds, judge in due.items():
         try:
             of_analysis = judge()
-        except Exception as error:  # one analysis that fails must not silence the others
+        except Exception as error:  # a failing analysis must not prevent the others
             _note_failure(state, kinds[0], f"{type(error).__name__}: {error}")
             continue
         failed = [one for one in of_analysis if one.status == "insufficient_data" and "plugin" in one.evidence]

@@ -46,7 +46,7 @@ class SharedPolicy:
     """Minimum share of a whole that explains it (ratio)."""
     agreement_ratio: float = 0.7
     """Share of a whole that counts as most of it (ratio): of the observations that must agree, and of an excess that
-    one phase must hold to be named. A rank that is slow in all its computing has some 60 % of it in backward."""
+    one phase must hold to be named. If a rank is slow in all its computing, about 60 % of its excess is in backward."""
     interval_sigmas: float = 2.0
     """Deviation of a mean, in standard errors, that can still be chance. Source: convention, 95 %."""
     sure_sigmas: float = 3.0
@@ -54,8 +54,8 @@ class SharedPolicy:
     that gives an onset. Half of such a rise is 1.5 sigmas, and two consecutive disturbed steps are rare.
     """
     outlier_sigmas: float = 4.0
-    """Distance from its peers, in standard deviations, at which a single value is an outlier. Source: where many places
-    are tried, the bound for the largest of as many normal variables is taken if it is higher."""
+    """Distance from its peers, in standard deviations, at which a single value is an outlier. Source: if many places
+    are tried, the bound for the largest of that many normal variables is used if it is higher."""
     certain_sigmas: float = 6.0
     """Size of a change, in standard deviations, that is certain without other evidence."""
     burst_sigmas: float = 9.0

@@ -3,10 +3,10 @@
     daly_interval_s(cost_s=0.2, mtbf_s=3600.0)     # 37.7: seconds of training between two saves
     suggest(source, manifest)                      # from a run's own saves and failures; None without saves
 
-The expected time lost to saves and to repeated work is least, to first order, with sqrt(2 * cost * MTBF) between saves
+The expected time lost to saves and to repeated work is lowest, to first order, with sqrt(2 * cost * MTBF) between saves
 (Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974). Daly's higher order ("A
-higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37) stays right
-when saves are not short compared with the time between failures:
+higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37) is also
+valid if saves are not short compared with the time between failures:
 
     sqrt(2 c M) * (1 + sqrt(c / 2M) / 3 + (c / 2M) / 9) - c        for c < 2 M, else M
 
@@ -37,7 +37,7 @@ class Suggestion:
     mtbf_s: float
     num_saves: int
     num_failures: int
-    """Attempts of the run itself that failed; 0: the rate is assumed."""
+    """Number of failed attempts of the run; with 0 the rate is assumed."""
 
 
 def young_interval_s(*, cost_s: float, mtbf_s: float) -> float:

@@ -3,7 +3,8 @@
     findings = communication(store, Scope())       # kinds exposed_communication, low_bandwidth, small_buckets
 
 1. `account.device.exposure` separates exposed from overlapped communication. The share of exposed transfers is always
-   reported; from `SHARED.cost_ratio` of the step on it is advice. Waiting for late ranks belongs to the stragglers.
+   reported, as advice if it is at least `SHARED.cost_ratio` of the step. Waiting for late ranks belongs to the
+   stragglers.
 2. `bandwidth` compares each operation, size and group with the fastest of the run. A mesh dimension whose large
    messages are slower than those of another one by `SHARED.clear_factor` is advice: its links are slower.
 3. Gradient buckets are too small if their latency exceeds the time to move their bytes, and merging them would save

@@ -173,8 +173,8 @@ def _slower_than_before(
 
 
 def _with_onset(source: Source, attempt: int, link: SlowLink, since_step: int) -> SlowLink:
-    """Date a group's rise by single steps: the first from which on steps take nearly as long as after it. For some
-    windows before it the network may already have been a little slower.
+    """Date a group's rise by single steps: find the first step from which transfers take nearly as long as after the
+    rise. The network may already have been slightly slower some windows earlier.
     """
     dimension = link.groups[0].partition(":")[0]
     by_step = group_transfers(source, attempt, 1, since_step)[dimension, link.op, link.num_bytes][link.groups[0]]
@@ -186,7 +186,8 @@ def _with_onset(source: Source, attempt: int, link: SlowLink, since_step: int) -
 
 
 def _without_common_rise(found: list[SlowLink], groups: Groups) -> list[SlowLink]:
-    """Drop pairs if most became slower, unless there is one link only, or they are links of one rank of several."""
+    """Drop pairs if most became slower, unless there is only one link, or all slow links are of one rank among
+    several."""
     links = {frozenset(name.split(" -> ")) for name in groups}
     slow = {frozenset(link.groups[0].split(" -> ")) for link in found}
     is_one_rank = len(slow) < len(links) and bool(frozenset.intersection(*slow)) if slow else False

@@ -28,11 +28,11 @@ class SlowLinkPolicy:
     min_excess_ms: float = 0.5
     """Smallest excess per step (ms)."""
     crossing_factor: float = 1.3
-    """Transfer / that of comparable groups, for a group that shares one member with a slow group. It only has to tell
-    which member is slow, no longer whether one is."""
+    """Transfer time / transfer time of comparable groups, for a group that shares one member with a slow group. It only
+    has to tell which member is slow, no longer whether one is."""
     min_windows_unsure: int = 4
-    """Minimum number of windows if there is a single comparable group, where only time shows which of both is unusual;
-    if the slowdown is over; and if ranks wait for cores so long that this alone may slow transfers."""
+    """Minimum number of windows if there is a single comparable group, where only the past shows which of the two is
+    unusual. Also if the slowdown is over, or if ranks wait for cores so long that this alone may slow transfers."""
     min_rise_s: float = 5.0
     """How long transfers must have been slow if there is no other group or pair to compare with (s): another job, or
     `watch` during its analyses, slows transfers through shared cores for some time, however long the steps are. On

@@ -3,8 +3,8 @@
     link.ranks, link.groups, link.factor, link.excess_ms, link.first_step
 
 1. Slow groups of several mesh dimensions name the ranks that they share (`join_groups`).
-2. A slow group alone names all its members, unless a group of another dimension that shares one member with it became
-   slower at the same time, if by less (`narrow_to_member`).
+2. A single slow group names all its members, unless a group of another dimension that shares one member with it became
+   slower at the same time, even if by less (`narrow_to_member`).
 3. Slow pairs that all have one rank in common, and lead to several others, name that rank (`join_pairs`).
 4. A slow group together with slow pairs of one of its members names that member (`join_with_pairs`).
 """
@@ -38,14 +38,14 @@ class SlowLink:
     excess_ms: float
     transfer_ms: float
     others_ms: float
-    """Transfer of comparable groups or pairs; where `has_peers` is False, its own before the onset."""
+    """Transfer time of comparable groups or pairs; if `has_peers` is False, of the link itself before the onset."""
     first_step: int
     last_step: int
     is_ongoing: bool
     has_peers: bool = True
     """True if it was compared with others; else with its own past."""
     route: NetworkLink | None = None
-    """The link between two nodes that is slow, where proxy threads were recorded."""
+    """The slow link between two nodes, if proxy threads were recorded."""
 
     def is_significant(self, step_ms: float) -> bool:
         """Return True if it costs enough of the step: the clearer the slowdown, the smaller the cost may be."""
@@ -93,7 +93,7 @@ def narrow_to_member(
 ) -> SlowLink:
     """Name the one member whose group in another dimension became slower too; without such a member return the link
     unchanged. Crossing groups are not slowed equally: a fault that makes one 4x slower may make the other, which sends
-    smaller messages, only 1.5x slower, and that takes longer to prove by itself.
+    smaller messages, only 1.5x slower, which alone takes longer to prove.
     """
     if len(link.ranks) < 2:
         return link

@@ -70,7 +70,7 @@ class Scaling:
     """Runs of one job on different numbers of ranks."""
 
     kind: str
-    """strong | weak | mixed: neither the tokens per step nor those per step and rank are constant."""
+    """strong | weak | mixed; mixed: neither the tokens per step nor the tokens per step and rank are constant."""
     points: tuple[Point, ...]
     """Ordered by number of ranks; the first is the base."""
 

@@ -3,8 +3,8 @@
     before, after = step_parts(source_a), step_parts(source_b)
     main_difference(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +13.4 ms."
 
-All values are means over the medians of blocks of steps. The medians remove outliers, and the means keep a rank that
-was slow in a part of the run, which a median over the ranks or the whole run would hide.
+All values are means over the medians of blocks of steps. The medians remove outliers, and the means show a rank that
+was slow in a part of the run, which a median over ranks or over the whole run would hide.
 """
 
 from __future__ import annotations

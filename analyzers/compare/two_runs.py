@@ -85,7 +85,8 @@ class Comparison:
     goodput: Mapping[str, tuple[float | None, float | None]]
     """Shares of the wall time."""
     shortcomings: tuple[str, str] = ("", "")
-    """Reasons not to call A, and B, better: it did not finish, or has a critical finding that the other lacks."""
+    """(reason not to call A better, reason not to call B better): the run did not finish, or has a critical finding
+    that the other lacks."""
     findings: tuple[Finding, ...]
     """Findings of the comparison itself: a regression of B's speed, if its interval excludes 1."""
 
@@ -169,7 +170,7 @@ def compare(a: Side, b: Side) -> Comparison:
 
 
 def _names(a: Diagnosis, b: Diagnosis) -> tuple[str, str]:
-    """Names of the runs; two that started in the same second, in different folders, may share one."""
+    """Names of the runs, made distinct if two runs in different folders started in the same second."""
     name_a, name_b = (str(one.run.get("run_id") or letter) for one, letter in ((a, "A"), (b, "B")))
     return (f"{name_a} (A)", f"{name_b} (B)") if name_a == name_b else (name_a, name_b)
 

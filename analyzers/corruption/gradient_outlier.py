@@ -5,11 +5,12 @@
     findings = corrupted_gradients(store, Scope())           # kind gradient_corrupted, from the trainer's events
 
 A peak is the largest absolute value among a rank's gradients before they are reduced. One flipped bit changes one
-element: a norm over a million elements hides it unless it is enormous, the peak shows it.
+element: a norm over a million elements hides the change unless it is enormous, but the peak shows it.
 
 1. For each rank, take the logarithm of its peak minus the median over its last `window_steps` steps. So ranks need not
    be equal (stages, shards), only steady.
-2. Subtract the median of the same over the other ranks: what affects all ranks (a learning rate, a hard batch) cancels.
+2. Subtract the median of this value over the other ranks, which cancels effects on all ranks (learning rate, hard
+   batch).
 3. An outlier rises by more than `min_ratio` and by more than `min_sigmas` robust deviations of (2) over the window, or
    by more than `max_ratio`.
 

@@ -9,7 +9,7 @@ __all__ = ["GradientOutlierPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientOutlierPolicy:
-    """When a step is computed again. A false alarm costs one step, so it may happen now and then."""
+    """When a step is recomputed. A false alarm only costs one step, so occasional ones are accepted."""
 
     window_steps: int = 24
     """Steps of history. Source: convention."""
@@ -20,5 +20,5 @@ class GradientOutlierPolicy:
     Source: measured, with tails as heavy as Student's t with 4 degrees of freedom one step in 1,000 is computed twice
     for nothing."""
     max_ratio: float = 100.0
-    """Rise at which a step is checked however much the ranks differ. Source: measured, 8 sigmas are a rise of 60 with
-    four ranks of two sequences each, and of 10,000 with two."""
+    """Rise at which a step is always checked, however much the ranks differ. Source: measured, 8 sigmas are a rise of
+    60 with four ranks of two sequences each, and of 10,000 with two."""

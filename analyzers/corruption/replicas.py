@@ -8,10 +8,10 @@ Both kinds of evidence are exact: a bit that differs is a bit that changed.
 1. Replicas: ranks of a replica group hold the same bits. Where they differ, the ranks outside the strict majority are
    the culprits. Without a majority (two replicas, or a tie) all ranks of the group are suspects.
 2. The chain: nothing writes to the training state between two optimizer steps. A tensor whose fingerprint before a step
-   differs from the one after the previous step was changed by something else, and its rank is the culprit, whatever
-   the other ranks hold. This also breaks the ties of 1.
+   differs from the one after the previous step was changed by something else, and its rank is the culprit, whatever the
+   other ranks hold. This also decides the ties of rule 1.
 
-The trainer's guard judges each check with it while the run lives, `analyzers.corruption.analyze` afterwards.
+Used by the trainer's guard at each check of a live run, and by `analyzers.corruption.analyze` afterwards.
 """
 
 from __future__ import annotations

@@ -23,4 +23,4 @@ class DataPolicy:
     block_steps: int = 10
     """Distance between the onsets that are tried."""
     heavy_factor: float = 4.0
-    """Wait / that of the median step at which a step counts as starved."""
+    """Wait / wait of the median step at which a step counts as starved."""

@@ -134,7 +134,7 @@ def _deaths(
 
 
 def _all_ended_well(view: AttemptView, log: EventLog) -> bool:
-    """Return True if the launcher saw every rank of the attempt exit with code 0: then none was lost."""
+    """Return True if every rank of the attempt exited with code 0, as seen by the launcher, so that none was lost."""
     exits = [event for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt) if event.integer("exit_rank") >= 0]
     well = {event.integer("exit_rank") for event in exits if event.integer("exit_code", -1) == 0}
     return len(well) >= max(1, view.world_size) and len(well) == len({event.integer("exit_rank") for event in exits})
@@ -169,7 +169,7 @@ def _without_a_root(
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
         return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), again)]
     if not deaths and ((blame := find_culprits(view)).is_proof or blame.cause == "finished"):
-        return []  # it hung before it ended: `hangs` explains it
+        return []  # the attempt hung before it ended, which `hangs` explains
     if failed := [death for death in deaths if death.cause in ("exception", "exit")]:
         own = next((death for death in failed if not death.is_surely_backends), None)
         if own is not None:
@@ -180,7 +180,7 @@ def _without_a_root(
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
     interrupted = _interruption(view, log) or _request(view, log)
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
-        return []  # a launcher ended them to restart; the node where the failure happened has the cause
+        return []  # a launcher ended these ranks to restart; the records of the failed node have the cause
     if interrupted:
         return [_ended_from_outside(view, interrupted, {}, again)]
     seen, within = _all_seen(view), _within(view)
@@ -335,7 +335,8 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
 
 
 def _doing(death: Death, own: RankView | None) -> str | None:
-    """Activity of the rank when it died. An exception has left the phase it was raised in, so its record names it."""
+    """Activity of the rank when it died. By the time of an exception's record its phase has ended, so the record has
+    the phase's name."""
     if own is None or not death.links:
         return own.doing if own else None
     if death.phase:

@@ -28,7 +28,8 @@ def completed(source: Source, finding: Finding) -> Finding:
 
 
 def _with_next_step(source: Source, finding: Finding) -> Finding:
-    """Mention the next step for a rank killed after an update: without a data loader its start is not recorded."""
+    """For a rank killed after an update, mention the next step: in a loop without a data loader, the start of a step is
+    not recorded."""
     step = finding.first_step
     place = f"at step {step} {AFTER_UPDATE}"
     if finding.cause != "signal" or step is None or place not in finding.summary or not source.has("spans"):

@@ -352,7 +352,7 @@ def _pipes(lines: tuple[LogLine, ...]) -> Candidate:
 def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
     """Ranks of the node that failed; what they print as they end is not a consequence of another rank's end.
 
-    srun names its tasks by host; where each task started a launcher, a task's ranks are as many as the command says.
+    srun names its tasks by host. If each task started a launcher, its number of ranks is in the launcher's command.
     """
     if candidate.cause != "node_failed":
         return set()

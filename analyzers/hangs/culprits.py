@@ -13,13 +13,12 @@
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
    The position of a rank on another node without records here is unknown: it is only named as awaited.
-5. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows what it does
-   instead, or `watch` saw that its GIL is held. If it is in a later step than the one it is awaited in, it has skipped
-   the call.
-   If its host has enqueued calls and its device has not started them, the device is stuck.
-   If all awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive
-   differ in size (`unequal_message`), or a rank made another call under that number or a later one and may have left it
-   since (`mismatched_with_ended`), or the network or the backend is stuck.
+5. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows its present
+   activity, unless `watch` saw that its GIL is held. If it is in a later step than the one it is awaited in, it has
+   skipped the call. If its host has enqueued calls and its device has not started them, the device is stuck. If all
+   awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive differ in
+   size (`unequal_message`), or a rank made another call under that number or a later one and may have left it since
+   (`mismatched_with_ended`), or the network or the backend is stuck.
 6. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck; a
    rank whose host has not enqueued the call is a culprit, too.
 7. Otherwise the edges form a cycle, or all ranks entered and none left. In a cycle, a rank has skipped a call if it is

@@ -57,8 +57,8 @@ def mismatched_collective(
 ) -> Mismatch | None:
     """The first collective whose members differ in operation, type or size. `heads`: calls in flight by rank.
 
-    If they differ, ended calls of the same number (`differing`, of all ranks) count for the majority too: a rank that
-    raised or went on also made one of the calls.
+    If they differ, ended calls of the same number (`differing`, of all ranks) also count for the majority, because a
+    rank that raised or continued has made one of the calls.
     """
     together: dict[Number, list[Call]] = {}
     for calls in heads.values():
@@ -91,7 +91,8 @@ def _first_mismatch(together: Mapping[Number, list[Call]]) -> Mismatch | None:
 def compare_calls(calls: Sequence[Call], *, sized: bool | None = None) -> Mismatch | None:
     """Compare the calls of ranks under one number of a group, from any source; None if all match.
 
-    `sized`: whether the operation must have one size on all members, where the caller knows better than its name.
+    `sized`: True or False if the caller knows whether the operation must have one size on all members; None: by its
+    name.
     """
     sized = is_sized(calls[0].op) if sized is None else sized
     # Unrecorded operations, types and sizes match everything.
@@ -152,7 +153,8 @@ def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...],
 
 
 def odd_side(view: AttemptView, calls: Sequence[Call]) -> tuple[int, ...]:
-    """Ranks whose call never came next in earlier steps, where all others' did; () if the order is unclear."""
+    """Ranks whose call never came next in earlier steps, while the calls of all others did; () if the order is
+    unclear."""
     if any(call.step is None for call in calls):  # a dump's few calls show no order of a step
         return ()
     group = calls[0].group

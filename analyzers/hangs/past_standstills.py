@@ -6,8 +6,8 @@
    count. Nor does a step that ended only because its run was interrupted in a hang, which `hangs` reports.
 2. Other ranks must have waited for the rank in collectives meanwhile: in the same step, or in the next one if it stood
    still between two steps. If no rank waited, it is reported only if `watch` had seen a hang.
-3. Its place is the phase or gap that took most of the time, or the compiler if it was running for most of it; then the
-   failed guard is named. The cause and stacks that `watch` reported at the time are added.
+3. The place is the phase or gap that took most of the time. It is the compiler, with the failed guard, if that was
+   running for most of the time. The cause and stacks that `watch` reported at the time are added.
 
 Jobs on several GPUs are not judged, because their hosts do not see waits for other ranks.
 """
@@ -118,7 +118,7 @@ def _placed(source: Source, still: _Still) -> _Still:
 
 
 def _guard(source: Source, still: _Still) -> str:
-    """Why a rank recompiled in that step; empty if it did not, or if it is unknown."""
+    """Reason why a rank recompiled in that step; empty if it did not recompile, or for an unknown reason."""
     for event in EventLog.load(source, (event_kinds.RECOMPILE,)).of(event_kinds.RECOMPILE, attempt=still.attempt):
         if (event.rank, event.step) == (still.rank, still.step):
             return f"{event.text('function')} ({event.text('file')}:{event.integer('line')}): {event.text('guard')}"

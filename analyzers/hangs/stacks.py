@@ -1,4 +1,4 @@
-"""Python stacks of a hung job: read those that ranks wrote, group equal ones, find the odd ones.
+"""Python stacks of a hung job: read the ranks' stack files, group equal stacks, and find processes that differ.
 
     read_stack(run.stacks, attempt=0, rank=3)       # ["trainer/rank/loop.py:120 train_step", ...]
     groups = group([Stack(pid=11, rank=0, frames=("a.py:3 wait", "b.py:9 main")), ...])
@@ -75,7 +75,7 @@ class Stack:
 
     @property
     def name(self) -> str:
-        """The rank if it is known, else the process."""
+        """Text for the rank if it is known, else for the process."""
         return f"pid {self.pid}" if self.rank is None else f"rank {self.rank}"
 
 

@@ -78,7 +78,8 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
 def behind_step(view: AttemptView, found: HangCause) -> int | None:
     """The culprit's step, if it is earlier than the step of the call in which the other ranks wait for it.
 
-    After the optimizer it may already be in the next step: a loop without a loader does not show where that begins.
+    After the optimizer the rank may already be in the next step, because in a loop without a loader the start of a step
+    is not recorded.
     """
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     if first is None or found.call is None or None in (first.step, found.call.step):
@@ -98,7 +99,8 @@ def lasting(finding: Finding, silent_s: float) -> Finding:
 
 
 def _waits(view: AttemptView, found: HangCause, lasted: str) -> str:
-    """The ranks that waited, and in which call: those in the call of the first sentence, then the others."""
+    """Text on the ranks that waited and their calls: first the ranks in the call of the first sentence, then the
+    others."""
     calls = waiting_calls(view, found)
     named = found.call.text if found.call else ""
     others = {text: ranks for text, ranks in calls.items() if text != named}

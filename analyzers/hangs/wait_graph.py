@@ -112,7 +112,7 @@ def cycle_of(edges: Mapping[int, set[int]]) -> tuple[int, ...]:
 
 
 def commonest_call(calls: list[Call]) -> Call | None:
-    """The call that the most ranks are in, of its earliest rank."""
+    """The call that most ranks are in, as made by the lowest of them."""
     if not calls:
         return None
     ((key, _),) = Counter((call.group, call.seq, call.op) for call in calls).most_common(1)

@@ -17,9 +17,9 @@ from analyzers.run.calls.snapshot import AttemptView
 __all__ = ["MAX_LISTED", "evidence_of", "waiting_calls"]
 
 MAX_CALLS = 8
-"""Calls that are listed, those with the most ranks."""
+"""Maximum number of calls that are listed, those with the most ranks."""
 MAX_LISTED = 64
-"""Ranks of a call that are listed."""
+"""Maximum number of ranks that are listed per call."""
 
 
 def waiting_calls(view: AttemptView, found: HangCause) -> dict[str, tuple[int, ...]]:
@@ -35,5 +35,5 @@ def waiting_calls(view: AttemptView, found: HangCause) -> dict[str, tuple[int, .
 
 
 def evidence_of(calls: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
-    """The largest ones, for a finding."""
+    """The calls with the most ranks, for a finding."""
     return {text: list(ranks[:MAX_LISTED]) for text, ranks in list(calls.items())[:MAX_CALLS]}

@@ -1,4 +1,4 @@
-"""Figures of GPUs and hosts: the reading of a finding's device over time, against those of its peers."""
+"""Figures of GPUs and hosts: the readings of a finding's device over time, against the readings of its peers."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ __all__ = [
 
 Standing = Literal["own", "survived", "after", "aside", "ignored"]
 """own: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
-after: the launcher was already ending the job. aside: from a thread or task, which does not end the process, or cut
-off with the file. ignored: raised in a destructor or while logging, which Python only prints."""
+after: the launcher was already ending the job. aside: from a thread or task, which does not end the process, or cut off
+at the end of the file. ignored: raised in a destructor or while logging, which Python only prints."""
 
 _LAUNCHERS = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -89,7 +89,7 @@ _CUT_START = ("UnpicklingError", "EOFError")
 _AT_EXIT = "driver shutting down"
 """CUDA's error for a call made while the process is already ending."""
 _IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
-"""What Python prints before an error in a destructor or in logging, after which it goes on."""
+"""What Python prints before an error in a destructor or in logging, after which the program continues."""
 _COMPLETE = "Init COMPLETE"
 """What NCCL prints when a communicator is ready."""
 _INNER = re.compile(r"RayTaskError\((\w+)\)")

@@ -9,7 +9,7 @@
 * *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
   to run out.
 
-The memory of a rank that ran out of it is in the finding of its death (`rank_lost`, cause out_of_memory).
+If a rank ran out of memory, the finding of its death (`rank_lost`, cause out_of_memory) has its figures.
 """
 
 from __future__ import annotations

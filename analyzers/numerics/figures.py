@@ -48,7 +48,7 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Ranks whose collective inputs held NaN or Inf, the parameters that hold it, and the loss around it. A reduction
-    spreads NaN: only the inputs show where it began, not the parameters afterwards.
+    spreads NaN, so only its inputs show where the NaN began; parameters afterwards do not.
     """
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.first_step is not None:

@@ -4,9 +4,9 @@
    rank has its own shards, and shards of one block are similar).
 2. `wrong_blocks` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
    at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the slope
-   is the median of the slopes between all pairs of blocks, so that single odd blocks do not tilt it); `layer`, `factor`
-   away from the median block, or from the trend where there is one. If several consecutive blocks next to the output
-   are that far above all others, the gradient has not exploded, but vanished behind these blocks.
+   is the median of the slopes between all pairs of blocks, so that a single deviating block does not change it);
+   `layer`, `factor` away from the median block, or from the trend where there is one. If several consecutive blocks
+   next to the output are that far above all others, the gradient has not exploded, but vanished behind these blocks.
 3. It is reported after `min_samples` consecutive samples, the newest included, because a single step may be unusual.
 4. `whole`: in the newest `min_samples` samples, the norm of all gradients and that of the median block are both
    `own_factor` above the largest in the first quarter of the run's samples.
@@ -52,7 +52,7 @@ class Wrong:
 
 
 def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = GradientFlowPolicy()) -> list[Finding]:
-    """One finding per kind at most, of the newest attempt; none where gradients were not sampled by parameter."""
+    """At most one finding per kind, for the newest attempt; none if gradients were not sampled by parameter."""
     if missing_tables(source, "gradients"):
         return []
     ((attempt,),) = source.rows(

@@ -10,9 +10,9 @@ above it, doubling the batch gains almost nothing.
 2. These give unbiased estimators for each step that has both norms (the paper's appendix A.1): tr(S) = (|g_local|^2 -
    |g_global|^2) / (1/b - 1/B), |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b), with
    |g_local|^2 the mean over the data ranks. A pipeline's stages of one data rank are added.
-3. A step's |G|^2 is mostly noise, and a ratio of noise has no mean: numerator and denominator are averaged separately,
-   over the newest third of the run's samples, at most `window_samples`. The confidence interval is that of the ratio;
-   it uses both variances and the covariance.
+3. A step's |G|^2 is mostly noise, and a ratio of noisy values has no mean. So numerator and denominator are averaged
+   separately, over the newest third of the run's samples, at most `window_samples`. The confidence interval is that of
+   the ratio; it uses both variances and the covariance.
 
 The norms are `steps.local_grad_norm` (`probes.collectives.gradients.local_gradient`) and `steps.grad_norm`, both before
 clipping.
@@ -217,7 +217,7 @@ def _summary(noise: Noise, batch: float, advice: str) -> str:
 
 
 def _signal(batch: float, scale: float) -> float:
-    """Progress of a step relative to that of a step without noise (equation 2.7 of the paper)."""
+    """Progress of a step / progress of a step without noise (equation 2.7 of the paper)."""
     return 0.0 if math.isinf(scale) else 1.0 / (1.0 + max(0.0, scale) / batch)
 
 

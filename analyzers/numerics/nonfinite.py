@@ -3,11 +3,11 @@
 1. Bad steps are those whose loss, local loss, gradient norm or gradient count is not finite. Consecutive bad steps are
    one episode: its first step is explained, the others are consequences.
 2. A reduction hands a NaN to every member, so each input is flagged before it is reduced. The earliest flagged
-   collective of the step, by the time since each rank's own begin of the step (no clocks are compared), names the
-   ranks whose input was already bad. Later flags are consequences of that result.
-3. Without flags, ranks whose own loss is not finite are named; without such ranks, none is (`suspect`). Members of a
-   tensor-parallel group have the same loss, so the group is all that is known then.
-   The loss of a pass whose weights broke within the step (sharpness-aware minimization) is a consequence, too.
+   collective of the step names the ranks whose input was already bad. Its time is measured from the start of the step
+   on each rank, so that no clocks are compared. Later flags are consequences of that result.
+3. Without flags, ranks whose own loss is not finite are named; without such ranks, none is named (`suspect`). Members
+   of a tensor-parallel group have the same loss, so only the group can be named. The loss of a pass whose weights broke
+   within the step (sharpness-aware minimization) is a consequence, too.
 4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient was finite before its reduction
    and the result is not (then the first flags, if any, are those of the norm); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in

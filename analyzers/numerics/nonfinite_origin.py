@@ -130,9 +130,7 @@ def locate(evidence: StepEvidence) -> Location:
 
 
 def _only_norm(evidence: StepEvidence) -> bool:
-    """True if every rank counted NaN and Inf in its gradients and found none: only their norm exceeds the largest
-    number of its type.
-    """
+    """True if every rank counted NaN and Inf in its gradients and found none, so that only the norm overflowed."""
     has_bad_norm = any(is_bad(row.grad_norm) for row in evidence.rows)
     return has_bad_norm and all(row.nonfinite_count == 0 for row in evidence.rows) and not evidence.parameters
 
@@ -202,7 +200,7 @@ def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
 
 
 def _parameter(evidence: StepEvidence) -> tuple[str, tuple[str, ...]]:
-    """The parameter nearest the loss among those that are not finite, and all of them."""
+    """The non-finite parameter nearest to the loss, and all non-finite parameters."""
     seen: dict[str, int] = {}
     for _, name, count in evidence.parameters:
         seen[name] = seen.get(name, 0) + count

@@ -28,7 +28,7 @@ ACTS = "environment"
 
 
 def policy_attempts(source: Source) -> set[int]:
-    """Attempts with phases of both kinds in their steps, that act in an environment, or that train models in turn."""
+    """Attempts whose steps generate and score, or act in an environment, or that train several models in turn."""
     rows = []
     if source.has("events"):
         rows = source.rows("SELECT attempt FROM events WHERE kind = ?", [event_kinds.TRAINED_IN_TURN])

@@ -8,7 +8,7 @@
 3. Imbalance: the same coordinate has the most work on every pipeline, in the first third of the steps and in the last,
    and exceeds the median of the others by `excess_ratio`. A rank that is slow on one pipeline only, or from some step
    on, is a straggler instead.
-4. On GPUs spans are those of hosts that run ahead, so no bubble is measured. The work of a rank is then its step
+4. On GPUs spans are host times, and hosts run ahead, so no bubble is measured. The work of a rank is then its step
    without its waits, from the durations of calls (`account.device.device_timings`), and the excess of a heavy stage is
    a lower bound.
 5. If ranks wait for cores (`is_crowded`), spans are longer than the work in them, especially on the stage that waits

@@ -35,7 +35,7 @@ MAX_REPLAYED_SPANS = 400_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
     """Measured idle time of one step, including the loading of the first stage, and its parts as shares of the
-    pipeline's time: `even_ratio` and the three others add up to the idle share."""
+    pipeline's time. `even_ratio` and the three other ratios add up to the idle share."""
 
     idle: StepIdle
     even_ratio: float

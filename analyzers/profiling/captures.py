@@ -6,7 +6,7 @@
 
 A suspect and its peer profile the same steps. The suspect is slow in operators that take longer than on the peer, by
 self time; operators in which it waits less are not shown. An operator that is missing from the peer's list is assumed
-to take as long there as the last one of that list, so an excess is never overstated.
+to take as long on the peer as the last operator of the list, so an excess is never overstated.
 
 `capture_line(diagnosis.run["captures"][0])` is "rank 3, steps 40 to 44: step 81 ms, compute 60 ms; traces/..."
 """

@@ -35,7 +35,8 @@ class Stop:
 
 
 def add_flow(figure: Figure, stops: Sequence[Stop], *, half: float) -> None:
-    """Add thin lines from the end of a piece to the start of the next; they meet a row `half` a bar from its middle."""
+    """Add thin lines from the end of a piece to the start of the next. `half`: vertical distance from the middle of a
+    row to a line's end, half a bar."""
     for number, (kind, way) in enumerate((("forward", 1), ("backward", -1))):
         xs: list[float | None] = []
         ys: list[float | None] = []

@@ -72,7 +72,7 @@ def hangs_of_dumps(read: _Dumps) -> list[Finding]:
 
 
 def _before_unseen(world: DumpedWorld) -> Finding | None:
-    """Judge only the calls that each rank made before its first call that may wait for a rank without a dump.
+    """For each rank, judge only the calls before its first call that may wait for a rank without a dump.
 
     Calls run in order on a device, so if one of these hangs, the missing dumps are not needed.
     """

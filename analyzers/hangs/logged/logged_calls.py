@@ -1,7 +1,8 @@
 """Causes that lines about collective calls name: mismatches, ranks that never came, calls that did not end.
 
 Ranks named by TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's desync report, monitoredBarrier and NCCL's RAS are proven. gloo's
-timeouts name no call, so a rank that prints none is a suspect. Lines of NCCL's watchdogs are compared in `watchdogs`.
+timeouts name no call, so a rank that prints no timeout is a suspect. Lines of NCCL's watchdogs are compared in
+`watchdogs`.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def _culprits(book: LogBook) -> Iterator[Candidate]:
 
 
 def _trace_missing(book: LogBook) -> Iterator[Candidate]:
-    """Calls printed by torchfrtrace that lack ranks: these did not make the call, or their dumps are missing."""
+    """Calls that lack ranks according to torchfrtrace: these ranks did not make the call, or their dumps are
+    missing."""
     lines = [entry for entry in book.of("trace_missing") if entry.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[0].ranks())))

@@ -1,7 +1,7 @@
 """Combine the lines of NCCL's watchdogs: which ranks wait in which call, and which are missing from it.
 
 1. In one group, different operations or sizes under the same number are a proven mismatch, even if other ranks are
-   ahead. A rank whose own line says that it enqueued fewer calls than the others wait for is proven too.
+   ahead. It is also proof if a rank's own line says that it enqueued fewer calls than the others wait for.
 2. If a rank waits at a lower number than the others, they completed the call in which it waits. Its device or its
    process stopped, or it made fewer calls: a suspicion.
 3. If all wait in the same call, a rank of the group that prints nothing is suspected; if all print, the network or a
@@ -96,7 +96,7 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
         groups.setdefault(wait.group or only, {})[rank] = wait
     if not groups:
         return
-    # If ranks wait in several groups, judge the one with most of them first: the others follow from it.
+    # If ranks wait in several groups, judge the group with the most waiting ranks first; the others are consequences.
     members = max(groups.values(), key=lambda found: (len(found), -min(wait.seq for wait in found.values())))
     elsewhere = {rank: wait for rank, wait in waits.items() if rank not in members}
     yield _judged(book, members, elsewhere)
@@ -249,7 +249,7 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     spoke = book.spoke
     known = {entry.rank for entry in book.of("watchdog_stuck")} | spoke | members.keys()
     missing = _with_log([rank for rank in range(size) if rank not in known], book)
-    # A lost peer proves a death: a silent rank may have been ended by the launcher because of it.
+    # A lost peer proves a death, after which the launcher may have ended a silent rank.
     return missing if len(missing) < len(members) and not spoke - members.keys() else ()
 
 

@@ -4,7 +4,7 @@
 2. Take medians of blocks of `block_steps` steps, counted from step 1, so that live and post-mortem blocks are the same.
 3. The loss diverges at a block if the last three blocks rise in succession, the lowest block is earlier, the rise above
    that one exceeds both `rise_ratio` and `noise_z` times the noise of a block's median, and no single block accounts
-   for most of it. The noise is that of neighbouring steps, which a trend hardly touches.
+   for most of it. The noise is estimated from the differences of neighbouring steps, which a trend hardly affects.
 4. Logarithms are compared. A loss that is not always positive has no logarithm and no natural scale: its differences
    are compared, and the rise must be `signed_rise_ratio` of the total range of its medians.
 
@@ -37,7 +37,7 @@ from analyzers.wording import loss_text, rise_text
 
 __all__ = ["Rise", "divergence", "find_rise", "rise_finding"]
 
-_MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean
+_MEDIAN_TO_MEAN = 1.2533  # standard error of a median / standard error of a mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def _series(losses: Mapping[int, float], starts: Collection[int]) -> Iterator[di
 
 
 def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> bool:
-    """True if the climb is that of a lasting spike."""
+    """True if a lasting spike explains the climb."""
     return (
         spike.attempt == attempt
         and (spike.first_step or 0) <= rise.found_step

@@ -121,7 +121,7 @@ def _is_bad(value: object) -> bool:
 def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Report steps that the trainer skipped because gradients overflowed, except in the search for a loss scale."""
     rows = sorted((row for row in steps if row.get("skipped") is not None), key=lambda row: row["step"])
-    # A line counts the skipped steps since the line before it, so those of the warm-up appear later.
+    # A line counts the steps skipped since the previous line, so skipped steps of the warm-up appear in a later line.
     late = [row for row in rows if row["step"] > SHARED.doubled_factor * _WARM_UP and row["skipped"]]
     num = sum(row["skipped"] for row in late)
     if not late:

@@ -2,13 +2,13 @@
 
     write_trace(store, Path("trace.json.gz"), steps=(38, 42), compressed=True)
 
-A process of the trace is a rank; its threads are its steps, its phases, each stage of its pipeline, and its
-collectives, in as many lanes as overlap. Arrows join the ranks of one call. A record that never ended is a slice
-without an end. Memory, loss, tokens per second and load of devices are counters; events of the run are instants. One
-more process shows the run with its attempts, and each node has one.
+A process of the trace is a rank; its threads are its steps, its phases, each stage of its pipeline, and and its
+collectives, in separate lanes where they overlap. Arrows join the ranks of one call. A record that never ended is a
+slice without an end. Memory, loss, tokens per second and load of devices are counters; events of the run are instants.
+One more process shows the run with its attempts, and each node has one.
 
 The file is written in pieces of about `CHUNK_ROWS` records, so that memory is bounded whatever the run's length. Times
-are microseconds since the run's first record, of each rank's own clock.
+are microseconds since the run's first record, by each rank's clock.
 """
 
 from __future__ import annotations

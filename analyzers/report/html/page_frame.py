@@ -5,7 +5,7 @@
     page = sheet.render(run_id="demo", verdict="no finding", sections=[section], ...)     # bytes, UTF-8
 
 Everything that comes from the run (names, log lines, tracebacks) is treated as text: it is escaped, control characters
-are made visible, and very long texts are cut. The page's own rule (Content-Security-Policy) lets it load nothing.
+are made visible, and very long texts are cut. The page's Content-Security-Policy forbids it to load anything.
 
 `RunbookPart` holds the runbook's sections inside a report: each "Next" links to the section on the same page.
 """

@@ -221,7 +221,7 @@ def _compared(few: Mapping[str, Any]) -> str:
 
 
 def _ranks(facts: Mapping[str, Any]) -> str:
-    """`4 ranks`; `lines of rank 3` where logs lack the ranks before it and do not say how many there were."""
+    """`4 ranks`; `lines of rank 3` if logs lack the lower ranks and the number of ranks."""
     printed = (facts.get("logs") or {}).get("ranks_that_printed") or []
     is_part = len(printed) == facts.get("num_ranks") and max(printed, default=0) >= len(printed)
     return f"lines of {ranks_text(printed)}" if is_part else counted_ranks(facts)

@@ -29,7 +29,8 @@ _PADDING = re.compile(r" +(?=\n)")
 
 
 def with_bound_units(text: str) -> str:
-    """The text as the console breaks it: of equal length, without a space between a number and its unit."""
+    """The text from which the console breaks lines: of equal length, but without a breakable space between a number and
+    its unit."""
     return _BEFORE_UNIT.sub(_BOUND, text)
 
 
@@ -46,7 +47,7 @@ class SafeConsole(Console):
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         text = super()._render_buffer(
             segment
-            if segment.control or segment.text == "\r"  # printed alone, because the next line replaces it
+            if segment.control or segment.text == "\r"  # print this line now, because the next line replaces it
             else Segment(visible_lines(segment.text.replace(_BOUND, " ")), segment.style)
             for segment in buffer
         )

@@ -84,7 +84,7 @@ _OUT_OF_SCOPE = (
 
 
 def _with_scope(line: str, findings: Sequence[Finding]) -> str:
-    """The line, with a remark on what it leaves out although a finding names it."""
+    """Add a remark on slowdowns that a finding names but the what-if leaves out."""
     fired = [found for found in findings if found.status in ("fired", "suspect")]
     for kind, cause, scope in _OUT_OF_SCOPE:
         if any(found.kind == kind and (not cause or found.cause == cause) for found in fired):

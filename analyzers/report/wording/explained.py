@@ -94,7 +94,8 @@ def _gain(finding: Finding) -> str:
 
 
 def _steps(finding: Finding) -> str:
-    """The steps to which the prediction applies: the replayed ones, which are the newest in which the rank was slow."""
+    """The steps to which the prediction applies: the replayed steps, which are the newest steps in which the rank was
+    slow."""
     replayed = (finding.evidence.get("replayed_first_step"), finding.evidence.get("replayed_last_step"))
     first, last = (finding.first_step, finding.last_step) if None in replayed else replayed
     return "The run" if first is None or last is None else f"Steps {first} to {last}"

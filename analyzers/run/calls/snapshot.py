@@ -57,7 +57,7 @@ ORDER_STEPS = 5
 MAX_NUMBERS = 256
 """Maximum collectives in flight that are compared over all ranks, including ended calls."""
 SKEW_NS = 60 * 10**9
-"""Records later than this after the first end mean that clocks of nodes disagree: then no records are dropped."""
+"""If records are later than this after the first end, the clocks of nodes disagree, and no records are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +286,7 @@ def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step:
         if step is not None and view.step is not None and step > view.step:
             view = replace(
                 view, step=step, step_is_open=True
-            )  # a step begins with its first fetch of data, which is recorded only when it is done
+            )  # a step begins with its first fetch of data, which is recorded only when the fetch is done
         views[rank] = view
 
 
@@ -295,7 +295,7 @@ def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], in
     for group, rank in last_seq:
         members.setdefault(group, set()).add(rank)
     if source.has("process_groups"):
-        # A group's name determines its members; do not parse the same list for each of thousands of ranks.
+        # A group's name determines its members, so that the same list is not parsed for each of thousands of ranks.
         sql = "SELECT process_group, any_value(members) FROM process_groups WHERE attempt = ? GROUP BY process_group"
         for group, listed in source.rows(sql, [attempt]):
             members.setdefault(group or "", set()).update(int(rank) for rank in listed or ())

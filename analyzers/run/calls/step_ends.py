@@ -34,9 +34,9 @@ def ends_of_steps(
     """(rank, step, is open, number finished, last record) of each rank as of `cut_ns` (epoch nanoseconds).
 
     1. A short attempt is read whole.
-    2. In a long attempt the newest minutes give the same answer at a small part of the cost, if every rank of `known`
-       has finished a step in them; only the number of finished steps then counts these minutes alone.
-    3. Else one rank, or its clock, is far behind the others: the attempt is read whole.
+    2. Of a long attempt only the newest minutes are read, if every rank of `known` has finished a step in them. This
+       gives the same answer at a fraction of the cost, except that only finished steps of these minutes are counted.
+    3. Otherwise a rank, or its clock, is far behind the others, and the attempt is read whole.
     """
     until = "FROM steps WHERE attempt = ? AND start_ns <= ?"
     # DuckDB skips blocks by their largest value for ORDER BY ... LIMIT 1, but not for max

@@ -86,7 +86,7 @@ class Death:
 
     @property
     def origin(self) -> Link:
-        """The exception to judge: the last of the chain, or the one given as its cause."""
+        """The exception to judge: the last of the chain, or its explicit cause."""
         i = len(self.links) - 1
         while i > 0 and self.links[i].is_caused:
             i -= 1
@@ -128,7 +128,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     for event in log.of(event_kinds.EXCEPTION, attempt=view.attempt):
         if event.rank >= 0 and event.rank not in found:
             found[event.rank] = _of_exception(event)
-    # A rank that exits with code 0 while the others still train is the cause of their errors.
+    # If a rank exits with code 0 while the others still train, it causes their errors.
     failed = any(event.text("reason") == "failed" for event in log.of(event_kinds.RUN_ENDED))
     if not found and all_exited_with_zero(view, log):
         return []
