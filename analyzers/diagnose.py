@@ -36,8 +36,8 @@ from analyzers.verdict.verdict import verdict
 from probes.tape.redaction.printable import escaped
 from probes.tape.redaction.secrets import Redactor
 
-# Relative, as in each module whose types `rankscope.api` returns: a type checker that finds this package as
-# `rankscope.analyzers` in a wheel follows them there.
+# Relative imports, as in all modules whose types `rankscope.api` returns, so that a type checker can follow them in a
+# wheel, where this package is `rankscope.analyzers`.
 from .account import goodput
 from .finding import SEVERITIES, Finding, Severity
 from .whatif import what_if as whatif
@@ -137,7 +137,7 @@ def diagnose(
     for analysis in analyses():
         try:
             findings += analysis.run(records[analysis.records](), scope)
-        except Exception as error:  # on a damaged run the other analyses must still report
+        except Exception as error:  # the other analyses must still report on a damaged run
             findings.append(failed_check(analysis.kinds[0], error))
     try:
         facts = run_facts(source, manifest, views())
@@ -179,7 +179,8 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _closed(source: Source, findings: Sequence[Finding]) -> Mapping[str, str]:
-    """{id: why it is over}, as far as the records can be read; for an ended run, only what was over before its end."""
+    """{id: reason why it is over}, as far as the records can be read; for an ended run, only findings that were over
+    before its end."""
     with contextlib.suppress(Exception):
         ((newest,),) = source.rows("SELECT max(attempt) FROM ranks") if source.has("ranks") else ((None,),)
         return closed_findings(findings, reported_findings(source), newest_attempt=newest)

@@ -2,8 +2,8 @@
 
 1. `run.ends.lost_nodes` names the lost node: it fell silent and recorded no end. Deaths on other nodes are a
    consequence.
-2. While the run lives, a lost node explains only deaths that are recorded: other ranks may still wait for it, until
-   their launcher or a hang's limit ends them.
+2. On a live run, a lost node explains only recorded deaths: other ranks may still wait for the node, until their
+   launcher or a hang's limit ends them.
 3. `watch` recorded that the launcher of its node was gone, and which ranks were open then. If a rank had died of
    something else within the `DeathPolicy.before_launcher_s` before, that death is the cause. If `watch` had reported a
    hang, the hang is: people kill the launcher of a hanging job. In both cases nothing is reported here.

@@ -89,7 +89,7 @@ def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed:
 
 
 def done_about(source: Source, finding: Finding) -> list[str]:
-    """Actions of the run after a finding, one sentence each; empty if it took none by itself."""
+    """Automatic actions of the run after a finding, one sentence each; empty if there were none."""
     if finding.attempt is None:
         return []
     log = EventLog.load(source, (*RESPONSE_EVENTS, *_RESTART_EVENTS))

@@ -36,7 +36,8 @@ def _finding(attempt: int, events: list[Event]) -> Finding:
     return Finding(
         analyzer="resume",
         kind="resume_differs",
-        severity="warning" if is_data else "critical",  # the user may have edited them; all ranks read the same ones
+        # the user may have edited the data; all ranks read the same data
+        severity="warning" if is_data else "critical",
         status="fired",
         ranks=ranks,
         first_step=step,

@@ -69,7 +69,7 @@ def _sources(files: JobFiles, progress: Progress) -> Iterator[Judged]:
 
 
 def _analyzed(analysis: FileAnalysis, files: JobFiles) -> Judged:
-    """Findings and facts of the files of one format; an analysis that fails loses only its own findings."""
+    """Findings and facts of the files of one format; if an analysis fails, only its findings are missing."""
     found = Survey(paths=files.by_format[analysis.format])
     rows = analysis.read(found)
     files.problems.problems += found.problems

@@ -5,10 +5,10 @@
 
 1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
    none: one finding, with the call of the dumps and the lines of the logs.
-2. A rank that the dumps name takes precedence over a line that names none: an error of the device that the dumps show
-   as stuck is joined to it, any other error is a separate suspicion.
+2. A rank that the dumps name takes precedence over a line without a rank. If the line is an error of the device that
+   the dumps show as stuck, they are joined; any other error is a separate suspicion.
 3. A hang that the dumps prove replaces a suspicion from the logs, and keeps its lines.
-4. If the dumps could not be judged because a rank left none, the logs decide if they say how that rank ended.
+4. If the dumps could not be judged because a rank left no dump, the logs decide, if they show how that rank ended.
 5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.
 6. If a recorded run lost a rank and a log says how that rank ended, they are one finding: the run's, with the lines of
    the log and whatever only a log has, such as the text of an assertion in a kernel.
@@ -104,7 +104,7 @@ def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[
 
 
 def _join_hangs(runs: list[Finding], files: list[Finding]) -> None:
-    """Take the hangs that files show out of `files`, into those of `runs`."""
+    """Remove hangs from `files` and add them to the hangs of `runs`."""
     hangs = [one for one in runs if one.kind == "hang" and one.status == "fired"]
     for shown in [one for one in files if one.kind == "hang" and one.status in ("fired", "suspect")]:
         if shown.analyzer != ANALYZER and "ranks_without_dump" not in shown.evidence:

@@ -3,10 +3,10 @@
 candidates = of_the_only_end(candidates, book, ended)
 candidates = unmet_before_wait(order_errors_before_limit(candidates), book)
 
-1. A device error, or an uncaught C++ exception, makes the runtime abort its own process: if only one rank aborted, it
-   is that rank's.
-2. An exception ends its process with code 1, and a process that the launcher then ends by SIGTERM writes no traceback:
-   a single traceback belongs to the single rank that exited with code 1.
+1. After a device error, or an uncaught C++ exception, the runtime aborts its process. If only one rank aborted, the
+   error is that rank's.
+2. An exception ends its process with code 1, and a process that the launcher then ends by SIGTERM writes no traceback.
+   So a single traceback belongs to the single rank that exited with code 1.
 3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
    threads of that process, only waited for the limit.
 4. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
@@ -108,7 +108,7 @@ def _named(candidate: Candidate, *ranks: int) -> Candidate:
 
 
 def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:
-    """The rank that alone ended with code 1, and the launcher's line of it; no other may have ended by itself."""
+    """The only rank that ended with code 1, and the launcher's line on it; None if another rank ended by itself."""
     ends = list(ended.exits.items())
     if len(ends) != 1 or any(signal != "SIGTERM" for signal, _ in ended.signals.values()):
         return None

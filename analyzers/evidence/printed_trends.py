@@ -43,7 +43,7 @@ def climbing_loss(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def _multiplied(rows: Sequence[Mapping[str, Any]]) -> Rise | None:
-    """A loss whose last lines are a multiple of its first and of its lowest ones.
+    """Report a loss whose last lines are a multiple of its first and of its lowest lines.
 
     1. Medians of blocks of `min_times` lines, counted from the newest line; four blocks or more.
     2. The last two blocks are both `clear_factor` times the first one and the lowest one before them: a jump counts

@@ -67,7 +67,8 @@ def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
 
 def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
     figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x=across)
-    if steps and steps[-1] - steps[0] >= MIN_SPAN:  # numbers: a narrow screen has fewer of them
+    # a numeric axis, which has fewer labels on a narrow screen
+    if steps and steps[-1] - steps[0] >= MIN_SPAN:
         figure.update_xaxes(type="linear", tickangle=0, showgrid=False)
     else:
         figure.update_xaxes(type="category", nticks=min(8, max(2, len(steps))), tickangle=0, showgrid=False)

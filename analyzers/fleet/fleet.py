@@ -28,7 +28,7 @@ COUNTED = (
     "user's code, an XID, memory or link errors, a straggler, a NaN that a replay did not reproduce). A failure is an "
     "attempt that a death, a hang, or a lost node or launcher ended, whatever caused it."
 )
-"""Notes that tell a reader what the counts mean."""
+"""Notes on the meaning of the counts."""
 MAX_ROUNDS = 20
 
 

@@ -56,7 +56,7 @@ class RunHistory:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> RunHistory:
-        """Read plain values. Raises TypeError or KeyError for what is not a history."""
+        """Read plain values. Raises TypeError or KeyError for malformed values."""
         incidents = tuple(Incident(**one) for one in values["incidents"])
         speed = RunSpeed.of_json(values["speed"]) if values["speed"] is not None else None
         return cls(**{**values, "hosts": tuple(values["hosts"]), "incidents": incidents, "speed": speed})

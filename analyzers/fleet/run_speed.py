@@ -69,7 +69,7 @@ class RunSpeed:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> RunSpeed:
-        """Read plain values. Raises TypeError for what is not a speed."""
+        """Read plain values. Raises TypeError for malformed values."""
         return cls(**values)
 
 

@@ -14,8 +14,8 @@
    has not sent, and the reverse (`wait_graph`).
    The position of a rank on another node without records here is unknown: it is only named as awaited.
 5. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows its present
-   activity, unless `watch` saw that its GIL is held. If it is in a later step than the one it is awaited in, it has
-   skipped the call. If its host has enqueued calls and its device has not started them, the device is stuck. If all
+   activity, unless `watch` saw that its GIL is held. If it is in a later step than the one in which it is awaited, it
+   has skipped the call. If its host has enqueued calls and its device has not started them, the device is stuck. If all
    awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive differ in
    size (`unequal_message`), or a rank made another call under that number or a later one and may have left it since
    (`mismatched_with_ended`), or the network or the backend is stuck.
@@ -69,7 +69,7 @@ class HangCause:
 
     @property
     def is_mismatch(self) -> bool:
-        """True if ranks met in one place with different calls; gloo may abort on it, or raise."""
+        """True if ranks made different calls at the same number; gloo may then abort or raise."""
         return self.cause == "skipped" or self.cause.startswith("mismatch")
 
     @property
@@ -257,11 +257,11 @@ def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call |
     if awaited is not None and all(_is_past(view.ranks.get(rank), awaited) for rank in roots):
         return "skipped"
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
-        return "finished"  # it closed normally: no rank should wait for it any more
+        return "finished"  # it closed normally, so no rank should wait for it any more
     if all(_is_queued(view, rank, awaited) or _is_behind(view.ranks.get(rank)) for rank in roots):
         return "device_stuck"
     if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
-        return "gil"  # native code is running, whatever the span
+        return "gil"  # native code is running, whatever the open span
     causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")
               for r in roots if r in view.ranks}  # fmt: skip
     if len(causes) == 1 and causes != {""}:

@@ -20,7 +20,7 @@ _PROBE = "Kubernetes ended the container because its probe failed: the process w
 
 
 def limited_by(entry: LogLine) -> str:
-    """Why a scheduler ended a job; empty if it only reports an end that it did not cause."""
+    """Reason why a scheduler ended a job; empty if it only reports an end with another cause."""
     if entry.kind == "node_failed":
         return "node_failed"
     resource = entry.text("resource").lower()
@@ -69,7 +69,7 @@ def went_on(entry: LogLine, book: LogBook) -> bool:
 
 
 def _reason(entry: LogLine) -> str:
-    """A launcher's line; if the command in it fills the line, only the error at its end."""
+    """Text of a launcher's line; if the line mostly consists of a command, only the error at its end."""
     is_plain = len(entry.message) <= MAX_QUOTED and "   " not in entry.message  # and is not a table of events
     text = entry.message if is_plain else entry.text("error") or entry.message
     return text[:MAX_QUOTED].rstrip(". ")
