@@ -10,10 +10,11 @@ known phase (`PHASES`) add to the row unless they lie inside another such span, 
 more than the step. The time between phases adds to a gap (`GAPS`), named by the phase after it, so that phases and gaps
 add up to the step. In a step without any known phase the gaps are UNSET.
 
-On a GPU the host runs ahead of its device, and waits for it (and thus for other ranks) wherever a value is read back.
-There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`) and
-written a step or more later. Steps without such stamps only have host times of the whole step, loading, checkpoints and
-evaluations; for these steps analyzers use the durations of calls (`analyzers.account.device.device_timings`).
+On a GPU the host runs ahead of its device, and waits for the device (and thus for other ranks) whenever it reads back a
+value. There the step, its phases, gaps and waits are timed by events on the compute stream
+(`probes.device.phase_events`) and written a step or more later. Steps without such stamps only have host times of the
+whole step, loading, checkpoints and evaluations; for these steps analyzers use the durations of calls
+(`analyzers.account.device.device_timings`).
 """
 
 from __future__ import annotations

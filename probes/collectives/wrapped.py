@@ -13,11 +13,11 @@ the real call: on gloo, a mismatch of sizes ends the process without an error.
 For a blocking call, the wrapper waits and returns no handle, which torch treats as "already waited for". Returning
 torch's own handle would cost a second wait, in which gloo's reduce-scatter copies its output again.
 
-**Groups of NCCL stay torch's own** (`is_recorded_here`): the profiler plugin records them below Python. From
-Python the end of a call on a GPU is not visible: the host enqueues it and goes on, so a record would stay open until
-something queries the device, and an open record is evidence of a hang. `batch_isend_irecv` coalesces calls (without
-that NCCL may deadlock) only if `type(group) is ProcessGroup`; symmetric memory asks the group for a store that a
-subclass in Python cannot have; and each call would take the GIL.
+**Groups of NCCL stay torch's own** (`is_recorded_here`): the profiler plugin records them below Python. The end of a
+call on a GPU is not visible from Python. The host enqueues it and continues, so a record would stay open until
+something queries the device, and an open record is evidence of a hang. In addition, `batch_isend_irecv` coalesces calls
+(without this NCCL may deadlock) only if `type(group) is ProcessGroup`. Symmetric memory needs a store that a Python
+subclass of the group cannot have, and each call would take the GIL.
 
 A separate backend name was rejected: `dist.get_backend()` would return it to code that compares with "nccl", and the
 device bound at initialisation would be lost.
