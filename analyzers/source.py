@@ -47,11 +47,10 @@ F = TypeVar("F", bool, float, int, str)
 READ_STEPS = 2000
 """Number of evenly spaced steps that is enough for a median or a figure."""
 READ_CALLS = 4_000_000
-"""Number of rows of collectives or steps up to which all are read in detail; of more, every k-th rank or step is
-read.
+"""Maximum number of rows of collectives or steps that are all read; from larger tables every k-th rank or step is read.
 """
 READ_ROWS = 20_000_000
-"""Number of rows of steps or spans up to which sums and medians use all; of more, they use every k-th step."""
+"""Maximum number of rows of steps or spans for sums and medians over all of them; larger tables use every k-th step."""
 
 
 _ANY_VALUE = "SELECT 1 FROM {table} WHERE {column} IS NOT NULL LIMIT 1"

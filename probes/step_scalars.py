@@ -151,7 +151,7 @@ class StepScalars:
                     found |= dict.fromkeys(names, number)
                     self._pinned[pinned.dtype].append(pinned)
             columns = {name: value for name, value in found.items() if name in _COLUMNS}
-            self._recorder.log_late(step, **columns)  # completes the step, also without a column
+            self._recorder.log_late(step, **columns)  # even without columns, because this completes the step
             self._own.write(step, **{name: value for name, value in found.items() if name not in columns})
 
     def _last(self) -> None:

@@ -27,7 +27,7 @@ from analyzers.wording import group_text
 __all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
 
 MAX_CALLS = 2_000_000
-"""Maximum rows of collectives that are all read; of more, every k-th step is read."""
+"""Maximum number of rows of collectives that are all read; from larger tables every k-th step is read."""
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
 """Bytes over each link of a ring, relative to the recorded bytes. These are the rank's input, for an all_gather 1 / N

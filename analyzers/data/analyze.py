@@ -6,9 +6,9 @@
    with a slow loader is a straggler and not reported here. Time in which the rank was runnable but waited for a core is
    subtracted: on a busy machine it lengthens every phase, the loader included.
 2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
-3. Rhythm: `steady` if most steps wait. Else, if the steps that wait much longer than the median one have regular gaps,
-   `periodic` (a prefetch buffer that runs empty, a shard that is opened), or `epoch_start` where the first step is one
-   of them and the gap is long (workers that restart with each epoch).
+3. Rhythm: `steady` if most steps wait. Otherwise the steps that wait much longer than the median step are examined. If
+   they are at regular distances, the rhythm is `periodic` (a prefetch buffer that runs empty, a shard that is opened).
+   It is `epoch_start` if the first step is one of them and the distance is long (workers that restart with each epoch).
 """
 
 from __future__ import annotations

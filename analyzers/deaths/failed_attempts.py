@@ -9,9 +9,9 @@ its other ranks ended. An attempt did not fail
 2. whose ranks all closed their records: finished, stopped by the guard, or asked to save for a node that joins,
 3. that was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
 
-A rollback ends no attempt. An attempt that another one followed failed if no record says how it ended: a job that is
-killed as a whole records nothing. The newest attempt may still run, so it counts once its launcher has recorded the
-end, or if the caller knows that it is over.
+A rollback ends no attempt. If another attempt followed and no record says how the earlier one ended, the earlier one
+failed, because a job that is killed as a whole records nothing. The newest attempt may still run, so it counts once its
+launcher has recorded the end, or if the caller knows that it is over.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ class StallPolicy:
     """Limit in a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
     span_s: float = 120.0
     """Limit in a span `checkpoint`, `evaluate` (which may leave no record inside), `replay` or `profile` (seconds).
-    Source: convention; a slow file system is another fault, not a hang. Checking every operation takes several times a
-    step, and torch.profiler 10 us per event on a busy machine when it stops: a capture may hold millions."""
+    Source: convention; a slow file system is another fault, not a hang. A replay, which checks every operation, takes
+    several times as long as a step. On a busy machine torch.profiler needs 10 us per event when it stops, and a capture
+    may have millions of events."""
     unwatched_s: float = 60.0
     """Silence (seconds) after which a run without a `watch` counts as dead, and minimum gap between a host's readings,
     while steps continued, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes

@@ -64,8 +64,8 @@ def configuration(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _pieces(by_rank: Mapping[str, Mapping[int, float]], accused: Set[int] = frozenset()) -> Figure:
-    """Stacked bars of seconds, in the order of the parts; of many ranks, those that took longest, the slowest on
-    top.
+    """Stacked bars of seconds, in the order of the parts. If there are many ranks, only those that took longest, the
+    slowest on top.
     """
     total: dict[int, float] = {}
     for of in by_rank.values():

@@ -11,8 +11,8 @@
 | first_step | | its first step beyond the usual one: compilation, autotuning, caches |
 
 A piece is reported if it takes at least `slow_s`, and at least `share_ratio` of the run. If one rank took much longer
-in it than the median rank, that rank is named: all ranks wait for it in the first collective (for example rank 0 while
-it prepares data for all ranks, or a host that reads its imports over the network).
+for the piece than the median rank, that rank is named, because all ranks wait for it in the first collective. Examples
+are rank 0 while it prepares data for all ranks, and a host that reads its imports over the network.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def verdict(
     *,
     closed: Collection[str] = (),
 ) -> str:
-    """Return the first finding's summary, then each further one in a line, then what was not judged.
+    """Return the first finding's summary, then one line per further finding, then the checks that were not made.
 
     `findings` are in reading order; those that are over (`closed`: their ids) come last.
     """

@@ -53,8 +53,9 @@ class Graph:
     steps: list[int] = field(default_factory=list)
     """The steps, in order."""
     meetings: Ints | None = None
-    """(steps, ranks) numbers of the work before the only call of each step, for graphs in which every rank makes this
-    call and waits for it immediately; else None. Such a graph is replayed without going through the programs.
+    """Numbers, shape (steps, ranks), of the piece of work before the only call of each step, for graphs in which every
+    rank makes this call and waits for it immediately; else None. Such a graph is replayed without going through the
+    programs.
     """
 
     def new_call(self, kind_of_call: Key, transfer_ms: float) -> int:

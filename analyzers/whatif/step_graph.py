@@ -54,7 +54,7 @@ class StepGraph:
     measured_ms: float
     """Measured time of a step, mean over the graph's steps."""
     replay_error_ratio: float = 0.0
-    """Error of replaying all steps as they ran, which uses the same steps that it is compared with."""
+    """Error of replaying all steps as they ran, measured on the same steps."""
     launch_delay_ratio: float = 0.0
     """Part of the time in which no recorded work ran."""
 
@@ -112,7 +112,7 @@ def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) 
 
 
 def _waits_agree(source: Source, attempt: int, steps: Sequence[int]) -> bool:
-    """True if the calls' waits add up to those of the steps; else a rank waited in a call that is not recorded."""
+    """True if the calls' waits add up to the steps' waits; otherwise a rank waited in a call that is not recorded."""
     bounds = [attempt, steps[0], steps[-1]]
     where = "WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0"
     ((of_calls,),) = source.rows(f"SELECT sum(wait_ns)::DOUBLE FROM collectives {where} AND end_ns IS NOT NULL", bounds)

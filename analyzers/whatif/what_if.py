@@ -39,8 +39,7 @@ from analyzers.whatif.step_graph import StepGraph, load_graph
 __all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "why_withheld", "without"]
 
 MAX_WORKERS = 64
-"""Maximum number of workers for which the slowdown is replayed, those with the largest excess first: all others have
-less.
+"""Maximum number of workers for which the slowdown is replayed, those with the largest excess first.
 """
 MAX_OPERATIONS = 3_000_000
 """Maximum number of operations that are replayed for the workers in total: with more operations per worker, fewer
@@ -312,7 +311,7 @@ def _median_transfers(graph: Graph) -> Floats:
 
 
 def _mixed(inside: Floats, outside: Floats, of_work: Any, ranks: Collection[int]) -> Floats:
-    """`inside` for the work of some ranks, `outside` for that of the others."""
+    """Take the work of some ranks from `inside`, and the work of the others from `outside`."""
     mixed: Floats = np.where(np.isin(of_work, list(ranks)), inside, outside)
     return mixed
 

@@ -177,7 +177,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             reason = f"assertion `{cut(asserted, 160)}` failed" if asserted else cut(abort_text.message, 160)
             what = f"{who(ranks)} aborted (SIGABRT): {reason}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
-        if is_bare_abort:  # no reason to suspect the rank: ranks that only waited end in the same way
+        if is_bare_abort:  # do not suspect the rank, because ranks that only waited end in the same way
             what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends ranks that waited"
         yield from_lines(
             "signal",
@@ -262,7 +262,7 @@ def _has_hard_signal(ended: Ended) -> bool:
 
 
 def _unlisted(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for the task that failed first: Slurm does not list it among those that it then ended."""
+    """Candidate for the task that failed first, which Slurm does not list among the tasks that it then ended."""
     failed = [entry for entry in book.of("slurm_cancelled") if "TASK FAILURE" in entry.text("reason")]
     lines = list(book.of("slurm_task"))
     ended = {rank for entry in lines for rank in entry.ranks() or entry.ranks("tasks")}

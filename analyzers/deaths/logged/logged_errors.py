@@ -144,14 +144,14 @@ def _is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
 
 
 def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
-    """Return True for an exception without traceback whose rank went on until a signal ended it."""
+    """Return True for an exception without traceback if its rank continued until a signal ended it."""
     signal, end = ended.signals.get(entry.rank if entry.rank is not None else -1, ("", entry))
     is_end = signal not in ("", "SIGTERM", "SIGABRT") and end.rank is not None
     return is_end and not entry.text("traceback") and end.source == entry.source and end.line > entry.line
 
 
 def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
-    """Return True if a line is the last one of one of these tracebacks, so it was already read."""
+    """Return True if a line is the last line of one of these tracebacks, which was already read."""
     return not entry.text("traceback") and any(
         one.source == entry.source and one.rank == entry.rank and one.line < entry.line for one in tracebacks
     )

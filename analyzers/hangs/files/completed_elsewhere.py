@@ -5,10 +5,10 @@
 1. The oldest open calls of every dumped rank in each of its groups are examined, of operations that no rank leaves
    before all have entered. This applies if the hang analyzer found no rank that stayed away (`all_entered`), only ranks
    without a dump (`not_seen`), or the same devices, according to dumps that record which calls started.
-2. A member that has no open call up to that number, and later ones or a completed one at it, has completed it. So the
-   call's data had arrived everywhere.
-3. So the members that have it open are held by something on their side: a kernel that does not end, a GPU that is gone,
-   a watchdog that stopped. There may be several, in calls of different groups.
+2. A member has completed the call if it has no open call up to that number, and has later calls or a completed call at
+   that number. So the call's data had arrived everywhere.
+3. So the members in which the call is open have a local problem: a kernel that does not end, a lost GPU, a stopped
+   watchdog. There may be several, in calls of different groups.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _with(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Findi
 
 
 def _completed(world: DumpedWorld, call: Call, rank: int) -> bool:
-    """True if a dumped member completed the call: it reached it, and no call up to it is open."""
+    """True if a dumped member completed the call: it has reached the call's number, and has no open call up to that
+    number."""
     view, seq = world.view.ranks.get(rank), world.view.last_seq.get((call.group, rank), -1)
     if view is None or seq < call.seq:
         return False

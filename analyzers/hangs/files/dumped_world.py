@@ -60,8 +60,8 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
 def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]:
     """Time at which the dumps were written, by their modification times, and True if it is plausible.
 
-    A watchdog dumps when a call times out, so a much later time is that of a copy. Then, or if the records have no
-    times, the silence of the ranks is unknown.
+    A watchdog dumps when a call times out, so a much later time means that the file is a copy. Then, or if the records
+    have no times, the silence of the ranks is unknown.
     """
     last_ns = view.last_ns
     if last_ns < FIRST_WALL_NS:

@@ -55,8 +55,8 @@ class RunState:
 def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: bool, is_copy: bool = False) -> RunState:
     """The state at `now_ns` (epoch nanoseconds).
 
-    `is_watched`: a `watch` process follows the run, or a mirror its copy; `is_copy`: this is a copy of what
-    the run's nodes publish.
+    `is_watched`: a `watch` process follows the run, or a mirror follows its copy. `is_copy`: the records are a copy of
+    those that the run's nodes publish.
     """
     log = EventLog.load(source, _EVENTS)
     lives = attempts(source)

@@ -84,7 +84,7 @@ def whole_pace(source: Source, *, sampled: Source | None = None, copies: int | N
 def wall_throughput(source: Source, where: str) -> tuple[float | None, float | None]:
     """Tokens that all ranks counted in these finished steps, and the seconds that they took.
 
-    By each rank's own clock: the longest time that one rank needed in an attempt.
+    The seconds of an attempt are the longest time that any rank took, by that rank's clock.
     """
     ((tokens, seconds),) = source.rows(
         f"""

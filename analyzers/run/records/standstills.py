@@ -19,7 +19,8 @@ EVENTS = (event_kinds.STACKS, event_kinds.FINDING, event_kinds.RUN_ENDED)
 
 
 class Standstill(NamedTuple):
-    """Time at which `watch` reported it, and after which the recorded end of a step is an interruption (epoch ns)."""
+    """Time at which `watch` reported the standstill, and time after which the recorded end of a step is an interruption
+    (epoch nanoseconds)."""
 
     reported_ns: int
     steps_until_ns: int

@@ -151,7 +151,7 @@ class RemoteFolder:
         return f"{self._root}/{name}"
 
     def _left(self) -> dict[str, float]:
-        """Remaining time of the limit, as an argument of a call."""
+        """Keyword argument of a request with the remaining time of the limit; empty without a limit."""
         if self._deadline == math.inf or not isinstance(self._fs, AsyncFileSystem):
             return {}
         return {"timeout": max(0.001, self._deadline - time.monotonic())}

@@ -1,4 +1,4 @@
-"""Form the verdict of a preflight from its readings. Pure: 512 nodes are judged as eight are.
+"""Form the verdict of a preflight from its readings. Pure; the rules do not depend on the number of nodes.
 
     report = judge(readings)
     report = judge(readings, past=earlier_readings, suspicious={"gpu-07": "trouble in 4 of 9 runs"})
