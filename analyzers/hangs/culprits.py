@@ -272,7 +272,8 @@ def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call |
 def _past(
     view: AttemptView, cycle: tuple[int, ...], heads: Mapping[int, list[Call]], graph: WaitGraph
 ) -> tuple[tuple[int, ...], Call] | None:
-    """Ranks of a cycle that are already past the step, or its gradients, in which they are awaited; and the call."""
+    """Ranks of a cycle that are past the step in which they are awaited, or past its gradients, and the call that they
+    missed."""
     missed: dict[int, Call] = {}
     for rank in cycle:
         for call in heads[rank]:

@@ -355,7 +355,7 @@ class Agent(SimpleElasticAgent):
             self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
             self.failure = f"This node is excluded: {request.reason.rstrip('.')}"
         else:
-            self._remaining_restarts += 1  # the restart subtracts it again
+            self._remaining_restarts += 1  # the restart will subtract 1, so that it costs none
         return True
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -65,7 +65,7 @@ class BackwardWait:
         if task < 0:
             return False  # not in a backward pass
         if task != self._task:
-            self._expected.clear()  # of a pass that raised
+            self._expected.clear()  # calls of an earlier pass that raised
             self._task = task
             queue_callback(self._begin)
         self._expected.append((call, future))
