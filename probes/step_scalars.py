@@ -168,7 +168,7 @@ def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def read_back(values: Tensor) -> tuple[Tensor, Any]:
-    """A copy in pinned memory, and the event after which it is there."""
+    """Start a copy to pinned memory; returns it with the event after which it has arrived."""
     pinned = _pinned(values.shape, values.dtype)
     pinned.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -75,7 +75,7 @@ _OTHERS = re.compile(
 )
 """Parts of messages about another rank's failure."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
-"""Communication libraries: an error in a waiting call that names no cause."""
+"""Communication libraries, whose errors in a waiting call name no cause."""
 _STATED = re.compile(r"oneCCL: \S+ \S+ EXCEPTION: (?!.*(?:time[ -]?d? ?out|atl_|status|peer|connect))", re.IGNORECASE)
 """An error that the library found in its own process: oneCCL prints its cause in each."""
 _NO_WORDS = re.compile(

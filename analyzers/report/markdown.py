@@ -97,7 +97,7 @@ def _batches(back: Mapping[str, Any]) -> str:
 
 
 def _done(diagnosis: Diagnosis) -> Iterator[str]:
-    """Actions of the recovery, from the events of the run."""
+    """Recovery actions, from the events of the run."""
     facts: Mapping[str, Any] = diagnosis.run
     done = [
         f"Refused the update of step {finding.first_step}."

@@ -89,7 +89,7 @@ def load_graph(
 
 
 def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) -> list[int]:
-    """Neighbouring steps that every rank has finished exactly once, the newest run of them."""
+    """The newest consecutive steps that every rank has finished exactly once."""
     rows = source.rows(
         f"""
         SELECT step FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL

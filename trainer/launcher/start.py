@@ -162,7 +162,7 @@ def _on_nodes(
     if config is not None and node.rank == 0:
         node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
         check_ranks_here(config, node.nproc)
-        _largest_plan(config, node.nproc * node.min_nodes)  # or this node could not go on when the others are gone
+        _largest_plan(config, node.nproc * node.min_nodes)  # checks that the minimum number of nodes has a layout
         most = _largest_plan(config, node.nproc * node.max_nodes)
         check_memory(config, most, num_ranks=node.nproc, on_host=_on_host(config))
     from trainer.launcher.nodes.rendezvous import NodeRendezvous  # imports torch: only now

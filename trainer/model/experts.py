@@ -201,7 +201,7 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
     """(batch, length, n) weights and experts of each token, from the choice of each expert over the whole sequence; a
     token with fewer than n experts has weights of zero."""
     whole = sequence_scores(probabilities.detach(), pieces)
-    # Equal tokens differ in the last bits, which layouts round differently: take the earlier ones.
+    # Scores of equal tokens differ only in the last bits, which depend on the layout: prefer earlier tokens.
     scores = (whole.view(torch.int32) + (1 << _IGNORED_BITS - 1)) >> _IGNORED_BITS  # in the order of the floats
     order = scores.argsort(dim=1, descending=True, stable=True)
     taken = torch.zeros_like(whole).scatter_(1, order[:, :capacity], 1.0)

@@ -83,7 +83,7 @@ def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
             tried.append(one)
     if (own := attempt("as configured", [])) and not any(_is_same(own.expected, one.expected) for one in tried):
         tried.append(own)
-    # fp8 makes room for nothing: it is worth a look only for the layout that would be taken without it.
+    # fp8 saves no memory, so it is tried only for the layout that is chosen without it.
     found = Strategies(tried=tuple(tried), impossible=())
     if (chosen := found.fastest or found.simplest) and (faster := _in_float8(config, hardware, chosen)):
         one = attempt(*faster)

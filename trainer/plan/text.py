@@ -190,7 +190,7 @@ def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: Sequence[str]
 
 
 def _options(title: str, strategy: Strategy, width: int) -> list[str]:
-    """Options to copy into a command: on one line, or each on a continued line where they are too wide for that."""
+    """Options to copy into a command: on one line, or one per continued line if they are too wide."""
     options = [f"--set {override}" for override in strategy.overrides] or [strategy.name]
     if len(whole := " ".join([title, *options])) <= width:
         return ["", whole]

@@ -85,7 +85,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         closed: Mapping[str, str] = {} if ended is None else ended.closed
         as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None, closed=closed)
-    if ended is not None:  # the number that the report shows; a rank that was killed recorded no end
+    if ended is not None:  # the same number as in the report; a killed rank recorded no end
         rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
         took_ms = ended.run.get("step_ms_median")
         found = replace(found, step_ms=took_ms if isinstance(took_ms, float) else None, rows=rows)

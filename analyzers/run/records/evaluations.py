@@ -69,7 +69,7 @@ def _recorded(source: Source) -> list[Evaluation]:
 
 
 def _logged(source: Source) -> list[Evaluation]:
-    """The values of the name and rank that logged most, ordered by attempt and step."""
+    """Evaluations from the name and rank with the most logged values, ordered by attempt and step."""
     if missing_tables(source, "scalars") or not source.has("steps"):
         return []
     marks = ", ".join("?" * len(LOGGED))

@@ -6,8 +6,9 @@
 Hooks are kept in the model's own dictionaries, so they are included when a loop copies the model (`copy.deepcopy`, an
 average of its weights, a target network), pickles it or sends it to another process. There a hook of this class becomes
 a no-op function of Python's standard library: the recorder cannot be copied, a copy does not train, and a pickle must
-load without Rankscope. Three functions do not accept even that, so hooks are removed for them: `torch.load` with its
-list of allowed names, `torch.jit.script`, which translates each hook, and `torch.cuda.make_graphed_callables`.
+load without Rankscope. Three functions do not accept even a no-op, so hooks are removed for them: `torch.save`,
+because `torch.load` would refuse its name, `torch.jit.script`, which translates each hook, and
+`torch.cuda.make_graphed_callables`.
 """
 
 from __future__ import annotations
