@@ -219,8 +219,7 @@ def _barriers(book: LogBook) -> list[Candidate]:
 
 
 def _members(book: LogBook, size: int) -> list[Candidate]:
-    """Processes print their rank before they join, and nothing afterwards, because some ranks are missing or
-    duplicated."""
+    """Processes print their rank before they join, but nothing afterwards: ranks are missing or duplicated."""
     lines = [entry for entry in book.of("member") if not entry.number("later_steps")]
     came = Counter(rank for entry in lines if (rank := entry.number("waiting")) is not None)
     files = Counter((entry.source, entry.number("waiting")) for entry in lines)
