@@ -65,7 +65,9 @@ def test_a_loss_that_cannot_be_read_costs_no_step(tmp_path: Path, monkeypatch: p
 
 
 def test_values_come_back_to_the_host_whatever_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch.empty
+    with torch.device("meta"):
+        real = torch.empty  # torch collects the functions that a default device applies to at their first use
+        real(1)
 
     def unpinned(*size: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
         return real(*size, **options)  # only a machine with a device pins memory
