@@ -1,7 +1,7 @@
 """Errors without a rule: lines that their program marks as errors, used only if nothing else explains the job's end.
 
-candidates = candidates or unnamed_errors(book) candidate = with_error_line(candidate, book)      # with the error line
-before an end that has no reason
+candidates = candidates or unnamed_errors(book)
+candidate = with_error_line(candidate, book)      # with the error line before an end that has no reason
 """
 
 from __future__ import annotations

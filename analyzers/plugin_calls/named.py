@@ -1,7 +1,7 @@
 """Name the plug-in of a finding, and limit how many findings of one plug-in a list shows.
 
-plugin_name(finding)            # "plateau"; empty for a finding of Rankscope folded(findings, 3)             # the
-first three of each kind of a plug-in, with "17 more" on the third
+plugin_name(finding)            # "plateau"; empty for a finding of Rankscope
+folded(findings, 3)             # the first three of each kind of a plug-in, with "17 more" on the third
 """
 
 from __future__ import annotations

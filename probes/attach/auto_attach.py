@@ -3,7 +3,11 @@
     attach_to_whatever_trains()              # then run the script
 
 The recorder and the process groups come first. The model is found when it is called: it is the outermost module with
-trainable parameters that is called with gradients enabled. The optimizer is found at its"""
+trainable parameters that is called with gradients enabled. The optimizer is found at its first step. From then on the
+process is set up as by `attach(model, optimizer)`, and the global hook that looked for the model is removed. An
+optimizer with unknown parameters has its models searched among all objects, because no hook runs for a loop that calls
+`model.forward` directly.
+"""
 
 from __future__ import annotations
 

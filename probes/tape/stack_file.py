@@ -1,7 +1,8 @@
 """File to which a rank writes its Python stacks when `watch` requests them, also while blocked in a collective.
 
-release = register(run, attempt, rank) ... release()                  # restores the handlers, except that late requests
-are ignored
+release = register(run, attempt, rank)
+...
+release()                  # restores the handlers, except that late requests are ignored
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Attach the probes to a training that has been built.
 
-install(recorder)                       # collectives: before any process group is made training = build(config, plan,
-device, recorder=recorder) gradients = instrument(training, recorder) record_compilation(recorder)            # after
-everything that compiles has been built experts = watch_experts(training, recorder)
+install(recorder)                       # collectives: before any process group is made
+training = build(config, plan, device, recorder=recorder)
+gradients = instrument(training, recorder)
+record_compilation(recorder)            # after everything that compiles has been built
+experts = watch_experts(training, recorder)
 """
 
 from __future__ import annotations

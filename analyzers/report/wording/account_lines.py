@@ -2,9 +2,9 @@
 
 goodput_line(diagnosis.goodput)      # "Of 40.2 s of wall time: 81 % training, 12 % exposed communication."
 what_if_line(diagnosis.what_if)      # "Balanced ranks would be 1.09x faster (mean step ...)."
-pipeline_line(diagnosis.findings)    # the summary of the bubble, or "" phases_line(diagnosis.run["named_phases"])   #
-"Of the steps: 58 % generation, ...", or "" without named phases wall_s(diagnosis.goodput, diagnosis.run)     # 40.2:
-the one wall time that a report shows
+pipeline_line(diagnosis.findings)    # the summary of the bubble, or ""
+phases_line(diagnosis.run["named_phases"])   # "Of the steps: 58 % generation, ...", or "" without named phases
+wall_s(diagnosis.goodput, diagnosis.run)     # 40.2: the one wall time that a report shows
 """
 
 from __future__ import annotations

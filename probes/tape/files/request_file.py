@@ -1,8 +1,8 @@
 """A request to processes of the run: a small JSON file, which they poll; a new request replaces the earlier one.
 
-write_request_file(path, request)          # `request` is a frozen dataclass; False if the folder cannot be written poll
-= RequestPoll(path) poll.changed(parse)                        # parse(fields) if the file has changed since the last
-call, else None
+write_request_file(path, request)          # `request` is a frozen dataclass; False if the folder cannot be written
+poll = RequestPoll(path)
+poll.changed(parse)                        # parse(fields) if the file has changed since the last call, else None
 """
 
 from __future__ import annotations
