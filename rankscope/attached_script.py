@@ -4,7 +4,7 @@
     python -m rankscope.attached_script -m my.package.train
 
 The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had started it. It
-finds torch imported, so variables that it sets for that import are applied when it imports torch.
+finds torch imported, so variables that its file sets for that import are applied when it imports torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import runpy
 import sys
 
 TYPE_CHECKING = False  # the constant of `typing`, without its import in a user's process
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["follow_environment", "main"]
 
@@ -45,7 +47,8 @@ def main(words: list[str]) -> None:
         follow_started_ranks(attached)
     if "RANKSCOPE_DRILL" in os.environ:
         _inject(os.environ["RANKSCOPE_DRILL"])
-    follow_environment()
+    if not is_module and _names_variables(target):
+        follow_environment()
     with attached.end.exits_of_script():
         if is_module:
             note_module(target)
@@ -54,16 +57,29 @@ def main(words: list[str]) -> None:
             runpy.run_path(target, run_name="__main__")
 
 
+def _names_variables(script: str) -> bool:
+    """Return True if the script may set one of the variables. Imports of others are left alone: each passes through the
+    replaced function, and an error in one would show a frame of it.
+    """
+    try:
+        with open(script, "rb") as file:
+            text = file.read()
+    except OSError:  # a folder or an archive that runpy can run
+        return False
+    return any(name.encode() in text for name in (*_NUM_THREADS, _DEBUG))
+
+
 def follow_environment() -> None:
     """At the next import of torch, apply the variables that were changed before it and that torch reads only once."""
     real = builtins.__import__
     before = {name: os.environ.get(name) for name in (*_NUM_THREADS, _DEBUG)}
 
-    def imports(name: str, globals: object = None, locals: object = None, names: object = (), level: int = 0) -> object:
-        if level == 0 and name.partition(".")[0] == "torch" and builtins.__import__ is imports:
+    def imports(name: str, *arguments: Any, **named: Any) -> object:
+        is_relative = any(arguments[3:]) or bool(named.get("level"))
+        if name.partition(".")[0] == "torch" and not is_relative and builtins.__import__ is imports:
             builtins.__import__ = real
             _apply({name: value for name in before if (value := os.environ.get(name)) not in (None, before[name])})
-        return real(name, globals, locals, names, level)  # type: ignore[arg-type]
+        return real(name, *arguments, **named)
 
     builtins.__import__ = imports  # type: ignore[assignment]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import json.decoder
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from rankscope import attached_script
 from rankscope.attached_script import follow_environment
 
 
@@ -42,6 +45,7 @@ def test_threads_that_the_script_sets_before_it_imports_torch_apply(name: str, m
 def test_the_debug_level_of_collectives_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     follow_environment()
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert __import__("json.decoder", fromlist=["JSONDecoder"]) is json.decoder
     exec("import torch.distributed")
     assert dist.get_debug_level() == dist.DebugLevel.DETAIL
 
@@ -52,3 +56,13 @@ def test_settings_stay_where_the_script_sets_none(monkeypatch: pytest.MonkeyPatc
     follow_environment()
     exec("import torch")
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("text", "is_named"), [("os.environ['OMP_NUM_THREADS'] = '1'", True), ("import torch", False)])
+def test_imports_are_followed_only_for_a_script_that_names_a_variable(
+    tmp_path: Path, text: str, is_named: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert attached_script._names_variables(str(script)) is is_named
+    assert not attached_script._names_variables(str(tmp_path))
