@@ -87,9 +87,10 @@ def _batch(expected: Expected) -> Iterator[str]:
             "to fill a device. Raise train.micro_batch_size."
         )
     elif expected.flops_per_memory_byte < expected.ridge_flops_per_byte:
-        what, instead = ("experts ", "parallel.ep") if config.model.num_experts else ("", "lower parallel.tp")
+        has_experts = config.model.num_experts > 0
+        moved, instead = ("that experts move", "parallel.ep") if has_experts else ("moved", "lower parallel.tp")
         yield (
-            f"{expected.flops_per_memory_byte:.0f} operations for each byte {what}moved, the device needs "
+            f"{expected.flops_per_memory_byte:.0f} operations for each byte {moved}, the device needs "
             f"{expected.ridge_flops_per_byte:.0f}: memory bandwidth limits. Raise train.micro_batch_size or "
             f"{instead}."
         )
