@@ -105,7 +105,7 @@ class Rank:
         self.recorded: list[Any] = []
         monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")
         if cuda is not None:
-            monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+            monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
             monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
             monkeypatch.setattr(torch.cuda, "init", lambda: None)
             monkeypatch.setattr(torch.cuda.memory, "_snapshot", cuda.snapshot)
