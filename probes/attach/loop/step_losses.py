@@ -33,7 +33,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...device.capture import is_capturing
 from ...fail_open import failing_open
 from ...step_scalars import StepScalars
 from ...torch_compat import foreach_norm
@@ -117,7 +116,7 @@ class StepLosses:
             loss, factor = root.detach() / factor, 1.0
         self._factors.append(factor)
         is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and not made by the probes
-        self._losses.append(loss.item() if is_plain else _copied(loss))
+        self._losses.append(loss.item() if is_plain else loss.detach().reshape(()))
 
     def _is_scale(self, factor: float) -> bool:
         """Return True for a loss scale of the loop's own: a power of two too large for a weight, and what follows it.
@@ -180,12 +179,6 @@ class StepLosses:
         passes = min(self._groups, self._unseen + max(self._forwards.values(), default=0))
         least = min(sum(self._factors), passes * max(self._factors))
         return total if passes < 2 or least <= 1 + _SAME else total / passes
-
-
-def _copied(loss: Tensor) -> Tensor:
-    """A copy, since the loop may reduce its loss over the ranks in place, to log it."""
-    kept = loss.detach().reshape(())
-    return kept if is_capturing() else kept.clone()
 
 
 def _largest_weight(model: nn.Module) -> Tensor | None:

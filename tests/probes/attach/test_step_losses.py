@@ -141,23 +141,6 @@ def test_a_pass_that_checkpointing_computes_again_counts_once(tmp_path: Path) ->
     assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'forward'") == [(2,)]
 
 
-class Unread(Tensor):
-    """A loss that is not read at once, as on a device."""
-
-
-def test_a_loss_that_the_loop_reduces_in_place_is_the_one_before(tmp_path: Path) -> None:
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
-    loss = model(torch.ones(2, 4)).square().mean().as_subclass(Unread)
-    loss.backward()
-    before = loss.item()
-    loss.detach().mul_(8)  # as an all-reduce over eight ranks does
-    optimizer.step()
-    detach()
-    assert rows(tmp_path / "run", "SELECT loss FROM steps") == [(pytest.approx(before),)]
-
-
 @pytest.mark.parametrize(
     "scales", [(2.0**10, 2.0**11, 2.0**5), (2.0**20, 2.0**20.001, 2.0**20.002), (100.0, 100.0, 100.0)]
 )
