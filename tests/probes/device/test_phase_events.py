@@ -61,6 +61,8 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing=False: stream.event())
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream.captures)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
