@@ -101,7 +101,8 @@ def test_a_round_whose_metrics_fail_reports_what_it_found(tmp_path: Path, monkey
 def test_a_watch_on_a_run_of_the_past_adds_no_reading_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    run = make_run(tmp_path, ranks=2, steps=5, kill={1: 5} if ends == "killed" else {})
+    gone = {rank: {"pid": 2**22 + rank} for rank in range(2)}  # no process of this machine can have it
+    run = make_run(tmp_path, ranks=2, steps=5, kill={1: 5} if ends == "killed" else {}, identities=gone)
     monkeypatch.setattr(standstill_loop, "ORPHAN_GRACE_S", 0.0)
     before = sorted(run.path.rglob("health.*.tape"))
     handlers = {number: signal.getsignal(number) for number in node_process.END_SIGNALS}
