@@ -27,8 +27,8 @@ __all__ = ["climbing_loss", "growing_duration"]
 def climbing_loss(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Report the loss of the last training if it climbs over many lines, or has multiplied over a few."""
     rows = _last_training([row for row in steps if row.get("loss") is not None and math.isfinite(row["loss"])])
-    if len({row["rank"] for row in rows}) > 1:
-        rows = [row for row in rows if row["rank"] == min(row["rank"] for row in rows)]
+    first_rank = min((row["rank"] for row in rows), default=0)
+    rows = [row for row in rows if row["rank"] == first_rank]
     if any(before["step"] >= after["step"] for before, after in pairwise(rows)) or not rows:
         return []
     places = [row["step"] for row in rows]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analyzers.evidence.printed_trends import climbing_loss
 from tests.analyzers.evidence.written import diagnosed
 
 KERAS = "Epoch {n}/60\n400/400 [==============================] - 9s 22ms/step - loss: {loss:.4f}\n"
@@ -83,3 +85,18 @@ def test_a_program_that_prints_durations_only_is_judged_by_them(tmp_path: Path) 
     (finding,) = diagnosed(tmp_path, "job.log", text).fired
     assert finding.kind == "throughput"
     assert "slower since step 200" in finding.summary
+
+
+def test_rows_of_many_ranks_are_read_a_few_times_each() -> None:
+    """Rows of 2,000 files: comparing each with all others took minutes."""
+    reads = 0
+
+    class Row(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            nonlocal reads
+            reads += name == "rank"
+            return super().__getitem__(name)
+
+    rows = [Row(rank=rank, step=step, loss=3.0 - step / 1000) for rank in range(4) for step in range(500)]
+    assert climbing_loss(rows) == []
+    assert 0 < reads < 20 * len(rows)
