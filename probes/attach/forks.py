@@ -1,6 +1,6 @@
 """Call a method in each process that this one forks: a copy of a recorder there must not write to the same tapes.
 
-in_forks(attached.stop)        # not once the object is gone
+in_forks(attached.stop)        # no effect once the object is deleted
 """
 
 from __future__ import annotations

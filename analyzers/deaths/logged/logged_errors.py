@@ -67,7 +67,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     for entry in book.of("exception"):
         if is_launchers(entry) or is_victims(entry) or is_stop(entry) or _is_closed_by_loss(entry, book):
             continue
-        if _says(entry, unstarted):
+        if _repeats(entry, unstarted):
             continue
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
@@ -87,7 +87,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else standing(entry, book)
         found.setdefault((cause, key), []).append((entry, how))
     for entry, rule in book.of_role("root"):
-        if _says(entry, unstarted):
+        if _repeats(entry, unstarted):
             continue
         gave_up = first_timeout.get(entry.rank)
         if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(entry)):
@@ -157,8 +157,8 @@ def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
     )
 
 
-def _says(entry: LogLine, tracebacks: list[LogLine]) -> bool:
-    """Return True for the last line of one of these tracebacks."""
+def _repeats(entry: LogLine, tracebacks: list[LogLine]) -> bool:
+    """Return True if a line has the type and message of one of these tracebacks, as its last line does."""
     return any(
         _is_last_line_of(entry, [one]) and type_of(one) in entry.message and one.text("message") in entry.message
         for one in tracebacks

@@ -5,8 +5,8 @@
 With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
 Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
 had launched it before the device's preceding work began, the device was late. If its kernel started as soon as it was
-launched, the host was late. If the device had work of its own after it had waited for its host, neither holds: then a
-host that is a whole step ahead is not late, and one that was and is not any more is.
+launched, the host was late. Neither holds if the device worked after it had waited for its host. Then the host's lead
+decides: a host that is a whole step ahead is not late, and a host that has lost such a lead is late.
 """
 
 from __future__ import annotations

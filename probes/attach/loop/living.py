@@ -62,7 +62,7 @@ class Living:
 
 
 class Remnant:
-    """What is left of an optimizer that no longer exists: those of its parameters that do."""
+    """Stands in for an optimizer that has been deleted, and has its parameters that still exist."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         self._parameters = Living(parameters)
@@ -70,7 +70,7 @@ class Remnant:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As of an optimizer."""
+        """One group with these parameters, in the form of `torch.optim.Optimizer.param_groups`."""
         return [{"params": list(self._parameters)}]
 
     @property
@@ -80,10 +80,10 @@ class Remnant:
 
 
 class Remembered:
-    """An attribute for an optimizer, which it does not keep alive: from its end on the value is a `Remnant`."""
+    """A weak reference to an optimizer, used as an attribute; after the optimizer's deletion it gives a `Remnant`."""
 
     def __init__(self, *, keeps_parameters: bool = True, at_end: Callable[[Any], object] | None = None) -> None:
-        """`at_end` is called with the attribute's owner at the end of its optimizer."""
+        """`at_end` is called with the attribute's owner when the optimizer is deleted."""
         self._keeps_parameters, self._at_end = keeps_parameters, at_end
 
     def __set_name__(self, owner: type, name: str) -> None:

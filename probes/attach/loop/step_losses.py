@@ -9,10 +9,10 @@ embedding.
     losses.settle()                      # the step ends: write what is known
 
 Several backward passes in a step, each with its own forward pass, are micro-batches. If the loop divides each loss by
-their number, the step's loss is their sum, else their mean; the autograd graph shows whether it divides: by factors of
-the losses that add up to at most 1, or are at most one by their number. Several losses of one forward pass are parts of
-one loss, and are summed. They follow each other without a forward pass in between, or no model was called twice: a
-backbone and the head of each task may be models of their own.
+their number, the step's loss is their sum, else their mean. The autograd graph shows the factor of each loss: the loop
+divides if the factors add up to at most 1, or if each is at most 1 / number of passes. Several losses of one forward
+pass are parts of one loss, and are summed. They belong to one pass if no forward pass lies between their backward
+passes, or if no model was called twice, as where a backbone and a head per task are separate models.
 
 Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches: a NaN
 gradient in the first pass makes the weights NaN for the second, and with them its loss. So the first loss and the

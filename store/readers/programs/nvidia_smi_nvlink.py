@@ -24,7 +24,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Compare the GPUs of each model. That all of them lack the same number of links is how the host is built."""
+    """Compare the GPUs of each model: if all lack the same number of links, the host was built that way."""
     found, host = ProgramRows(), host_of_log(path)
     gpus: list[tuple[int, str, str, list[str]]] = []
     """Line, number, model and inactive links of each GPU."""
@@ -36,7 +36,8 @@ def read(path: Path) -> ProgramRows:
     for number, gpu_number, model, inactive in gpus:
         usual = min(len(links) for _, _, name, links in gpus if name == model)
         if len(inactive) > usual:
+            are = "are" if len(inactive) > 1 else "is"
             what = f"{len(inactive)} NVLink{'s' * (len(inactive) > 1)} of GPU {gpu_number}{{of}} "
-            what += f"({', '.join(inactive)}) {'are' if len(inactive) > 1 else 'is'} inactive, of other GPUs {usual}"
+            what += f"({', '.join(inactive)}) {are} inactive, against {usual} on other GPUs"
             found.log_events.append(unhealthy(gpu_number, what, _DO, number, host))
     return found

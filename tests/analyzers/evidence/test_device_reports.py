@@ -228,5 +228,5 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22)
 def test_a_gpu_with_fewer_nvlinks_than_the_others_is_suspected(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, "nvidia-smi-gpu-07.txt", LINKS.format("<inactive>")).fired
     assert found.status == "suspect"
-    assert "2 NVLinks of GPU 0 of gpu-07 (1, 2) are inactive, of other GPUs 1" in found.summary
+    assert "2 NVLinks of GPU 0 of gpu-07 (1, 2) are inactive, against 1 on other GPUs" in found.summary
     assert diagnosed(tmp_path, "nvidia-smi-gpu-07.txt", LINKS.format("26.562 GB/s")).fired == ()
