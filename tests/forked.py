@@ -31,6 +31,8 @@ from tests.forking_server import CHANNEL, MAX_MESSAGE_BYTES
 
 ROOT = Path(__file__).parent.parent
 _GIVEN = os.environ.pop(CHANNEL, "")
+_SERVER_GONE = 255
+"""Exit code of a fork whose end nobody can tell any more."""
 _ended_cpu_s: list[float] = []
 
 
@@ -85,7 +87,7 @@ class ForkedPython(subprocess.Popen[Any]):
         if not select.select([self._status], [], [], timeout_s)[0]:
             return None
         status_text, _, cpu_s = _line(self._status).decode().partition(" ")
-        status = int(status_text or os.W_EXITCODE(255, 0))
+        status = int(status_text or _SERVER_GONE << 8)
         _ended_cpu_s.append(float(cpu_s or 0.0))
         os.close(self._status)
         self._handle_exitstatus(status)  # type: ignore[attr-defined]

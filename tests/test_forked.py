@@ -104,6 +104,19 @@ def test_what_a_killed_process_has_started_ends_with_it() -> None:
     wait_for(lambda: os_state(pid)[0] in ("", "Z"), "end of the stopped process")
 
 
+def test_a_process_whose_server_is_gone_has_ended() -> None:
+    code = """
+import os
+from tests.forked import ForkedPython
+process = ForkedPython(["-c", "import sys; sys.stdin.read()"], stdin=-1)
+server = int(open(f"/proc/{process.pid}/stat").read().rpartition(")")[2].split()[1])
+os.kill(server, 9)
+print(process.wait(60))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["255"], done.stderr
+
+
 def test_idle_cores_are_those_of_this_process_alone(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
 
