@@ -151,7 +151,10 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
                 every_s = read(ProbesSettings, run.manifest()).sync_s
-                syncing = TapeSync(run, node_rank, every_s=every_s, is_running=lambda: tapes.is_running)
+                syncing = TapeSync(
+                    run, node_rank, every_s=every_s,
+                    is_running=lambda: tapes.is_running, started=lambda: (tapes.attempt, len(tapes.placed)),
+                )  # fmt: skip
                 ingest.exclusions = ExclusionRequester.of(run, judge, events, node_rank=node_rank)
                 ingest.captures = CaptureRequester.of(run, events, node_rank=node_rank)
                 ingest.retention = Retention.of(run, ingester, syncing, events)

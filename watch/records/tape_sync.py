@@ -8,7 +8,9 @@
 A killed process loses nothing that it wrote to a tape, but a power cut loses what the kernel has not written to disk
 yet. Fsync in this process also covers what the ranks have stored through their memory mappings, so the ranks never wait
 for the disk. At most `every_s` seconds of records are lost (or a quarter of that plus the duration of a sync, if that
-takes longer). The checksums in the index reveal losses and alterations (`probes.tape.segment_index`).
+takes longer). A rank that has just started is synced at once, since its records are not judged without its identity,
+and events are synced before tapes. The checksums in the index reveal losses and alterations
+(`probes.tape.segment_index`).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ __all__ = ["TapeSync"]
 
 logger = logging.getLogger("rankscope.watch")
 INDEX_EVERY_S = 30.0
+STARTS_POLL_S = 0.25
 LIVE_SEGMENTS = 3
 """Number of newest segments synced per table: a writer stores only into its two newest."""
 
@@ -48,9 +51,14 @@ class TapeSync:
         *,
         every_s: float = 5.0,
         is_running: Callable[[], bool] = lambda: False,
+        started: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
-        """`is_running`: returns True while a rank of the node may still write."""
-        self._is_running = is_running
+        """`is_running`: returns True while a rank of the node may still write. `started`: returns the newest attempt
+        and how many of its ranks have written their identity.
+        """
+        self._is_running, self._started = is_running, started
+        self._synced = (-1, 0)
+        """What `started` returned before the last sync."""
         self._run, self._node_rank, self._every_s = run, node_rank, every_s
         self._folders = NodeFolders(run, node_rank)
         self._done: set[str] = set()  # segments that are complete, synced and in the index
@@ -100,7 +108,7 @@ class TapeSync:
                 with self._surviving(folder.name):
                     names += self._files(folder)
         done: set[str] = set()
-        for name, is_live in names:
+        for name, is_live in sorted(names, key=lambda named: named[0].endswith(".tape")):
             with self._surviving(name), contextlib.suppress(FileNotFoundError):
                 sync_file(self._run.path / name)
                 done |= set() if is_live else {name}
@@ -114,13 +122,24 @@ class TapeSync:
     def _run_until(self, stop: threading.Event) -> None:
         # Immediately: the ranks may have recorded for seconds before this process started.
         rest_s = 0.0 if self._every_s else 3600.0
-        while not stop.wait(rest_s):
+        while not self._rest(stop, rest_s):
             start = time.monotonic()
+            self._synced = self._started()
             self._guarded(last=False)
             took_s = time.monotonic() - start
             if self._every_s:
                 rest_s = max(self._every_s - took_s, self._every_s / 4)
         self._guarded(last=True)
+
+    def _rest(self, stop: threading.Event, rest_s: float) -> bool:
+        """Wait for `rest_s`, or until another rank has started. Returns True if the thread should stop."""
+        end_s = time.monotonic() + rest_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            if stop.wait(min(left_s, STARTS_POLL_S)):
+                return True
+            if self._every_s and self._started() != self._synced:
+                break
+        return stop.is_set()
 
     def _guarded(self, *, last: bool) -> None:
         with self._surviving(f"tapes of node {self._node_rank}"):

@@ -112,3 +112,23 @@ def test_the_first_round_notes_the_checksums(run: RunDir) -> None:
     """A watch may be killed within its first half minute, and a run without an index would seem to have lost it."""
     TapeSync(run).sync()
     assert "steps.00000.tape" in (run.node_dir(0) / "segments.jsonl").read_text()
+
+
+def test_a_rank_that_starts_is_synced_at_once_and_its_events_first(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tapes are not judged without its identity, which a power cut would take."""
+    synced: list[str] = []
+    started = [(0, 1)]
+
+    def sync(path: Path) -> None:
+        synced.append(path.name)
+        sync_file(path)
+
+    monkeypatch.setattr(tape_sync, "sync_file", sync)
+    with TapeSync(run, every_s=3600.0, started=lambda: started[0]).running():
+        wait_for(lambda: (run.node_dir(0) / "segments.jsonl").exists(), "the end of the first round")
+        synced.clear()
+        started[0] = (0, 2)
+        wait_for(lambda: "steps.00000.tape" in synced, "the second rank's")
+        assert "events.jsonl" in synced[: synced.index("steps.00000.tape")]
