@@ -197,10 +197,12 @@ def _unjudged_time(facts: Mapping[str, Any]) -> str:
 
 
 def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts: Mapping[str, Any]) -> str:
-    """Clause on ranks without records, or on a check for hangs without input; else empty."""
+    """Clause on ranks without records, or on a check for deaths or hangs without input; else empty."""
     silent = sorted({rank for found in findings if found.kind == "records" for rank in found.ranks})
     if silent:
         return f"{ranks_text(silent)} left no records of steps"
+    if "rank_lost" in unjudged and facts.get("steps") and not facts.get("ended"):
+        return "how the ranks ended could not be checked"
     has_peers = (facts.get("num_ranks") or 0) > 1 and facts.get("steps")
     return "hangs could not be checked" if has_peers and "hang" in unjudged else ""
 

@@ -13,6 +13,7 @@ from analyzers.verdict.run_facts import run_facts
 from analyzers.verdict.verdict import verdict
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import counted_ranks
+from rankscope.api import open_run
 from store import Store
 from tests.analyzers.plain_run import plain_run
 from tests.factories import make_run
@@ -47,6 +48,17 @@ def test_ranks_and_calls_that_left_no_records_are_named() -> None:
     said = verdict((no_calls,), {"steps": 60, "num_ranks": 8})
     assert said.startswith("Nothing was found (60 steps, 8 ranks), but hangs could not be checked.")
     assert verdict((no_calls,), {"steps": 60, "num_ranks": 1}).startswith("No problems found")
+
+
+def test_a_run_without_an_end_whose_identities_are_lost_is_not_called_healthy(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30)
+    for path in run.path.glob("tapes/attempt-*/rank-*/events.jsonl"):
+        path.unlink()
+    node = run.node_dir(0) / "events.jsonl"
+    if node.exists():
+        node.write_text("".join(line for line in node.read_text().splitlines(True) if '"run_ended"' not in line))
+    text = open_run(run.path).verdict
+    assert text.startswith("Nothing was found (30 steps), but how the ranks ended could not be checked."), text
 
 
 def test_a_gain_that_nothing_explains_is_said() -> None:
