@@ -50,13 +50,25 @@ class ProcessTracker:
             letter, start = os_state(pid)
             if start and self._start_ticks.setdefault(pid, start) != start:
                 letter = ""
-            state: State = "dead" if letter in ("", "Z", "X") else "stopped" if letter in ("T", "t") else "running"
+            stopped = letter == "T" or (letter == "t" and not _is_sampled(pid))
+            state: State = "dead" if letter in ("", "Z", "X") else "stopped" if stopped else "running"
             before = self._last.get(rank)
             self._last[rank] = (pid, state)
             if before == (pid, state) or (state == "running" and (before is None or before[0] != pid)):
                 continue  # a new process writes an event when it starts
             changes.append(ProcessState(rank=rank, pid=pid, state=state, os_state=letter))
         return changes
+
+
+def _is_sampled(pid: int) -> bool:
+    """Return True if py-spy traces the process: it stops it only while it reads its stack."""
+    try:
+        tracer = next(
+            line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("TracerPid")
+        )
+        return Path(f"/proc/{int(tracer.split()[1])}/comm").read_text().strip() == "py-spy"
+    except (OSError, StopIteration, ValueError):
+        return True  # the tracer has just left
 
 
 def os_state(pid: int) -> tuple[str, str]:

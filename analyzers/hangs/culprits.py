@@ -4,7 +4,8 @@
     found.cause, found.culprits, found.waiting      # "not_entered", (1,), (0, 2, 3)
 
 1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
-2. A stopped process is the culprit wherever it is.
+2. A stopped process is the culprit wherever it is, unless it waits in a call that a running rank has not reached: it
+   was stopped during the hang, by a debugger for example.
 3. If ranks make different calls (operation, dtype or size) under the same (group, number), that is a mismatch; the
    smaller side is named. If both sides are equal, it is the side whose call never came next in earlier steps, else
    both. If in earlier steps this side's call came right after the other side's call, this side has skipped a call. If
@@ -86,7 +87,13 @@ def find_culprits(view: AttemptView) -> HangCause:
     waiting = tuple(sorted(rank for rank in heads if heads[rank]))
     all_calls = [call for calls in heads.values() for call in calls]
 
-    stopped = tuple(sorted(rank for rank, state in alive.items() if state.state == "stopped"))
+    graph = WaitGraph(view)
+    edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
+    running = {rank for rank, state in alive.items() if state.state != "stopped"}
+    stopped = tuple(
+        rank for rank in sorted(alive.keys() - running)
+        if not any(awaited in running and not heads[awaited] for awaited in edges.get(rank, ()))
+    )  # fmt: skip
     if stopped:
         of_others = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
         return _cause("stopped", stopped, waiting, of_others or commonest_call(all_calls))
@@ -103,8 +110,6 @@ def find_culprits(view: AttemptView) -> HangCause:
 
     if stuck := _left_by_others(view, heads):
         return _cause("device_stuck", tuple(sorted({call.rank for call in stuck})), waiting, stuck[0])
-    graph = WaitGraph(view)
-    edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
     missed = {rank for targets in edges.values() for rank in targets}
     roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
     if roots and view.elsewhere.issuperset(roots):

@@ -58,6 +58,16 @@ def test_a_stopped_process_is_the_culprit_even_inside_the_collective() -> None:
     assert "stopped" in finding.summary
 
 
+def test_a_process_that_is_stopped_while_it_waits_for_a_running_rank_is_no_culprit() -> None:
+    """Somebody attached a debugger to a rank that hung with the others."""
+    world = World()
+    for rank in (0, 1, 2):
+        world.enter(rank)
+    world.event("rank_state", 4.0, state_rank=2, state="stopped", os_state="t")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("not_entered", (3,))
+
+
 def test_a_process_that_was_continued_is_no_culprit() -> None:
     world = World()
     for rank in (0, 1, 2):
