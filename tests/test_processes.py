@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from tests.processes import run_ranks
 
@@ -34,7 +35,10 @@ def _fails(rank: int, world_size: int) -> None:
 
 
 def _dies(rank: int, world_size: int) -> None:
+    store = _get_default_store()
+    store.set(f"has-joined-{rank}", "")
     if rank == 1:
+        store.wait(["has-joined-0"])  # it would fail to connect to a rank that is gone
         os.abort()
     time.sleep(600)
 
