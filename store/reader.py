@@ -35,6 +35,7 @@ from store.database import (
 from store.ddl import quoted
 from store.sql.console import ConsoleAnswer
 from store.sql.console import run as run_console
+from store.sql.parsed import parsed
 from store.views import make_views
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class Store(Closing):
 
         try:
             with interruptible():
-                return getattr(self._connection.execute(sql, params), fetch)()
+                return getattr(self._connection.execute(parsed(self._connection, sql), params), fetch)()
         except duckdb.Error as error:
             raise self._translated(error) from error
 

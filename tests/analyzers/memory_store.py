@@ -22,6 +22,7 @@ import numpy as np
 from probes.tape.format.schema import TABLES
 from store.ddl import SQL_TYPES, store_columns
 from store.reader import _plain
+from store.sql.parsed import parsed
 
 _CREATE = "; ".join(
     f"CREATE TABLE {table.name} ("
@@ -74,11 +75,11 @@ class MemoryStore:
         return made
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, Any]:
-        found = self.connection.execute(sql, list(params)).fetchnumpy()
+        found = self.connection.execute(parsed(self.connection, sql), list(params)).fetchnumpy()
         return {name: _plain(values) for name, values in found.items()}
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self.connection.execute(sql, list(params)).fetchall()
+        return self.connection.execute(parsed(self.connection, sql), list(params)).fetchall()
 
     def has(self, table: str) -> bool:
         return table in TABLES and table not in self._gone
