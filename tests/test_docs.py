@@ -5,6 +5,7 @@ Run it alone with `make docs-check`.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -58,15 +59,21 @@ def test_make_targets_exist(document: Path) -> None:
 COMMAND = re.compile(r"^ {4,}(rankscope .*?)(?:\s{2,}#.*)?$", flags=re.MULTILINE)
 
 
+@functools.cache
+def help_of(name: str) -> str:
+    """Help of a command, which many documents name."""
+    helped = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert helped.exit_code == 0, name
+    return helped.output
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_commands_and_their_options_exist(document: Path) -> None:
-    runner = CliRunner()
     for command in COMMAND.findall(document.read_text(encoding="utf-8")):
         words = shlex.split(command)[1:]
-        helped = runner.invoke(app, [words[0], "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-        assert helped.exit_code == 0, command
+        helped = help_of(words[0])
         for option in (word for word in words if word.startswith("--")):
-            assert option in helped.output, command
+            assert option in helped, command
 
 
 def test_the_readme_shows_commands() -> None:

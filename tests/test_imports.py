@@ -16,6 +16,7 @@ A rule that has to give way does so in one of the tables below, with its reason.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -89,11 +90,16 @@ def all_modules() -> list[Path]:
     return [path for package in (*MAY_IMPORT, FRONT_DOOR) for path in modules_of(package)]
 
 
-def imports_in(source: str, path: str, *, members: bool = False) -> Iterator[Import]:
+@functools.cache
+def imports_in(source: str, path: str, *, members: bool = False) -> tuple[Import, ...]:
     """Every import of a module, inside functions too; those for the type checker alone don't count.
 
-    With `members`, `from a import b` is reported as `a.b`.
+    With `members`, `from a import b` is reported as `a.b`. Several rules read each module.
     """
+    return tuple(_imports_in(source, path, members=members))
+
+
+def _imports_in(source: str, path: str, *, members: bool) -> Iterator[Import]:
     pending: list[ast.AST] = [ast.parse(source, filename=path)]
     while pending:
         node = pending.pop()

@@ -48,7 +48,10 @@ def test_no_message_sends_a_reader_to_a_file_that_only_a_clone_has() -> None:
     found = []
     for package in ("rankscope", "dashboard", "analyzers", "watch", "trainer", "store", "probes"):
         for path in (ROOT / package).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if "docs/" not in text:
+                continue
+            tree = ast.parse(text)
             bodies = [] if path.parent.name == "commands" else [
                 node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
             ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,16 @@ from tests.analyzers.test_diagnose import MANIFEST, clean_run
 PAGE = Path(__file__).parents[3] / "docs" / "report.schema.json"
 
 
+@functools.cache
+def validator() -> jsonschema.Draft202012Validator:
+    made = schema()
+    jsonschema.Draft202012Validator.check_schema(made)
+    return jsonschema.Draft202012Validator(made)
+
+
 def test_the_page_is_what_the_module_prints() -> None:
     made = json.dumps(schema(), indent=2) + "\n"
     assert PAGE.read_text() == made, "python -m analyzers.report.json_schema > docs/report.schema.json"
-    jsonschema.Draft202012Validator.check_schema(schema())
 
 
 @pytest.mark.parametrize(
@@ -37,7 +44,7 @@ def test_the_page_is_what_the_module_prints() -> None:
     ],
 )
 def test_reports_are_valid(make: Any) -> None:
-    jsonschema.validate(to_json(diagnose(make(), MANIFEST)), schema())
+    validator().validate(to_json(diagnose(make(), MANIFEST)))
 
 
 @pytest.mark.parametrize(
@@ -46,4 +53,4 @@ def test_reports_are_valid(make: Any) -> None:
 def test_the_schema_refuses_what_it_should(broken: dict[str, Any]) -> None:
     report = to_json(diagnose(clean_run(), MANIFEST)) | broken
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(report, schema())
+        validator().validate(report)
