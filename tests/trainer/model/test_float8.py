@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.depth import tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, tiny, train_alone, train_layouts
 from tests.trainer.training_runs import RunResult, run_loop, small
@@ -26,7 +27,7 @@ from trainer.training.loss import token_loss
 pytestmark = pytest.mark.timeout(300)
 
 CPU = torch.device("cpu")
-STEPS = 8
+STEPS = tried(4, nightly=8)
 RECIPES = ("tensorwise", "rowwise")
 
 
@@ -106,6 +107,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp": {"parallel": {"dp_shard": 1, "cp": 2}},
     "pp": {"parallel": {"dp_shard": 1, "pp": 2}, "train": {"micro_batch_size": 4}},
 }
+
+
+LAYOUTS = usually(LAYOUTS, later=["fsdp", "fsdp, selective"])  # selective: the gradients below
 
 
 def in_float8(name: str) -> dict[str, Any]:

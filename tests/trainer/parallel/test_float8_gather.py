@@ -55,7 +55,7 @@ FOUR: dict[str, dict[str, Any]] = {
     "fsdp x tp": {"dp_shard": 2, "tp": 2},
     "pp x fsdp": {"dp_shard": 2, "pp": 2, "train": {"micro_batch_size": 2}},
 }
-FOUR = usually(FOUR, later=["hsdp", "pp x fsdp"])
+FOUR = usually(FOUR, later=FOUR)  # FSDP alone, three ranks and experts: the layouts beside them
 UNEVEN = {"model": {"dim": 96, "hidden_dim": 192, "num_heads": 6, "num_kv_heads": 2}, "train": {"global_batch_size": 6}}
 """Keys and values have 32 rows, which three ranks cannot share evenly."""
 THREE: dict[str, dict[str, Any]] = {"three ranks": {"dp_shard": 3, **UNEVEN}}
