@@ -20,6 +20,7 @@ from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreCorruptError, StoreError, catch_up
 from store.ingest import rank_folders
+from tests.depth import tried
 from tests.factories import RankWriter, empty_run, make_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,7 +279,7 @@ def test_concurrent_readers_see_whole_ticks(tmp_path: Path) -> None:
     assert other.stdout is not None
     counts = []
     try:
-        for _ in range(8):
+        for _ in range(tried(4, nightly=8)):
             other.stdin.write("\n")
             other.stdin.flush()
             counts.append(int(other.stdout.readline()))
