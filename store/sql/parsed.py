@@ -2,7 +2,7 @@
 
     connection.execute(parsed(connection, "SELECT max(step) FROM steps WHERE rank = ?"), [3])
 
-To parse the longest of them takes DuckDB longer than to answer on a small run. Values belong into parameters: a text
+To parse the longest of them takes DuckDB longer than to answer on a small run. Values belong in parameters: a text
 with another number in it is another statement.
 """
 
