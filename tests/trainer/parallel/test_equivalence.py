@@ -81,7 +81,7 @@ FOUR_RANKS = usually(
     later=[
         "ddp", "fsdp", "fsdp, two microbatches", "tp", "hsdp", "cp x tp", "fsdp x ep, grouped",
         "ddp x ep, two microbatches", "ep x tp", "ep x cp, grouped", "ddp x tp, experts", "pp x tp, experts",
-        "pp x cp, experts",
+        "pp x cp, experts", "ddp x tp", "ep x cp",
     ],
 )  # fmt: skip
 

@@ -121,6 +121,10 @@ VARIANTS = usually(
         "tp, document mask", "fsdp, tied embeddings", "fsdp, full recomputation", "ddp, full recomputation",
         "fsdp, compiled, selective", "tp, compiled", "cp", "tp, experts", "tp, experts, compiled",
         "cp, experts, compiled", "tp, selective",
+        # "cp, ring" and "fsdp, compiled, full recomputation"; compiled and in chunks: trainer/faults/test_faults.py
+        "cp, ring, compiled, recomputation, two microbatches", "fsdp, loss in chunks, compiled",
+        "fsdp, loss in chunks, tied embeddings",  # "ddp, loss in chunks" and "tp, tied embeddings"
+        "tp, experts choose, recomputation",  # experts that choose under ep and cp, recomputed experts under tp
     ],
 )  # fmt: skip
 
