@@ -79,7 +79,7 @@ LAYOUTS = usually(
     LAYOUTS,
     later=[
         "ddp, two microbatches", "ddp, fp8", "fsdp, fp8", "fsdp, gathered in fp8", "tp", "fsdp x cp", "ep x tp", "1f1b",
-        "pp x tp", "hsdp",
+        "pp x tp", "hsdp", "fsdp",
     ],
 )  # fmt: skip
 APART = ["ep x tp"]

@@ -171,7 +171,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"parallel": {"dp_shard": 1, "tp": 2}},
     "pp": {"parallel": {"dp_shard": 1, "pp": 2}},
 }
-LAYOUTS = usually(LAYOUTS, later=["tp"])
+LAYOUTS = usually(LAYOUTS, later=["ddp", "tp"])
 
 
 def _with_and_without(rank: int, world_size: int, folder: Path) -> dict[str, list[RunResult]]:
