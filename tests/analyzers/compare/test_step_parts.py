@@ -8,6 +8,7 @@ from analyzers.compare.step_parts import StepParts, main_difference, step_parts
 from analyzers.stragglers.throughput import Change
 from store import Store
 from tests.analyzers.compare.test_two_runs import compared
+from tests.depth import later
 from tests.factories import make_run
 
 SLOWER = Change(ratio=1.3, low=1.2, high=1.4, per_token=False, ms_before=40.0, ms_after=52.0)
@@ -17,7 +18,7 @@ def parts(step_ms: float, **by_rank: dict[str, float]) -> StepParts:
     return StepParts(step_ms=step_ms, by_rank={int(rank[1:]): places for rank, places in by_rank.items()})
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=later("of four ranks, beside it")), 4])
 def test_one_slow_rank_is_named_with_its_phase(tmp_path: Path, ranks: int) -> None:
     """A median over the ranks hides one slow rank, and one over the run a rank that became slow halfway."""
     before = make_run(tmp_path / "a", ranks=ranks, steps=200)
