@@ -122,7 +122,7 @@ CLEAN = usually(
     CLEAN,
     later=[
         "ddp, bf16", "ddp, fp16", "fsdp x tp, bf16", "dropout", "replicas x tp", "tp without sequence",
-        "experts, replicas x cp",
+        "experts, replicas x cp", "ep x tp",
     ],
 )  # fmt: skip
 COMPARED = {
