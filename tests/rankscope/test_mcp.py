@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def ask(runs: Path, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, str]]:
-    """(is an error, text) of each call, over one connection."""
+Answers = list[tuple[bool, str]]
+Arguments = dict[str, Any] | Callable[[Answers], dict[str, Any]]
+
+
+def ask(runs: Path, *calls: tuple[str, Arguments]) -> Answers:
+    """(is an error, text) of each call, over one connection; arguments may be made of the answers before."""
 
     from mcp import Client, StdioServerParameters
 
-    async def go() -> list[tuple[bool, str]]:
+    async def go() -> Answers:
         server = StdioServerParameters(
             command=sys.executable, args=["-m", "rankscope", "mcp", str(runs)], cwd=Path(__file__).parents[2]
         )
         async with Client(server) as client:
-            answers = []
+            answers: Answers = []
             for name, arguments in calls:
-                result = await client.call_tool(name, arguments)
+                result = await client.call_tool(name, arguments(answers) if callable(arguments) else arguments)
                 answers.append((bool(result.is_error), "".join(getattr(part, "text", "") for part in result.content)))
             return answers
 
@@ -43,7 +48,7 @@ def ask(runs: Path, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, str]
 
 def test_an_agent_gets_the_facts_and_nothing_else(runs: Path) -> None:
     dead, healthy = sorted(path.name for path in runs.iterdir() if not path.is_symlink() and path.is_dir())
-    (_, verdict), (_, stacks), (_, account), (_, rows), (_, compared), (_, runbook) = answers = ask(
+    (_, verdict), (_, stacks), (_, account), (_, rows), (_, compared), (_, runbook), evidence, listed = answers = ask(
         runs,
         ("verdict", {"run": dead}),
         ("stacks", {"run": dead}),
@@ -51,6 +56,8 @@ def test_an_agent_gets_the_facts_and_nothing_else(runs: Path) -> None:
         ("sql", {"run": dead, "statement": "SELECT rank, count(*) AS n FROM steps GROUP BY rank ORDER BY rank"}),
         ("compare", {"run_a": dead, "run_b": healthy}),
         ("runbook", {"anchor": "rank-lost-signal"}),
+        ("finding", lambda so_far: {"run": dead, "finding_id": json.loads(so_far[0][1])["findings"][0]["id"]}),
+        ("list_runs", {}),
     )
     assert not any(is_error for is_error, _ in answers), answers
     told = json.loads(verdict)
@@ -62,7 +69,6 @@ def test_an_agent_gets_the_facts_and_nothing_else(runs: Path) -> None:
     assert len(json.loads(rows)["rows"]) == 4
     assert json.loads(compared)["run_b"] == healthy
     assert len(runbook) > 100
-    evidence, listed = ask(runs, ("finding", {"run": dead, "finding_id": told["findings"][0]["id"]}), ("list_runs", {}))
     assert "rank_lost" in evidence[1]
     assert healthy in listed[1]
 
