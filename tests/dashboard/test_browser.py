@@ -134,7 +134,7 @@ def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
     assert not visit.complaints
 
 
-WATCHED = usually(PAGES, later=PAGES.keys() - {"timeline", "numerics"})
+WATCHED = usually(PAGES, later=PAGES.keys() - {"timeline"})
 """Every page is computed in tests/dashboard/test_*_page.py, without a browser; three are visited by the other tests."""
 
 
