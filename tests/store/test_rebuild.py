@@ -24,6 +24,7 @@ from probes.tape.segment_index import INDEX_NAME
 from rankscope.cli import app
 from store import Ingester, Store, StoreBusyError, StoreError, rebuild
 from store.ingest.tail import NO_INDEX
+from tests.depth import later
 from tests.factories import RankWriter, empty_run
 from watch.records.tape_sync import TapeSync
 
@@ -103,8 +104,15 @@ def retire_first(run: RunDir) -> None:
     assert len(retired) > 2
 
 
-@pytest.mark.parametrize("options", [[], ["--force"]], ids=["plain", "forced"])
-@pytest.mark.parametrize("is_retired", [True, False], ids=["retired", "whole"])
+@pytest.mark.parametrize(
+    ("is_retired", "options"),
+    [
+        pytest.param(True, [], id="retired-plain", marks=later("each of both: the two cases below")),
+        pytest.param(True, ["--force"], id="retired-forced"),
+        pytest.param(False, [], id="whole-plain"),
+        pytest.param(False, ["--force"], id="whole-forced", marks=later("each of both: the two cases above")),
+    ],
+)
 def test_a_store_that_is_open_elsewhere_is_left_alone(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, options: list[str], is_retired: bool
 ) -> None:
