@@ -2,6 +2,7 @@
 
     pattern = common_prefix(lines)            # the longest start that nearly all of these sample lines share
     pattern = prefix_before(line, at)         # the text of one line before the known start of its message
+    prefixes = LearnedPrefixes(clock)         # of one file: prefixes.learn(window), prefixes.read(line)
 
 Numbers, stream and level may differ from line to line; other words may not.
 """
@@ -11,7 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["FRAME", "common_prefix", "prefix_before"]
+from store.readers.logs.line_filter import LINE_BYTES, begin_of_line, end_of_line
+from store.readers.logs.prefix import Prefix, clean, read_prefix
+from store.readers.logs.timestamps import Clock
+
+__all__ = ["FRAME", "NEAR_LINES", "LearnedPrefixes", "common_prefix", "prefix_before"]
 
 MAX_LENGTH = 120
 """Maximum characters of a prefix."""
@@ -23,6 +28,11 @@ MIN_WORDS = 5
 message.
 """
 MAX_TOKENS = 40
+MAX_PREFIXES = 16
+SAMPLE_BYTES = 64 << 10
+SAMPLE_LINES = 200
+NEAR_LINES = 6
+"""Maximum lines between a traceback's first line and a frame, or between a frame and its last line."""
 FRAME = re.compile(r'(?: {2}|\t)File "[^"\n]{1,500}", line \d+')
 """Start of a frame in a Python traceback."""
 _TOKEN = re.compile(r"\d+|[A-Za-z]+|\s+|.")
@@ -36,7 +46,76 @@ _KNOWN = re.compile(
 """Logging's name and level behind a time; a pod and its container (stern); a container (docker compose); syslog's head
 of RFC 5424."""
 _RANK = re.compile(r"\[(?:rank|default)\d")
+_RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
+_TRACEBACK = "Traceback (most recent call last)"
+_LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 _BOUNDARY = frozenset(":]|>)- ")
+
+
+class LearnedPrefixes:
+    """Reads the prefixes of one file's lines: the known ones, and those learned from the file."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._learned: list[re.Pattern[str]] = []
+        self._sample: dict[str, Prefix] = {}
+        """Prefixes of the sample's lines, by line, read without learned ones."""
+
+    def learn(self, window: bytes) -> list[str]:
+        """Learn the prefix that lines at both ends of a file's first window share; returns the lines at its start."""
+        lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
+        texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
+        self._sample = {text: read_prefix(text, self._clock) for text in dict.fromkeys(texts)}
+        self._add(common_prefix([text[self._sample[text].length :].lstrip(" ") for text in texts]))
+        return texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the other half is from the window's end
+
+    @property
+    def ranks(self) -> set[int]:
+        """Ranks in the known prefixes of the sample."""
+        return {prefix.rank for prefix in self._sample.values() if prefix.rank is not None}
+
+    @property
+    def hold_levels(self) -> bool:
+        """Return True if a learned prefix holds the level of the program that collected the lines."""
+        return any("DEBUG" in one.pattern for one in self._learned)
+
+    def read(self, text: str) -> Prefix:
+        """Read the prefix of a line from `clean`."""
+        known = None if self._learned else self._sample.get(text)
+        return known or read_prefix(text, self._clock, self._learned)
+
+    def learn_from(self, window: bytes, begin: int, text: str) -> None:
+        """Learn a prefix from a traceback: text before its first line also precedes its frames."""
+        if len(self._learned) >= MAX_PREFIXES:
+            return
+        at = text.find(_TRACEBACK)
+        place = end_of_line(window, begin) if at >= 0 else begin - 1
+        if at < 0 and not _LAST_LINE.search(text):
+            return
+        frame: str | None = None
+        for _ in range(NEAR_LINES):
+            if at >= 0:
+                first = place + 1
+                place = end_of_line(window, first) if first < len(window) else len(window)
+            else:
+                first = begin_of_line(window, place - 1) if place > 0 else 0
+                place, first = first - 1, first
+            if not 0 <= first < len(window):
+                break
+            near = clean(window[first : end_of_line(window, first)])
+            if match := FRAME.search(near):
+                frame = near[: match.start()]
+                break
+        if frame is None:
+            return
+        known = read_prefix(frame, self._clock, self._learned).length
+        before = frame[known:].lstrip(" ")
+        rank = _RANK_PART.search(before)  # not part of the prefix of all lines
+        self._add(prefix_before(before, rank.start() if rank else len(frame)))
+
+    def _add(self, pattern: re.Pattern[str] | None) -> None:
+        if pattern is not None and all(pattern.pattern != one.pattern for one in self._learned):
+            self._learned.append(pattern)
 
 
 def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:

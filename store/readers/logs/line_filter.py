@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-__all__ = ["LINE_BYTES", "LineFilter", "LiteralIndex", "WindowLines", "begin_of_line", "end_of_line"]
+__all__ = ["LINE_BYTES", "LONG_LINE_BYTES", "LineFilter", "LiteralIndex", "WindowLines", "begin_of_line", "end_of_line"]
 
 LINE_BYTES = 16 << 10
 """Length at which a longer line is cut."""
@@ -29,8 +29,8 @@ stay below that, 18,000 do not. Each automaton is a pass over the bytes, so few 
 
 _PART_BYTES = 4
 """Length of the substring by which each literal is indexed: the one that the fewest other literals share."""
-_LONG_LINE_BYTES = 64 << 10
-"""In longer lines each literal is searched for, because a set of all substrings would take too much memory."""
+LONG_LINE_BYTES = 64 << 10
+"""In longer texts each literal is searched for, because a set of all substrings would take too much memory."""
 
 
 class LiteralIndex:
@@ -49,7 +49,7 @@ class LiteralIndex:
 
     def held(self, line: bytes) -> list[int]:
         """Ascending indices of the literals that the line contains."""
-        if len(line) > _LONG_LINE_BYTES:
+        if len(line) > LONG_LINE_BYTES:
             return [place for place, literal in enumerate(self._literals) if literal in line]
         asked = [place for part in self._all_parts & _parts(line) for place in self._places[part]]
         return sorted(place for place in (*asked, *self._short) if self._literals[place] in line)

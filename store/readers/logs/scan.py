@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from bisect import bisect_right
 from collections import Counter, deque
@@ -32,13 +31,19 @@ from store.readers.logs.blocks.exceptions import (
     signed_above,
 )
 from store.readers.logs.blocks.reports import OF_BOTH, OF_FOLLOWING, OF_LINE
-from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
+from store.readers.logs.constant_prefix import NEAR_LINES, LearnedPrefixes
 from store.readers.logs.file_names import rank_of_log
-from store.readers.logs.line_filter import LINE_BYTES, LineFilter, WindowLines, begin_of_line, end_of_line
+from store.readers.logs.line_filter import (
+    LONG_LINE_BYTES,
+    LineFilter,
+    WindowLines,
+    begin_of_line,
+    end_of_line,
+)
 from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import CHUNK_BYTES, is_endless, plain_chunks, windows
-from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
+from store.readers.logs.prefix import Prefix, clean, written_over
 from store.readers.logs.rules import Rule, continues, field_value, is_claim, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
 from store.readers.logs.timestamps import Clock
@@ -58,9 +63,6 @@ KEPT_OF_A_KIND = 40
 KEPT_LAST = 10
 """Number of newest exceptions kept in addition, since they show how the process ended."""
 MAX_EVENTS = 60_000
-MAX_PREFIXES = 16
-SAMPLE_BYTES = 64 << 10
-SAMPLE_LINES = 200
 LATER_LINES = 1_000
 """Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
 FINITE_STEPS = 3
@@ -69,11 +71,6 @@ HEADING_LINES = 40
 """Lines below a step heading that may hold its values."""
 ABOVE_LINES = 60
 """Lines above the last line of a traceback that may be its frames."""
-NEAR_LINES = 6
-"""Maximum lines between a traceback's first line and a frame, or between a frame and its last line."""
-_RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
-_TRACEBACK = "Traceback (most recent call last)"
-_LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 
 _AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file again")
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
@@ -100,7 +97,6 @@ class _Scan:
 
     def __init__(self, log: ReadLog, clock: Clock) -> None:
         self.log = log
-        self._clock = clock
         self._hits: Counter[bytes] = Counter()
         self._kept: Counter[tuple[Any, ...]] = Counter()
         self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
@@ -111,8 +107,7 @@ class _Scan:
         """Line numbers of new steps."""
         self._steps_before: dict[int, int] = {}
         """Number of steps read before each line with values."""
-        self._constant: list[re.Pattern[str]] = []
-        """Prefixes learned from this file, in addition to the known ones."""
+        self._prefixes = LearnedPrefixes(clock)
         self._starts = Starts()
         self._is_in_line = False
         self._filter = LineFilter(rules_by_literal()[0])
@@ -124,7 +119,9 @@ class _Scan:
             self.log.num_bytes += end
             return
         if not self.log.num_bytes:
-            self._learn(window)
+            lines = self._prefixes.learn(window)
+            self.log.printed |= self._prefixes.ranks
+            self._starts.learn(text[self._prefixes.read(text).length :] for text in lines)
         counted, at = self.log.num_lines, 0
         for begin, rules in sorted(self._lines(window, end).items()):
             counted += window.count(b"\n", at, begin)
@@ -142,6 +139,20 @@ class _Scan:
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
         """Return {offset of a line: rules with a literal in it}; None instead of a rule marks a line with a step."""
         found: dict[int, list[Rule | None]] = {}
+        if len(window) <= LONG_LINE_BYTES:  # compiling the automata would take longer than the search
+            literals, rules, index = rules_by_literal()
+            for place in index.held(window):
+                self._find(window, 0, end, literals[place], rules[place], found)
+            for literal in LITERALS:
+                self._find(window, 0, end, literal, None, found)
+        else:
+            self._filtered(window, end, found)
+        if self._starts.literal:
+            self._find(window, 0, end, self._starts.literal, _AGAIN, found)
+        return found
+
+    def _filtered(self, window: bytes, end: int, found: dict[int, list[Rule | None]]) -> None:
+        """Add the lines of a long window that contain a literal."""
         literals, rules, index = rules_by_literal()
         split = WindowLines(window, end)
         for first, last in self._filter.lines(split):
@@ -152,9 +163,6 @@ class _Scan:
             for literal in LITERALS:
                 if literal in line:
                     self._find(window, first, last, literal, None, found)
-        if self._starts.literal:
-            self._find(window, 0, end, self._starts.literal, _AGAIN, found)
-        return found
 
     def _find(
         self, window: bytes, first: int, last: int, literal: bytes, rule: Rule | None,
@@ -182,60 +190,18 @@ class _Scan:
         line_end = end_of_line(window, begin)
         text = clean(window[begin:line_end])
         if rules != [None]:
-            self._learn_from(window, begin, text)
-        prefix = read_prefix(text, self._clock, self._constant)
+            self._prefixes.learn_from(window, begin, text)
+        prefix = self._prefixes.read(text)
         whole = (text, prefix)
         if prefix.rank is None and (start := written_over(text, prefix.length)):
             self._bar(number, text[:start], prefix)
             text = text[start:]
-            prefix = replace(read_prefix(text, self._clock, self._constant), wall_ns=prefix.wall_ns)
+            prefix = replace(self._prefixes.read(text), wall_ns=prefix.wall_ns)
         for rule in sorted(most_specific(rules, window[begin:line_end]), key=lambda rule: rule is not None):
             if rule is None:
                 self._step(number, text, prefix)
             elif not rule.requires or rule.requires in text:
                 self._event(window, line_end, number, *(whole if rule.kind == "working" else (text, prefix)), rule)
-
-    def _learn(self, window: bytes) -> None:
-        """Learn the prefix that lines at both ends of the first window share."""
-        lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
-        texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
-        self.log.printed |= {rank for text in texts if (rank := read_prefix(text, self._clock).rank) is not None}
-        self._add(common_prefix([text[read_prefix(text, self._clock).length :].lstrip(" ") for text in texts]))
-        first = texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the other half of the sample is from the window's end
-        self._starts.learn(text[read_prefix(text, self._clock, self._constant).length :] for text in first)
-
-    def _learn_from(self, window: bytes, begin: int, text: str) -> None:
-        """Learn a prefix from a traceback: text before its first line also precedes its frames."""
-        if len(self._constant) >= MAX_PREFIXES:
-            return
-        at = text.find(_TRACEBACK)
-        place = end_of_line(window, begin) if at >= 0 else begin - 1
-        if at < 0 and not _LAST_LINE.search(text):
-            return
-        frame: str | None = None
-        for _ in range(NEAR_LINES):
-            if at >= 0:
-                first = place + 1
-                place = end_of_line(window, first) if first < len(window) else len(window)
-            else:
-                first = begin_of_line(window, place - 1) if place > 0 else 0
-                place, first = first - 1, first
-            if not 0 <= first < len(window):
-                break
-            near = clean(window[first : end_of_line(window, first)])
-            if match := FRAME.search(near):
-                frame = near[: match.start()]
-                break
-        if frame is None:
-            return
-        known = read_prefix(frame, self._clock, self._constant).length
-        before = frame[known:].lstrip(" ")
-        rank = _RANK_PART.search(before)  # not part of the prefix of all lines
-        self._add(prefix_before(before, rank.start() if rank else len(frame)))
-
-    def _add(self, pattern: re.Pattern[str] | None) -> None:
-        if pattern is not None and all(pattern.pattern != one.pattern for one in self._constant):
-            self._constant.append(pattern)
 
     def _bar(self, number: int, text: str, prefix: Prefix) -> None:
         """Read a progress bar at the start of a line that continues with another message."""
@@ -315,7 +281,7 @@ class _Scan:
         if rule.role == "numerics":
             self._steps_before[number] = len(self.log.steps)
         # The level in a log collector's prefix is not the level of the message.
-        is_collected = any("DEBUG" in one.pattern for one in self._constant) and "WARN" not in text[: prefix.length]
+        is_collected = self._prefixes.hold_levels and "WARN" not in text[: prefix.length]
         if continues(text, prefix.length if is_collected else 0, rule):
             fields.setdefault("is_warning", 1)
         event = LogEvent(
@@ -378,7 +344,7 @@ class _Scan:
                 return
             begin, end = begin_of_line(window, begin - 1), begin - 1
             text = clean(window[begin:end])
-            prefix = read_prefix(text, self._clock, self._constant)
+            prefix = self._prefixes.read(text)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
 
@@ -389,7 +355,7 @@ class _Scan:
                 return
             at = end_of_line(window, begin)
             text = clean(window[begin:at])
-            prefix = read_prefix(text, self._clock, self._constant)
+            prefix = self._prefixes.read(text)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
 

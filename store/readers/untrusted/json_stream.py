@@ -57,6 +57,8 @@ class _Text:
 
     def peek(self) -> str:
         """Next non-blank character, without consuming it; "" at the end."""
+        if self.at < len(self.text) and (char := self.text[self.at]) not in " \t\r\n":
+            return char
         skipped = 0
         while True:
             found = _SPACE.match(self.text, self.at)
