@@ -224,6 +224,10 @@ _HINT_AFTER = re.compile(
 )
 _QUESTION = re.compile(r"\b(?:how|what|why|where|which|does|do|is|can)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z\"'`(])")
+_KERNEL = re.compile(
+    r"\[ *\d{1,9}\.\d{6}\]|\bkernel:|^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} +\d+ [\d:]{8} 20\d\d\]"
+)
+"""Prefix of a line of the kernel's log: dmesg, syslog, `dmesg -T`."""
 _CODE = re.compile(
     r"\s*(?:\d+\s+)?(?:#\s?(?!Out of bounds )[A-Za-z]|//|/\*|"
     r"(?:except|elif|if|while|for|with|def|class)\b.*:\s*(?:#.*|\w[\w.]*\(.*|\w+ = .*)?$|"
@@ -258,6 +262,8 @@ def is_claim(text: str, begin: int, rule: Rule) -> bool:
     False if the literal is part of a condition, advice, a question, a denial, a count of zero, a setting or source
     code. Only the sentence with the literal is examined.
     """
+    if rule.kind == "error_line" and _KERNEL.search(text[:begin]):
+        return False  # a driver's error, after which it continues: programs do not write to the kernel's log
     if rule.role not in _CLAIMS or rule.block not in ("", "raised", "terminate"):
         return True
     places = [(at, len(literal)) for literal in (one.decode() for one in rule.literals)
