@@ -69,7 +69,9 @@ class MemoryStore(Closing):
 
     def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows. Missing columns are NULL, a missing `attempt` is 0."""
-        columns = store_columns(TABLES[table])
+        named = {name for row in rows for name in row} | {"attempt"}
+        columns = [column for column in store_columns(TABLES[table]) if column.name in named]
+        names = ", ".join(quoted(column.name) for column in columns)
         self._filled.add(table)
         for first in range(0, len(rows), BATCH_ROWS):
             batch = rows[first : first + BATCH_ROWS]
@@ -80,7 +82,7 @@ class MemoryStore(Closing):
             self._connection.register("batch_rows", arrays)
             try:
                 with interruptible():
-                    self._connection.execute(f"INSERT INTO {quoted(table)} SELECT {picked} FROM batch_rows")
+                    self._connection.execute(f"INSERT INTO {quoted(table)} ({names}) SELECT {picked} FROM batch_rows")
             finally:
                 self._connection.unregister("batch_rows")
 

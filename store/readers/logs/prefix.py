@@ -108,7 +108,7 @@ def clean(line: bytes) -> str:
     text = line.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    return _CONTROL.sub("", text)
+    return text if text.isprintable() else _CONTROL.sub("", text)
 
 
 def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = ()) -> Prefix:

@@ -21,6 +21,7 @@ from tests.analyzers.evidence import test_programs as programs
 from tests.analyzers.evidence.test_device_reports import LINKS, NPUS
 from tests.analyzers.evidence.test_gpu_tables import GPU, table
 from tests.analyzers.evidence.test_pods import PODS
+from tests.analyzers.evidence.test_rocm_smi import AMD_TABLE, TITLE
 from tests.probes.profiling.played_memory import PlayedMemory
 from tests.store.readers.test_execution_trace import trace
 from tests.store.readers.test_inspector import line
@@ -97,6 +98,7 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "nvidia_smi_query": {"smi.txt": "==============NVSMI LOG==============\n\nAttached GPUs : 0\n"},
     "nvidia_smi_table": {"smi.txt": table(GPU, GPU)},
     "nvidia_smi_nvlink": {"links.txt": LINKS.format("26.562 GB/s")},
+    "rocm_smi": {"rocm.txt": f"{TITLE}{AMD_TABLE}"},
     "npu_smi": {"npus.txt": NPUS.format(health="OK")},
     "gpu_scrape": {"metrics.prom": 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 40\n'},
     "kubectl_get": {"pods.txt": PODS.format("Running", "Running")},

@@ -68,6 +68,8 @@ def test_the_name_of_a_file_comes_first() -> None:
         ("nvidia-smi-q-gpu-03.txt", "gpu-03"),
         ("dcgmi-diag-gpu-03.json", "gpu-03"),
         ("npu-smi-npu-04.txt", "npu-04"),
+        ("rocm-smi.txt", None),
+        ("rocm-smi-gpu-04.txt", "gpu-04"),
         ("dmesg-node-a.txt", "node-a"),
         ("kern-dgx01.log.gz", "dgx01"),
     ],
