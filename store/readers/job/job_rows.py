@@ -56,6 +56,7 @@ def read_lines(files: JobFiles, progress: Progress) -> LineRows:
         )
         done += path.stat().st_size
         logs.append(log)
+    _in_one_year(logs)
     logs += [read_ras(path) for path in files.by_format["ras"]]
     for log in logs:
         for problem in ([log.problem] if log.problem else []) + log.given_up:
@@ -70,3 +71,14 @@ def read_lines(files: JobFiles, progress: Progress) -> LineRows:
         stacks=files.programs.stacks(),
         num_plugin_events=len(of_plugins),
     )
+
+
+def _in_one_year(logs: list[ReadLog]) -> None:
+    """Read logs again whose times state no year, if the year that the file or the job's other files state is another
+    than that of the file's last change: copying a file changes that.
+    """
+    of_job = {year for log in logs for year in log.years}
+    for place, log in enumerate(logs):
+        stated = log.years - {None} or of_job - {None}
+        if None in log.years and len(stated) == 1 and log.year not in stated:
+            logs[place] = read_log(log.path, year=next(iter(stated)))

@@ -62,6 +62,10 @@ class ReadLog:
     tail: bytes = b""
     """Last bytes of the file."""
     given_up: list[str] = field(default_factory=list)
+    year: int = 0
+    """Year of times that state none."""
+    years: set[int | None] = field(default_factory=set)
+    """Years that its times state; None if some state none."""
     problem: str = ""
     unjudged: str = ""
     """What a file without a failure leaves undecided; empty for a text log, whose last lines show how far it goes."""

@@ -77,10 +77,13 @@ _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 """Roles of lines that may report a program's end, as does "finished"."""
 
 
-def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> ReadLog:
-    """Read one log. `progress` is called with the bytes done so far. No content raises an error."""
-    year = time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
-    scan = _Scan(ReadLog(path=path, rank=rank_of_log(path)), Clock(year=year))
+def read_log(path: Path, *, year: int | None = None, progress: Callable[[int], None] | None = None) -> ReadLog:
+    """Read one log. `year`: of times that state none, else that of the file's last change. `progress` is called with
+    the bytes done so far. No content raises an error.
+    """
+    year = year or time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
+    clock = Clock(year=year)
+    scan = _Scan(ReadLog(path=path, rank=rank_of_log(path), year=year, years=clock.years), clock)
     try:
         for window, end in windows(plain_chunks(unpacked(path, MAX_UNPACKED_BYTES))):
             scan.take(window, end)

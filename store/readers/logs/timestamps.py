@@ -9,7 +9,7 @@ A time without a zone is taken as UTC: only order and distance of lines are used
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache
 
@@ -47,6 +47,8 @@ class Clock:
     """Parses times. `year` (that of the file's last change) is used for forms without a year."""
 
     year: int
+    years: set[int | None] = field(default_factory=set)
+    """Years that the times stated; None if some stated none."""
 
     def read(self, text: str) -> Stamp | None:
         """Parse the time at the start of the text."""
@@ -62,8 +64,10 @@ class Clock:
 
     def _wall_ns(self, match: re.Match[str]) -> int | None:
         parts = match.groupdict()
+        stated = parts.get("year")
+        self.years.add(int(stated) % 100 + 2000 if stated else None)
         month = parts.get("name") or parts.get("month") or ""
-        second = _second(parts.get("year") or str(self.year), month, parts["day"], parts["hour"], parts["minute"],
+        second = _second(stated or str(self.year), month, parts["day"], parts["hour"], parts["minute"],
                          parts["second"], parts.get("zone") or "")  # fmt: skip
         fraction = (parts.get("fraction") or "").ljust(9, "0")[:9]
         return None if second is None else second * 10**9 + int(fraction)
