@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from store.readers.logs.line_filter import LONG_LINE_BYTES
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.plain_text import CHUNK_BYTES
 from store.readers.logs.prefix import clean, read_prefix
@@ -193,3 +194,20 @@ def test_each_rule_names_the_source_of_its_wording() -> None:
     rules = load_rules()
     assert len(rules) > 50
     assert all(rule.source for rule in rules)
+
+
+def test_lines_of_a_short_log_are_those_that_the_automata_find_in_a_long_one(tmp_path: Path) -> None:
+    chooser = random.Random(11)
+    words = [literal.decode() for rule in load_rules() for literal in rule.literals]
+    lines = [f"[rank{chooser.randrange(4)}]: {' '.join(chooser.choices(words, k=2))} 7" for _ in range(400)]
+    lines += [f"[rank1]: step: {step} loss: {3 - step / 100:.2f}" for step in range(40)]
+    chooser.shuffle(lines)
+    text = "\n".join(lines) + "\n"
+    assert len(text) < LONG_LINE_BYTES
+    short = read(tmp_path, text)
+    long = read(tmp_path, text + "nothing to see on this line\n" * (LONG_LINE_BYTES // 20))
+    assert len(short.events) > 200
+    assert [(one.kind, one.line, one.rank) for one in short.events] == [
+        (one.kind, one.line, one.rank) for one in long.events
+    ]
+    assert [step.step_line for step in short.steps] == [step.step_line for step in long.steps]
