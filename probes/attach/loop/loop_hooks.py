@@ -320,7 +320,7 @@ class LoopPhases:
             return real(*args, **kwargs)  # on the meta device nothing is computed: operations are counted
         try:
             self._trains(() if self.leader else self.models() or self._updates.trained_leaves)
-            self._losses.backward(args[0] if args else kwargs.get("tensors"))
+            self._losses.backward(*args, **kwargs)
             self.in_eval_mode.passed()
             self.enter("backward", self._microbatch)
         except Exception as error:

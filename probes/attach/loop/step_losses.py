@@ -4,7 +4,7 @@ embedding.
     losses.watch(model)
     losses.began()                       # a step has begun
     losses.forward(model, args, kwargs)  # the model is called
-    losses.backward(root)                # loss.backward()
+    losses.backward(root)                # torch.autograd.backward(root), which loss.backward() calls
     losses.log(loss=..., tokens=...)     # the loop logs its own
     losses.settle()                      # the step ends: write what is known
 
@@ -12,7 +12,8 @@ Several backward passes in a step, each with its own forward pass, are micro-bat
 their number, the step's loss is their sum, else their mean. The autograd graph shows the factor of each loss: the loop
 divides if the factors add up to at most 1, or if each is at most 1 / number of passes. Several losses of one forward
 pass are parts of one loss, and are summed. They belong to one pass if no forward pass lies between their backward
-passes, or if no model was called twice, as where a backbone and a head per task are separate models.
+passes, or if no model was called twice, as where a backbone and a head per task are separate models. A loop that calls
+`model.forward` shows no forward pass: there a backward pass that frees its graph is the last one of its forward pass.
 
 Passes with different weights, as in sharpness-aware minimization and line searches, are not micro-batches: a NaN
 gradient in the first pass makes the weights NaN for the second, and with them its loss. So the first loss and the
@@ -65,6 +66,7 @@ class StepLosses:
         self._unseen = 0  # 1 if the first backward pass came without a forward pass
         self._groups = 0  # of backward passes without a forward pass in between
         self._follows_forward = True
+        self._keeps_graph = False
         self._has_scale = False
         self._tokens = 0
         self._padded: int | Tensor = 0
@@ -101,15 +103,24 @@ class StepLosses:
             with failing_open("attach.weights"):
                 self._largest_weight = _largest_weight(model)
 
-    def backward(self, root: Any) -> None:
-        """Note a backward pass; `root` is the tensor on which the loop called it."""
+    def backward(
+        self,
+        tensors: Any = None,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        **unused: Any,
+    ) -> None:
+        """Note a backward pass, with the arguments of `torch.autograd.backward`."""
+        root = tensors
         if not isinstance(root, Tensor) or root.numel() != 1:
             return
         if not self._losses:  # its forward pass may have been counted for the step before
             self._unseen = 0 if self._forwards else 1
-        if self._follows_forward or not self._losses:
+        if self._follows_forward or not self._losses or not (self._forwards or self._keeps_graph):
             self._groups += 1
         self._follows_forward = False
+        self._keeps_graph = create_graph if retain_graph is None else retain_graph
         loss = self._scaling.unscaled(root)
         factor = abs(_factor(root) if loss is root else _factor_behind(root))
         if loss is root and self._is_scale(factor):
@@ -176,7 +187,7 @@ class StepLosses:
         total: float | Tensor = sum(self._losses[1:], self._losses[0])
         if self._largest_weight is not None:
             return self._losses[0] + 0.0 * total  # NaN if a later one is
-        passes = min(self._groups, self._unseen + max(self._forwards.values(), default=0))
+        passes = min(self._groups, self._unseen + max(self._forwards.values(), default=self._groups))
         least = min(sum(self._factors), passes * max(self._factors))
         return total if passes < 2 or least <= 1 + _SAME else total / passes
 

@@ -26,7 +26,13 @@ _INTEGERS = (torch.int64, torch.int32)
 
 def looks_up_tokens(model: nn.Module) -> bool:
     """Return True if it has an embedding."""
-    return any(isinstance(part, nn.Embedding) for part in model.modules())
+    return any(map(_is_table, model.modules()))
+
+
+def _is_table(part: nn.Module) -> bool:
+    """Return True for torch's embedding, and for classes named after it that hold a table: Megatron's and others."""
+    table = part._parameters.get("weight")
+    return isinstance(part, nn.Embedding) or ("Embedding" in type(part).__name__ and table is not None and table.dim() == 2)
 
 
 def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
@@ -65,7 +71,7 @@ def flops_per_token(model: nn.Module) -> int | None:
     """
     if not looks_up_tokens(model):
         return None
-    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    looked_up = {id(part.weight) for part in model.modules() if _is_table(part)}
     multiplied = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
     weights = sum(
         parameter.numel()

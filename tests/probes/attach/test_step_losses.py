@@ -95,9 +95,34 @@ def two_losses_of_micro_batches(tasks: Tasks) -> float:
     return sum(found) / 2
 
 
+def micro_batches_without_hooks(tasks: Tasks) -> float:
+    """Four micro-batches through `forward`, as stages of a pipeline are called: no hook sees the model."""
+    found = []
+    for _ in range(4):
+        loss = tasks.backbone.forward(torch.randn(2, 4)).square().mean()
+        loss.backward()
+        found.append(loss.item())
+    return sum(found) / 4
+
+
+def two_losses_without_hooks(tasks: Tasks) -> float:
+    """Two micro-batches of two losses each, through `forward`."""
+    found = []
+    for _ in range(2):
+        out = tasks.backbone.forward(torch.randn(2, 4))
+        for loss, keeps in ((out.square().mean(), True), (out.abs().mean(), False)):
+            loss.backward(retain_graph=keeps)
+            found.append(loss.item())
+    return sum(found) / 2
+
+
 @pytest.mark.parametrize(
-    "step", [heads_first, heads_in_turn, two_views, weighted, by_tokens, two_losses_of_micro_batches]
-)
+    "step",
+    [
+        heads_first, heads_in_turn, two_views, weighted, by_tokens, two_losses_of_micro_batches,
+        micro_batches_without_hooks, two_losses_without_hooks,
+    ],
+)  # fmt: skip
 def test_losses_of_one_pass_add_up_and_those_of_micro_batches_are_averaged(
     step: Callable[[Tasks], float], tmp_path: Path
 ) -> None:

@@ -38,6 +38,26 @@ def test_operations_are_six_a_weight_that_multiplies_each_token(tied: bool) -> N
     assert flops_per_token(nn.Linear(4, 4)) is None  # no language model
 
 
+class TableEmbedding(nn.Module):
+    """As projects that split the vocabulary, or initialise it their own way, write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(VOCABULARY, DIM))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, self.weight)
+
+
+def test_an_embedding_of_the_models_own_looks_up_tokens() -> None:
+    model = Language()
+    model.embedding = TableEmbedding()  # type: ignore[assignment]
+    assert flops_per_token(model) == flops_per_token(Language())
+    rotary = nn.Linear(4, 4)
+    rotary.embedding = type("RotaryEmbedding", (nn.Module,), {})()
+    assert flops_per_token(rotary) is None
+
+
 def test_tokens_are_the_ids_and_no_other_tensor() -> None:
     ids, images = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 3, 4, 4)
     assert num_tokens((ids,), {}) == num_tokens((), {"input_ids": ids}) == num_tokens(({"input_ids": ids},), {}) == 10
