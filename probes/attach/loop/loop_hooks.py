@@ -11,8 +11,8 @@ next one. `optimizer.step` marks the boundary: several backward passes before it
 evaluation after it still belongs to that step (`fetches`). With several optimizers, one of them leads (`updates`).
 
     data        a batch is fetched from a `torch.utils.data.DataLoader`
-    forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`, as is
-                a call of a copy or a part of it between updates (`evaluations`)
+    forward     the model is called with gradients on, or without them in training mode before the step's update; other
+                calls are `evaluate`, as is a call of a copy or a part of it between updates (`evaluations`)
     backward    `loss.backward()`; the scalar it is called on counts as the loss if none is logged
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
@@ -300,7 +300,8 @@ class LoopPhases:
                 self.enter("forward", self._microbatch)
             elif not self._open.keys() & _ACTS:
                 self._fetches.fed(trains=False)
-                self.enter("evaluate")
+                is_before_update = module.training and self._in_step and not self._taken_ns
+                self.enter("forward" if is_before_update else "evaluate")
         except Exception as error:
             record_error("attach.forward", error)
 

@@ -116,6 +116,30 @@ def test_a_teacher_within_a_step_is_no_evaluation(tmp_path: Path) -> None:
     assert steps(tmp_path / "run") == [(step, False, True) for step in range(1, 5)]
 
 
+def test_a_pass_without_gradients_in_training_mode_is_training_until_the_update(tmp_path: Path) -> None:
+    """Contrastive models cache features of all micro-batches so; here the loop also measures its loss so afterwards."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    for _ in range(3):
+        batches = [torch.ones(2, 4), torch.zeros(2, 4)]
+        optimizer.zero_grad()
+        for place, (x,) in enumerate(DataLoader(TensorDataset(torch.cat(batches)), batch_size=2)):
+            batches[place] = x
+            with torch.no_grad():
+                model(x)
+        for x in batches:
+            model(x).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(batches[0])
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        found = store.rows("SELECT step, kind, count(*) FROM spans GROUP BY 1, 2 ORDER BY 1, 2")
+    kinds = {"backward": 2, "evaluate": 1, "forward": 4, "optimizer": 1}
+    assert [row for row in found if row[1] in kinds] == [(step, *one) for step in (1, 2, 3) for one in kinds.items()]
+
+
 def test_an_evaluation_that_raises_raises_its_own_error(tmp_path: Path) -> None:
     class Broken(Task):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
