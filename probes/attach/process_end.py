@@ -31,7 +31,7 @@ from ..profiling.memory_snapshots import record_exception
 from ..recorder import Recorder
 from ..tape import event_kinds
 from ..tape.run_facts import described, package_of_program
-from .loop.update_line import Lines, lines_of_error, lines_of_stack
+from .loop.update_line import Frames, frames_of_error, frames_of_stack
 from .patching.replaced import replaced
 
 __all__ = ["EXIT_TYPE", "ProcessEnd", "without_our_frames"]
@@ -60,8 +60,8 @@ class ProcessEnd:
         self._printed: tuple[int, dict[str, Any]] | None = None  # the same, of an exception that the script printed
         self.is_of_rank: Callable[[], bool] = lambda: True
         """True if this process is a rank: not where the script has started the ranks itself."""
-        self.at_failure: Callable[[Lines], object] = lambda lines: None
-        """Called with the stack lines of an error or exit before its step is determined."""
+        self.at_failure: Callable[[Frames], object] = lambda frames: None
+        """Called with the frames of an error or exit before its step is determined."""
         self.reason: tuple[str, int] = ("finished", 0)
         """Reason and exit code of the run's end on this node."""
 
@@ -109,7 +109,7 @@ class ProcessEnd:
                 if _follows_interrupt(error):
                     self._interrupted()
                 elif message := _failure(error.code):
-                    self.at_failure(lines_of_error(error))
+                    self.at_failure(frames_of_error(error))
                     stack = "".join(traceback.format_exception(error))
                     fields = _exit_fields(message, stack, error.code, error.__context__)
                     self._record(fields | {"phase": self._recorder.phase_of(error)})
@@ -127,7 +127,7 @@ class ProcessEnd:
     def _record_exception(self, error: BaseException) -> None:
         if self._is_on and self.is_of_rank():
             self._died = True
-            self.at_failure(lines_of_error(error))
+            self.at_failure(frames_of_error(error))
             record_exception(self._recorder, error)
 
     def _interrupted(self) -> None:
@@ -165,7 +165,7 @@ class ProcessEnd:
         with failing_open("attach.exit"):
             message = _failure(code)
             if message:
-                self.at_failure(lines_of_stack(sys._getframe(2)))
+                self.at_failure(frames_of_stack(sys._getframe(2)))
             stack = "Traceback (most recent call last):\n" + "".join(traceback.format_stack(sys._getframe(2)))
             fields = _exit_fields(message, f"{stack}{EXIT_TYPE}: {message}\n", code, sys.exception())
             step, printed = self._printed or (-1, {})

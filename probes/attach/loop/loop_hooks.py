@@ -54,7 +54,7 @@ from .step_losses import StepLosses
 from .step_method import around_step
 from .step_norms import StepNorms
 from .trl_phases import TrlPhases
-from .update_line import Lines, UpdateLine
+from .update_line import Frames, UpdateLine
 from .updates import Updates, parameters_of, unwrapped
 
 __all__ = ["LoopPhases"]
@@ -225,11 +225,11 @@ class LoopPhases:
         self.begin()
         self._fetches.fed(trains=True)
 
-    def failed(self, lines: Lines) -> None:
-        """Note an exception at these lines of the loop; it counts for the next step if they show that it had begun."""
-        if self._in_step and self._taken_ns and not self._open and self._update_line.is_followed_by(lines):
+    def failed(self, frames: Frames) -> None:
+        """Note an exception in these frames; it counts for the next step if their lines show that it had begun."""
+        if self._in_step and self._taken_ns and not self._open and self._update_line.is_followed_by(frames):
             self.begin()
-        self._losses.failed()
+        self._losses.failed(frames)
 
     def end(self, end_ns: int = 0) -> None:
         """Complete the current step, if there is one."""

@@ -40,6 +40,7 @@ from ...torch_compat import foreach_norm
 from .living import Living
 from .loss_scaling import LossScaling
 from .tokens import looks_up_tokens, num_padded, num_tokens
+from .update_line import Frames
 
 __all__ = ["FIRST_LOSS", "LARGEST_WEIGHT", "MEASURED", "StepLosses"]
 
@@ -52,6 +53,7 @@ MIN_SCALE = 128.0
 """Least loss scale that a loop begins with; those in use are 128 to 2^32."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
+_OTHER_LOSSES = frozenset(("val", "valid", "validation", "eval", "test", "best"))
 
 
 class StepLosses:
@@ -175,13 +177,17 @@ class StepLosses:
         self._losses.clear()
         self._factors.clear()
 
-    def failed(self) -> None:
-        """Write the loss of a step that an exception or exit ends: a loop that raises at a NaN has it already.
-
-        A loss on a device is not read, since that could block forever.
+    def failed(self, frames: Frames) -> None:
+        """Write the loss of a step that an exception or exit ends: a loop that stops at a NaN has it already, often
+        before the backward pass and in a variable. A loss on a device is not read, since that could block forever.
         """
-        if self._losses and isinstance(loss := self._loss(), float):
-            self._values.put_in_open_step(local_loss=loss, **({} if "loss" in self._logged else {"loss": loss}))
+        loss = self._loss() if self._losses else None
+        columns = {"loss": loss, "local_loss": loss} if isinstance(loss, float) else {}
+        columns |= _bad_loss_in(frames[-1][0].f_locals) if frames else {}
+        if "loss" in self._logged:
+            columns.pop("loss", None)
+        if columns:
+            self._values.put_in_open_step(**columns)
 
     def _loss(self) -> float | Tensor:
         total: float | Tensor = sum(self._losses[1:], self._losses[0])
@@ -190,6 +196,17 @@ class StepLosses:
         passes = min(self._groups, self._unseen + max(self._forwards.values(), default=self._groups))
         least = min(sum(self._factors), passes * max(self._factors))
         return total if passes < 2 or least <= 1 + _SAME else total / passes
+
+
+def _bad_loss_in(variables: Mapping[str, Any]) -> dict[str, float]:
+    """Columns of a loss that is NaN or Inf in these variables: of this rank if it has a gradient, else perhaps of all
+    (the loop may have reduced it). A number that is Inf may only be the start of a minimum."""
+    words = {name: set(name.lower().split("_")) for name in variables if "loss" in name.lower()}
+    named = [variables[name] for name, parts in words.items() if not parts & _OTHER_LOSSES]
+    own = [one for one in named if type(one) is Tensor and one.requires_grad and one.is_cpu and one.numel() == 1]
+    if not all(math.isfinite(one.item()) for one in own):
+        return {"loss": math.nan, "local_loss": math.nan}
+    return {"loss": math.nan} if any(isinstance(one, float) and math.isnan(one) for one in named) else {}
 
 
 def _largest_weight(model: nn.Module) -> Tensor | None:

@@ -31,8 +31,8 @@ def looks_up_tokens(model: nn.Module) -> bool:
 
 def _is_table(part: nn.Module) -> bool:
     """Return True for torch's embedding, and for classes named after it that hold a table: Megatron's and others."""
-    table = part._parameters.get("weight")
-    return isinstance(part, nn.Embedding) or ("Embedding" in type(part).__name__ and table is not None and table.dim() == 2)
+    weight = part._parameters.get("weight") if "Embedding" in type(part).__name__ else None
+    return isinstance(part, nn.Embedding) or (weight is not None and weight.dim() == 2)
 
 
 def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:

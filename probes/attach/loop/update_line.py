@@ -3,7 +3,7 @@
     update = UpdateLine()
     update.made(sys._getframe())              # in the hook of the optimizer's step
     ...
-    update.is_followed_by(lines_of_error(error))
+    update.is_followed_by(frames_of_error(error))
 
 Between an update and the next thing recorded lie the end of one iteration and the start of the next: a loop that makes
 its batches by itself shows nothing in between. In the function in which the stacks of the error and of the update
@@ -15,30 +15,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
-__all__ = ["Lines", "UpdateLine", "lines_of_error", "lines_of_stack"]
+__all__ = ["Frames", "UpdateLine", "frames_of_error", "frames_of_stack"]
 
-Lines = Sequence[tuple[CodeType, int]]
-"""Function and line of each frame, outermost first."""
+Frames = Sequence[tuple[FrameType, int]]
+"""Frames with their lines, outermost first."""
 
 
-def lines_of_stack(frame: FrameType | None) -> Lines:
-    """Current lines of `frame` and of the functions that called it."""
+def frames_of_stack(frame: FrameType | None) -> Frames:
+    """`frame` and those of the functions that called it, with their current lines."""
     found = []
     while frame is not None:
-        found.append((frame.f_code, frame.f_lineno))
+        found.append((frame, frame.f_lineno))
         frame = frame.f_back
     return found[::-1]
 
 
-def lines_of_error(error: BaseException) -> Lines:
-    """Lines of the traceback of an error; of the first one, if it was raised from or while another was handled."""
+def frames_of_error(error: BaseException) -> Frames:
+    """Frames of the traceback of an error; of the first one, if it was raised from or while another was handled."""
     seen: set[int] = set()
     while (earlier := error.__cause__ or error.__context__) is not None and id(error) not in seen:
         seen.add(id(error))
         error = earlier
     found, trace = [], error.__traceback__
     while trace is not None:
-        found.append((trace.tb_frame.f_code, trace.tb_lineno))
+        found.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     return found
 
@@ -47,14 +47,15 @@ class UpdateLine:
     """Stack of the loop's newest update."""
 
     def __init__(self) -> None:
-        self._lines: Lines = ()
+        self._lines: Sequence[tuple[CodeType, int]] = ()  # no frames: they would keep their variables
 
     def made(self, frame: FrameType | None) -> None:
         """An update was made in this frame."""
-        self._lines = lines_of_stack(frame)
+        self._lines = _codes(frames_of_stack(frame))
 
-    def is_followed_by(self, lines: Lines) -> bool:
-        """Return True if an error with these lines, raised after the update, is of the iteration after it."""
+    def is_followed_by(self, frames: Frames) -> bool:
+        """Return True if an error with these frames, raised after the update, is of the iteration after it."""
+        lines = _codes(frames)
         known = [code for code, _ in self._lines]
         begin = next((i for i, (code, _) in enumerate(lines) if code in known), len(lines))
         if begin == len(lines):
@@ -66,3 +67,7 @@ class UpdateLine:
             if line != updated_at:
                 return line < updated_at
         return False
+
+
+def _codes(frames: Frames) -> Sequence[tuple[CodeType, int]]:
+    return [(frame.f_code, line) for frame, line in frames]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,3 +234,47 @@ def test_the_loss_of_the_step_that_a_loop_refuses_is_kept(attached: tuple[Attach
     with Store.open(RunDir(handle.run_dir)) as store:
         rows = store.rows("SELECT step, isfinite(loss), isfinite(local_loss), duration_ns IS NULL FROM steps")
     assert rows == [*((step, True, True, False) for step in range(1, FAILS_AT)), (FAILS_AT, False, False, True)]
+
+
+def at_its_own_loss(parts: Parts) -> None:
+    for index in range(1, 16):
+        loss = parts.model(torch.full((4,), math.nan if index == FAILS_AT else 1.0)).square().mean()
+        if not math.isfinite(loss.item()):
+            sys.exit(1)
+        parts.update(torch.ones(4))
+
+
+def at_a_reduced_loss(parts: Parts) -> None:
+    """The loss of another rank is NaN, and that of all."""
+    for index in range(1, 16):
+        loss = parts.model(torch.ones(4)).square().mean()
+        loss_value = math.nan if index == FAILS_AT else loss.item()
+        assert math.isfinite(loss_value), "Loss is nan"
+        parts.update(torch.ones(4))
+
+
+def at_another_error(parts: Parts) -> None:
+    """The first minimum is Inf, and there was no validation."""
+    lowest_loss, val_loss = math.inf, math.nan
+    for index in range(1, 16):
+        loss = parts.model(torch.ones(4)).square().mean()
+        if index == FAILS_AT and (loss.item() < lowest_loss or val_loss < lowest_loss):
+            sys.exit(1)
+        parts.update(torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [(at_its_own_loss, (True, True)), (at_a_reduced_loss, (True, None)), (at_another_error, (None, None))],
+)
+def test_the_loss_at_which_a_loop_stops_before_its_backward_pass_is_kept(
+    loop: Callable[[Parts], None], expected: tuple[bool | None, bool | None], attached: tuple[Attached, Parts]
+) -> None:
+    handle, parts = attached
+    with pytest.raises((AssertionError, ValueError, SystemExit)) as raised:
+        loop(parts)
+    handle.end.left_by(raised.value)
+    assert handle.run_dir is not None
+    with Store.open(RunDir(handle.run_dir)) as store:
+        (row,) = store.rows(f"SELECT isnan(loss), isnan(local_loss) FROM steps WHERE step = {FAILS_AT}")
+    assert row == expected
