@@ -26,6 +26,8 @@ _NOTHING = nullcontext().__exit__
 _OUR_FRAMES = 3
 """Frames between `torch.jit.script` and its caller: `replaced`, `script_without_hooks` and `without_hooks`."""
 _DICTIONARIES = ("_forward_pre_hooks", "_forward_hooks")
+_FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+"""By the number of a hook, which another process gives to a hook of its own."""
 
 
 _hooked: WeakSet[nn.Module] = WeakSet()
@@ -51,9 +53,11 @@ class ModelHook:
 def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function with hooks of this class removed from all modules; models that it calls are not recorded."""
     taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for hooks in (getattr(module, name) for module in list(_hooked) for name in _DICTIONARIES):
-        ours = [number for number, hook in hooks.items() if isinstance(hook, ModelHook)]
-        if ours:
+    modules = list(_hooked)
+    kept = (getattr(module, name).items() for module in modules for name in _DICTIONARIES)
+    numbers = {number for items in kept for number, hook in items if isinstance(hook, ModelHook)}
+    for hooks in (getattr(module, name) for module in modules for name in (*_DICTIONARIES, *_FLAGS)):
+        if ours := hooks.keys() & numbers:
             taken.append((hooks, dict(hooks)))
             for number in ours:
                 del hooks[number]

@@ -74,6 +74,16 @@ def hooks_of(module: nn.Module) -> list[object]:
     return [] if isinstance(module, torch.jit.ScriptModule) else list(module._forward_hooks.values())
 
 
+def test_a_saved_model_has_no_flag_of_a_hook_that_is_not_saved(trained: nn.Module, tmp_path: Path) -> None:
+    """Another process may give its own hook that number: it would get keyword arguments."""
+    kept = dict(trained._forward_pre_hooks_with_kwargs)
+    loaded = saved(trained, tmp_path)
+    assert isinstance(loaded, nn.Module)
+    assert not loaded._forward_pre_hooks_with_kwargs
+    assert not loaded._forward_hooks_always_called
+    assert trained._forward_pre_hooks_with_kwargs == kept != {}
+
+
 @pytest.mark.parametrize("how", ["torch", "pickle"])
 def test_a_saved_model_loads_where_rankscope_is_not_installed(how: str, trained: nn.Module, tmp_path: Path) -> None:
     if how == "torch":
