@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from types import TracebackType
 
 __all__ = ["error_counts", "failing_open", "probes_disabled", "record_error"]
@@ -52,8 +53,9 @@ def record_error(place: str, error: BaseException) -> None:
     if broken:
         logger.warning("the device of this process failed and is not measured from here on: %s", broken[1])
         return
-    is_disk = isinstance(error, OSError) and error.errno in DISK_ERRNOS  # the message is sufficient
-    logger.warning("probe %s failed and is counted from here on: %s", place, error, exc_info=None if is_disk else error)
+    trace = None if isinstance(error, OSError) and error.errno in DISK_ERRNOS else error  # the message is sufficient
+    with suppress(Exception):  # tracebacks are written by `print`, which programs replace on all ranks but the first
+        logger.warning("probe %s failed and is counted from here on: %s", place, error, exc_info=trace)
 
 
 class failing_open:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import logging
 from collections import Counter
 
@@ -46,3 +48,17 @@ def test_other_errors_of_a_probe_keep_their_place_and_traceback(message: str, ca
     (record,) = caplog.records
     assert "probe gradients failed" in record.getMessage()
     assert record.exc_info
+
+
+def test_an_error_whose_traceback_cannot_be_written_does_not_reach_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contrastive learners silence all ranks but the first with a `print` that takes no `file`."""
+    handler = logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(fail_open.logger, "handlers", [handler])
+    monkeypatch.setattr(fail_open.logger, "propagate", False)
+
+    def silent(*unused: object) -> None:
+        return None
+
+    monkeypatch.setattr(builtins, "print", silent)
+    fail("gradients", "a bad shape")
+    assert fail_open.error_counts == {"gradients": 1}
