@@ -53,7 +53,7 @@ MIN_SCALE = 128.0
 """Least loss scale that a loop begins with; those in use are 128 to 2^32."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
-_OTHER_LOSSES = frozenset(("val", "valid", "validation", "eval", "test", "best"))
+_OTHER_LOSSES = frozenset(("val", "valid", "validation", "eval", "test", "best", "scaled"))
 
 
 class StepLosses:
