@@ -7,9 +7,9 @@ The analyses are those of the post-mortem, over the newest attempt and its last 
 what was reported. A finding is reported once, again if its status, cause or ranks change or it becomes more severe or
 twice as large, and a last time with status `ok` when it is over. Stragglers are checked less often than hangs.
 
-`standstill_findings` returns hangs and lost ranks, `plugin_findings` those of plug-ins, `record_findings` all others.
-`watch` calls the three in separate threads with separate sources, because the first must not wait for a store, and none
-may wait for a plug-in.
+`standstill_findings` and `ended_findings` return hangs and lost ranks, `plugin_findings` those of plug-ins,
+`record_findings` all others. `watch` calls them in three threads with separate sources, because the first two must not
+wait for a store, and none may wait for a plug-in.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analyzers.account.long_run import HISTORY_ROWS
 from analyzers.analysis import Analysis, our_analyses, plugin_analyses
 from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import SEVERITIES, Finding
@@ -29,7 +31,7 @@ from analyzers.hangs.stacks import StacksAtHang, roles_of
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.ends.restarts import restart_sentence
-from analyzers.run.findings.open_findings import may_last
+from analyzers.run.findings.open_findings import is_same_finding, may_last, reported_findings, why_closed
 from analyzers.run.live.digest import Digest, joined, joined_log
 from analyzers.run.live.stall_limits import killed_by_watch
 from analyzers.run.policy import StallPolicy
@@ -39,8 +41,8 @@ from analyzers.source import Source
 from probes.tape import event_kinds
 
 __all__ = [
-    "LivePolicy", "LiveState", "changed", "live_findings", "plugin_findings", "record_findings", "remembered",
-    "standstill_findings", "window_start",
+    "LivePolicy", "LiveState", "changed", "ended_findings", "live_findings", "plugin_findings", "record_findings",
+    "remembered", "standstill_findings", "window_start",
 ]  # fmt: skip
 
 _Judge = Callable[[], list[Finding]]
@@ -82,14 +84,16 @@ class LiveState:
     is_stopping: bool = False
     """True while the run is being stopped: no finding is reported as over."""
     ticks: int = 0
-    attempt: int | None = None
+    attempt: int = 0
     """All attempts before this one are completely reported."""
     newest: int | None = None
     """The newest attempt at the last call."""
-    judged: tuple[int, int] = (-1, 0)
-    """The newest attempt and its newest step at the last call."""
+    missed: int | None = None
+    """An attempt with steps before the first window of this state, while they are unjudged."""
+    judged: dict[int, int] = field(default_factory=dict)
+    """{attempt: its newest step when it was last judged}."""
     plugin_ticks: int = 0
-    plugins_judged: tuple[int, int] = (-1, 0)
+    plugins_judged: dict[int, int] = field(default_factory=dict)
     """Like `judged`, for the plug-ins' last call."""
     failures: dict[str, list[str]] = field(default_factory=dict)
     """{analysis or plug-in: reasons why it failed}, without repeats."""
@@ -116,8 +120,17 @@ def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[F
     return _judged(state, due, attempt=attempt)[0]
 
 
+def ended_findings(source: Source, state: LiveState, ended: Sequence[int]) -> list[Finding]:
+    """New findings on how attempts ended which newer ones followed; they only need the newest records of these."""
+    if not (known := attempts(source)):
+        return []
+    due: dict[tuple[str, ...], _Judge] = {("ended",): lambda: _ends(source, ended, known, state)}
+    return _judged(state, due, attempt=known[-1])[0]
+
+
 def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-    """New and changed findings of all other kinds, and those on how earlier attempts ended.
+    """New and changed findings of all other kinds, and those on earlier attempts that nobody has reported: how they
+    ended, and incidents in their last steps, or in all of their steps if no `watch` ran meanwhile.
 
     `num_ticks`: ticks since the last call, if calls are less frequent than ticks.
     """
@@ -126,25 +139,28 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     if not known:
         return []
     attempt = known[-1]
-    since_step, state.judged = _since_step(source, attempt, state.judged, state.policy)
-    scope = Scope(attempt=attempt, since_step=since_step, now_ns=now_ns, manifest=state.manifest)
+    scope = _live_scope(source, attempt, state, state.judged, now_ns)
     due: dict[tuple[str, ...], _Judge] = {}
     # A restart may be quicker than a tick: the end of an attempt must still be reported once the next one exists.
-    ended = [] if state.attempt is None else [one for one in known if state.attempt <= one < attempt]
+    ended = [one for one in known if state.attempt <= one < attempt]
     # Judge an ended attempt only at the next call. Records written while this call was reading are partly missing, and
     # without its last calls a rank that aborted in a mismatch would look like any lost rank.
-    is_new, state.newest = attempt != state.newest, attempt
-    if ended and not is_new:
-        due["ended",] = lambda: [
-            finding
-            for one in ended
-            for finding in _ended(source, one, known, state)
-            if finding.identity not in state.reported
-        ]
+    is_new, state.missed = (
+        attempt != state.newest,
+        attempt if state.newest is None and scope.since_step else state.missed,
+    )
+    state.newest = attempt
+    if not is_new:
+        if ended:
+            due["ended",] = lambda: _ends(source, ended, known, state)
+        missed = [] if state.missed is None or state.missed in ended else [state.missed]
+        due |= _incidents(source, [*ended, *missed], state, scope)
+        state.missed = None
     due |= _due(our_analyses(), source, scope, state.policy, ticks, state.ticks)
     news, judged = _judged(state, due, attempt=attempt)
     if "ended" in judged or not ended:
         state.attempt = attempt
+        state.judged = {attempt: state.judged[attempt]}
     return news
 
 
@@ -154,8 +170,7 @@ def plugin_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     if not (known := attempts(source)):
         return []
     attempt = known[-1]
-    since_step, state.plugins_judged = _since_step(source, attempt, state.plugins_judged, state.policy)
-    scope = Scope(attempt=attempt, since_step=since_step, now_ns=now_ns, manifest=state.manifest)
+    scope = _live_scope(source, attempt, state, state.plugins_judged, now_ns)
     due = _due(plugin_analyses(), source, scope, state.policy, ticks, state.plugin_ticks)
     return _judged(state, due, attempt=attempt)[0]
 
@@ -171,7 +186,7 @@ def _due(
     for analysis in analyses:
         if analysis.live == "each_tick" or (analysis.live == "periodic" and is_due):
             others = due.get(analysis.kinds)
-            one = _judge(analysis, source, scope)
+            one = partial(analysis.run, source, scope)
             due[analysis.kinds] = one if others is None else _both(others, one)
     return due
 
@@ -217,25 +232,19 @@ def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], 
     return {finding.identity: finding for finding in reported if finding is not None and finding.kind != "hang"}
 
 
-def _judge(analysis: Analysis, source: Source, scope: Scope) -> Callable[[], list[Finding]]:
-    return lambda: analysis.run(source, scope)
-
-
 def window_start(source: Source, attempt: int, window_steps: int) -> int:
     """First of the newest `window_steps` steps of an attempt."""
     return max(0, _newest_step(source, attempt) - window_steps)
 
 
-def _since_step(
-    source: Source, attempt: int, judged: tuple[int, int], policy: LivePolicy
-) -> tuple[int, tuple[int, int]]:
-    """Return the first step of the window, and the attempt and step that are judged now. The window reaches back from
-    the newest step of the last call, so that each step is judged with equally many steps before it, however many steps
-    there are between two calls.
+def _live_scope(source: Source, attempt: int, state: LiveState, judged: dict[int, int], now_ns: int) -> Scope:
+    """The window of the newest attempt, which is noted as judged. It reaches back from the newest step of the last
+    call, so that each step is judged with equally many steps before it, however many steps there are between two calls.
     """
     newest = _newest_step(source, attempt)
-    before = judged[1] if judged[0] == attempt else newest
-    return max(0, min(before, newest) - policy.window_steps), (attempt, newest)
+    before, judged[attempt] = judged.get(attempt, newest), newest
+    since_step = max(0, min(before, newest) - state.policy.window_steps)
+    return Scope(attempt=attempt, since_step=since_step, now_ns=now_ns, manifest=state.manifest)
 
 
 def _newest_step(source: Source, attempt: int) -> int:
@@ -264,6 +273,56 @@ def _stacks(source: Source, view: AttemptView, log: EventLog, state: LiveState) 
     if state.stacks_dir is None or max(taken_ns, default=0) <= view.last_ns or killed_by_watch(log, view.attempt):
         return None
     return StacksAtHang(state.stacks_dir, roles_of(source, view.attempt))
+
+
+def _ends(source: Source, ended: Sequence[int], known: Sequence[int], state: LiveState) -> list[Finding]:
+    return _unreported(source, [found for one in ended for found in _ended(source, one, known, state)], state)
+
+
+def _incidents(source: Source, unjudged: Sequence[int], state: LiveState, live: Scope) -> dict[tuple[str, ...], _Judge]:
+    """Analyses of what happened in attempts after they were last judged, or at all if they never were. What lasts is
+    left to the newest steps. Their names differ from those of the kinds, which are not judged for the newest attempt.
+    """
+    scopes = [
+        replace(
+            live,
+            attempt=one,
+            since_step=_since_step(source, one, state),
+            now_ns=None if one != live.attempt else live.now_ns,
+        )
+        for one in unjudged
+    ]
+    due: dict[tuple[str, ...], _Judge] = {}
+    for analysis in our_analyses() if scopes else ():
+        if analysis.live != "never" and not all(map(may_last, analysis.kinds)):
+            due[f"{analysis.kinds[0]} before the newest steps",] = partial(
+                _incidents_of, analysis, source, scopes, state
+            )
+    return due
+
+
+def _incidents_of(analysis: Analysis, source: Source, scopes: Sequence[Scope], state: LiveState) -> list[Finding]:
+    found = [one for scope in scopes for one in analysis.run(source, scope)]
+    judged = {scope.attempt for scope in scopes}
+    return _unreported(source, [one for one in found if one.attempt in judged and not may_last(one.kind)], state)
+
+
+def _since_step(source: Source, attempt: int, state: LiveState) -> int:
+    """First step to judge of what was missed; for a very long attempt not the first one."""
+    if attempt != state.missed and (before := state.judged.get(attempt)) is not None:
+        return max(0, before - state.policy.window_steps)
+    num_ranks = source.rows("SELECT count(DISTINCT rank) FROM ranks WHERE attempt = ?", [attempt])[0][0]
+    return window_start(source, attempt, HISTORY_ROWS // max(1, num_ranks))
+
+
+def _unreported(source: Source, found: Sequence[Finding], state: LiveState) -> list[Finding]:
+    """The findings that neither this nor another `watch` of the run has reported, as far as the source shows."""
+    if not (found := [one for one in found if one.status in ("fired", "suspect")]):
+        return []
+    with state.lock:
+        reports = [*state.reported.values()]
+    reports += reported_findings(source)
+    return [one for one in found if not any(is_same_finding(one, report) for report in reports)]
 
 
 def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState) -> list[Finding]:
@@ -295,20 +354,27 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     current = {finding.identity: finding for finding in found}
     for key, finding in current.items():
         before = state.reported.get(key)
-        if before is None or before.status == "ok" or changed(before, finding):
+        is_closed = bool(why_closed(finding, None))  # such as a loss that fell back
+        if before is not None and before.status != "ok" and is_closed and not why_closed(before, None):
+            news += [] if state.is_stopping else [_over(state, key, finding)]
+        elif before is None or (not is_closed if before.status == "ok" else changed(before, finding)):
             state.reported[key] = finding
             news.append(finding)
     if state.is_stopping:
         return news
-    # Only lasting kinds can be over; a death, a NaN or a spike cannot.
+    # Only lasting kinds are over when they are no longer found; a death, a NaN or a spike is not.
     for key, before in list(state.reported.items()):
         if not may_last(before.kind) or before.status == "ok" or key in current:
             continue
         if before.kind in judged and before.attempt in (None, attempt):
-            over = replace(before, status="ok", severity="info", summary=f"Over: {before.summary}")
-            state.reported[key] = over
-            news.append(over)
+            news.append(_over(state, key, before))
     return news
+
+
+def _over(state: LiveState, key: tuple[object, ...], finding: Finding) -> Finding:
+    over = replace(finding, status="ok", severity="info", summary=f"Over: {finding.summary}")
+    state.reported[key] = over
+    return over
 
 
 def changed(before: Finding, now: Finding) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.live import (
     LiveState,
+    ended_findings,
     plugin_findings,
     record_findings,
     remembered,
@@ -91,6 +92,10 @@ class LiveJudge:
     def standstill_findings(self, source: Source, now_ns: int) -> list[Finding]:
         """New and changed findings on hangs and lost ranks, from the newest records."""
         return standstill_findings(source, self._state, now_ns)
+
+    def ended_findings(self, source: Source, ended: Sequence[int]) -> list[Finding]:
+        """New findings on the ends of attempts that newer ones followed, from their newest records."""
+        return ended_findings(source, self._state, ended)
 
     def record_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
         """New and changed findings of other kinds, from the whole store. `num_ticks`: seconds since the last call."""

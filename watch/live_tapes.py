@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,15 @@ class LiveTapes:
         store = self._recent.read()
         self._recent_tick = self._ticks
         return store
+
+    @contextmanager
+    def source_since(self, attempt: int) -> Iterator[Store]:
+        """The newest records of an earlier attempt, which was seen to run, and of those after it, from every node with
+        tapes in the run's folder.
+        """
+        folders = NewestFolders(self._run, self.node_rank, since=attempt, all_nodes=True, with_health=True)
+        with RecentRecords(self._run, folders, anchor_ns=self._anchor_ns) as recent:
+            yield recent.read()
 
     def _is_of_this_boot(self) -> bool:
         """Return False if all ranks had ended before they were first seen: their records may be from an earlier boot,

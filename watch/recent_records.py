@@ -1,4 +1,4 @@
-"""The newest records of a run's newest attempt, held in memory to judge hangs independently of the store.
+"""The newest records of a run's newest attempts, held in memory to judge hangs and deaths independently of the store.
 
     with RecentRecords(run, NewestFolders(run, 0, with_health=True), anchor_ns=wall_minus_mono_ns) as recent:
         source = recent.read()          # a Store with the current content of the tapes; later calls add new records
@@ -82,24 +82,24 @@ class RecentRecords(Closing):
 
     def _current(self, new: NewEvents) -> NewEvents:
         """Without the events that concern an earlier attempt only: their number grows with the run."""
-        newest = self._folders.attempt
+        oldest = self._folders.oldest
 
         def is_past(event: dict[str, Any]) -> bool:
             attempt = event.get("attempt")
-            return isinstance(attempt, int) and attempt < newest and event["kind"] not in _LASTING
+            return isinstance(attempt, int) and attempt < oldest and event["kind"] not in _LASTING
 
         return replace(new, events=[event for event in new.events if not is_past(event)])
 
     def _by_this_clock(self, new: NewEvents) -> NewEvents:
-        """Events, with the times of this node's attempt derived from their monotonic clock."""
+        """Events, with the times of this node's attempts derived from their monotonic clock."""
         if self._anchor_ns is None or not self._folders.is_own(new.folder):
             return new
-        newest = self._folders.attempt
-        return replace(new, events=[self._moved(event, newest) for event in new.events])
+        oldest = self._folders.oldest
+        return replace(new, events=[self._moved(event, oldest) for event in new.events])
 
-    def _moved(self, event: dict[str, Any], newest: int) -> dict[str, Any]:
-        mono_ns = event.get("mono_ns")
-        if not isinstance(mono_ns, int) or event.get("attempt") != newest:
+    def _moved(self, event: dict[str, Any], oldest: int) -> dict[str, Any]:
+        mono_ns, attempt = event.get("mono_ns"), event.get("attempt")
+        if not isinstance(mono_ns, int) or not isinstance(attempt, int) or attempt < oldest:
             return event  # of an earlier attempt: maybe of another boot, whose monotonic clock was another
         return event | {"wall_ns": mono_ns + (self._anchor_ns or 0)}
 

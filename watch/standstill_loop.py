@@ -2,7 +2,8 @@
 
 1. Poll this node's tapes and events (`watch.live_tapes`), the launcher, and the ranks' processes in /proc.
 2. With several nodes, send a digest of this node's ranks, or judge the digests of all nodes (`watch.digests.exchange`).
-3. If nothing is recorded, or a rank has ended, run the analyzers of hangs and deaths on the newest records.
+3. If nothing is recorded, or a rank has ended, run the analyzers of hangs and deaths on the newest records. If the next
+   attempt has begun already, they judge the end of the one before.
 4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
 
 No store is opened and no wall clock is read here, so neither a reader that keeps the store open nor a change of the
@@ -73,6 +74,10 @@ class StandstillLoop:
         self._startup = StartupWork(events)
         self._gone_since_s: float | None = None
         self._refused: Verdict | None = None
+        self._seen: int | None = None
+        """The newest attempt at the last round."""
+        self._unjudged: int | None = None
+        """The oldest attempt that was seen to run and of whose end nothing has been judged since the next one began."""
 
     def tick(self) -> None:
         """Do one round. After an error the newest records are read again, because memory may hold only part of them."""
@@ -102,11 +107,26 @@ class StandstillLoop:
         if self._job is not None:
             self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.placed)
             self._judge.add_nodes(self._job.digests, self._job.offsets_ns)
+        self._report_ends()
         findings = self._findings()
         self._judge.report(findings)
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         # A finding may be about the end of an earlier attempt, for which no rank of this attempt may be killed.
         self._act([finding for finding in fired if finding.attempt == attempt], attempt)
+
+    def _report_ends(self) -> None:
+        """Report how attempts ended since the last round, in the round after the next one was seen: until then their
+        last records may be on their way. A leader does it for the nodes that it leads.
+        """
+        attempt, seen = self._tapes.attempt, self._seen
+        self._seen = attempt
+        if seen is not None and attempt > seen:
+            self._unjudged = seen if self._unjudged is None else self._unjudged
+        elif self._unjudged is not None:
+            if self._job is None or self._job.leads:
+                with self._tapes.source_since(self._unjudged) as source:
+                    self._judge.report(self._judge.ended_findings(source, range(self._unjudged, attempt)))
+            self._unjudged = None
 
     def _has_stepped(self) -> bool:
         """Return True if a rank of this node has finished a step of the attempt."""

@@ -1,4 +1,4 @@
-"""Folders and segments that the newest attempt of a run is writing, for checking its progress.
+"""Folders and segments that the newest attempts of a run write, for checking its progress and the ends of ranks.
 
     folders = NewestFolders(run, node_rank=0)
     folders.all()                      # those of the newest attempt, and that of the node process
@@ -24,6 +24,8 @@ PROGRESS_TABLES = frozenset({"steps", "spans", "collectives", "nccl_communicator
 class NewestFolders(NodeFolders):
     """The folders of one node in the newest attempt of the run; with `all_nodes`, those of the other nodes too."""
 
+    since: int | None = None
+    """The first attempt that is read; None: the newest alone."""
     all_nodes: bool = False
     with_health: bool = False
     """True to include the tapes of the node process, which show devices and hosts but no progress."""
@@ -33,11 +35,16 @@ class NewestFolders(NodeFolders):
         """The newest attempt in which a rank of any node has a folder; 0 without one."""
         return max((folder.attempt for folder in self._folders if not folder.is_node), default=0)
 
+    @property
+    def oldest(self) -> int:
+        """The first attempt that is read."""
+        return self.attempt if self.since is None else self.since
+
     def all(self) -> list[Folder]:
         """The folders, ranks first."""
         own = NodeFolders.all(self)
-        found, attempt = (self._folders if self.all_nodes else own), self.attempt
-        return [folder for folder in found if folder.is_node or folder.attempt == attempt]
+        found, oldest = (self._folders if self.all_nodes else own), self.oldest
+        return [folder for folder in found if folder.is_node or folder.attempt >= oldest]
 
     def is_own(self, folder: Folder) -> bool:
         """True for a folder of this node."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from analyzers.live import (
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.numerics.test_loss_spike import observations as spike_observations
 from tests.analyzers.numerics.test_nonfinite import run_with_nan
 from tests.analyzers.plain_run import BEGIN_NS, S, plain_run, save
 from tests.analyzers.rank_timings import Slow, simulate
@@ -329,3 +331,56 @@ def test_periodic_analyses_keep_their_period_where_calls_are_rarer() -> None:
     state = LiveState(policy=LivePolicy(periodic_ticks=5))
     kinds = [{f.kind for f in record_findings(store, state, BEGIN_NS + 27 * S, num_ticks=3)} for _ in range(2)]
     assert kinds == [set(), {"data_bound"}]
+
+
+def with_losses(store: MemoryStore, losses: Sequence[float], *, attempt: int = 0) -> None:
+    """Steps from 1 of one rank that is in the store from now on."""
+    if not store.rows("SELECT 1 FROM ranks WHERE attempt = ?", [attempt]):
+        store.add("ranks", [{"attempt": attempt, "rank": 0, "wall_ns": 1, "world_size": 1}])
+    begin_ns = (1 + attempt) * 10_000 * S
+    done = store.rows("SELECT count(*) FROM steps WHERE attempt = ?", [attempt])[0][0]
+    row = {"attempt": attempt, "rank": 0, "duration_ns": S - 1, "committed": True, "grad_norm": 1.0}
+    store.add("steps", [
+        row | {"step": step, "start_ns": begin_ns + step * S, "batch_index": step, "loss": loss}
+        for step, loss in enumerate(losses[done:], done + 1)
+    ])  # fmt: skip
+
+
+def test_a_spike_that_fell_back_is_over() -> None:
+    store, state = MemoryStore(), LiveState()
+    losses = [one.loss for one in spike_observations()]
+    losses[149] *= 2
+    with_losses(store, losses[:150])
+    (spike,) = record_findings(store, state, 10_151 * S)
+    assert (spike.kind, spike.status, spike.first_step) == ("loss_spike", "fired", 150)
+    with_losses(store, losses[:200])
+    (over,) = record_findings(store, state, 10_201 * S)
+    assert (over.identity, over.status, over.severity) == (spike.identity, "ok", "info")
+    assert over.summary == f"Over: {spike.summary}"
+    assert record_findings(store, state, 10_201 * S) == [], "neither again nor anew"
+
+
+@pytest.mark.parametrize("num_before", [260, 600])
+def test_what_happened_while_no_watch_ran_is_told_once_by_the_next(num_before: int) -> None:
+    """In an attempt that has ended meanwhile, and before the newest steps of the one that runs."""
+    losses = [one.loss for one in spike_observations(num_steps=600)]
+    spiked = [loss * (2 if step == 150 else 1) for step, loss in enumerate(losses, 1)]
+    store, state = MemoryStore(), LiveState()
+    with_losses(store, spiked[:num_before])
+    death = {"exit_rank": 0, "exit_code": -9, "signal": "SIGKILL", "pid": 3, "message": ""}
+    exited = {"attempt": 0, "rank": -1, "wall_ns": 12_000 * S, "kind": "rank_exit", "detail": json.dumps(death)}
+    store.add("events", [exited])
+    with_losses(store, spiked, attempt=1)
+    said = [one for _ in range(3) for one in record_findings(store, state, 20_601 * S)]
+    assert sorted((one.kind, one.attempt, one.first_step) for one in said if one.kind != "checkpoint_age") == [
+        ("loss_spike", 0, 150), ("loss_spike", 1, 150), ("rank_lost", 0, num_before),
+    ]  # fmt: skip
+    events = [
+        {"attempt": f.attempt, "rank": -1, "wall_ns": 20_600 * S, "kind": "finding", "detail": json.dumps(as_event(f))}
+        for f in said
+    ]
+    store.add("events", events)
+    again = LiveState()
+    assert [one for _ in range(3) for one in record_findings(store, again, 20_601 * S)] == [], (
+        "the watch of another node has told it"
+    )
