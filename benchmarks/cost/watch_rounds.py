@@ -51,7 +51,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (StandstillLoop, "tick", "standstill loop"),
     (IngestLoop, "tick", "store's thread"),
     (IngestLoop, "_ingest", "- ingest"),
-    (IngestLoop, "_open", "- open the store"),
+    (IngestLoop, "open_store", "- open the store"),
     (ingest_loop, "stale_ranks", "- stale ranks"),
     (LiveJudge, "record_findings", "- live analyses"),
     (IngestLoop, "_export", "- export (each 15th)"),
