@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,7 @@ def run(
         os.environ["RANKSCOPE_RUN_DIR"] = os.path.abspath(options.run_dir)
     if options.run_name:
         os.environ["RANKSCOPE_RUN_NAME"] = options.run_name
+    _await_rendezvous(options)
     _start_attached(options)
     name_methods_cheaply()
     sys.argv = [sys.argv[0], *words]
@@ -107,7 +109,11 @@ def run(
         except (RendezvousError, DistError) as error:
             echo(f"rankscope: {_lost_rendezvous(options, error)}", err=True)
             followed.conclude(exit_code=1, reason="failed")
-            raise typer.Exit(1) from None
+            raise typer.Exit(1 if followed.has_started else 2) from None
+        except (ValueError, socket.gaierror) as error:
+            if followed.has_started:
+                raise
+            fail(" ".join(str(error).split()))  # torchrun refuses an option, or this host has no address
         except SignalException as error:
             followed.conclude(exit_code=128 + int(error.sigval), reason="interrupted")
             stop.end_process(128 + int(error.sigval))
@@ -168,6 +174,25 @@ def _refuse_no_run(folder: Path) -> None:
         RunDir.is_new(folder)
     except (RunError, OSError) as error:
         fail(f"--run-dir {error}")
+
+
+def _await_rendezvous(options: argparse.Namespace) -> None:
+    """Wait until somebody listens at the endpoint of another node; exits with code 2 if nobody does."""
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
+
+    from trainer.launcher.node import NodeRendezvousError
+    from trainer.launcher.nodes.endpoint import await_endpoint, host_and_port
+    from trainer.launcher.nodes.host_address import is_own
+
+    if options.standalone or options.rdzv_backend != "c10d" or not options.rdzv_endpoint:
+        return
+    says_who_hosts = any(pair.strip().startswith("is_host") for pair in options.rdzv_conf.split(","))
+    try:
+        host, _ = host_and_port(options.rdzv_endpoint, default_port=DEFAULT_PORT)
+        if not says_who_hosts and not is_own(host):
+            await_endpoint(options.rdzv_endpoint, default_port=DEFAULT_PORT)
+    except NodeRendezvousError as error:
+        fail(str(error))
 
 
 def _max_nodes(options: argparse.Namespace) -> int:

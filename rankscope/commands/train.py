@@ -123,12 +123,17 @@ def train(
 
 def _check_first(nproc: int, nnodes: str, node_rank: int, endpoint: str) -> None:
     """Exit with 1 if a check of `rankscope preflight` fails."""
+    from trainer.launcher.node import NodeRendezvousError
     from trainer.preflight.launching import launch_preflight, usual_ranks
 
     if nnodes != "1" and not endpoint:
         fail("--preflight over several nodes needs --rdzv-endpoint HOST:PORT, the same on all of them")
     nproc = nproc or usual_ranks()
-    if launch_preflight([], nproc=nproc, nnodes=nnodes, node_rank=node_rank, endpoint=endpoint):
+    try:
+        code = launch_preflight([], nproc=nproc, nnodes=nnodes, node_rank=node_rank, endpoint=endpoint)
+    except NodeRendezvousError as error:
+        fail(str(error))
+    if code:
         echo("rankscope: not started: a check before the run failed. Without --preflight it starts anyway.", err=True)
         raise typer.Exit(1)
 

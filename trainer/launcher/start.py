@@ -26,6 +26,7 @@ from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
 from trainer.launcher.inputs import check_inputs, check_memory
 from trainer.launcher.node import Node
+from trainer.launcher.nodes.endpoint import host_and_port
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
 from trainer.launcher.remote_checkpoints import fetch_run
 from trainer.launcher.resume import Resumed, check_finished, next_attempt, prepare, reset_guard
@@ -126,7 +127,7 @@ def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -
 
 
 def _node(options: Options) -> Node:
-    """This node as the options describe it. Raises ConfigError."""
+    """This node as the options describe it. Raises ConfigError or NodeRendezvousError."""
     if options.nnodes == "1":
         if options.node_rank:
             raise ConfigError(f"--node-rank {options.node_rank}: one node has only index 0; several need --nnodes.")
@@ -135,10 +136,7 @@ def _node(options: Options) -> Node:
     most = most or least
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise ConfigError(f"--nnodes {options.nnodes}: must be a number of nodes, or MIN:MAX with 1 <= MIN <= MAX.")
-    host, _, port = options.endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        given = options.endpoint or "(missing)"
-        raise ConfigError(f"--rdzv-endpoint {given}: several nodes need HOST:PORT, the same on all of them.")
+    host_and_port(options.endpoint)
     if options.node_rank >= int(most):
         raise ConfigError(f"--node-rank {options.node_rank}: --nnodes {options.nnodes} has nodes 0 to {int(most) - 1}.")
     return Node(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from probes.attach.launch.own_process import own_process
+from trainer.launcher.nodes.endpoint import await_endpoint, host_and_port
 from trainer.launcher.nodes.host_address import own_address
 from trainer.preflight.verdict.report import EXIT_INCOMPLETE
 
@@ -37,14 +38,18 @@ def usual_ranks() -> int:
 def launch_preflight(
     words: Sequence[str], *, nproc: int, nnodes: str = "1", node_rank: int = 0, endpoint: str = ""
 ) -> int:
-    """Run `rankscope preflight WORDS` as `nproc` ranks of this node; returns its exit code."""
+    """Run `rankscope preflight WORDS` as `nproc` ranks of this node; returns its exit code. Raises NodeRendezvousError
+    if node 0 cannot be reached.
+    """
     if nnodes == "1":
         where = ["--standalone"]
     else:
-        host, _, port = endpoint.rpartition(":")
+        host, port = host_and_port(endpoint)
+        if node_rank:
+            await_endpoint(endpoint)
         where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "rankscope-preflight"]
         where += ["--rdzv-conf", f"is_host={int(node_rank == 0)}"]
-        if port.isdecimal() and (address := own_address(host.strip("[]"), int(port))):
+        if address := own_address(host, port):
             where += ["--local-addr", address]
     command, environment = own_process(
         "torch.distributed.run", "--nnodes", nnodes, "--nproc-per-node", str(nproc), *where,

@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from trainer.launcher.loopback_store import loopback_store
 from trainer.launcher.node import Node, NodeRendezvousError
+from trainer.launcher.nodes.endpoint import await_endpoint, host_and_port
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
 from trainer.launcher.nodes.method_names import name_methods_cheaply
 from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
@@ -38,7 +39,7 @@ JOIN_S = 900
 HEARTBEAT_S = 2
 HEARTBEATS_MISSED = 3
 """Number of missed heartbeats after which a node counts as lost."""
-_RUN = "rankscope/run"
+_RUN, _NUM_NODES = "rankscope/run", "rankscope/num-nodes"
 
 
 class NodeRendezvous:
@@ -48,14 +49,15 @@ class NodeRendezvous:
         self.node = node
         if node.max_nodes > 1:
             give_each_round_a_store()
-        host, _, port = node.endpoint.rpartition(":")
         many = node.max_nodes > 1
-        address = own_address(host.strip("[]"), int(port)) if many and port.isdecimal() else None
+        host, port = host_and_port(node.endpoint) if many else ("localhost", 0)
+        address = own_address(host, port) if many else None
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := gloo_interface(address)):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
         # If launchers share a machine, the first one would host the store, but it must be the launcher that stays.
         shared = host in ("localhost", "127.0.0.1")
-        here = {"is_host": str(node.rank == 0 if shared else is_own(host.strip("[]")))} if many else {}
+        is_host = many and (node.rank == 0 if shared else is_own(host))
+        here = {"is_host": str(is_host)} if many else {}
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=node.endpoint,
@@ -70,6 +72,8 @@ class NodeRendezvous:
             **here,
         )
         name_methods_cheaply()
+        if many and not is_host:
+            await_endpoint(node.endpoint)
         try:
             backend, self._store = _connected(parameters, may_follow=not shared) if many else _own(parameters)
         except (RendezvousError, ValueError) as error:
@@ -83,8 +87,15 @@ class NodeRendezvous:
     def agree_on_run(self, make: Callable[[], Path]) -> Path:
         """Return the run's folder, the same on all nodes.
 
-        Raises NodeRendezvousError if node 0 does not join, or the folder is not shared.
+        Raises NodeRendezvousError if the nodes disagree on their number, node 0 does not join, or the folder is not
+        shared.
         """
+        own = f"{self.node.min_nodes}:{self.node.max_nodes}"
+        first = self._store.compare_set(_NUM_NODES, "", own).decode()
+        if first != own:
+            raise NodeRendezvousError(
+                f"--nnodes {own}: the first node of {self.node.endpoint} has --nnodes {first}; all nodes need the same."
+            )
         if self.node.rank == 0 and not self._store.check([_RUN]):
             self._store.set(_RUN, str(make().resolve()))
         try:

@@ -75,6 +75,8 @@ class FollowedRun:
         self._shown: list[str] = []
         self._is_verdict_last = False
         """True while nothing can have been printed below the verdict of a stop."""
+        self.has_started = False
+        """True once ranks have been started."""
         self._is_over = False
         """True once the ranks have ended."""
         self._has_concluded = False
@@ -103,6 +105,7 @@ class FollowedRun:
     def started(self, pids: Mapping[int, int]) -> None:
         """Note the processes of an attempt."""
         self._pids = {**pids}
+        self.has_started = True
 
     def announce(self, number: int) -> None:
         """Record a stop."""

@@ -21,7 +21,7 @@ def test_the_reason_is_that_of_the_connection(monkeypatch: pytest.MonkeyPatch) -
             raise RendezvousConnectionError("The connection has failed. See inner exception for details.") from error
 
     monkeypatch.setattr(rendezvous, "create_backend", refuse)
-    node = Node(nproc=1, rank=1, min_nodes=2, max_nodes=2, endpoint="127.0.0.1:1")
+    node = Node(nproc=1, rank=0, min_nodes=2, max_nodes=2, endpoint="127.0.0.1:1")
     with pytest.raises(NodeRendezvousError) as refused:
         NodeRendezvous(node, rejoin_s=1.0)
     assert str(refused.value) == "--rdzv-endpoint 127.0.0.1:1: The client socket has timed out."

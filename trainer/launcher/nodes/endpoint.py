@@ -1,0 +1,60 @@
+"""Check the address of a rendezvous before torch connects: torch repeats a C++ stack for a minute, then a traceback.
+
+    host, port = host_and_port("gpu-01:29500")     # NodeRendezvousError if it cannot be an address
+    await_endpoint("gpu-01:29500")                 # returns once somebody listens there
+
+Nodes start at different times, and the name of a container may resolve only once it runs: a refused connection and an
+unknown name are tried again for as long as torch does.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from trainer.launcher.node import NodeRendezvousError
+
+__all__ = ["REACH_S", "await_endpoint", "host_and_port"]
+
+REACH_S = 60.0
+"""Seconds to wait for a listener, as torch does by default (`read_timeout`)."""
+TRY_S = 5.0
+RETRY_S = 0.5
+
+
+def host_and_port(endpoint: str, *, default_port: int = 0) -> tuple[str, int]:
+    """Split HOST:PORT, also [IPv6]:PORT. `default_port`: where the port may be left out."""
+    host, colon, digits = endpoint.strip().rpartition(":")
+    if default_port and (not colon or digits.endswith("]")):
+        host, digits = endpoint.strip(), str(default_port)
+    port = int(digits) if digits.isdecimal() else 0
+    if not host or not 0 < port < 2**16:
+        given = endpoint or "(missing)"
+        raise NodeRendezvousError(f"--rdzv-endpoint {given}: several nodes need HOST:PORT, the same on all of them.")
+    return host.strip("[]"), port
+
+
+def await_endpoint(endpoint: str, *, within_s: float | None = None, default_port: int = 0) -> None:
+    """Wait until somebody listens at HOST:PORT. Raises NodeRendezvousError, with the last reason, after `within_s`
+    (default: `REACH_S`).
+    """
+    host, port = host_and_port(endpoint, default_port=default_port)
+    within_s = REACH_S if within_s is None else within_s
+    deadline_s = time.monotonic() + within_s
+    while problem := _unreachable(host, port):
+        if time.monotonic() > deadline_s:
+            raise NodeRendezvousError(f"--rdzv-endpoint {endpoint}: {problem}, tried for {within_s:.0f} s.")
+        time.sleep(RETRY_S)
+
+
+def _unreachable(host: str, port: int) -> str:
+    """Reason why no connection can be opened; empty if one can."""
+    try:
+        with socket.create_connection((host, port), timeout=TRY_S):
+            return ""
+    except socket.gaierror as error:
+        return f"the name {host} cannot be resolved ({error.strerror})"
+    except UnicodeError:
+        return f"{host} is no host name"
+    except OSError as error:
+        return f"no launcher listens there ({error.strerror or 'no answer'}); start that node, or correct the port"
