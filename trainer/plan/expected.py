@@ -5,8 +5,8 @@
     expected.step_s, expected.communication_share, expected.bubble_share, expected.tokens_per_s
 
 The time model is simple on purpose, with explicit assumptions: matrix products run at `EFFICIENCY` of the peak, rings
-at `LINK_EFFICIENCY` of the slowest link, and communication is hidden only by work that it can overlap with. The model
-ranks layouts and finds disproportionate costs; it is not an accurate forecast.
+at `LINK_EFFICIENCY` of the slowest link with a latency per hop (`call_time`), and communication is hidden only by work
+that it can overlap with. The model ranks layouts and finds disproportionate costs; it is not an accurate forecast.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from probes.tape.format.writer import record_layout
 from trainer.config.config import Config
 from trainer.layout.plan import MESH_DIMS, Plan
 from trainer.model.size import flops_per_token, num_parameters
+from trainer.plan.call_time import call_s
 from trainer.plan.float8 import Float8Products, float8_products
 from trainer.plan.footprint.activations import Device, compute_bytes
 from trainer.plan.footprint.memory import RankMemory, worst_rank_memory
@@ -26,7 +27,7 @@ from trainer.plan.footprint.weights import rank_units
 from trainer.plan.hardware import Hardware
 from trainer.plan.traffic import CollectiveCall, rank_traffic, sends_per_microbatch
 
-__all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
+__all__ = ["EFFICIENCY", "HEADROOM", "Expected", "GroupTime", "expect"]
 
 STORE_BYTES = {"steps": 150.0, "spans": 26.0, "collectives": 30.0, "gradients": 24.0, "nccl_calls": 60.0}
 """Estimated bytes per row in the store, by table."""
@@ -40,8 +41,6 @@ HOUR_S = 3600.0
 
 EFFICIENCY = 0.5
 """Share of peak reached by matrix products of usual size: well-tuned trainings reach 0.4 to 0.55 MFU."""
-LINK_EFFICIENCY = 0.8
-"""Share of a link's data-sheet bandwidth reached by large messages."""
 MUON_ITERATIONS = 5
 """Newton-Schulz iterations of an update, as in `trainer.training.muon`."""
 HEADROOM = 0.92
@@ -195,8 +194,7 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
     room = {"backward": compute_s * (1 - _FORWARD_SHARE), "compute": compute_s * _FORWARD_SHARE}
     found = []
     for call in rank_traffic(config, plan, pp_rank=pp_rank):
-        bandwidth, crosses_nodes = _link(call, plan, pp_rank, hardware)
-        seconds = call.bus_bytes / (bandwidth * LINK_EFFICIENCY)
+        seconds, crosses_nodes = _seconds(call, plan, pp_rank, hardware)
         exposed = seconds
         # Gathers overlap forward and backward, reductions only backward. The first gather and the last bucket overlap
         # nothing.
@@ -209,20 +207,26 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
     return found
 
 
-def _link(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) -> tuple[float, bool]:
-    """Bytes/s available to a rank for a call, and True if it leaves the node."""
+def _seconds(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) -> tuple[float, bool]:
+    """Time of a rank's calls in a step if nothing overlaps them, and True if they leave the node."""
     if call.dimension == "host":
-        return hardware.host_bytes_per_s, False
+        return call.calls * call_s(call, hardware, bandwidth=hardware.host_bytes_per_s, nodes=1), False
     if call.dimension != "pp":
         stride = _stride(plan, call.dimension)
-        return hardware.bandwidth(stride=stride, size=call.size), hardware.spans_nodes(stride=stride, size=call.size)
+        bandwidth, nodes = (of(stride=stride, size=call.size) for of in (hardware.bandwidth, hardware.num_nodes))
+        return call.calls * call_s(call, hardware, bandwidth=bandwidth, nodes=int(nodes)), nodes > 1
     # Messages to both neighbours share the time: one boundary may be within a node and the other not.
     stage = _stride(plan, "pp")
     ranks = [range(rank * stage, (rank + 1) * stage) for rank in range(plan.pp)]
     sends = sends_per_microbatch(plan, pp_rank)
-    rates = {other: hardware.send_bandwidth(ranks[pp_rank], ranks[other]) for other in sends}
-    beyond = any(hardware.crosses_nodes(ranks[pp_rank], ranks[other]) for other in sends)
-    return sum(sends.values()) / sum(times / rates[other] for other, times in sends.items()), beyond
+    beyond = {other: hardware.crosses_nodes(ranks[pp_rank], ranks[other]) for other in sends}
+    message_s = {
+        other: call_s(call, hardware, bandwidth=hardware.send_bandwidth(ranks[pp_rank], ranks[other]),
+                      nodes=1 + beyond[other])
+        for other in sends
+    }  # fmt: skip
+    each = call.calls / sum(sends.values())
+    return sum(each * times * message_s[other] for other, times in sends.items()), any(beyond.values())
 
 
 def _stride(plan: Plan, dimension: str) -> int:

@@ -60,6 +60,12 @@ class Hardware:
         """True if a group of `size` ranks, `stride` apart, spans nodes; ranks fill nodes in order."""
         return size > 1 and stride * size > self.gpus_per_node
 
+    def num_nodes(self, *, stride: int, size: int) -> int:
+        """Nodes on which such a group has members."""
+        if not self.spans_nodes(stride=stride, size=size):
+            return 1
+        return math.ceil(size / max(1, self.gpus_per_node // stride))
+
     def bandwidth(self, *, stride: int, size: int) -> float:
         """Bytes/s available to a ring over the group.
 

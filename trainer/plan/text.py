@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from trainer.plan.expected import EFFICIENCY, LINK_EFFICIENCY, Expected
+from trainer.plan.call_time import LINK_EFFICIENCY
+from trainer.plan.expected import EFFICIENCY, Expected
 from trainer.plan.float8 import Float8Products
 from trainer.plan.footprint.memory import RankMemory
 from trainer.plan.hardware import Hardware

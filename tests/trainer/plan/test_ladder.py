@@ -309,7 +309,8 @@ def test_bytes_of_all_collectives_of_a_link_are_in_proportion_to_their_time() ->
     reduced_gb, reduce_ms = (
         float(cell.split()[0]) for cell in [cell for cell in reduce if cell[-2:] in ("GB", "ms")][:2]
     )
-    assert gathered_gb / gather_ms == pytest.approx(reduced_gb / reduce_ms, rel=0.01)
+    # But for the latency of their hops, since the sizes of their calls differ.
+    assert gathered_gb / gather_ms == pytest.approx(reduced_gb / reduce_ms, rel=0.15)
     assert "nccl-tests" in text
 
 

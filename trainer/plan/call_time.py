@@ -1,0 +1,72 @@
+"""Time of a collective call: the latency of its hops and the time of its bytes, by NCCL's own model.
+
+    call_s(call, hardware, bandwidth=450e9, nodes=1)     # of one of `call.calls` calls
+
+A ring has one hop after the other from rank to rank, a tree up and down (all_reduce only). Each can send by one of
+three protocols: small messages with a flag in every word (LL, LL128), large ones in chunks (Simple), which wait longer
+at each hop. The fastest of them is taken, as NCCL does. Figures: `src/graph/tuning.cc` of NCCL 2.11, where it chooses
+between them (`baseLat`, `hwLat`, and the shares of the bandwidth in `ncclTopoTuneModel`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainer.plan.hardware import Hardware
+from trainer.plan.traffic import CollectiveCall
+
+__all__ = ["LINK_EFFICIENCY", "call_s"]
+
+LINK_EFFICIENCY = 0.8
+"""Share of a link's data-sheet bandwidth reached by large messages."""
+_US = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """Latencies in microseconds: of a call, and of a hop over NVLink, over PCIe, and between nodes."""
+
+    base: float
+    nvlink: float
+    pcie: float
+    network: float
+    bandwidth_ratio: float
+
+
+_RING = (
+    _Way(base=3.6, nvlink=0.47, pcie=1.0, network=2.7, bandwidth_ratio=0.25),
+    _Way(base=10.0, nvlink=1.9, pcie=2.5, network=4.0, bandwidth_ratio=0.92),
+    _Way(base=8.4, nvlink=3.4, pcie=5.7, network=9.6, bandwidth_ratio=1.0),
+)
+_TREE = (
+    _Way(base=4.4, nvlink=0.52, pcie=1.0, network=5.0, bandwidth_ratio=0.9 / 3.8),
+    _Way(base=4.4, nvlink=1.2, pcie=1.9, network=8.5, bandwidth_ratio=0.9 * 0.915),
+    _Way(base=0.0, nvlink=28.0, pcie=28.0, network=50.0, bandwidth_ratio=0.9),
+)
+_PAIRWISE = ("send", "all_to_all")
+
+
+def call_s(call: CollectiveCall, hardware: Hardware, *, bandwidth: float, nodes: int) -> float:
+    """Seconds of one call over `nodes` nodes, at `bandwidth` bytes/s."""
+    bytes_s = call.bus_bytes / call.calls / (bandwidth * LINK_EFFICIENCY)
+    if call.op == "copy":
+        return bytes_s
+    times = [_hops_us(way, hardware, *_ring_hops(call, nodes)) * _US + bytes_s / way.bandwidth_ratio for way in _RING]
+    if call.op == "all_reduce":
+        inside, between = 2 * (math.ceil(call.size / nodes) - 1), 2 * math.ceil(math.log2(nodes))
+        times += [_hops_us(way, hardware, inside, between) * _US + bytes_s / way.bandwidth_ratio for way in _TREE]
+    return min(times)
+
+
+def _ring_hops(call: CollectiveCall, nodes: int) -> tuple[int, int]:
+    """Hops one after the other, within nodes and between them. Pairs send at the same time."""
+    if call.op in _PAIRWISE:
+        return (0, 1) if nodes > 1 else (1, 0)
+    rounds = 2 if call.op == "all_reduce" else 1
+    return rounds * (call.size - nodes), rounds * (nodes - 1)
+
+
+def _hops_us(way: _Way, hardware: Hardware, inside: int, between: int) -> float:
+    hop = way.pcie if hardware.inside.startswith("pcie") else way.nvlink
+    return way.base + inside * hop + between * way.network
