@@ -1,23 +1,26 @@
 """Gradient reductions in int8, or of the largest values only, with error feedback.
 
-    mean, error = reduce_int8(corrected, group)        # the mean as all ranks receive it, and what this rank lost
-    mean, error = reduce_largest(corrected, group, ratio=0.01)
+    mean, error = reduce_int8(corrected, sizes, group)     # the mean as all ranks receive it, and what this rank lost
+    mean, error = reduce_largest(corrected, sizes, group, ratio=0.01)     # sizes: of the parameters in the bucket
 
-* int8: sums of int8 overflow, so each rank reduces one part of the bucket. Every rank sends every other rank that
-  rank's part in int8, with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
-  way and sends it to all. That is a quarter of the bytes of a float32 all-reduce, for any number of ranks. A rank's
-  error is the rounding error of the numbers that it sends, plus the rounding error of its part of the mean times the
-  number of ranks (errors are divided by that number later).
-* top-k: every rank sends the fraction `ratio` of its numbers with the largest magnitude, with their positions; the rest
-  is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8 bytes per number
-  and rank, so a ratio of 1 % pays below a hundred ranks.
+* int8: sums of int8 overflow, so each rank reduces one part of each parameter. Every rank sends every other rank that
+  rank's parts in int8, with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
+  way and sends it to all. That is a quarter of the bytes of a float32 all-reduce, for any number of ranks; each
+  parameter is padded to 256 numbers per rank. A rank's error is the rounding error of the numbers that it sends, plus
+  the rounding error of its parts of the mean times the number of ranks (errors are divided by that number later).
+* top-k: every rank sends the fraction `ratio` of its numbers of each parameter with the largest magnitude, with their
+  positions; the rest is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8
+  bytes per number and rank, so a ratio of 1 % pays below a hundred ranks.
 
 Both work in place and reuse their temporaries to save memory, because a bucket may be the whole gradient. All ranks get
-the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. NaN and
-Inf arrive as NaN.
+the same bytes and process them in the same order, and a parameter's result does not depend on the other parameters of
+its bucket, which DDP forms anew after the first step of a process. So results are bitwise equal on all ranks, in each
+run and after a restart. NaN and Inf arrive as NaN.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,26 +37,46 @@ _LEVELS = 127
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def reduce_int8(corrected: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+def reduce_int8(corrected: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Return the mean of `corrected` (flat, float32) over the group, and this rank's error, to be added to its next
-    gradient. `corrected` is overwritten."""
-    size, count = group.size(), corrected.numel()
-    part = -(-count // (size * BLOCK)) * BLOCK
-    missing = part * size - count
-    padded = torch.nn.functional.pad(corrected, (0, missing)) if missing else corrected
+    gradient."""
+    size = group.size()
+    rows = _rows(corrected, sizes, size)
     del corrected
-    sent = _packed(padded.view(size, part))
+    sent = _packed(rows)
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
-    error = padded.view(size, part).sub_(_unpacked(sent))
-    del sent, padded
+    error = rows.sub_(_unpacked(sent))
+    del sent, rows
     mean = _unpacked(received).sum(0).div_(size)
     del received
     own = _packed(mean.unsqueeze(0))
     error[group.rank()] += (mean - _unpacked(own)[0]) * size
     everywhere = own.new_empty(size, own.shape[1])
     _all_gather(everywhere, own, group=group)
-    return _unpacked(everywhere).flatten()[:count], error.flatten()[:count]
+    return _flat(_unpacked(everywhere), sizes), _flat(error, sizes)
+
+
+def _part(numel: int, size: int) -> int:
+    """Numbers of a parameter that each rank reduces."""
+    return -(-numel // (size * BLOCK)) * BLOCK
+
+
+def _rows(flat: Tensor, sizes: Sequence[int], size: int) -> Tensor:
+    """(ranks, numbers): the part of every parameter that each rank reduces, filled up with zeros."""
+    parts = [_part(numel, size) for numel in sizes]
+    rows, at = flat.new_zeros(size, sum(parts)), 0
+    for own, part in zip(flat.split(list(sizes)), parts, strict=True):
+        padded = torch.nn.functional.pad(own, (0, size * part - own.numel()))
+        rows[:, at : at + part] = padded.view(size, part)
+        at += part
+    return rows
+
+
+def _flat(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The reverse of `_rows`."""
+    parts = rows.split([_part(numel, len(rows)) for numel in sizes], dim=1)
+    return torch.cat([part.flatten()[:numel] for part, numel in zip(parts, sizes, strict=True)])
 
 
 def _packed(rows: Tensor) -> Tensor:
@@ -75,16 +98,21 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def largest_count(count: int, ratio: float) -> int:
-    """Numbers that a rank sends of `count`."""
+    """Numbers that a rank sends of a parameter of `count`."""
     return max(1, round(count * ratio))
 
 
-def reduce_largest(corrected: Tensor, group: dist.ProcessGroup, *, ratio: float) -> tuple[Tensor, Tensor]:
+def reduce_largest(
+    corrected: Tensor, sizes: Sequence[int], group: dist.ProcessGroup, *, ratio: float
+) -> tuple[Tensor, Tensor]:
     """Return the mean over the group of each rank's largest numbers, and the numbers that this rank did not send.
     `corrected` is overwritten."""
-    size = group.size()
-    # `topk` treats NaN as largest, so a bad gradient is sent and noticed.
-    places = corrected.abs().topk(largest_count(corrected.numel(), ratio), sorted=False).indices
+    size, chosen, at = group.size(), [], 0
+    for own in corrected.split(list(sizes)):
+        # `topk` treats NaN as largest, so a bad gradient is sent and noticed.
+        chosen.append(own.abs().topk(largest_count(own.numel(), ratio), sorted=False).indices + at)
+        at += own.numel()
+    places = torch.cat(chosen)
     own = torch.stack((corrected[places].view(torch.int32), places.to(torch.int32)))
     everywhere = own.new_empty(size, *own.shape)
     _all_gather(everywhere.view(-1, own.shape[1]), own, group=group)

@@ -23,6 +23,8 @@ __all__ = ["CollectiveCall", "rank_traffic", "sends_per_microbatch"]
 
 _MIB = 2**20
 _COUNT_BYTES = 8  # int64
+_INT8_BLOCK = 256
+"""Numbers per scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,7 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
             overlaps="backward")
     ]  # fmt: skip
     if parallel.gradient_compression in ("int8", "topk"):
-        calls = _fed_back(config, size, buckets, numel)
+        calls = _fed_back(config, size, buckets, [weight.numel(unit.tp) for unit in units for weight in unit.weights])
     if plan.zero1:
         calls.append(
             CollectiveCall(dimension="dp_replicate", op="broadcast", what="updated parameters", size=size, calls=size,
@@ -139,13 +141,15 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
     return calls
 
 
-def _fed_back(config: Config, size: int, buckets: int, numel: int) -> list[CollectiveCall]:
-    """Compressed gradients: in int8, reduced by parts and then gathered, or the largest numbers of each replica."""
+def _fed_back(config: Config, size: int, buckets: int, sizes: list[int]) -> list[CollectiveCall]:
+    """Compressed gradients: in int8, reduced by parts and then gathered, or the largest numbers of each replica; each
+    parameter by itself (`trainer.parallel.sparse_hooks`)."""
     if config.parallel.gradient_compression == "topk":
-        sent = 2 * FLOAT32_BYTES * round(numel * config.parallel.topk_ratio)
+        sent = 2 * FLOAT32_BYTES * sum(max(1, round(numel * config.parallel.topk_ratio)) for numel in sizes)
         ways = [("all_gather", "largest gradients", sent)]
     else:
-        sent = numel + FLOAT32_BYTES * numel // 256
+        blocks = size * sum(math.ceil(numel / (size * _INT8_BLOCK)) for numel in sizes)
+        sent = blocks * (_INT8_BLOCK + FLOAT32_BYTES)
         ways = [("all_to_all", "gradients in int8", sent), ("all_gather", "means in int8", sent // size)]
     return [
         CollectiveCall(dimension="dp_replicate", op=op, what=what, size=size, calls=buckets, num_bytes=num_bytes,

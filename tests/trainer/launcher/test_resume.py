@@ -38,6 +38,15 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
             "ddp_bucket_mb": 0.02,
         },
     ),
+    # DDP forms other buckets in the first step of a process.
+    "ddp, int8": (
+        2,
+        {"dp_replicate": 2, "dp_shard": 1, "gradient_compression": "int8", "ddp_bucket_mb": 0.02},
+    ),
+    "ddp, topk": (
+        2,
+        {"dp_replicate": 2, "dp_shard": 1, "gradient_compression": "topk", "topk_ratio": 0.1, "ddp_bucket_mb": 0.02},
+    ),
     "fsdp": (2, {"dp_shard": 2}),
     "fsdp x tp": (4, {"dp_shard": 2, "tp": 2}),
     "ep x tp": (4, {"dp_shard": 1, "ep": 2, "tp": 2}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,10 +18,22 @@ pytestmark = pytest.mark.timeout(120)
 COUNT, TIMES = 3000, 60
 
 
-def reduced(kind: str, corrected: Tensor) -> tuple[Tensor, Tensor]:
-    group = dist.group.WORLD
+def reduced(kind: str, corrected: Tensor, sizes: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    group, sizes = dist.group.WORLD, sizes or [corrected.numel()]
     assert group is not None
-    return reduce_int8(corrected, group) if kind == "int8" else reduce_largest(corrected, group, ratio=0.05)
+    if kind == "int8":
+        return reduce_int8(corrected, sizes, group)
+    return reduce_largest(corrected, sizes, group, ratio=0.05)
+
+
+def in_buckets(kind: str, buckets: Sequence[Sequence[int]]) -> dict[int, tuple[Tensor, Tensor]]:
+    """Mean and error of parameters of these sizes, reduced in these buckets."""
+    found = {}
+    for sizes in buckets:
+        own = [torch.randn(n, generator=torch.Generator().manual_seed(n + dist.get_rank())) for n in sizes]
+        mean, error = reduced(kind, torch.cat(own), sizes)
+        found |= dict(zip(sizes, zip(mean.split([*sizes]), error.split([*sizes]), strict=True), strict=True))
+    return found
 
 
 def sums(rank: int, world_size: int) -> dict[str, Any]:
@@ -49,6 +62,11 @@ def sums(rank: int, world_size: int) -> dict[str, Any]:
             if rank == 1:
                 spoiled[7] = bad
             found[f"{kind} {bad}"] = bool(reduced(kind, spoiled)[0].isfinite().all())
+        one, other = (in_buckets(kind, buckets) for buckets in ([[300, 2000, 7]], [[7], [2000, 300]]))
+        found[f"{kind} rebuilt"] = (
+            all(torch.equal(a, b) for n in one for a, b in zip(one[n], other[n], strict=True))
+            and one.keys() == other.keys()
+        )
         zero, rest = reduced(kind, torch.zeros(5))
         found[f"{kind} zeros"] = (zero.abs().sum() + rest.abs().sum()).item()
     return found
@@ -68,8 +86,11 @@ def test_what_was_not_sent_comes_later(kind: str, three_ranks: list[dict[str, An
 
 
 @pytest.mark.parametrize("kind", ["int8", "topk"])
-def test_zeros_stay_zeros_and_a_bad_number_is_seen_by_all(kind: str, three_ranks: list[dict[str, Any]]) -> None:
+def test_zeros_stay_a_bad_number_is_seen_and_buckets_change_nothing(
+    kind: str, three_ranks: list[dict[str, Any]]
+) -> None:
     for one in three_ranks:
         assert one[f"{kind} zeros"] == 0
+        assert one[f"{kind} rebuilt"], "what a parameter gets does not depend on its bucket"
         assert not one[f"{kind} nan"]
         assert not one[f"{kind} inf"]
