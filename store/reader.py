@@ -20,6 +20,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
+from probes.tape.format.schema import TABLES
 from probes.tape.rundir import RunDir
 from store.catch_up import stores_up_to_date
 from store.database import (
@@ -58,11 +59,13 @@ class Store(Closing):
         scratch: contextlib.ExitStack | None = None,
         copies: Mapping[str, str] | None = None,
         file: str = "",
+        is_whole: bool = False,
     ) -> None:
         self._connection = connection
         self._name = name
         self._file = file or name  # named in errors about damage
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
+        self._is_whole = is_whole  # each table of the schema is there, if only as a stand-in
         self._scratch = scratch
         self._copies = dict(copies or {})  # relation that a session replaces -> the table that holds it
         self._sessions: list[Store] = []
@@ -113,7 +116,9 @@ class Store(Closing):
                 connection.close()
                 raise
             file = str(paths[0]) if len(paths) == 1 and paths[0].parent == run.path else ""
-            return cls(connection, str(run.path), stand_ins=stand_ins, scratch=scratch.pop_all(), file=file)
+            return cls(
+                connection, str(run.path), stand_ins=stand_ins, scratch=scratch.pop_all(), file=file, is_whole=True
+            )
 
     def query(self, sql: str, params: Params = None) -> dict[str, npt.NDArray[Any]]:
         """Return the result's columns as plain numpy arrays, never masked ones. Raises StoreError.
@@ -165,7 +170,12 @@ class Store(Closing):
             cursor.close()
             raise self._translated(error) from error
         session = Store(
-            cursor, self._name, stand_ins=self._stand_ins - relations.keys(), copies=copies, file=self._file
+            cursor,
+            self._name,
+            stand_ins=self._stand_ins - relations.keys(),
+            copies=copies,
+            file=self._file,
+            is_whole=self._is_whole,
         )
         self._sessions.append(session)
         return session
@@ -186,11 +196,12 @@ class Store(Closing):
 
     def has(self, table: str) -> bool:
         """Return True if a file of the run has this table (it may be empty)."""
-        return table in self.tables() and table not in self._stand_ins
+        is_there = (self._is_whole and table in TABLES) or table in self.tables()
+        return is_there and table not in self._stand_ins
 
     def tables(self) -> tuple[str, ...]:
         """Return the sorted names of all tables and views, as of the first call."""
-        if self._tables is None:  # on a live run analyzers call this some twenty times a second
+        if self._tables is None:
             names = self.rows(
                 "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
                 "AND table_schema = 'main' GROUP BY table_name ORDER BY table_name"

@@ -9,6 +9,8 @@
 2. Run the live analyzers that need more than the newest records, and write new findings and advice as events.
 3. Measure and export; end processes of older attempts.
 
+While nothing but readings of the host is new and no exporter is read, 2 and 3 are left out for some seconds.
+
 A reader that keeps the store's file open, or a full disk, delays only this thread. Hangs are detected in another thread
 (`watch.standstill_loop`).
 """
@@ -45,7 +47,7 @@ from watch.profiling.requester import CaptureRequester
 from watch.profiling.trace_reader import TraceReader
 from watch.records.publishing import Publishing
 from watch.records.retention import Retention
-from watch.records.tick_pace import TickPace, yield_to_ranks
+from watch.records.tick_pace import MAX_REST_S, TICK_S, TickPace, yield_to_ranks
 from watch.stacks.line_sampling import LineSampler
 
 __all__ = ["IngestLoop"]
@@ -95,6 +97,8 @@ class IngestLoop:
         self._round = threading.Lock()
         self._num_rows = 0
         self._pace = TickPace()
+        self._unjudged_ticks = 0
+        """Seconds covered by rounds since the last one that judged."""
         self._eager_of, self._eager_since_s = -1, 0.0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
@@ -109,11 +113,23 @@ class IngestLoop:
     def tick(self) -> None:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
         start = time.monotonic()
-        self._ingest()
+        has_news = self._ingest()
+        self._unjudged_ticks += self._pace.num_ticks
+        if has_news or self._judge.is_behind or self._exports.is_read or self._unjudged_ticks * TICK_S >= MAX_REST_S:
+            self._judge_records()
+        self._exports.poll()
+        if self.publishing is not None:
+            self.publishing.poll()
+        if self.retention is not None and (self.publishing is None or self.publishing.allows_folding()):
+            self.retention.poll()
+        self._tick_s = time.monotonic() - start
+
+    def _judge_records(self) -> None:
         with self.open_store() as opened:
             store = Remembered(opened)  # analyses and exporters share many queries
-            stale = stale_ranks(store, self._node_rank)
-            findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._pace.num_ticks)
+            stale = stale_ranks(store, self._node_rank) if self._tapes.attempt else []
+            findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._unjudged_ticks)
+            self._unjudged_ticks = 0
             try:
                 self._judge.report_advice(self._advice(store))
                 self._export(store, measure_now=bool(findings))
@@ -125,12 +141,6 @@ class IngestLoop:
         self._judge.report_failures()
         if has_news:
             self._ingest()
-        self._exports.poll()
-        if self.publishing is not None:
-            self.publishing.poll()
-        if self.retention is not None and (self.publishing is None or self.publishing.allows_folding()):
-            self.retention.poll()
-        self._tick_s = time.monotonic() - start
 
     def _follow_up(self, store: Source, findings: Sequence[Finding]) -> None:
         """Ask the launcher and the ranks for more about what was found: exclusions, stacks, profiles."""
@@ -215,8 +225,8 @@ class IngestLoop:
             self._eager_of, self._eager_since_s = tapes.attempt, now_s
         return now_s - self._eager_since_s < EAGER_START_S or tapes.news_s < EAGER_S or tapes.quiet_s >= QUIET_S
 
-    def _ingest(self, *, thorough: bool = False) -> None:
-        """Ingest new records from the tapes into the store."""
+    def _ingest(self, *, thorough: bool = False) -> bool:
+        """Ingest new records from the tapes into the store. Returns True if there were any but readings of the host."""
         now_ns = self._tapes.recorded_now_ns()
         result = self._ingester.tick(thorough=thorough)
         self._num_rows += result.num_rows
@@ -225,6 +235,7 @@ class IngestLoop:
         if not result.lag:
             self._ingested_ns = now_ns
             self._ingester.mark_ingested(now_ns)
+        return bool(result.rows.keys() - {"health"}) or result.busy or result.quarantined is not None
 
     def _advice(self, store: Source, *, is_last: bool = False) -> list[Finding]:
         """Report advice after the first steps, once per job, from the leading watch."""

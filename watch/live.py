@@ -64,6 +64,11 @@ class LiveJudge:
         self._state.is_stopping = value
 
     @property
+    def is_behind(self) -> bool:
+        """True while an earlier attempt, or steps before the newest, are to be judged at the next call."""
+        return self._state.missed is not None or self._state.attempt != (self._state.newest or 0)
+
+    @property
     def errors(self) -> Mapping[str, int]:
         """Return {analyzer: number of failures}."""
         return {**self._state.errors, **self._advice.errors}

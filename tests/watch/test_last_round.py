@@ -26,6 +26,7 @@ from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
 from watch.node_process import END_SIGNALS, Heartbeat, _EndRequest, _run_until_needed
 from watch.plugins.loop import PluginLoop
+from watch.records.tick_pace import MAX_REST_S
 from watch.standstill_loop import StandstillLoop
 
 
@@ -95,6 +96,31 @@ def test_a_round_whose_metrics_fail_reports_what_it_found(tmp_path: Path, monkey
         ingest.tick()
     events = read_events(run.node_dir(0) / "events.jsonl")[0]
     assert "non_finite" in [event.get("finding_kind") for event in events]
+
+
+@pytest.mark.parametrize("is_scraped", [True, False])
+def test_a_round_without_news_opens_no_store_unless_its_metrics_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_scraped: bool
+) -> None:
+    run = still_training(make_run(tmp_path, steps=5, end=""))
+    metrics = Metrics(run, 0, stall_policy(run.manifest()))
+    if is_scraped:
+        list(metrics.snapshot.collect())
+    with ingest_loop(run, metrics) as ingest:
+        opened: list[bool] = []
+        real = ingest.open_store
+        monkeypatch.setattr(ingest, "open_store", lambda: (opened.append(True), real())[1])
+        for _ in range(4):
+            ingest.tick()
+        assert len(opened) == (4 if is_scraped else 1)
+        make_run(tmp_path, run=run, attempt=1, steps=3, end="")
+        still_training(run)
+        for _ in range(4):
+            ingest.tick()
+        assert len(opened) == (8 if is_scraped else 3), "an attempt that ended is judged in the round after"
+        for _ in range(round(MAX_REST_S)):
+            ingest.tick()
+        assert len(opened) > (15 if is_scraped else 3), "silence itself may be a finding"
 
 
 @pytest.mark.parametrize("ends", ["closed", "killed"])
