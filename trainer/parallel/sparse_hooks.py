@@ -66,7 +66,7 @@ def _rows(flat: Tensor, sizes: Sequence[int], size: int) -> Tensor:
     """(ranks, numbers): the part of every parameter that each rank reduces, filled up with zeros."""
     parts = [_part(numel, size) for numel in sizes]
     rows, at = flat.new_zeros(size, sum(parts)), 0
-    for own, part in zip(flat.split(list(sizes)), parts, strict=True):
+    for own, part in zip(torch.split(flat, list(sizes)), parts, strict=True):
         padded = torch.nn.functional.pad(own, (0, size * part - own.numel()))
         rows[:, at : at + part] = padded.view(size, part)
         at += part
@@ -75,7 +75,7 @@ def _rows(flat: Tensor, sizes: Sequence[int], size: int) -> Tensor:
 
 def _flat(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     """The reverse of `_rows`."""
-    parts = rows.split([_part(numel, len(rows)) for numel in sizes], dim=1)
+    parts = torch.split(rows, [_part(numel, len(rows)) for numel in sizes], dim=1)
     return torch.cat([part.flatten()[:numel] for part, numel in zip(parts, sizes, strict=True)])
 
 
@@ -108,7 +108,7 @@ def reduce_largest(
     """Return the mean over the group of each rank's largest numbers, and the numbers that this rank did not send.
     `corrected` is overwritten."""
     size, chosen, at = group.size(), [], 0
-    for own in corrected.split(list(sizes)):
+    for own in torch.split(corrected, list(sizes)):
         # `topk` treats NaN as largest, so a bad gradient is sent and noticed.
         chosen.append(own.abs().topk(largest_count(own.numel(), ratio), sorted=False).indices + at)
         at += own.numel()

@@ -28,11 +28,13 @@ def reduced(kind: str, corrected: Tensor, sizes: Sequence[int] = ()) -> tuple[Te
 
 def in_buckets(kind: str, buckets: Sequence[Sequence[int]]) -> dict[int, tuple[Tensor, Tensor]]:
     """Mean and error of parameters of these sizes, reduced in these buckets."""
-    found = {}
+    found: dict[int, tuple[Tensor, Tensor]] = {}
     for sizes in buckets:
         own = [torch.randn(n, generator=torch.Generator().manual_seed(n + dist.get_rank())) for n in sizes]
         mean, error = reduced(kind, torch.cat(own), sizes)
-        found |= dict(zip(sizes, zip(mean.split([*sizes]), error.split([*sizes]), strict=True), strict=True))
+        found |= dict(
+            zip(sizes, zip(torch.split(mean, [*sizes]), torch.split(error, [*sizes]), strict=True), strict=True)
+        )
     return found
 
 
