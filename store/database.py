@@ -241,14 +241,19 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
     limits = {} if threads is None else {"threads": threads}
     connection = duckdb.connect(":memory:", config=NO_EXTENSIONS | limits)
     try:
-        for name, path in paths.items():
-            refuse_odd(path)
-            literal = str(path).replace("'", "''")
-            patiently(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
+        attach(connection, paths, wait_s=wait_s)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def attach(connection: DuckDBPyConnection, paths: Mapping[str, Path], *, wait_s: float) -> None:
+    """Attach stores read-only; a locked connection takes those again that it had when it was locked."""
+    for name, path in paths.items():
+        refuse_odd(path)
+        literal = str(path).replace("'", "''")
+        patiently(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:

@@ -17,7 +17,7 @@ from store.derived.global_norms import make_global_norms
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["columns_of", "make_views"]
+__all__ = ["columns_of", "has_global_norms", "make_views", "show_files"]
 
 _FEW_ROWS = 10_000
 """Up to this many rows in all, tables are copied into memory: that takes no longer than creating the views, and a
@@ -75,7 +75,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
         none = "SELECT '' AS path, '' AS problem WHERE false"
         connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [none])}")
-        if "steps" in made and _has_global_norms(connection):
+        if "steps" in made and has_global_norms(connection):
             connection.execute(f"DROP {made['steps']} steps")
             _show(connection, "steps", _WITH_GLOBAL_NORMS.format(steps=queries["steps"]), copies=copies)
         if copies:
@@ -115,7 +115,7 @@ def _sizes_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], int]:
     return {(database, table): size or 0 for database, table, size in rows}
 
 
-def _has_global_norms(connection: DuckDBPyConnection) -> bool:
+def has_global_norms(connection: DuckDBPyConnection) -> bool:
     """Create the table of global norms. Returns False if there are none, or if columns have unexpected types."""
     import duckdb
 
@@ -125,6 +125,14 @@ def _has_global_norms(connection: DuckDBPyConnection) -> bool:
         raise
     except duckdb.Error:
         return False
+
+
+def show_files(connection: DuckDBPyConnection, num_files: int) -> bool:
+    """Return True if the views show the files as they are: none of their rows was copied or computed, and all of their
+    columns are the files' own.
+    """
+    tables = _sizes_of(connection).keys()
+    return all(database != "memory" for database, _ in tables) and _all_of_this_version(connection, num_files, tables)
 
 
 def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables: Collection[tuple[str, str]]) -> bool:

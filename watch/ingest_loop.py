@@ -35,6 +35,7 @@ from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError
+from store.kept_store import KeptStore
 from watch.background_loop import background_loop
 from watch.culprit import kill_stale
 from watch.digests.exchange import JobWatch
@@ -95,6 +96,7 @@ class IngestLoop:
         self._traces = TraceReader(run, events)
         self._has_left = self._is_closing = False
         self._round = threading.Lock()
+        self._kept = KeptStore(run)
         self._num_rows = 0
         self._pace = TickPace()
         self._unjudged_ticks = 0
@@ -125,7 +127,7 @@ class IngestLoop:
         self._tick_s = time.monotonic() - start
 
     def _judge_records(self) -> None:
-        with self.open_store() as opened:
+        with self._kept.opened(node=self._own_node()) as opened:
             store = Remembered(opened)  # analyses and exporters share many queries
             stale = stale_ranks(store, self._node_rank) if self._tapes.attempt else []
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._unjudged_ticks)
@@ -179,6 +181,7 @@ class IngestLoop:
             self._is_closing = True
             if self._job is not None:
                 self._job.close()
+        self._kept.close()
         self._ingest(thorough=True)
         # The end of an attempt is reported in the second run of the analyzers that sees the next attempt.
         last = [self._end_ranks, self._judge_last, self._judge_last, self._advise_last]
@@ -244,12 +247,16 @@ class IngestLoop:
         return self._judge.advice(store, self._run.manifest, self._ingested_ns, is_last=is_last)
 
     def open_store(self) -> Store:
-        """Open the stores of all visible nodes. While another watch leads, open only this node's store, unless the
-        other nodes continue in an attempt without this node.
+        """Open the stores that this watch judges."""
+        return Store.open(self._run, catch_up=False, node=self._own_node(), threads=1)
+
+    def _own_node(self) -> int | None:
+        """None: the stores of all visible nodes are judged. While another watch leads, only this node's store is,
+        unless the other nodes continue in an attempt without this node.
         """
         is_led = self._job is not None and self._job.is_led
         own_only = is_led and newest_attempt(self._run, default=0) <= self._tapes.attempt
-        return Store.open(self._run, catch_up=False, node=self._node_rank if own_only else None, threads=1)
+        return self._node_rank if own_only else None
 
     def _export(self, store: Source, *, measure_now: bool) -> None:
         facts = TickFacts(

@@ -1,0 +1,78 @@
+"""The stores of a run, opened again and again by one process: `watch`, once a round.
+
+    with KeptStore(run) as kept:
+        with kept.opened() as store: ...           # the files are attached for this block alone
+
+Opening a store takes most of its CPU time for a database in memory and a view for each table. They are kept, and only
+the files are attached again, so that writers get their turn in between. Files with few rows, which are copied, files of
+another version of Rankscope, and runs whose norms are computed from parts (`store.derived.global_norms`), are opened
+anew each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.tape.rundir import RunDir
+from store.database import WAIT_S, Closing, StoreError, attach, connect_attached, lock_down
+from store.reader import Store
+from store.views import has_global_norms, make_views, show_files
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["KeptStore"]
+
+
+class KeptStore(Closing):
+    """For one thread."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._connection: DuckDBPyConnection | None = None
+        self._paths: tuple[Path, ...] = ()
+
+    @contextlib.contextmanager
+    def opened(self, *, node: int | None = None) -> Iterator[Store]:
+        """Attach the stores of all nodes, or of one, without catching up. Raises StoreError."""
+        paths = tuple(path for path in self._run.stores() if node is None or path == self._run.store(node))
+        if not paths:
+            raise StoreError(f"{self._run.path} has no store yet")
+        try:
+            store, lasts = self._store(paths)
+            yield store
+        except BaseException:
+            self.close()
+            raise
+        if not lasts:
+            self.close()
+            return
+        assert self._connection is not None
+        for name in _named(paths):
+            self._connection.execute(f"DETACH {name}")
+
+    def close(self) -> None:
+        """Free the memory."""
+        connection, self._connection, self._paths = self._connection, None, ()
+        if connection is not None:
+            connection.close()
+
+    def _store(self, paths: tuple[Path, ...]) -> tuple[Store, bool]:
+        """The store, and whether its views show all that a later one has to show."""
+        if self._connection is not None and self._paths == paths:
+            attach(self._connection, _named(paths), wait_s=WAIT_S)
+            if not has_global_norms(self._connection):
+                return Store(self._connection, str(self._run.path), is_whole=True), True
+        self.close()
+        self._connection, self._paths = connect_attached(_named(paths), wait_s=WAIT_S, threads=1), paths
+        stand_ins = make_views(self._connection, paths)
+        lasts = show_files(self._connection, len(paths))
+        lock_down(self._connection)
+        return Store(self._connection, str(self._run.path), stand_ins=stand_ins, is_whole=True), lasts
+
+
+def _named(paths: tuple[Path, ...]) -> dict[str, Path]:
+    return {f"n{i}": path for i, path in enumerate(paths)}
