@@ -35,7 +35,7 @@ from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError
-from store.kept_store import KeptStore
+from store.runs.kept_store import KeptStore
 from watch.background_loop import background_loop
 from watch.culprit import kill_stale
 from watch.digests.exchange import JobWatch

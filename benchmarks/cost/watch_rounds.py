@@ -36,7 +36,7 @@ from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape_recorder import TapeRecorder
 from store import Ingester
-from store.kept_store import KeptStore
+from store.runs.kept_store import KeptStore
 from watch import ingest_loop
 from watch.exporting.exports import exports
 from watch.ingest_loop import IngestLoop

@@ -1,1 +1,1 @@
-"""Files in a run's folder that are not records."""
+"""A run as a whole: files in its folder that are not records, and its stores as one process reads them again."""

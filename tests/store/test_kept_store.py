@@ -9,7 +9,7 @@ import pytest
 from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError, views
-from store.kept_store import KeptStore
+from store.runs.kept_store import KeptStore
 from tests.factories import RankWriter, make_run
 
 
