@@ -3,8 +3,9 @@
     spike = explain(source, step=45)        # None: the worst spike of the run
     spike.samples[0].text, spike.ranks[0].jump_ratio, spike.layers[0].factor, spike.unknown
 
-1. Compare the execution of the step with the highest loss (it may have run again after a rollback) with the median loss
-   of the `history_steps` committed steps before it.
+1. Compare the execution of the step with the highest loss (it may have run again after a rollback) with the level from
+   which the finding of the spike says that it rose; a step without a finding with the median loss of the `LEVEL_WINDOW`
+   committed steps before it.
 2. Data ranks: the loss of each at the step minus its earlier median, and its share of the total rise. Ranks that read
    the same rows count once.
 3. Samples: the loss of each sequence from the replay of a refused step (`analyzers.numerics.replay_result`), and its
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from analyzers.finding import evidence_of
+from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.numerics.loss.loss_spike import loss_spikes
 from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
@@ -29,6 +30,7 @@ from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from analyzers.wording import loss_text
+from probes.guard.signed_loss import LEVEL_WINDOW
 
 __all__ = ["LayerShare", "RankShare", "SampleShare", "SpikeError", "WhySpike", "explain"]
 
@@ -116,9 +118,15 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
         raise SpikeError("No step is recorded.")
     attempt, step, start_ns, batch_index, committed, loss = _chosen(source, step)
     turn = _turn(source, attempt, step, start_ns)
-    loss, before = _as_found(source, attempt, step, loss) or (loss, _usual(source, attempt, start_ns))
+    spike = _spike_at(source, attempt, step, loss)
+    if spike is not None:
+        loss = _mean_loss(source, attempt, step, turn)
+        before = float(evidence_of(spike)["loss_before"])
+    else:
+        before = _usual(source, attempt, start_ns)
+    since = step if spike is None or spike.first_step is None else spike.first_step
     replayed = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=attempt, step=step, turn=turn)
-    ranks = _ranks(source, attempt, step, turn)
+    ranks = _ranks(source, attempt, step, turn, since)
     layers = _layers(source, attempt, step)
     unknown = []
     if not ranks:
@@ -167,17 +175,26 @@ def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None
     return attempt, number, start_ns, batch_index, committed, float(loss)
 
 
-def _as_found(source: Source, attempt: int, step: int, loss: float) -> tuple[float, float] | None:
-    """The loss of a step and the earlier loss, if a finding has them; if each rank has the loss of its batch, both are
-    means."""
+def _spike_at(source: Source, attempt: int, step: int, loss: float) -> Finding | None:
+    """The finding of the spike that a step belongs to, if there is one."""
     if not math.isfinite(loss):
         return None
-    rows = source.rows("SELECT avg(loss) FROM steps WHERE attempt = ? AND step = ?", [attempt, step])
-    for one in loss_spikes(source, Scope()):
-        same_steps = one.status == "fired" and one.attempt == attempt and one.first_step == step
-        if same_steps and math.isclose(evidence_of(one)["loss"], rows[0][0], rel_tol=1e-3):
-            return evidence_of(one)["loss"], evidence_of(one)["loss_before"]
-    return None
+    found = [one for one in loss_spikes(source, Scope()) if one.status == "fired" and one.attempt == attempt]
+    return next((one for one in found if (one.first_step or 0) <= step <= (one.last_step or -1)), None)
+
+
+def _mean_loss(source: Source, attempt: int, step: int, turn: int) -> float:
+    """Mean loss over the ranks in one execution of a step, which the detector judged."""
+    ((loss,),) = source.rows(
+        """
+        WITH own AS (
+            SELECT loss FROM steps WHERE attempt = ? AND step = ? AND loss IS NOT NULL
+            QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1
+        ) SELECT avg(loss) FROM own
+        """,
+        [attempt, step, turn],
+    )
+    return float(loss)
 
 
 def _turn(source: Source, attempt: int, step: int, start_ns: int) -> int:
@@ -194,12 +211,13 @@ def _usual(source: Source, attempt: int, start_ns: int) -> float:
     rows = source.rows(
         "SELECT loss FROM steps WHERE attempt = ? AND start_ns < ? AND committed AND isfinite(loss) AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND loss IS NOT NULL) ORDER BY start_ns DESC LIMIT ?",
-        [attempt, start_ns, attempt, SHARED.history],
+        [attempt, start_ns, attempt, LEVEL_WINDOW],
     )
     return median(float(loss) for (loss,) in rows) if rows else math.nan
 
 
-def _ranks(source: Source, attempt: int, step: int, turn: int) -> tuple[RankShare, ...]:
+def _ranks(source: Source, attempt: int, step: int, turn: int, since: int) -> tuple[RankShare, ...]:
+    """Shares of the data ranks. `since`: first step of the spike, before which their losses were usual."""
     rows = source.rows(
         """
         WITH own AS (
@@ -207,13 +225,13 @@ def _ranks(source: Source, attempt: int, step: int, turn: int) -> tuple[RankShar
             QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1
         ), earlier AS (
             SELECT s.rank, s.local_loss FROM steps s JOIN own USING (rank)
-            WHERE s.attempt = ? AND s.committed AND s.start_ns < own.start_ns AND isfinite(s.local_loss)
+            WHERE s.attempt = ? AND s.committed AND s.step < ? AND s.start_ns < own.start_ns AND isfinite(s.local_loss)
             QUALIFY row_number() OVER (PARTITION BY s.rank ORDER BY s.start_ns DESC) <= ?
         )
         SELECT own.rank, any_value(own.local_loss), median(earlier.local_loss) FROM own JOIN earlier USING (rank)
         GROUP BY own.rank ORDER BY own.rank
         """,
-        [attempt, step, turn, attempt, SHARED.history],
+        [attempt, step, turn, attempt, since, LEVEL_WINDOW],
     )
     same_rows = _data_ranks(source, attempt)
     seen: dict[Any, tuple[int, float, float]] = {}

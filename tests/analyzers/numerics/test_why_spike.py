@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from analyzers.numerics.loss.loss_spike import loss_spikes
 from analyzers.numerics.loss.why_spike import SpikeError, explain
 from analyzers.report.terminal.why_spike_text import render, tables
+from analyzers.scope import Scope
+from analyzers.wording import loss_text
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import assert_plain
 
@@ -67,6 +70,26 @@ def test_one_data_rank_is_not_called_all_of_them() -> None:
     store.connection.execute("DELETE FROM steps WHERE rank > 0")
     store.connection.execute("DELETE FROM ranks WHERE rank > 0")
     assert explain(store, 40).summary.endswith("One data-parallel rank has a recorded loss.")
+
+
+def test_a_spike_in_a_descent_rose_from_one_level_in_the_finding_and_in_its_explanation() -> None:
+    """Step 40 runs again after a rollback to step 36, so a mean over both of its executions is the loss of neither."""
+    store, executions = MemoryStore(), [*range(1, 41), *range(36, 60)]
+    store.add(
+        "steps",
+        [
+            {"attempt": 0, "rank": rank, "step": step, "start_ns": place * 10**8 + rank, "duration_ns": 10**8,
+             "loss": loss, "local_loss": loss, "grad_norm": 9.0 if place == 39 else 1.0, "committed": place != 39}
+            for place, step in enumerate(executions) for rank in range(2)
+            for loss in [9.0 if place == 39 else 6.0 * 0.97**step + 0.001 * (place % 3)]
+        ],
+    )  # fmt: skip
+    (finding,) = (one for one in loss_spikes(store, Scope()) if one.status == "fired")
+    found = explain(store)
+    assert (found.step, found.loss) == (finding.first_step, finding.evidence["loss"]) == (40, 9.0)
+    assert found.loss_before == finding.evidence["loss_before"]
+    assert [rank.loss_before for rank in found.ranks] == pytest.approx([found.loss_before] * 2, rel=1e-3)
+    assert f"from {loss_text(found.loss_before)} to 9.0" in finding.summary
 
 
 def test_what_is_missing_is_said() -> None:
