@@ -26,7 +26,7 @@ from analyzers.settings.plan_deviation import plan_deviations, planned_step_s
 from analyzers.settings.policy import ConfigurationPolicy
 from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
-from analyzers.wording import number, percent, size_text
+from analyzers.wording import counted, number, percent, size_text
 from probes.settings.described import CheckpointFacts, DataFacts, ParallelFacts, TrainFacts
 from probes.settings.section import read
 
@@ -107,7 +107,7 @@ def _microbatches(run: _Run) -> Advice:
         return None
     share = (stages - 1) / (microbatches + stages - 1)
     return (
-        f"{microbatches} microbatches for {stages:.0f} pipeline stages leave {100 * share:.0f} % of the pipeline's "
+        f"{counted(microbatches, 'microbatch')} for {stages:.0f} pipeline stages leave {100 * share:.0f} % of the pipeline's "
         f"time empty: {2 * stages:.0f} to {4 * stages:.0f} are usual.",
         {"num_microbatches": microbatches, "num_stages": int(stages), "idle_ratio": round(share, 4)},
     )

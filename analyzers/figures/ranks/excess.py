@@ -45,6 +45,8 @@ MIN_STRETCH = 3
 """Minimum number of columns in which a named rank stands out: a single long step is one bright cell, not a row."""
 CLIP_SIGMAS = 4.0
 """Limit of a cell's value, in units of noise, in the search for a stretch."""
+LASTING_SIGMAS = 3.0
+"""Largest lasting difference of a healthy rank, in units of how far ranks differ permanently."""
 PERCENT_SIGMAS = 3.0
 """Minimum median of the peers, in units of noise, for an excess to be shown as a percentage of it."""
 
@@ -183,15 +185,19 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
         better = score[every, at] > named
         named[better], first[better], last[better] = score[every, at][better], at[better], at[better] + length - 1
     least = max(MIN_STRETCH, num // 20)
-    if num >= 2 * least:  # a rise: subtracting the rank's earlier excess removes its lasting difference
+    # A rise: subtracting the rank's earlier excess removes its lasting difference, and no more than that. A rank whose
+    # first steps, in which all compile, took less than those of its peers has not become slower since.
+    fastest = -LASTING_SIGMAS * lasting
+    if num >= 2 * least:
         after = np.arange(least, num - least + 1)
-        rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - clipped[:, after] / after
+        earlier = np.maximum(clipped[:, after] / after, fastest)
+        rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - earlier
         score = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
         at = score.argmax(axis=1)
         is_rise = score[every, at] > named
         named[is_rise], first[is_rise], last[is_rise] = score[every, at][is_rise], after[at][is_rise], num - 1
     height = (sums[every, last + 1] - sums[every, first]) / (last + 1 - first)
-    height -= np.where(is_rise, sums[every, first] / np.maximum(first, 1), 0)
+    height -= np.where(is_rise, np.maximum(sums[every, first] / np.maximum(first, 1), fastest), 0)
     found = [
         StandingOut(
             rank=int(matrix.ranks[row]), first_step=int(matrix.steps[first[row]]),

@@ -85,6 +85,17 @@ def test_the_slow_rank_of_many_is_named_and_its_row_is_bright(ranks: int, factor
     )
 
 
+def test_no_rank_is_named_because_its_first_steps_were_shorter_than_those_of_its_peers() -> None:
+    rng = np.random.default_rng(3)
+    values = 130.0 * np.exp(0.005 * rng.standard_normal((64, 60)))
+    values[:, :3] = 7_000.0 * np.exp(0.06 * rng.standard_normal((64, 1)))  # a rank compiles longer, or shorter
+    found = excess_over_peers(matrix(values.tolist()), places(*[0] * 64))
+    assert [one for one in found.standing_out if one.first_step > 3] == []
+    values[9, 40:] *= 1.05
+    found = excess_over_peers(matrix(values.tolist()), places(*[0] * 64))
+    assert [(one.rank, one.first_step) for one in found.standing_out if one.first_step > 3] == [(9, 41)]
+
+
 @pytest.mark.parametrize("seed", range(tried(4, nightly=20)))
 def test_no_rank_of_a_clean_run_is_named(seed: int) -> None:
     found, _ = simulated(512, 1.0, seed=seed)
