@@ -141,14 +141,32 @@ def empty_state(sentence: str, hint: str = "") -> None:
 
 
 def table(
-    rows: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, key: str, height: int | None = None, **more: Any
+    rows: Sequence[Mapping[str, Any]] | Mapping[str, Any],
+    *,
+    key: str,
+    height: int | None = None,
+    column_config: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Any:
-    """Draw a sortable table; text is shown literally, with control characters made visible."""
+    """Draw a sortable table; text is shown literally, with control characters made visible. A table that is wider than
+    the screen scrolls, except its first column, which names the rows.
+    """
     columns = rows if isinstance(rows, Mapping) else pd.DataFrame(rows, dtype=object).to_dict("list")
     frame = pd.DataFrame({name: _shown_values(values) for name, values in columns.items()})
     if height is None and len(frame) > MAX_ROWS_SHOWN:
         height = 36 + 33 * MAX_ROWS_SHOWN
-    return st.dataframe(frame, hide_index=True, key=key, height=height or "content", placeholder="–", **more)
+    columns_shown = {name: st.column_config.Column(pinned=True) for name in frame.columns[:1]} | dict(
+        column_config or {}
+    )
+    return st.dataframe(
+        frame,
+        hide_index=True,
+        key=key,
+        height=height or "content",
+        placeholder="–",
+        column_config=columns_shown,
+        **more,
+    )
 
 
 def _shown_values(values: Any) -> Any:

@@ -87,12 +87,13 @@ def checkpoints(view: View) -> None:
     rows = [i for i in range(len(saved["step"])) if saved["tier"][i] == tier]
     table(
         {
-            "step": [saved["step"][i] for i in rows], "attempt": [saved["attempt"][i] for i in rows],
-            "tier": [tier] * len(rows), "state history": [saved["states"][i] for i in rows],
+            "step": [saved["step"][i] for i in rows],
+            "state": [str(saved["states"][i]).rpartition(", ")[2] for i in rows], "tier": [tier] * len(rows),
             "size": [units.data_size(_number(saved["bytes"][i])) for i in rows],
             "duration (ms)": [_number(saved["duration_ms"][i]) for i in rows],
             "stall (ms)": [_number(saved["stall_ms"][i]) for i in rows],
-            "reason": [saved["reason"][i] for i in rows],
+            "reason": [saved["reason"][i] for i in rows], "attempt": [saved["attempt"][i] for i in rows],
+            "earlier states": [str(saved["states"][i]).rpartition(", ")[0] for i in rows],
         }, key="checkpoints-table",
     )  # fmt: skip
     num = int(saved["num"][rows[0]])

@@ -96,11 +96,11 @@ def collectives(view: View) -> None:
     with st.expander("All calls as a table", expanded=True):
         table(
             {
-                "operation": calls["op"], "group": _groups(calls), "bytes": calls["bytes"],
-                "members": calls["n"], "calls": calls["num_calls"],
-                "transfer (ms)": _significant(floats(calls["transfer_ms"])),
+                "operation": calls["op"], "bytes": calls["bytes"],
                 f"bus {unit}": _significant(scale * bandwidth),
                 "waited (s)": _significant(floats(calls["wait_s"])),
+                "group": _groups(calls), "members": calls["n"],
+                "transfer (ms)": _significant(floats(calls["transfer_ms"])), "calls": calls["num_calls"],
             }, key="collectives-table", column_config=_SIZES,
         )  # fmt: skip
 
@@ -136,13 +136,14 @@ def _by_call(found: queries.Columns) -> None:
     exposed_ms, transfer_ms = floats(found["exposed_ms"]), floats(found["transfer_ms"])
     table(
         {
-            "operation": found["op"], "group": _groups(found), "bytes": found["bytes"],
-            "calls a step": np.round(floats(found["num_calls"]), 2),
-            "in flight (ms a step)": _significant(floats(found["busy_ms"])),
+            "operation": found["op"], "bytes": found["bytes"],
             "exposed (ms a step)": _significant(exposed_ms),
-            "exposed (% of it)": np.round(100 * floats(found["exposed_ratio"]), 1),
-            "transfer (ms)": _significant(transfer_ms),
-            "waiting for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
+            "of it transfer (ms)": _significant(transfer_ms),
+            "of it waiting for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
+            "group": _groups(found),
+            "in flight (ms a step)": _significant(floats(found["busy_ms"])),
+            "exposed (% of in flight)": np.round(100 * floats(found["exposed_ratio"]), 1),
+            "calls a step": np.round(floats(found["num_calls"]), 2),
         }, key="collectives-exposed-calls", column_config=_SIZES,
     )  # fmt: skip
     num = int(found["num_classes"][0])

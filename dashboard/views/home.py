@@ -212,8 +212,9 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
     more = f" +{found['num_findings'] - 1}" if found.get("num_findings", 0) > 1 else ""
     step_ms = found.get("step_ms")
     return {
-        "name": name, "run": visible(name), "state": found.get("state", "reading…" if pending else ""),
-        "severity": found.get("severity", ""), "finding": f"{found['finding']}{more}" if found.get("finding") else "",
+        "name": name, "run": visible(name), "finding": f"{found['finding']}{more}" if found.get("finding") else "",
+        "state": found.get("state", "reading…" if pending else ""),
+        "severity": found.get("severity", ""),
         "step": "" if found.get("step") is None else f"{found['step']:,}",
         "step time": units.duration(step_ms / 1e3) if step_ms is not None else "",
         "tokens/s": units.amount(found["tokens_per_s"]) if found.get("tokens_per_s") else "",

@@ -44,7 +44,7 @@ def memory(view: View) -> None:
     first, largest, last = (floats(ranks[name]) for name in ("first_mib", "largest_mib", "last_mib"))
     table(
         {
-            "rank": ranks["rank"], "at the first step (MiB)": np.round(first, 1), "largest (MiB)": np.round(largest, 1),
-            "at the last step (MiB)": np.round(last, 1), "growth (MiB)": np.round(last - first, 1),
+            "rank": ranks["rank"], "largest (MiB)": np.round(largest, 1), "growth (MiB)": np.round(last - first, 1),
+            "first step (MiB)": np.round(first, 1), "last step (MiB)": np.round(last, 1),
         }, key="memory-table",
     )  # fmt: skip

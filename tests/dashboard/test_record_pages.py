@@ -135,3 +135,19 @@ def test_gradients_that_were_not_measured_are_not_reported_as_finite(tmp_path: P
     text = shown(page(make_run(tmp_path, ranks=1, steps=9), "numerics"))
     assert "No gradient was measured by parameter." in text
     assert "NaN or Inf" not in text
+
+
+def test_the_first_column_stays_and_the_newest_state_of_a_checkpoint_comes_before_the_earlier_ones(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path, ranks=1, steps=9)
+    writer = RankWriter(run, rank=0, attempt=0)
+    for state in ("writing", "complete", "verified"):
+        writer.event("checkpoint", step=5, tier="disk", state=state)
+    writer.close()
+    shown = page(run, "recovery").dataframe[-1]
+    (row,) = shown.value.to_dict("records")
+    assert (row["state"], row["earlier states"]) == ("verified", "writing, complete")
+    columns = json.loads(shown.proto.columns)
+    assert {name for name, column in columns.items() if column.get("pinned")} >= {"step"}
+    assert list(shown.value.columns)[:2] == ["step", "state"]
