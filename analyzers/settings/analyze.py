@@ -107,8 +107,8 @@ def _microbatches(run: _Run) -> Advice:
         return None
     share = (stages - 1) / (microbatches + stages - 1)
     return (
-        f"{counted(microbatches, 'microbatch')} for {stages:.0f} pipeline stages leave {100 * share:.0f} % of the pipeline's "
-        f"time empty: {2 * stages:.0f} to {4 * stages:.0f} are usual.",
+        f"{counted(microbatches, 'microbatch')} for {stages:.0f} pipeline stages leave {100 * share:.0f} % of the "
+        f"pipeline's time empty: {2 * stages:.0f} to {4 * stages:.0f} are usual.",
         {"num_microbatches": microbatches, "num_stages": int(stages), "idle_ratio": round(share, 4)},
     )
 
