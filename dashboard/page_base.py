@@ -1,6 +1,6 @@
-"""Tell Streamlit's frontend the server's root, which by default it searches for below the open page first.
+"""Tell Streamlit's frontend the server's root URL; by default it first tries addresses below the open page.
 
-    name_the_root()        # before Streamlit creates its app
+    set_server_root()        # before Streamlit creates its app
 
 When opened at `/ranks`, the frontend requests `/ranks/_stcore/health` and `/ranks/_stcore/host-config`, gets two 404s
 (shown in the browser's console), and only then connects. The root is the folder of the page's address, as for the
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-__all__ = ["RootName", "name_the_root"]
+__all__ = ["RootName", "set_server_root"]
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -61,7 +61,7 @@ def _is_document(start: Message) -> bool:
     return headers.get(b"content-type", b"").startswith(b"text/html") and b"content-encoding" not in headers
 
 
-def name_the_root() -> None:
+def set_server_root() -> None:
     """Install the middleware. Raises AttributeError if Streamlit has no place for it."""
     from starlette.middleware import Middleware
     from streamlit.web.server.starlette import starlette_app

@@ -53,8 +53,8 @@ def _import_all() -> None:
 
 
 def skip_start_check() -> None:
-    """Disable Streamlit's check, on each first page, that its own command started it: it looks up the file of each
-    loaded module, about 0.2 s of CPU time.
+    """Disable Streamlit's check that its own command started it. The check runs at each visitor's first page and looks
+    up the file of each loaded module, about 0.2 s of CPU time.
     """
     vars(import_module("streamlit.delta_generator"))["_use_warning_has_been_displayed"] = True
 
@@ -64,11 +64,11 @@ if __name__ == "__main__":
         end_with(int(os.environ["RANKSCOPE_DASHBOARD_PARENT"]))
     from streamlit.web import cli
 
-    from dashboard.page_base import name_the_root
+    from dashboard.page_base import set_server_root
     from dashboard.request_site import check_every_request
 
     check_every_request()
-    name_the_root()
+    set_server_root()
     skip_start_check()
     import_pages()
     sys.argv = ["streamlit", "run", str(APP), *sys.argv[1:]]

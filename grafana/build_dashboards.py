@@ -1,14 +1,15 @@
-"""Writes the Grafana dashboards in `grafana/dashboards/` from the tables of panels in `grafana/pages/`.
+"""Write the Grafana dashboards in `grafana/dashboards/` from the tables of panels in `grafana/pages/`.
 
-    python grafana/build_dashboards.py           # after a change there or in the catalogue of metrics
+    python grafana/build_dashboards.py           # after a change in grafana/pages or in the metrics catalogue
 
-A page is a TOML file of rows, a row a list of panels, a panel a line: `title`, and `query` or `queries` ({legend =
-PromQL}); `$run` in a query stands for the choice of runs. The rest has a meaning where it is left out: `kind` is
-timeseries, `unit` and `help` are those of the first metric of the query, `legend` the labels after its `by`, `width`
-(of 24) and `height` those of the kind. `limits` colour a number from there on, `most` is the end of the axis.
+A page is a TOML file with a list of rows. A row is a list of panels, one line each: `title`, and `query` or `queries`
+({legend = PromQL}). `$run` in a query is replaced with the filter for the selected runs. Defaults: `kind` is
+timeseries; `unit` and `help` are those of the query's first metric; `legend` has the labels of the query's `by`;
+`width` (of 24) and `height` depend on `kind`. `limits` are (value from which, colour); `most` is the upper end of the
+axis.
 
-The JSON is classic dashboard JSON, which Grafana 10 to 13 import. Each panel names its data source by the variable
-`datasource`. All times are those of the run's own records; annotations are the alerts that fired.
+The JSON is classic dashboard JSON, which Grafana 10 to 13 import. Each panel gets its data source from the variable
+`datasource`. All times come from the run's records. Annotations show the alerts that fired.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from watch.exporting.metrics.catalogue import METRICS, Metric  # noqa: E402
 FOLDER = ROOT / "grafana" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 DASHBOARD = "http://127.0.0.1:8501"
-"""Where `rankscope dashboard` is reached; a variable of each page, so that a reader can put his own."""
+"""Default address of `rankscope dashboard`; users can change it in a variable of each page."""
 ONE_RUN, ALL_RUNS = 'run_id="$run_id"', 'run_id=~"$runs"'
 UNITS = {
     "seconds": "s", "bytes": "bytes", "ratio": "percentunit", "celsius": "celsius", "watts": "watt", "hertz": "hertz",
     "joules": "joule",
 }  # fmt: skip
-# The palette of the reports: told apart by people with any colour vision.
+# The palette of the reports, which people with colour vision deficiency can distinguish.
 COLORS = {"ok": "#009E73", "warning": "#E69F00", "critical": "#D55E00"}
 _SIZES = {"stat": (4, 4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel, as its line in the table says."""
+    """One panel, with the fields of its line in the page's table."""
 
     title: str
     query: str = ""
@@ -58,9 +59,9 @@ class Panel:
     limits: Sequence[tuple[float, str]] = ()
     most: float | None = None
     link: str = ""
-    """Address behind the dashboard's that a row of a table leads to; `<label>` stands for the row's."""
+    """Path, below the dashboard's address, to which a table row links; `<label>` is replaced with the row's label."""
     order: Sequence[str] = ()
-    """Columns of a table from the left."""
+    """Columns of a table, from left to right."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -70,7 +71,7 @@ class Panel:
 
     @property
     def metric(self) -> Metric | None:
-        """The first metric that is asked for; none where only recording rules are."""
+        """The first metric of the queries; None if they use recording rules only."""
         names = re.findall(r"(?<![:\w])rankscope_\w+", " ".join([self.query, *self.queries.values()]))
         return METRICS[names[0]] if names else None
 

@@ -1,14 +1,14 @@
-"""Rankscope's front door: the `rankscope` command (`cli`, `commands/`) and what a training script imports.
+"""The public interface: the `rankscope` command (`cli`, `commands/`) and the functions that a training script imports.
 
     import rankscope
 
     rankscope.attach(model, optimizer)          # docs/attach.md
     rankscope.log(loss=loss)
-    with rankscope.phase("generation"): ...     # a custom name
+    with rankscope.phase("generation"): ...     # a phase with a custom name
     rankscope.describe(mesh=device_mesh)        # optional
     guard = rankscope.guard(state, load)
 
-and what a notebook or a service asks of runs:
+and the function with which a notebook or a service reads runs:
 
     run = rankscope.open_run("runs/latest")     # docs/api.md
 

@@ -8,7 +8,7 @@
     run.sql("SELECT rank, median(duration_ns) FROM steps GROUP BY rank").to_pandas()
     rankscope.open_files("logs/").verdict      # of a job that Rankscope did not record
 
-What a plug-in needs is here, too: Analysis, Drawing, Finding, Kind, Scope, Source, floats, ints, lacking, typed.
+Plug-ins import from here, too: Analysis, Drawing, Finding, Kind, Scope, Source, floats, ints, lacking, typed.
 
 For notebooks and services; a training process uses `rankscope.attach`. This interface changes only with a new minor
 version, announced in CHANGELOG.md one version ahead (docs/api.md).
@@ -209,9 +209,7 @@ class Run(_Diagnosed):
 
     @property
     def stacks(self) -> dict[str, str]:
-        """Stacks of ranks that stood still or were slow, by file name, with secrets redacted; empty if none were
-        taken.
-        """
+        """Stacks of ranks that hung or were slow, by file name, with secrets redacted; empty if none were taken."""
         from probes.tape.files.safe_open import file_problem
         from probes.tape.redaction.secrets import Redactor
 

@@ -3,8 +3,9 @@
     python -m rankscope.attached_script train.py --lr 1e-3           # what `rankscope run` starts as each rank
     python -m rankscope.attached_script -m my.package.train
 
-The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had started it. It
-finds torch imported, so variables that its file sets for that import are applied when it imports torch.
+The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had started it.
+torch is already imported by then, so environment variables that the script sets for torch are applied when it imports
+torch.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def main(words: list[str]) -> None:
 
 
 def _names_variables(script: str) -> bool:
-    """Return True if the script may set one of the variables. Imports of others are left alone: each passes through the
-    replaced function, and an error in one would show a frame of it.
+    """Return True if the script may set one of the variables. For other scripts `__import__` is not replaced, because
+    the replacement costs time and adds a frame to the traceback of each failed import.
     """
     try:
         with open(script, "rb") as file:

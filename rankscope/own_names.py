@@ -9,8 +9,8 @@
 The packages `probes`, `trainer` etc. are top-level folders of the project, and a training script may have a `trainer`
 package or a `probes.py` of the same name next to it. So code that runs in a user's process is in `probes`, with
 relative imports, under the name `rankscope.probes`. A process that runs no user code calls `claim_names` first: the
-short names then take precedence over `sys.path`, and `rankscope.<package>` gives the same modules, so that no module
-exists twice.
+short names then take precedence over `sys.path`, and `rankscope.<package>` gives the same modules, so that no module is
+loaded twice.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ __all__ = [
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
 FormatOption = Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")]
-"""Option of commands whose output programs read, too."""
+"""The option `--format`, for commands whose output is also read by programs."""
 
 
 def fail(message: str) -> NoReturn:

@@ -33,11 +33,12 @@ COPY_BYTES = 512 << 20
 
 
 def stores_up_to_date(
-    run: RunDir, scratch: contextlib.ExitStack, wait_s: float, *, reads_on: bool = False
+    run: RunDir, scratch: contextlib.ExitStack, wait_s: float, *, include_newest: bool = False
 ) -> list[Path]:
     """Bring every node's store up to date; returns the files to read.
 
-    `reads_on`: while `watch` is running, ingest records that are not in the store yet into a temporary copy of it.
+    `include_newest`: while `watch` is running, ingest records that are not in the store yet into a temporary copy of
+    it.
     """
     restore_unwritten(run.event_files())
     paths: dict[Path, Path] = {path: path for path in run.stores()}
@@ -46,13 +47,15 @@ def stores_up_to_date(
         try:
             paths[path] = _catch_up_node(run, node, folders, wait_s)
         except StoreLockedError:
-            if reads_on and (found := _read_on(run, node, folders, scratch, wait_s)) is not None:
+            if include_newest and (found := _copy_with_newest(run, node, folders, scratch, wait_s)) is not None:
                 paths[path] = found
                 continue
             if not path.exists() and not _appears(path, wait_s):
                 raise
             paths[path] = path
-            if all_ended(run) and not _has_left(path):  # `watch` is slow, was stopped, or waits for the next attempt
+            if all_ended(run) and not _watch_is_finishing(
+                path
+            ):  # `watch` is slow, was stopped, or waits for the next attempt
                 paths[path] = _scratch_copy(run, node, folders, scratch, fresh=True)
         except StoreCorruptError:
             raise
@@ -67,9 +70,9 @@ def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: fl
         return ingester.path
 
 
-def _has_left(path: Path) -> bool:
-    """Return True if the run has ended and its `watch` will soon have ingested the remaining records: wait for it,
-    because a verdict on part of the records would be incomplete.
+def _watch_is_finishing(path: Path) -> bool:
+    """Return True if the run has ended and its `watch` is still ingesting the last records. Wait for it then, because a
+    verdict on part of the records would be incomplete.
     """
     deadline = time.monotonic() + FINAL_POLL_S
     while is_watched([path]):
@@ -79,7 +82,7 @@ def _has_left(path: Path) -> bool:
     return True
 
 
-def _read_on(
+def _copy_with_newest(
     run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, wait_s: float
 ) -> Path | None:
     """Copy a store that `watch` is writing, and ingest the newest records into the copy. Returns None if the store is

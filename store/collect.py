@@ -46,7 +46,7 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
     runs = [RunDir.open(source) for source in sources]
     _same_run(runs, force=force)
     _may_write(into)
-    _no_clash(runs)
+    _check_conflicts(runs)
     folders = (*FOLDERS, "checkpoints") if checkpoints else FOLDERS
     left_out: list[str] = []
     num_files = num_bytes = 0
@@ -89,7 +89,7 @@ def _may_write(into: Path) -> None:
         raise RunError(f"{into} exists and was not created by collect: name a new folder")
 
 
-def _no_clash(runs: Sequence[RunDir]) -> None:
+def _check_conflicts(runs: Sequence[RunDir]) -> None:
     """Raise RunError if two folders hold the same node, or the same rank of one attempt: they are of different jobs, or
     one folder was given twice.
     """

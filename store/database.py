@@ -38,6 +38,7 @@ __all__ = [
     "StoreLockedError",
     "StoreOutdatedError",
     "WriterLock",
+    "as_store_error",
     "connect_attached",
     "connect_for_file",
     "connect_memory",
@@ -46,10 +47,9 @@ __all__ = [
     "interruptible",
     "is_watched",
     "log_of",
-    "patiently",
     "quarantine",
-    "refuse_odd",
-    "translated",
+    "require_regular_file",
+    "retry_until_free",
 ]
 
 
@@ -112,7 +112,7 @@ _INTERRUPTED = "Query interrupted"
 _IN_PYTHON = "KeyboardInterrupt"
 """Last line of DuckDB's error if the signal arrived while it was reading columns in Python."""
 _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
-STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
+STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB version that must be able to open the file
 
 
 class Closing:
@@ -154,8 +154,8 @@ class WriterLock(Closing):
         os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "role": role}).encode(), 0)
 
     def mark_ingested(self, wall_ns: int) -> None:
-        """Note that the store holds all records up to `wall_ns` (epoch nanoseconds), as the lock file's modification
-        time.
+        """Set the lock file's modification time to `wall_ns` (epoch nanoseconds), up to which the store holds all
+        records.
         """
         os.utime(self._fd, ns=(wall_ns, wall_ns))
 
@@ -228,8 +228,8 @@ def connect_writer(path: Path, *, wait_s: float, threads: int) -> DuckDBPyConnec
         "threads": threads,
         "pandas_analyze_sample": 0,  # object columns are text: do not infer their type from the first rows
     }
-    refuse_odd(path)
-    return patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
+    require_regular_file(path)
+    return retry_until_free(path, wait_s, lambda: duckdb.connect(str(path), config=config))
 
 
 def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int | None = None) -> DuckDBPyConnection:
@@ -251,9 +251,9 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
 def attach(connection: DuckDBPyConnection, paths: Mapping[str, Path], *, wait_s: float) -> None:
     """Attach stores read-only; a locked connection takes those again that it had when it was locked."""
     for name, path in paths.items():
-        refuse_odd(path)
+        require_regular_file(path)
         literal = str(path).replace("'", "''")
-        patiently(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
+        retry_until_free(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:
@@ -288,7 +288,7 @@ def connect_for_file(path: Path) -> DuckDBPyConnection:
     return connection
 
 
-def refuse_odd(path: Path) -> None:
+def require_regular_file(path: Path) -> None:
     """Raise StoreError unless the store and its write-ahead log are regular files: DuckDB would follow a link, and
     block on a FIFO.
     """
@@ -302,7 +302,7 @@ def log_of(path: Path) -> Path:
     return path.with_name(path.name + ".wal")
 
 
-def patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
+def retry_until_free(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
     """Call `connect` until the file is free. Raises StoreBusyError after `wait_s` seconds."""
     import duckdb
 
@@ -311,14 +311,14 @@ def patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnectio
         try:
             return connect()
         except duckdb.Error as error:
-            meant = translated(error, path)
+            meant = as_store_error(error, path)
             if not isinstance(meant, StoreBusyError) or time.monotonic() >= deadline:
                 raise meant from error
         time.sleep(pause_s)
         pause_s = min(MAX_POLL_S, 1.3 * pause_s)
 
 
-def translated(error: Exception, path: Path | str) -> StoreError:
+def as_store_error(error: Exception, path: Path | str) -> StoreError:
     """Return the StoreError for an error of DuckDB."""
     import duckdb
 

@@ -15,7 +15,7 @@ import hashlib
 
 from probes.tape.format.schema import SCHEMA_VERSION, TABLES, Column, Table
 
-__all__ = ["SEGMENT", "SQL_TYPES", "create_statements", "fingerprint", "grown_table", "quoted", "store_columns"]
+__all__ = ["SEGMENT", "SQL_TYPES", "create_statements", "fingerprint", "finished_table", "quoted", "store_columns"]
 
 SQL_TYPES = {
     "i64": "BIGINT",
@@ -30,10 +30,10 @@ SQL_TYPES = {
 SEGMENT = "_segment"
 """Column of the `_open` tables: the tape segment that an open row was read from."""
 
-_ATTEMPT = Column("attempt", "i32", "1", "life of the worker group, from 0")
+_ATTEMPT = Column("attempt", "i32", "1", "number of the worker group's launch, from 0")
 _RANK = Column("rank", "i32", "1", "global rank; -1: a node process (watch, launcher)")
 _WALL = Column("wall_ns", "i64", "ns", "when the event was written", is_time=True)
-_STEP = Column("step", "i64", "1", "training step that it belongs to, NULL if none")
+_STEP = Column("step", "i64", "1", "training step during which it was written, NULL if none")
 
 _BOOKKEEPING = (
     "CREATE TABLE ingest_meta (schema_version INTEGER, fingerprint VARCHAR, store_id VARCHAR, generation BIGINT)",
@@ -52,7 +52,7 @@ def store_columns(table: Table) -> tuple[Column, ...]:
     return (_ATTEMPT, _RANK, *table.columns)
 
 
-def grown_table(table: Table) -> str:
+def finished_table(table: Table) -> str:
     """The table that finished rows are appended to."""
     return f"{table.name}_done" if table.can_be_open else table.name
 
@@ -67,7 +67,7 @@ def create_statements() -> list[str]:
     statements = list(_BOOKKEEPING)
     for _, table in sorted(TABLES.items()):  # sorted, so that the order of the dict does not change the fingerprint
         columns = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table))
-        statements.append(f"CREATE TABLE {grown_table(table)} ({columns})")
+        statements.append(f"CREATE TABLE {finished_table(table)} ({columns})")
         if table.can_be_open:
             names = ", ".join(quoted(c.name) for c in store_columns(table))
             statements.append(f"CREATE TABLE {table.name}_open ({columns}, {SEGMENT} VARCHAR)")

@@ -28,10 +28,10 @@ from store.database import (
     Closing,
     StoreCorruptError,
     StoreError,
+    as_store_error,
     connect_attached,
     interruptible,
     lock_down,
-    translated,
 )
 from store.ddl import quoted
 from store.sql.console import ConsoleAnswer
@@ -67,7 +67,7 @@ class Store(Closing):
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
         self._is_whole = is_whole  # each table of the schema is there, if only as a stand-in
         self._scratch = scratch
-        self._copies = dict(copies or {})  # relation that a session replaces -> the table that holds it
+        self._copies = dict(copies or {})  # relation that a session replaces -> the table with its replacement
         self._sessions: list[Store] = []
         self._tables: tuple[str, ...] | None = None
         self._damage: StoreCorruptError | None = None
@@ -78,7 +78,7 @@ class Store(Closing):
         run: RunDir,
         *,
         catch_up: bool = True,
-        reads_on: bool = False,
+        include_newest: bool = False,
         node: int | None = None,
         wait_s: float = WAIT_S,
         memory_bytes: int | None = None,
@@ -89,13 +89,13 @@ class Store(Closing):
 
         `catch_up`: first ingest records that are on the tapes but not in the store (into a temporary copy if the run's
         folder is read-only). If a `watch` is running, this is left to it, but not longer than `catch_up.FINAL_POLL_S`
-        after all ranks have ended. `reads_on`: while `watch` is running, ingest its newest records into a temporary
-        copy. `node`: without `catch_up`, open the store of this node alone, so that no other node's writer waits.
-        `memory_bytes`: DuckDB's memory limit; with `spills` larger queries continue in a temporary folder. `threads`:
-        DuckDB's threads, all cores by default.
+        after all ranks have ended. `include_newest`: while `watch` is running, ingest its newest records into a
+        temporary copy. `node`: without `catch_up`, open the store of this node alone, so that no other node's writer
+        waits. `memory_bytes`: DuckDB's memory limit; with `spills` larger queries continue in a temporary folder.
+        `threads`: DuckDB's threads, all cores by default.
         """
         with contextlib.ExitStack() as scratch:
-            paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on) if catch_up else run.stores()
+            paths = stores_up_to_date(run, scratch, wait_s, include_newest=include_newest) if catch_up else run.stores()
             paths = paths if node is None or catch_up else [path for path in paths if path == run.store(node)]
             if not paths:
                 raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader has built one")
@@ -106,7 +106,7 @@ class Store(Closing):
                 # Catching up again removes the log, or rebuilds the store from the tapes.
                 if not catch_up:
                     raise
-                paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on)
+                paths = stores_up_to_date(run, scratch, wait_s, include_newest=include_newest)
                 connection = connect_attached(_named(paths), wait_s=wait_s, threads=threads)
             try:
                 stand_ins = make_views(connection, paths)
@@ -227,9 +227,9 @@ class Store(Closing):
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> StoreError:
-        meant = translated(error, self._name)
+        meant = as_store_error(error, self._name)
         if isinstance(meant, StoreCorruptError):
-            meant = translated(error, self._file)
+            meant = as_store_error(error, self._file)
             assert isinstance(meant, StoreCorruptError)
             self._damage = self._damage or meant
         return meant

@@ -21,11 +21,11 @@ from store.database import (
     StoreCorruptError,
     StoreError,
     WriterLock,
+    as_store_error,
     connect_attached,
     drop_useless_log,
     log_of,
     quarantine,
-    translated,
 )
 from store.ddl import SEGMENT, quoted
 from store.ingest.carry_over import carry_over
@@ -47,7 +47,7 @@ class RebuildResult:
     problems: tuple[str, ...]
     """Number of files that could not be read completely; their reasons are in table `ingest_problems`."""
     kept: tuple[Path, ...] = ()
-    """Former stores that were set aside because they cannot be read, or have rows that damaged tapes have lost."""
+    """Former stores that were set aside: they cannot be read, or have rows that damaged tapes no longer have."""
 
 
 def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, force: bool = False) -> RebuildResult:
@@ -106,7 +106,7 @@ def _check_use(store: Path) -> None:
     except StoreCorruptError as error:
         drop_useless_log(store, error)
     except StoreError as error:
-        raise _left_alone(error) from error
+        raise _unreadable_former(error) from error
 
 
 def _carried_over(store: Path, fresh: Path) -> dict[str, int]:
@@ -116,7 +116,7 @@ def _carried_over(store: Path, fresh: Path) -> dict[str, int]:
     except StoreCorruptError:
         return {}  # rows that it cannot provide are reported as problems of the tapes
     except StoreError as error:
-        raise _left_alone(error) from error
+        raise _unreadable_former(error) from error
 
 
 def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) -> Path | None:
@@ -131,13 +131,13 @@ def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) ->
             lost = _lost_rows(connection)
             differs = has_problems and _digests(connection, "former") != _digests(connection, "fresh")
         except duckdb.Error as error:
-            raise translated(error, store) from error
+            raise as_store_error(error, store) from error
         finally:
             connection.close()
     except StoreCorruptError:
         return quarantine(store)
     except StoreError as error:
-        raise _left_alone(error) from error
+        raise _unreadable_former(error) from error
     if lost and not force:
         text = ", ".join(f"{table} {rows:,} -> {now:,}" for table, (rows, now) in sorted(lost.items()))
         raise StoreError(
@@ -147,7 +147,7 @@ def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) ->
     return quarantine(store) if lost or differs else None
 
 
-def _left_alone(error: StoreError) -> StoreError:
+def _unreadable_former(error: StoreError) -> StoreError:
     """Error for a store that cannot be read although it is undamaged: what would be lost is unknown, so it is kept even
     with `force`.
     """
@@ -173,7 +173,7 @@ def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
         "FROM former_parts f LEFT JOIN fresh_parts n USING (name, kind, part)) "
         "WHERE now < was GROUP BY name, kind ORDER BY sum(was - now), kind DESC"
     ).fetchall()
-    # a table is divided in two ways, sorted by loss: the larger one is last and kept
+    # the rows of a table are divided in two ways; sorted by loss, the larger loss comes last and is kept
     return {name: (int(was), int(now)) for name, was, now in rows}
 
 

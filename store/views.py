@@ -1,6 +1,6 @@
 """Views over the stores of all nodes: each table of the schema once, whichever version of Rankscope wrote a file.
 
-stand_ins = make_views(connection, paths)     # the files are attached as n0, n1, ...
+absent = make_views(connection, paths)     # the files are attached as n0, n1, ...
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probes.tape.format.schema import TABLES, Table
-from store.database import translated
-from store.ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
+from store.database import as_store_error
+from store.ddl import SQL_TYPES, fingerprint, finished_table, quoted, store_columns
 from store.derived.global_norms import make_global_norms
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["columns_of", "has_global_norms", "make_views", "show_files"]
 
 _FEW_ROWS = 10_000
-"""Up to this many rows in all, tables are copied into memory: that takes no longer than creating the views, and a
+"""Maximum total rows for which tables are copied into memory: copying takes no longer than creating the views, and a
 verdict (some 200 queries) then takes two thirds of the time.
 """
 _OPTIMIZERS = frozenset({"deliminator", "filter_pushdown", "unused_columns"})
-"""Passes of DuckDB's optimizer that queries over few rows need: without them a join may compare all rows with all. The
-others take longer there than they save.
+"""Optimizer passes that DuckDB keeps for queries over few rows: without them a join may compare all pairs of rows. The
+other passes take longer than they save.
 """
 _WITH_GLOBAL_NORMS = """
 SELECT s.* REPLACE (
@@ -43,7 +43,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
     """
     import duckdb
 
-    stand_ins, empty = set(), list[str]()
+    absent, empty = set(), list[str]()
     queries, made = dict[str, str](), dict[str, str]()
     try:
         sizes = _sizes_of(connection)
@@ -61,7 +61,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
                         if not copies or sizes.get((f"n{i}", part)) != 0:
                             selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
             if not is_there:
-                stand_ins.add(table_.name)
+                absent.add(table_.name)
             if copies and not selects:
                 types = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table_))
                 empty.append(f"CREATE TABLE {quoted(table_.name)} ({types})")
@@ -69,7 +69,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
             if not selects:
                 selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
             queries[table_.name] = " UNION ALL ".join(selects)
-            made[table_.name] = _show(connection, quoted(table_.name), queries[table_.name], copies=copies)
+            made[table_.name] = _create(connection, quoted(table_.name), queries[table_.name], copies=copies)
         connection.execute(";".join(empty))
         listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
@@ -77,18 +77,18 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
         connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [none])}")
         if "steps" in made and has_global_norms(connection):
             connection.execute(f"DROP {made['steps']} steps")
-            _show(connection, "steps", _WITH_GLOBAL_NORMS.format(steps=queries["steps"]), copies=copies)
+            _create(connection, "steps", _WITH_GLOBAL_NORMS.format(steps=queries["steps"]), copies=copies)
         if copies:
             passes = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
             left_out = ",".join(name for (name,) in passes if name not in _OPTIMIZERS)
             # One thread: waking a second one costs more than it does for so few rows.
             connection.execute(f"SET disabled_optimizers = '{left_out}'; SET threads = 1")
     except duckdb.Error as error:
-        raise translated(error, ", ".join(map(str, paths))) from error
-    return frozenset(stand_ins)
+        raise as_store_error(error, ", ".join(map(str, paths))) from error
+    return frozenset(absent)
 
 
-def _show(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool) -> str:
+def _create(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool) -> str:
     """Create a table of the query's rows, or a view, and return which. Damaged rows stay a view, so that each query
     reports them.
     """
@@ -141,7 +141,7 @@ def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables:
 
     needed = {"ingest_meta", "ingest_problems"}
     for table in TABLES.values():
-        needed |= {grown_table(table), f"{table.name}_open"} if table.can_be_open else {table.name}
+        needed |= {finished_table(table), f"{table.name}_open"} if table.can_be_open else {table.name}
     if not all((f"n{i}", name) in tables for i in range(num_files) for name in needed):
         return False  # a file of an older version, or one of the names is a view
     try:
@@ -165,7 +165,7 @@ def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]
 
 def _parts_of(table: Table, there: dict[tuple[str, str], set[str]] | None, number: int) -> list[str]:
     """Names of the file's tables that hold the rows of `table`: finished and open rows are separate tables, or one."""
-    apart = [grown_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
+    apart = [finished_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
     if there is None or all((f"n{number}", part) in there for part in apart):
         return apart
     return [table.name] if (f"n{number}", table.name) in there else []

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.database import NO_EXTENSIONS, STORAGE_VERSION, patiently, refuse_odd
+from store.database import NO_EXTENSIONS, STORAGE_VERSION, require_regular_file, retry_until_free
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -38,7 +38,7 @@ class WriterFile:
         """
         import duckdb
 
-        refuse_odd(self._path)
+        require_regular_file(self._path)
         try:
             connection = self._attached(wait_s)
             yield connection
@@ -64,12 +64,12 @@ class WriterFile:
             config = NO_EXTENSIONS | {
                 "storage_compatibility_version": STORAGE_VERSION,  # a new file
                 "threads": self._threads,
-                "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
+                "pandas_analyze_sample": 0,  # object columns are text: do not infer their type from the first rows
             }
             self._connection = duckdb.connect(":memory:", config=config)
         connection, literal = self._connection, str(self._path).replace("'", "''")
         attach = f"ATTACH '{literal}' AS store"
-        patiently(self._path, wait_s, lambda: connection.execute(attach))
+        retry_until_free(self._path, wait_s, lambda: connection.execute(attach))
         if is_first:  # DuckDB still allows access to attached databases
             connection.execute(f"SET temp_directory = '{literal}.tmp'; SET enable_external_access = false")
         return connection.execute("USE store")

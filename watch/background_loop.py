@@ -30,8 +30,8 @@ def new_thread(target: Callable[[], None], *, name: str) -> threading.Thread:
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit the process. While such a thread runs, skip the interpreter's clean-up: up to Python 3.13 it terminates the
-    thread on return from C, and DuckDB's C++ code then aborts the process.
+    """Exit the process. While a thread of this module runs, skip the interpreter's clean-up: up to Python 3.13 it
+    terminates the thread on return from C, and DuckDB's C++ code then aborts the process.
     """
     if any(thread.is_alive() for thread in _made):
         for stream in (sys.stdout, sys.stderr):
@@ -46,10 +46,10 @@ def background_loop(run_until: Callable[[threading.Event], None], *, name: str) 
     """Run a function in a daemon thread; at the end of the block, set its event and wait for it."""
     stop = threading.Event()
     thread = new_thread(lambda: run_until(stop), name=name)
-    try:  # within the try: a signal may arrive while the thread starts
+    try:  # inside `try`, because a signal may arrive while the thread starts
         thread.start()
         yield
     finally:
         stop.set()
-        with suppress(RuntimeError):  # the thread was not started
+        with suppress(RuntimeError):  # `join` raises it if the thread was not started
             thread.join(STOP_S)

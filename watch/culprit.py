@@ -1,7 +1,7 @@
 """Take stacks on a hang and kill the culprit, so that the launcher restarts the ranks.
 
     culprits = CulpritKiller(run, events, may_kill=True)
-    culprits.act(verdicts, attempt, processes, placed, stands=True)     # once a tick
+    culprits.act(verdicts, attempt, processes, placed, hang_is_open=True)     # once a tick
 
 A watch kills only ranks of its node. A culprit on another node is left to that node's watch, and if the culprits have
 already exited, the waiting ranks may notice that by themselves. If the hang lasts longer than `OTHERS_S`, this watch
@@ -45,17 +45,19 @@ class CulpritKiller:
         processes: Mapping[int, RankProcess],
         placed: Set[int],
         *,
-        stands: bool,
+        hang_is_open: bool,
     ) -> None:
         """Kill the ranks that the verdicts blame, if they run here (`processes` by rank); `placed` are all ranks of
-        this node, closed ones too. `stands`: the hang is not over. The verdicts of an open hang are passed each tick.
+        this node, including closed ones. The verdicts of an open hang are passed at each tick.
         """
         blamed = {rank for verdict in verdicts for rank in verdict.ranks}
         culprits = blamed & processes.keys()
         # Check each process before signalling it: the pid of a dead rank may have been reused, and in a copied run the
         # pids are those of the original's ranks.
         pids = (
-            {rank: process.pid for rank, process in processes.items() if process.is_alive} if verdicts or stands else {}
+            {rank: process.pid for rank, process in processes.items() if process.is_alive}
+            if verdicts or hang_is_open
+            else {}
         )
         pids = {rank: pid for rank, pid in pids.items() if is_process_of(self._run.path, pid)}
         reason = verdicts[0].summary if verdicts else ""
@@ -67,7 +69,7 @@ class CulpritKiller:
                 self._take_stacks(attempt, pids)
         elif not culprits and verdicts:
             culprits = set(processes)
-        if overdue := self._overdue(attempt, stands=stands):
+        if overdue := self._overdue(attempt, hang_is_open=hang_is_open):
             culprits, reason = culprits or set(processes), overdue or reason
         culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
         if not culprits:
@@ -89,12 +91,12 @@ class CulpritKiller:
         path = str(self._run.stacks.relative_to(self._run.path))
         self._events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=gil_holders(running))
 
-    def _overdue(self, attempt: int, *, stands: bool) -> str:
+    def _overdue(self, attempt: int, *, hang_is_open: bool) -> str:
         """Reason to act on a hang that was left to other nodes and has lasted too long, else ""."""
         if self._left_to_others is None:
             return ""
         of_attempt, since_s, reason = self._left_to_others
-        if of_attempt != attempt or not stands:
+        if of_attempt != attempt or not hang_is_open:
             self._left_to_others = None
             return ""
         return reason if time.monotonic() - since_s > OTHERS_S else ""

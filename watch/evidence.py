@@ -41,7 +41,7 @@ LIMIT_S = 20.0
 TAIL_BYTES = 32 << 20
 """Bytes kept from the end of each log."""
 DUMP_BYTES = 256 << 20
-"""Maximum bytes of a dump. A larger one is left out, since part of a dump is unreadable."""
+"""Maximum bytes of a dump. A larger one is left out, since a truncated dump cannot be read."""
 MAX_BYTES = 1 << 30
 DUMPS_SHARE = 0.75
 """Share of `MAX_BYTES` for dumps; the rest is for outputs and logs, which are added later."""
@@ -86,7 +86,7 @@ def collect(
     chosen = list(pids) or ranks_here()
     fd = os.open(archive, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=3) as into:
-        adding = _Adding(into, collected, host)
+        adding = _ArchiveWriter(into, collected, host)
         adding.add("stacks.txt", *_stacks(chosen), max_bytes=max_bytes)
         for name, blob, why in _dumps(chosen):
             adding.add(name, blob, why, max_bytes=int(DUMPS_SHARE * max_bytes), is_text=False)
@@ -100,7 +100,7 @@ def collect(
 
 
 @dataclass(frozen=True, slots=True)
-class _Adding:
+class _ArchiveWriter:
     """Adds members to the archive while they fit."""
 
     into: tarfile.TarFile

@@ -70,7 +70,7 @@ class _Attempt:
     """True if a rank ended without closing."""
     anchor_ns: int | None = None
     is_of_this_boot: bool = False
-    """True once its monotonic times are known to be of this machine's present clock."""
+    """True once its monotonic times are known to come from this machine's current boot."""
 
 
 class LiveTapes:
@@ -163,7 +163,7 @@ class LiveTapes:
         """Read what is new. Returns True if a rank of this node has recorded anything since the last poll."""
         self._ticks += 1
         moved_s, self._polled_s = self._moved_s, time.monotonic()
-        self._folders.all()  # a new attempt shows here first
+        self._folders.all()  # the first sign of a new attempt
         if self._folders.attempt != self._attempt.number:
             self._attempt = _Attempt(number=self._folders.attempt)
             self._moved_s = time.monotonic()

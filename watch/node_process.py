@@ -107,15 +107,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", type=Path, help="folder of the run, e.g. runs/latest")
     parser.add_argument("--node-rank", type=int, default=0, help="index of this node (0)")
-    parser.add_argument("--launcher-pid", type=int, default=0, help="process that starts ranks here (run.json's)")
-    parser.add_argument("--bare", action="store_true", help="no exporters: no metrics, hooks, OpenTelemetry, trackers")
+    parser.add_argument(
+        "--launcher-pid",
+        type=int,
+        default=0,
+        help="launcher of the ranks on this node (from run.json)",
+    )
+    parser.add_argument("--bare", action="store_true", help="no exporters: metrics, hooks, OpenTelemetry, trackers")
     parser.add_argument("--heartbeat-fd", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher's end is a pipe
-    parser.add_argument("--num-nodes", type=int, default=1, help="nodes of the job at most (1)")
-    parser.add_argument("--digests", default="", help="HOST:PORT of the store through which the nodes' watches talk")
-    parser.add_argument("--listen", default="", help="HOST:PORT of /metrics (the configuration's)")
-    parser.add_argument("--tls-cert", default="", help="PEM file, to listen beyond this machine")
-    parser.add_argument("--tls-key", default="", help="PEM file with its key")
-    parser.add_argument("--token-file", default="", help="file with the bearer token that a scrape must show")
+    parser.add_argument("--num-nodes", type=int, default=1, help="maximum number of nodes in the job (1)")
+    parser.add_argument("--digests", default="", help="HOST:PORT of the rendezvous store that the nodes' watches use")
+    parser.add_argument("--listen", default="", help="HOST:PORT of /metrics (default: from the configuration)")
+    parser.add_argument("--tls-cert", default="", help="PEM certificate, to listen beyond this machine")
+    parser.add_argument("--tls-key", default="", help="PEM key of the certificate")
+    parser.add_argument("--token-file", default="", help="file with the bearer token that a scrape must send")
     return parser
 
 
@@ -166,7 +171,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 plugins.finish()
                 syncing.finish()
                 if not loop.is_needed():
-                    remove_shared(run.path, node_rank)  # for ranks that could not do so themselves
+                    remove_shared(run.path, node_rank)  # for ranks that could not close it themselves
         exporting.finish()  # the store is closed first, so that no reader waits for a tracker or a last scrape
         if ingest.publishing is not None:
             ingest.publishing.finish()

@@ -32,7 +32,7 @@ _LASTING = frozenset({
     event_kinds.LAUNCHER_LOST, event_kinds.WATCH_STARTED, event_kinds.WATCH_STOPPED, event_kinds.NODE_SILENT,
     event_kinds.NODE_HEARD,
 })  # fmt: skip
-"""Events that concern the attempts after their own, too."""
+"""Events that also concern later attempts."""
 
 
 class RecentRecords(Closing):
@@ -81,7 +81,7 @@ class RecentRecords(Closing):
         return new.header.wall_minus_mono_ns
 
     def _current(self, new: NewEvents) -> NewEvents:
-        """Without the events that concern an earlier attempt only: their number grows with the run."""
+        """Leave out events that concern only earlier attempts, since their number grows with the run."""
         oldest = self._folders.oldest
 
         def is_past(event: dict[str, Any]) -> bool:
@@ -100,7 +100,7 @@ class RecentRecords(Closing):
     def _moved(self, event: dict[str, Any], oldest: int) -> dict[str, Any]:
         mono_ns, attempt = event.get("mono_ns"), event.get("attempt")
         if not isinstance(mono_ns, int) or not isinstance(attempt, int) or attempt < oldest:
-            return event  # of an earlier attempt: maybe of another boot, whose monotonic clock was another
+            return event  # an earlier attempt may be from another boot, with another monotonic clock
         return event | {"wall_ns": mono_ns + (self._anchor_ns or 0)}
 
     def _book(self, new: NewRecords) -> NameBook:

@@ -101,7 +101,7 @@ class StandstillLoop:
                 state=change.state,
                 os_state=change.os_state,
             )
-            tapes.poll()  # so that this node's new event is judged, too
+            tapes.poll()  # again, so that the event written above is judged, too
         self._judge.is_stopping = tapes.is_stopping
         self._startup.poll(tapes.pids, quiet_s=tapes.quiet_s, has_stepped=self._has_stepped)
         if self._job is not None:
@@ -132,7 +132,7 @@ class StandstillLoop:
         """Return True if a rank of this node has finished a step of the attempt."""
         source = self._tapes.source(
             all_nodes=self._judges_all
-        )  # the same source as in `_findings`: another one would be read separately
+        )  # the same source as in `_findings`, since a second one would have to be read again
         sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
         placed = [*self._tapes.placed]
         return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0
@@ -193,18 +193,18 @@ class StandstillLoop:
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
         """Kill this node's culprits, which open hangs or the leader's verdict name; `hangs`: those of this round."""
         verdicts = [Verdict.of([hang], attempt) for hang in self._judge.open_findings("hang", attempt)]
-        stands = bool(verdicts)
+        hang_is_open = bool(verdicts)
         if self._job is not None:
-            self._job.publish(hangs, attempt, stands=stands)
+            self._job.publish(hangs, attempt, hang_is_open=hang_is_open)
             received = self._job.verdict(attempt)
             if received is not None and self._confirms(received):
-                verdicts, stands = [*verdicts, received], True
-        if (verdicts or stands) and self._tapes.poll():
-            return  # a rank went on while its records were judged: the next round judges again
+                verdicts, hang_is_open = [*verdicts, received], True
+        if (verdicts or hang_is_open) and self._tapes.poll():
+            return  # a rank continued while its records were judged: the next round judges again
         if not (self._tapes.has_ended or self._tapes.is_stopping):  # the launcher ends them
             # Ranks that still record are not waiting: do not kill them.
-            stands &= self._is_quiet
-            self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.placed, stands=stands)
+            hang_is_open &= self._is_quiet
+            self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.placed, hang_is_open=hang_is_open)
 
     @property
     def _is_quiet(self) -> bool:

@@ -130,7 +130,7 @@ def run(
         limit_s=options.limit_s,
     )  # fmt: skip
     done = execute(plan, faults, folder)
-    with Store.open(done.run, reads_on=True) as store:
+    with Store.open(done.run, include_newest=True) as store:
         timings = load_timings(store, 0, skip_first=5)
         if timings is None:
             return [], {"loop": loop, "problem": done.problem or "no steps"}

@@ -77,7 +77,7 @@ def records(run: RunDir, *, judged: bool = False) -> Content:
                     print(f"facts of the run failed: {error}", flush=True)
                 problems = diagnosis.run.get("file_problems", ())
             else:
-                store = opened.enter_context(Store.open(run, reads_on=True))
+                store = opened.enter_context(Store.open(run, include_newest=True))
                 problems = file_problems(store)
             named = tuple(f"{found['path']} {found['problem']}" for found in problems)
             return Content({"rows": _rows(store), "manifest": run.manifest()}, named)

@@ -1,4 +1,4 @@
-"""The findings of a run as the pages list them: the diagnosis, and what `watch` has reported since it was made.
+"""The findings of a run as the pages list them: those of the diagnosis, and those that `watch` has reported since.
 
     known = current_findings(diagnosis, reported_findings(store), newest_attempt=1)
     known.findings                                # as the report orders them: open ones first

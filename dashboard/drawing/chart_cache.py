@@ -47,7 +47,7 @@ def cached_figure(
     inputs = (*shown, *options.values(), *selected)
     with _lock:
         former = _kept.get((name, dark))
-        if former is not None and len(former[0]) == len(inputs) and all(map(_alike, former[0], inputs)):
+        if former is not None and len(former[0]) == len(inputs) and all(map(_is_same, former[0], inputs)):
             _kept.move_to_end((name, dark))
             return former[1]
     spec = draw(*shown, **options).to_dict()
@@ -61,7 +61,7 @@ def cached_figure(
     return figure
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _is_same(a: Any, b: Any) -> bool:
     """True for the same object, or for equal values of plain types; arrays are compared by identity only."""
     if a is b:
         return True

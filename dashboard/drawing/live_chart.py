@@ -47,7 +47,7 @@ _JS = (
     + """
 const AXIS = /^([xy]axis\\d*)(?:\\.(?:range|autorange).*)?$/;
 
-function follow(host) {  // reports what the reader zooms to: all axes whose range is not the figure's own
+function follow(host) {  // reports the user's zoom: all axes whose range differs from the figure's
   host.on("plotly_relayout", (changed) => {
     const names = Object.keys(changed).filter((name) => name.includes(".") && AXIS.test(name));
     if (!names.length) return;
@@ -67,7 +67,7 @@ function zoomTo(layout, zoomed) {
     if (AXIS.test(name)) layout[name] = { ...layout[name], uirevision: layout.uirevision + JSON.stringify(zoomed) };
 }
 
-function fit(host) {  // on a narrow screen the legend takes more rows: the picture grows by them, and its plot stays
+function fit(host) {  // on a narrow screen the legend takes more rows: enlarge the figure, not to shrink the plot
   const { data, layout, height } = host.newest;
   const named = data.filter((trace) => trace.name && trace.showlegend !== false).length;
   const rows = host.clientWidth < 600 && layout.showlegend !== false ? Math.max(0, named - 3) : 0;
@@ -77,7 +77,7 @@ function fit(host) {  // on a narrow screen the legend takes more rows: the pict
 
 const HELD_MS = 10_000;
 
-function held() {  // newest zooms by chart: a page that is drawn once more from the address before must not undo them
+function held() {  // newest zooms by chart: a redraw from the previous address must not undo them
   if (!window.rankscopeZooms) {
     window.rankscopeZooms = new Map();
     window.addEventListener("popstate", () => window.rankscopeZooms.clear());  // Back leads to another zoom
@@ -103,7 +103,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   zoomTo(figure.layout, host.zoomed);
   const draw = () => library(url).then(() => {
     if (host.newest.data !== figure.data || !host.isConnected) return;
-    if (host._dragging) {  // Plotly's: a drawing now would end the reader's zoom half way
+    if (host._dragging) {  // set by Plotly: drawing now would abort the user's zoom
       setTimeout(draw, 100);
       return;
     }
@@ -132,7 +132,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     window.Plotly?.purge(host);
     const message = document.createElement("p");
     message.setAttribute("role", "alert");
-    message.textContent = `This chart could not be drawn: ${error.message}. It is tried again every few seconds.`;
+    message.textContent = `This chart could not be drawn: ${error.message}. The page retries every few seconds.`;
     host.replaceChildren(message);
     setTimeout(() => host.newest.data === figure.data && host.isConnected && draw(), 5000);
   });

@@ -81,12 +81,12 @@ def collectives(view: View) -> None:
     if has_waits:
         chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
     else:
-        empty_state("Waits in calls were not measured.", "On GPUs a call is timed on the device, its waits included.")
+        empty_state("Waits in calls were not measured.", "On GPUs the time of a call on the device includes its waits.")
     st.subheader("Bandwidth", anchor=False)
     chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
     st.caption(
-        "Finished calls only. Transfer time is that of the last member to arrive, which does not wait."
-        + (" A larger dot is more waiting." if has_waits else "")
+        "Finished calls only. Transfer time is measured on the last member to arrive, which does not wait."
+        + (" A larger dot means more waiting." if has_waits else "")
     )
     bandwidth = floats(calls["bus_gb_per_s"])
     unit, scale = rate_unit(float(np.max(bandwidth, initial=0.0, where=np.isfinite(bandwidth))))
@@ -138,8 +138,8 @@ def _by_call(found: queries.Columns) -> None:
         {
             "operation": found["op"], "bytes": found["bytes"],
             "exposed (ms a step)": _significant(exposed_ms),
-            "of it transfer (ms)": _significant(transfer_ms),
-            "of it waiting for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
+            "transfer (ms)": _significant(transfer_ms),
+            "waiting for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
             "group": _groups(found),
             "in flight (ms a step)": _significant(floats(found["busy_ms"])),
             "exposed (% of in flight)": np.round(100 * floats(found["exposed_ratio"]), 1),

@@ -90,9 +90,9 @@ def _draw(found: Fleet) -> None:
         st.markdown(ALL_WELL)
     _exclude(found)
     st.subheader("Hosts", anchor=False)
-    _members(found.hosts, key="fleet-hosts", missing="No run says on which hosts it ran.")
+    _members(found.hosts, key="fleet-hosts", missing="No run recorded its hosts.")
     st.subheader("Devices", anchor=False)
-    _members(found.devices, key="fleet-devices", missing="No run names a device. Ranks on a CPU have none.")
+    _members(found.devices, key="fleet-devices", missing="No run recorded a device. Ranks on a CPU have none.")
     st.caption(
         f"{COUNTED} The number of runs with trouble counts. The rate combines the member's hours with the fleet's "
         "(empirical Bayes), with a 90 % interval; `chance` is the probability that an ordinary member has as many. "
@@ -124,7 +124,7 @@ def _members(members: Sequence[Member], *, key: str, missing: str) -> None:
 def _speeds(speeds: Sequence[ConfigurationSpeed]) -> None:
     """Draw a row per configuration and change, and the runs of configurations that changed."""
     if not speeds:
-        empty_state("No two runs of the same configuration say how fast they were.")
+        empty_state("No configuration has two runs with a recorded speed.")
         return
     slower = [one for one in speeds if one.status == "slower"]
     if slower:
@@ -138,7 +138,7 @@ def _speeds(speeds: Sequence[ConfigurationSpeed]) -> None:
     st.caption(
         "Runs with the same settings, mesh and devices, in the order of their starts, without those with injected "
         "faults. A change is shown if it is at least 2 % and random orders of the same runs reach it with a "
-        "probability p of at most 1 % over all configurations. What changed with it is not necessarily its cause."
+        "probability p of at most 1 % over all configurations. A simultaneous change is not necessarily the cause."
     )
 
 
@@ -146,11 +146,11 @@ def _speed_rows(one: ConfigurationSpeed) -> list[dict[str, Any]]:
     known = {"configuration": one.title, "runs": len(one.run_ids), "now": f"{one.newest:,.4g} {one.unit}"}
     if not one.changes:
         words = {"too_few_runs": "too few runs to tell"}.get(one.status, "none found")
-        return [known | {"change": words, "since run": "", "changed with it": "", "p": ""}]
+        return [known | {"change": words, "since run": "", "changed at the same time": "", "p": ""}]
     return [
         known | {
             "change": f"{100 * (change.ratio - 1):+.1f} %", "since run": change.first_run,
-            "changed with it": change.with_versions, "p": f"{change.p_value:.2g}",
+            "changed at the same time": change.with_versions, "p": f"{change.p_value:.2g}",
         }
         for change in one.changes
     ]  # fmt: skip

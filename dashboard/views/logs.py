@@ -83,7 +83,7 @@ def _draw(shown: list[LogLine], found: RunLogs) -> None:
         },
     )  # fmt: skip
     more = f"The last {MAX_ROWS:,} of {len(shown):,} lines. " if len(shown) > MAX_ROWS else f"{len(shown):,} lines. "
-    cut = f"Of {found.num_cut} long files only the end was read; their lines are counted from there. "
+    cut = f"Of {found.num_cut} long files only the end was read; line numbers count from the start of that part. "
     st.caption(
         f"{more}{cut if found.num_cut else ''}`line`: the line names its step. `time`: the rank was in that step at "
         "the line's time (UTC unless the line names a zone). `above`: same as the line above. `last write`: the step "

@@ -127,8 +127,8 @@ def _bubble(bubble: Bubble) -> None:
 
 
 def _numbers(bubble: Bubble) -> None:
-    ideal = "What the schedule's formula has" if bubble.is_formula else "What the executed order has"
-    split = "Of the bubble beyond the ideal one; imbalance, communication, data and order add up to it."
+    ideal = "Bubble by the schedule's formula" if bubble.is_formula else "Bubble of the executed order"
+    split = "Part of the bubble beyond the ideal; imbalance, communication, data and order add up to that excess."
     stages, microbatches = len(bubble.work_ms_by_stage), bubble.num_microbatches
     numbers = [
         ("Schedule", markdown_text(bubble.schedule, 24) or "–", f"{stages} × {microbatches}",
@@ -139,7 +139,7 @@ def _numbers(bubble: Bubble) -> None:
         ("Communication", units.percent(bubble.communication_ratio), None, split),
         ("Data", units.percent(bubble.data_ratio), None, split),
         *([("Order", units.percent(bubble.order_ratio), None, split)] if abs(bubble.order_ratio) >= 0.001 else []),
-        ("Time", units.duration(bubble.total_ms / 1e3), None, "Of the pipeline in a step."),
+        ("Time", units.duration(bubble.total_ms / 1e3), None, "Time of the pipeline per step."),
     ]  # fmt: skip
     tiles(numbers, key="pipeline")
 

@@ -92,7 +92,7 @@ def _draw(found: dict[str, Any]) -> None:
         )  # fmt: skip
         num = found["num_peers"]
         peers = f"the median of the {num} other ranks of its pipeline stage"
-        peers = "the other rank of its pipeline stage" if num == 1 else peers if num else "it has none in its stage"
+        peers = "the other rank of its pipeline stage" if num == 1 else peers if num else "none in its stage"
         st.caption(f"Own work by phase and gap, milliseconds, attempt {found['attempt']}. Peers: {peers}.")
         if found["place"] is not None:
             host, device = found["place"]

@@ -58,7 +58,9 @@ def drill(
     refuse_bad_output("--html", html)
     if script:
         if config_path is not None or overrides or html is not None or mesh != "config" or seeds != 1:
-            fail("--script takes --faults, --nproc-per-node, --limit-s, --format, --keep and --list alone")
+            fail(
+                "--script takes --faults, --nproc-per-node, --limit-s, --format, --keep and --list and no other options"
+            )
         raise typer.Exit(_drill_script(script, faults, nproc_per_node, limit_s, output, keep=keep, lists=list_faults))
     from trainer.drills.table import print_faults
 

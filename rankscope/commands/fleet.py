@@ -37,9 +37,9 @@ def fleet(
 ) -> None:
     """Rank hosts and devices over many runs: hours, incidents by kind, and which have more than chance explains.
 
-    Runs of the same configuration are compared in the order of their starts: where their speed changed for good, and
-    which versions changed with it. A finished run is diagnosed once and remembered in RUNS_DIR/.fleet. Intervals
-    cover 90 %.
+    Runs of the same configuration are compared in order of start: when did their speed change permanently, and which
+    versions changed at the same time? A finished run is diagnosed once and cached in RUNS_DIR/.fleet. Intervals cover
+    90 %.
     """
     if output not in ("text", "json", "prometheus"):
         fail(f"--format {output}: choose text, json or prometheus")
@@ -164,7 +164,7 @@ def _print_speeds(speeds: tuple[ConfigurationSpeed, ...]) -> None:
     changed = [one for one in speeds if one.changes]
     if changed:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("configuration", "runs", "speed", "change", "p", "since run", "changed with it"):
+        for name in ("configuration", "runs", "speed", "change", "p", "since run", "changed at the same time"):
             table.add_column(name, justify="right" if name in ("runs", "change", "p") else "left", overflow="fold")
         for one in changed[:MAX_SHOWN]:
             for change in one.changes:

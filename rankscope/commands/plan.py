@@ -158,7 +158,7 @@ class _Report:
     warnings: list[str]
     found: Strategies | None
     costs: dict[str, TrainingCost | FailureCost | BudgetTokens | Calibration | None]
-    """By the name that they have in JSON; None: not asked for."""
+    """Costs by their key in the JSON output; None if not requested."""
 
 
 def _print_json(report: _Report) -> None:

@@ -52,8 +52,8 @@ def preflight(
         typer.Option(
             "--tune",
             metavar="SETTING",
-            help="Time the all-reduce under 'NAME=VALUE NAME=VALUE', or under NCCL's algorithms, protocols and numbers "
-            "of channels ('nccl'); repeatable. Some 10 s for each.",
+            help="Time the all-reduce with these variables ('NAME=VALUE NAME=VALUE'), or with each of NCCL's "
+            "algorithms, protocols and channel counts ('nccl'); repeatable. Each setting takes some 10 s.",
         ),
     ] = None,
 ) -> None:
@@ -131,7 +131,7 @@ def _judged(readings: Readings, fleet: Path | None) -> PreflightReport:
     try:
         remember(readings, fleet)
     except OSError as error:
-        echo(f"rankscope: this preflight is not remembered: {error}", err=True)
+        echo(f"rankscope: this preflight was not saved: {error}", err=True)
     return report
 
 

@@ -49,7 +49,10 @@ def prepare(
     shard_mb: Annotated[
         int,
         typer.Option(
-            "--shard-mb", min=1, max=4096, help="MB of text per shard; a kill repeats at most one per process."
+            "--shard-mb",
+            min=1,
+            max=4096,
+            help="MB of text per shard; after a kill, each process repeats at most one shard.",
         ),
     ] = 64,
     output: FormatOption = "text",
@@ -80,7 +83,7 @@ def prepare(
     except DataError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        echo(f"rankscope: interrupted; the same command continues what is in {out}", err=True)
+        echo(f"rankscope: interrupted; the same command continues in {out}", err=True)
         raise typer.Exit(130) from None
     if as_json:
         print_json(_result(done, out))
@@ -107,9 +110,9 @@ def _print_result(done: Prepared, out: Path) -> None:
     size = f"{manifest.num_tokens:,} tokens ({manifest.dtype}) of {manifest.num_documents:,} documents"
     echo(f"{out}: {size} in {len(manifest.shards)} shards{', complete already' if done.already_complete else ''}")
     if done.shards_reused and not done.already_complete:
-        echo(f"{done.shards_reused} shards were there from an earlier call.")
+        echo(f"{done.shards_reused} shards are from an earlier call.")
     for name, what in (
-        ("num_skipped", "were no valid documents and were left out"),
+        ("num_skipped", "documents were invalid and were left out"),
         ("num_empty", "documents were empty and were left out"),
         ("num_unknown", "tokens are the tokenizer's unknown token: it does not cover this text"),
     ):

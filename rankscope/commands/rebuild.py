@@ -16,7 +16,10 @@ EPILOG = "\b\nExample:\nrankscope rebuild runs/latest"
 def rebuild(
     run: RunArgument,
     force: Annotated[
-        bool, typer.Option("--force", help="Rebuild even if rows that the tapes lack are lost; keeps the old store.")
+        bool,
+        typer.Option(
+            "--force", help="Rebuild even if this loses rows that only the old store has; the old store is kept."
+        ),
     ] = False,
     output: FormatOption = "text",
 ) -> None:

@@ -1,4 +1,4 @@
-"""`rankscope sql`: one reading statement over a run's records, without the duckdb program."""
+"""`rankscope sql`: one read-only statement over a run's records, without the duckdb program."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def train(
         str, typer.Option(metavar="HOST:PORT", help="Rendezvous address, the same on all nodes.")
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="With --resume: also if the run is alive, or the guard stopped it.")
+        bool, typer.Option("--force", help="With --resume: resume even if the run is alive or the guard stopped it.")
     ] = False,
     preflight: Annotated[
         bool, typer.Option("--preflight", help="Check all nodes first; train only if nothing failed.")
@@ -144,4 +144,4 @@ def too_old_torch(found: str) -> str:
     if numbers is None or (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH:
         return ""
     oldest = ".".join(map(str, OLDEST_TORCH))
-    return f"rankscope train needs torch {oldest} or newer, and this is {found}; rankscope run and attach need less"
+    return f"rankscope train needs torch {oldest} or newer, and this is {found}; run and attach support older versions"

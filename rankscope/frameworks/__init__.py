@@ -5,5 +5,6 @@ from rankscope.frameworks.lightning import RankscopeCallback        # lightning.
 from rankscope.frameworks.accelerate import RankscopeTracker        # accelerate.Accelerator
 
 All attach like `rankscope run` (`probes.attach.auto_attach`): the process groups before the framework wraps the model,
-the model at its first call, the optimizer at its first step. Each adds what only its framework knows.
+the model at its first call, the optimizer at its first step. Each adds values that only its framework has, such as the
+evaluation loss.
 """

@@ -29,7 +29,8 @@ MAX_ERROR_CHARS = 1_000
 _INSTRUCTIONS = (
     "Records of distributed PyTorch training runs, and files of jobs that were not recorded. Start with list_runs, "
     "then verdict; finding has the evidence of one finding and the runbook's section. Columns that end in _ns are "
-    "nanoseconds. Findings name ranks; they never claim more than was recorded. An answer that is cut says so in `cut`."
+    "nanoseconds. Findings name ranks; they never claim more than was recorded. If an answer is shortened, "
+    "`cut` says what is missing."
 )
 
 

@@ -61,7 +61,8 @@ class Tools:
 
     def verdict(self, run: str = "latest") -> dict[str, Any]:
         """Say what went wrong in a run, on which rank and why: the verdict, and all findings in one line each. `run` is
-        a name of list_runs: of a run, or of a file or folder of files."""
+        a name from list_runs: a run, a file or a folder of files.
+        """
         from analyzers.report.wording.explained import next_step, why
 
         diagnosis = self._opened_by_name(run).diagnose()
@@ -77,7 +78,7 @@ class Tools:
         }  # fmt: skip
 
     def finding(self, finding_id: str, run: str = "latest") -> dict[str, Any]:
-        """Give the whole evidence of one finding, by its id from verdict, with the runbook's section."""
+        """Give all evidence of one finding, by its id from verdict, with the runbook's section."""
         from analyzers.report.runbook_sections import advice_text
 
         wanted = finding_id.rpartition("finding=")[2].strip()  # also accept the link to the finding's page
@@ -119,8 +120,9 @@ class Tools:
         return found
 
     def stacks(self, run: str = "latest", file: str = "") -> dict[str, Any]:
-        """Return the Python stacks that were taken when the run hung, by file; empty where none were. `file`: that one
-        alone, to read more of it."""
+        """Return the Python stacks that were taken when the run hung, by file; empty if none were taken. `file`: return
+        only this file, with more of its text.
+        """
         found = self._run(run).stacks
         if file and file not in found:
             raise ValueError(f"run {run[:100]} has no stacks {file[:100]!r}; it has {', '.join(found)[:500] or 'none'}")
@@ -133,7 +135,7 @@ class Tools:
         return answer
 
     def compare(self, run_a: str, run_b: str) -> dict[str, object]:
-        """Compare two runs: settings, versions, speed, phases, loss, findings, goodput. B against A."""
+        """Compare two runs: settings, versions, speed, phases, loss, findings, goodput; B relative to A."""
         a, b = self._run(run_a), self._run(run_b)
         if a.path.resolve() == b.path.resolve():
             raise ValueError(f"{run_a} and {run_b} are the same run: name different runs")
@@ -141,7 +143,7 @@ class Tools:
         return found
 
     def runbook(self, anchor: str) -> str:
-        """Return a section of the runbook, by the anchor that a finding's `next` names; as printed there, or bare."""
+        """Return a section of the runbook, by the anchor (or command) in a finding's `next`."""
         from analyzers.report.runbook_sections import advice_text, anchor_of, nearest
 
         wanted = anchor_of(anchor)

@@ -33,7 +33,7 @@ def schema() -> dict[str, Any]:
     """JSON Schema, draft 2020-12: `$defs` by command, and the shared `finding`."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "rankscope COMMAND --format json: see $defs/COMMAND; of analyze, report.schema.json",
+        "title": "rankscope COMMAND --format json: see $defs/COMMAND; for analyze, see report.schema.json",
         "$defs": {"finding": _finding(), **commands()},
     }
 
@@ -44,7 +44,7 @@ def commands() -> dict[str, dict[str, Any]]:
         "collect": obj(
             run=STRING, nodes=array(INTEGER), ranks=array(INTEGER), files=_COUNT, bytes=_COUNT, skipped=_TEXTS
         ),
-        "collect-evidence": obj(archive=STRING, missing=by_name(STRING, "why a source of evidence is not there")),
+        "collect-evidence": obj(archive=STRING, missing=by_name(STRING, "why a source of evidence is missing")),
         "compare": _compare(),
         "doctor": _doctor(),
         "drill": any_of(_drill(), _script_drill()),
@@ -130,7 +130,7 @@ def _compare() -> dict[str, Any]:
         main_difference=STRING | {"description": "ranks and parts that explain the difference; empty: none do"},
         load_caveat=STRING | {"description": "the load of the hosts, where it may explain the speed; empty otherwise"},
         shortcomings={"type": "array", "items": STRING, "minItems": 2, "maxItems": 2,
-                      "description": "why A, and B, is not called better; empty: no reason"},
+                      "description": "why A, and why B, is not called better; empty: no reason"},
         speed=or_null(of_type(Change), "B's time over A's, with its 95 % interval; null: too few steps"),
         loss=or_null(of_type(LossChange), "B's loss minus A's; null: fewer than 20 common steps"),
         settings=difference, versions=difference, conditions=difference, advice=difference,

@@ -4,9 +4,9 @@
         ...                                  # table global_norms: attempt, step, grad_norm
 
 1. An attached rank with sharded gradients records the norm of its shard as a scalar named after its sharding group
-   (`probes.attach.loop.step_norms`). Squares add up over those ranks; for a norm of another order, its powers do, and
-   for order inf the largest counts. Groups with equal sums are replicas of each other and count once; the others hold
-   different parameters (stages, tensor-parallel slices) and add up.
+   (`probes.attach.loop.step_norms`). The squares of these norms add up over the ranks; for a norm of order p, the p-th
+   powers do, and for order inf the maximum is taken. Groups with equal sums are replicas of each other and count once;
+   the others hold different parameters (stages, tensor-parallel slices) and add up.
 2. A manually sharded model is recognised by ranks that exchange tensors in forward or backward but have different norms
    in the same step. Ranks with different norms then hold different shards. Parameters that such ranks share would be
    counted several times. This is corrected in steps with recorded per-parameter gradients (one per interval); the steps

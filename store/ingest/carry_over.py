@@ -11,7 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.database import WAIT_S, StoreError, connect_attached, connect_writer, log_of, refuse_odd, translated
+from store.database import (
+    WAIT_S,
+    StoreError,
+    as_store_error,
+    connect_attached,
+    connect_writer,
+    log_of,
+    require_regular_file,
+)
 from store.ddl import quoted
 from store.ingest.store_file import create
 from store.views import columns_of
@@ -38,7 +46,7 @@ def carry_over(former: Path, fresh: Path) -> dict[str, int]:
         connection.close()
         connection = connect_attached({"former": former}, wait_s=WAIT_S)
         try:
-            refuse_odd(fresh)
+            require_regular_file(fresh)
             literal = str(fresh).replace("'", "''")
             connection.execute(f"ATTACH '{literal}' AS fresh")
             there = columns_of(connection)
@@ -60,5 +68,5 @@ def carry_over(former: Path, fresh: Path) -> dict[str, int]:
         log_of(fresh).unlink(missing_ok=True)
         if isinstance(error, StoreError):
             raise
-        raise translated(error, former) from error
+        raise as_store_error(error, former) from error
     return rows

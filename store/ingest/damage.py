@@ -1,7 +1,7 @@
 """Set aside stores that can be opened but not completely read, and rebuild them from the tapes.
 
     with Store.open(run) as store: ...
-    if store.damage and make_damaged_again(run): ...        # open it again
+    if store.damage and rebuild_damaged(run): ...        # open it again
 
 DuckDB verifies a block when it reads it, so damage within a store surfaces only in a query that reads that block.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from probes.tape.rundir import RunDir
-from store.database import READER, WAIT_S, StoreCorruptError, StoreError, connect_attached, translated
+from store.database import READER, WAIT_S, StoreCorruptError, StoreError, as_store_error, connect_attached
 from store.ddl import quoted
 from store.ingest.ingest import Ingester
 from store.ingest.rank_folders import folders_by_node
 
-__all__ = ["find_damage", "make_damaged_again"]
+__all__ = ["find_damage", "rebuild_damaged"]
 
 
 def find_damage(path: Path) -> StoreCorruptError | None:
@@ -34,14 +34,14 @@ def find_damage(path: Path) -> StoreCorruptError | None:
         for (name,) in names:
             connection.execute(f"SELECT count(*), sum(hash(t)) FROM store.main.{quoted(name)} t").fetchall()
     except duckdb.Error as error:
-        meant = translated(error, path)
+        meant = as_store_error(error, path)
         return meant if isinstance(meant, StoreCorruptError) else None
     finally:
         connection.close()
     return None
 
 
-def make_damaged_again(run: RunDir) -> bool:
+def rebuild_damaged(run: RunDir) -> bool:
     """Set a run's damaged stores aside and rebuild them. Returns False if none is damaged, `watch` is writing, or the
     folder is read-only.
     """

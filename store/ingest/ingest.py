@@ -36,11 +36,11 @@ from store.database import (
     StoreError,
     StoreOutdatedError,
     WriterLock,
+    as_store_error,
     drop_useless_log,
     interruptible,
     log_of,
     quarantine,
-    translated,
 )
 from store.ingest.carry_over import carry_over
 from store.ingest.name_codes import Dictionary, NameBook
@@ -194,12 +194,12 @@ class Ingester(Closing):
         import duckdb
 
         try:
-            with self._file.opened(wait_s=self._wait_s) as connection:
+            with self._file.opened(wait_s=self._tick_wait_s) as connection:
                 if known_store(connection, self.path) != (self._state.store_id, self._state.generation):
                     return {}  # another process wrote the store: the next tick reads its positions
                 fold_calls(connection, before_ns)
         except duckdb.Error as error:
-            raise translated(error, self.path) from error
+            raise as_store_error(error, self.path) from error
         self._identity = identity_of(self.path)
         return dict(retirable(self.run, self.folders, self._state, before_ns))
 
@@ -218,7 +218,7 @@ class Ingester(Closing):
         return ", without the rows of retired tapes, which cannot be read"
 
     @property
-    def _patience_s(self) -> float:
+    def _tick_wait_s(self) -> float:
         """Seconds that the next tick may wait for the file."""
         return min(self._wait_s * 2.0 ** min(self._num_busy, 16), max(self._wait_s, MAX_WAIT_S))
 
@@ -228,7 +228,7 @@ class Ingester(Closing):
         if identity is None:
             return False
         if identity != self._identity:
-            state = load_read_only(self.path, self._patience_s)
+            state = load_read_only(self.path, self._tick_wait_s)
             if state is None:
                 return False
             self._state = state
@@ -240,7 +240,7 @@ class Ingester(Closing):
 
         is_new = identity_of(self.path) is None and identity_of(log_of(self.path)) is None
         try:
-            with self._file.opened(wait_s=self._patience_s) as connection:
+            with self._file.opened(wait_s=self._tick_wait_s) as connection:
                 known = None if is_new else known_store(connection, self.path)
                 connection.execute("BEGIN")
                 if known is None:
@@ -260,7 +260,7 @@ class Ingester(Closing):
                     save(connection, changes)
                     connection.execute("COMMIT")
         except duckdb.Error as error:
-            raise translated(error, self.path) from error
+            raise as_store_error(error, self.path) from error
         self._pending_problem = ""
         self._state = self._state.updated(changes)
         self._identity = identity_of(self.path)

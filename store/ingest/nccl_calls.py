@@ -180,7 +180,7 @@ def _describe_groups(connection: DuckDBPyConnection) -> None:
         "num_ranks": np.array([of.num_ranks or -1 for of, *_ in found], dtype=np.int32),
         "world_size": np.array([sizes.get(of.attempt) or -2 for of, *_ in found], dtype=np.int32),
         "is_alive": np.array([of.is_alive for of, *_ in found], dtype=bool),
-        "is_ours": np.array([is_ours for *_, is_ours in found], dtype=bool),
+        "is_from_plugin": np.array([is_from_plugin for *_, is_from_plugin in found], dtype=bool),
     }
     connection.register("nccl_groups_text", columns)
     connection.execute("DELETE FROM nccl_groups")
@@ -191,7 +191,7 @@ def _describe_groups(connection: DuckDBPyConnection) -> None:
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE nccl_own_groups AS SELECT attempt, rank, communicator, process_group, "
         "CAST(members AS BIGINT[]) AS members, nullif(num_ranks, -1) AS num_ranks, world_size, is_alive "
-        "FROM nccl_groups_text WHERE is_ours"
+        "FROM nccl_groups_text WHERE is_from_plugin"
     )
     connection.unregister("nccl_groups_text")
 

@@ -1,6 +1,6 @@
 """Match NCCL communicators with process groups.
 
-    for communicator, label, members, is_ours in groups_of_communicators(communicators, groups):
+    for communicator, label, members, is_from_plugin in groups_of_communicators(communicators, groups):
         ...
 
 Torch names communicators only in some versions, and creates them with the group or at its first call. So, for each

@@ -33,12 +33,12 @@ from store.ingest.read_positions import EventPosition, ReadState, SegmentPositio
 __all__ = ["NO_INDEX", "NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
 
 WINDOW_BYTES = 1 << 16  # a run of this many empty places is the end of the written part of a tape
-FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
+FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; one more avoids a race
 CHECKSUM = "#checksum"
 """Suffix of the path of a problem found by the node's checksum index."""
 NO_INDEX = "is gone: the records could not be checked for loss or alteration"
-OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that has been restarted are polled once in this many ticks
-LAST_WORD_TICKS = 2  # but in so many more at once: a restart may be quicker than a tick
+OLD_ATTEMPT_TICKS = 16  # tapes of attempts before the newest are polled only once in this many ticks
+RETIRED_ATTEMPT_TICKS = 2  # ... but still at each of these ticks after a restart, which may be quicker than a tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +107,14 @@ class Tail:
         counts up; calls with the same number poll the same files.
         """
         if thorough and self.folders.node_rank == 0:
-            yield from self._odd_files(state)
+            yield from self._refused_files(state)
         folders = self.folders.all()
         if thorough:
             yield from self._integrity(folders, state)
         newest_attempt = max((folder.attempt for folder in folders), default=0)
         if newest_attempt != self._newest[0]:
             self._newest = (newest_attempt, tick)
-        resting = tick % OLD_ATTEMPT_TICKS != 0 and tick >= self._newest[1] + LAST_WORD_TICKS
+        resting = tick % OLD_ATTEMPT_TICKS != 0 and tick >= self._newest[1] + RETIRED_ATTEMPT_TICKS
         for folder in folders:
             old = not folder.is_node and folder.attempt < newest_attempt
             rest = old and resting and not thorough
@@ -123,7 +123,7 @@ class Tail:
             if events is not None:
                 yield events
 
-    def _odd_files(self, state: ReadState) -> Iterator[Problem]:
+    def _refused_files(self, state: ReadState) -> Iterator[Problem]:
         """Report files that are refused, and clear problems of files that can be opened again."""
         odd = self.run.problems()
         for path, problem in odd.items():
@@ -244,7 +244,7 @@ class Tail:
             return
         text = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).partition(": ")[2]
         if isinstance(error, TapeError) and _is_blank(self.run.path / path):
-            text = BLANK if thorough else ""  # it may become a tape in a moment
+            text = BLANK if thorough else ""  # its writer may still be creating it
         if state.problems.get(path, "") != text:
             yield Problem(path=path, problem=text)
 

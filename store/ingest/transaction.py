@@ -18,7 +18,7 @@ import numpy as np
 
 from probes.tape.format.schema import TABLES
 from probes.tape.redaction.secrets import Redactor
-from store.ddl import SEGMENT, grown_table
+from store.ddl import SEGMENT, finished_table
 from store.ingest.columns import Event, Part, event_batch, insert, tape_batch
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.nccl_calls import NcclCalls
@@ -131,7 +131,7 @@ class Transfer:
         if parts:
             table = TABLES[name]
             batch = tape_batch(table, parts, self._dictionary)
-            insert(self._connection, batch, grown_table(table))
+            insert(self._connection, batch, finished_table(table))
             if name == "nccl_calls":
                 self._nccl_calls.take(batch)
             self.rows[name] += batch.num_rows

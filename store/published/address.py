@@ -3,8 +3,8 @@
     files, root = open_address("s3://lake/rankscope?endpoint_override=http://minio:9000")
     files.get_file_info(f"{root}/run.json")
 
-`s3://` takes `endpoint_override` and `region`, by default AWS_ENDPOINT_URL and AWS_DEFAULT_REGION. Credentials are
-found as by AWS's tools, never taken from the address, because that is stored in run.json.
+`s3://` takes `endpoint_override` and `region`, by default AWS_ENDPOINT_URL and AWS_DEFAULT_REGION. Credentials come
+from the sources that AWS's tools use, never from the address, because run.json contains the address.
 """
 
 from __future__ import annotations

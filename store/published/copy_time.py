@@ -1,7 +1,7 @@
-"""The time up to which a run's records are complete, as of which it is judged.
+"""The time up to which a run's records are complete; verdicts describe the run as of that time.
 
     now_ns = recorded_until_ns(run)      # now, unless it is a copy of a published run
-    now_ns = stored_until_ns(run)        # for readers of the stores alone: up to when they are complete
+    now_ns = stored_until_ns(run)        # for readers of the stores alone, which may lag behind the tapes
 
 A copy lags some seconds behind its run, and a store behind its tapes. This lag must not look like a standstill.
 """

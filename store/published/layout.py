@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from probes.tape.format.schema import TABLES
-from store.ddl import fingerprint, grown_table
+from store.ddl import fingerprint, finished_table
 
 __all__ = ["GROWING", "REPLACED", "SEQUENCE", "NodeState", "node_file", "now_path", "part_path", "round_file"]
 
-GROWING = {table.name: grown_table(table) for table in TABLES.values() if table.name != "nccl_groups"}
+GROWING = {table.name: finished_table(table) for table in TABLES.values() if table.name != "nccl_groups"}
 """{table of the schema: table of the store whose rows are published in parts}."""
 REPLACED = (*(f"{table.name}_open" for table in TABLES.values() if table.can_be_open), "ingest_problems", "nccl_groups")
 SEQUENCE = b"rankscope.sequence"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.tape.rundir import RunDir
-from store.database import MIRROR, Closing, WriterLock, connect_writer, translated
+from store.database import MIRROR, Closing, WriterLock, as_store_error, connect_writer
 from store.ddl import quoted
 from store.ingest.store_file import create
 from store.published.address import AddressError, one_line, open_address
@@ -92,7 +92,7 @@ class Mirror(Closing):
         named = ", ".join(f"node {node} ({ages_s[node]:.0f} s ago)" for node in late[:MAX_NAMED])
         more = f" and {len(late) - MAX_NAMED} more" if len(late) > MAX_NAMED else ""
         others = max(age_s for node, age_s in ages_s.items() if node not in late)
-        return f"{note}; not published lately by {named}{more}, by the others {others:.0f} s ago"
+        return f"{note}; no recent publication from {named}{more}; other nodes: {others:.0f} s ago"
 
     def refresh(self) -> int:
         """Copy what is new; return the number of objects read. Raises AddressError, StoreError."""
@@ -195,7 +195,7 @@ class Mirror(Closing):
                     num_read += _insert(connection, table, rows)
             connection.execute("COMMIT")
         except duckdb.Error as error:
-            raise translated(error, path) from error
+            raise as_store_error(error, path) from error
         except (KeyError, TypeError) as error:
             raise ValueError(f"a row count of node {node} cannot be read ({type(error).__name__})") from None
         finally:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.tape.rundir import RunDir
-from store.database import StoreError, connect_attached, translated
+from store.database import StoreError, as_store_error, connect_attached
 from store.ddl import fingerprint, quoted
 from store.published.address import open_address
 from store.published.layout import (
@@ -107,7 +107,7 @@ class Publisher:
             for stored in REPLACED:
                 replaced[stored] = connection.sql(f"SELECT * FROM store.main.{quoted(stored)}").to_arrow_table()
         except duckdb.Error as error:
-            raise translated(error, self._store) from error
+            raise as_store_error(error, self._store) from error
         finally:
             connection.close()
         for name, place in places.items():

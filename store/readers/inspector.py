@@ -82,7 +82,7 @@ class InspectorLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedJob:
-    """The calls of a job by communicator and rank within it. Ranks of the job are those of the largest communicator."""
+    """A job's calls by communicator and rank within it. The job's ranks are those in its largest communicator."""
 
     groups: dict[str, dict[int, InspectedCalls]]
 

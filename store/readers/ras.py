@@ -5,7 +5,7 @@
 
 The events are those of RAS's text form. RAS numbers ranks per communicator: the numbers of the largest communicator are
 used as the job's ranks, and ranks of the others are matched to them by host, process and device. If no rank is behind,
-missing or failed, `unjudged` says so: a single answer does not show whether the calls end.
+missing or failed, `unjudged` says that a single report cannot show whether the calls will end.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def read_ras(path: Path) -> ReadLog:
     for place, about in enumerate(communicators):
         log.events += _events(about, place + 1, ranks_of)
     if not log.events:
-        log.unjudged, log.is_compared = _left_open(communicators)
+        log.unjudged, log.is_compared = _undecided(communicators)
     return log
 
 
-def _left_open(communicators: list[Mapping[str, Any]]) -> tuple[str, bool]:
+def _undecided(communicators: list[Mapping[str, Any]]) -> tuple[str, bool]:
     """Return what a report without a failure leaves undecided, and True if its ranks have equal call counts."""
     several = [ranks for about in communicators if len(ranks := list(_listed(about))) > 1]
     counted = [sum(1 for rank in ranks if isinstance(rank.get("collective_counts"), dict)) for ranks in several]

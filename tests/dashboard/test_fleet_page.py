@@ -59,7 +59,7 @@ def test_suspicious_hosts_stand_first_and_can_be_copied(tmp_path: Path, monkeypa
     assert terms["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == sorted(named)
     assert named[0] in app.warning[0].value.replace("\\", "")
     assert "<b>" not in shown(app)
-    assert "No two runs of the same configuration say how fast they were." in shown(app)
+    assert "No configuration has two runs with a recorded speed." in shown(app)
 
 
 def test_a_configuration_that_became_slower_is_drawn_with_its_versions(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_configuration_that_became_slower_is_drawn_with_its_versions(tmp_path:
         make_run(tmp_path, ranks=1, steps=40, num_parameters=1000, seed=seed)
     app = looked_at(tmp_path / "runs")
     slower, other = app.dataframe[-1].value.to_dict("records")
-    assert (slower["runs"], slower["changed with it"]) == (14, "torch 2.12.0 -> 2.13.0")
+    assert (slower["runs"], slower["changed at the same time"]) == (14, "torch 2.12.0 -> 2.13.0")
     assert float(slower["change"].removesuffix(" %")) == pytest.approx(-100 / 6, abs=1)
     assert float(slower["p"]) < 0.01
     assert (other["runs"], other["change"]) == (2, "too few runs to tell")

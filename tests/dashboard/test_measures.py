@@ -47,7 +47,7 @@ def test_the_page_of_collectives_tells_the_exposed_time_of_each_operation_size_a
     assert table["operation"].tolist() == ["all_reduce"]
     assert table["calls a step"].tolist() == [2.0]
     assert table["exposed (ms a step)"].iloc[0] > 0
-    assert 0 < table["exposed (% of it)"].iloc[0] <= 100
+    assert 0 < table["exposed (% of in flight)"].iloc[0] <= 100
 
 
 def test_the_page_of_ranks_of_a_run_without_steps_says_so(tmp_path: Path) -> None:

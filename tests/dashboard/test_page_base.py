@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 from streamlit.web.server.starlette import starlette_app
 
-from dashboard.page_base import RootName, name_the_root
+from dashboard.page_base import RootName, set_server_root
 
 DOCUMENT = "<html><head><title>Streamlit</title></head></html>"
 
@@ -30,7 +30,7 @@ def test_other_answers_stay(answer: Response) -> None:
 def test_it_is_put_before_compression(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starlette_app, "create_streamlit_middleware", starlette_app.create_streamlit_middleware)
     before = len(starlette_app.create_streamlit_middleware())
-    name_the_root()
+    set_server_root()
     found = starlette_app.create_streamlit_middleware()
     assert found[-1].cls is RootName
     assert len(found) == before + 1

@@ -84,11 +84,11 @@ def _every_panel_is_drawn(port: int, run_id: str) -> None:
         ("ranks", "Stragglers"), ("run", "Open findings"), ("fleet", "Open findings"),  # the hang is over
         ("ranks", "Ranks that are down"), ("run", "Time since the last rollback"),  # there was none
         ("run", "Failures of watch in ten minutes"),
-        ("run", "Load of experts, 100 % is even"),  # the model has none
+        ("run", "Load of experts (100 %: even)"),  # the model has none
         ("run", "Dropped tokens (expert capacity)"),
         ("run", "Logged by the script"),  # the trainer logs no names of its own
         *(("health", f"InfiniBand {what} in ten minutes") for what in ("errors", "congestion", "links lost")),
-        ("health", "Stopped by the CPU limit in ten minutes"),  # a group without a limit counts nothing
+        ("health", "Throttled by the CPU limit in ten minutes"),  # a group without a limit counts nothing
     }  # fmt: skip
 
     def empty() -> set[tuple[str, str]]:

@@ -63,9 +63,9 @@ class Node:
             if process.poll() is None
         }
 
-    def act(self, *verdicts: Verdict, stands: bool = True) -> list[int]:
+    def act(self, *verdicts: Verdict, hang_is_open: bool = True) -> list[int]:
         """Act once; the ranks that are dead then."""
-        self.killer.act(verdicts, 0, self.processes, {0, 1, 2, 3}, stands=stands)
+        self.killer.act(verdicts, 0, self.processes, {0, 1, 2, 3}, hang_is_open=hang_is_open)
         killed = [event["killed_rank"] for event in self.said("culprit_killed")]
         for rank in killed:
             assert self.ranks[rank].wait(100) == -signal.SIGKILL
@@ -113,9 +113,9 @@ def test_ranks_that_wait_for_one_that_does_not_run_here_are_not_killed_before_th
 def test_no_rank_is_killed_for_a_hang_that_is_over(node: Node, verdict: Verdict) -> None:
     assert node.act(verdict) == []
     node.wait(OTHERS_S / 2)
-    assert node.act(stands=False) == []
+    assert node.act(hang_is_open=False) == []
     node.wait(OTHERS_S)
-    assert node.act(stands=False) == []
+    assert node.act(hang_is_open=False) == []
 
 
 def test_of_several_culprits_the_one_that_still_runs_is_killed(node: Node) -> None:
@@ -158,7 +158,7 @@ def test_a_copy_of_a_live_run_never_ends_the_ranks_of_the_original(node: Node, t
 
     def act(run: RunDir) -> None:
         if by == "culprit":
-            CulpritKiller(run, events, may_kill=True).act([HUNG], 0, node.processes, {0, 1, 2, 3}, stands=True)
+            CulpritKiller(run, events, may_kill=True).act([HUNG], 0, node.processes, {0, 1, 2, 3}, hang_is_open=True)
         else:
             rank = node.processes[1]
             kill_stale(run, [(0, 1, rank.pid, rank.start_ticks)], events)

@@ -123,7 +123,7 @@ class ClockClient:
     def _poll(self, node: int) -> None:
         number = self._store.add(_counter(node), 0)
         request, answer = _request(node, number), _answer(node, number)
-        if node in self._outstanding or self._store.check([request]):  # of an earlier poll: too late to count
+        if node in self._outstanding or self._store.check([request]):  # unanswered in time
             if self._store.check([answer]):
                 self._outstanding.discard(node)
                 self._next(node, request, answer)

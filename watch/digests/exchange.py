@@ -4,7 +4,7 @@
     with Store.open(run) as store:
         job.exchange(store, attempt, own_ranks)          # once a tick
     job.digests, job.offsets_ns                          # for the live analyzers
-    job.publish(hangs, attempt, stands=True)             # the leader's verdict
+    job.publish(hangs, attempt, hang_is_open=True)             # the leader's verdict
     job.verdict(attempt)                                 # the verdict that a node received
 
 Events: `node_silent` when a node's digests stop or never arrive, `node_heard` when they return, `clock_offset` when a
@@ -90,7 +90,7 @@ class JobWatch:
         if self.leads:
             self.digests = self.link.received()
             self._report_silence()
-            self._report_unheard(source, attempt, own)
+            self._report_missing_nodes(source, attempt, own)
             self._report_clocks()
             return
         log = EventLog.load(source, SNAPSHOT_EVENTS, attempt)
@@ -100,12 +100,12 @@ class JobWatch:
         self._last = Digest(node=self.node_rank, sent_ns=self.clock(), view=view, events=newest)
         self.link.publish(self._last)
 
-    def publish(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
-        """Send the leader's verdict to all nodes, and withdraw it once no hang `stands`."""
+    def publish(self, hangs: Sequence[Finding], attempt: int, *, hang_is_open: bool) -> None:
+        """Send the leader's verdict to all nodes, and withdraw it once no hang is open."""
         if self.leads and hangs:
             self.link.publish_verdict(Verdict.of(hangs, attempt))
             self._has_published = True
-        elif self._has_published and not stands:
+        elif self._has_published and not hang_is_open:
             self.link.publish_verdict(OVER)
             self._has_published = False
 
@@ -156,8 +156,8 @@ class JobWatch:
                     event_kinds.NODE_SILENT, step=step, node_rank=digest.node, silent_s=round(silent_s, 1), ranks=ranks
                 )
 
-    def _report_unheard(self, source: Source, attempt: int, own: Set[int]) -> None:
-        """Report nodes that were cut off before their first digest: the attempt has ranks that no digest mentions."""
+    def _report_missing_nodes(self, source: Source, attempt: int, own: Set[int]) -> None:
+        """Report nodes that never sent a digest: the attempt has more ranks than the digests contain."""
         unheard = self.link.others - {digest.node for digest in self.digests}
         if not own or not unheard - self._silent:
             return

@@ -60,7 +60,7 @@ class ExclusionRequester:
 
     @classmethod
     def of(cls, run: RunDir, judge: LiveJudge, events: EventWriter, *, node_rank: int) -> ExclusionRequester | None:
-        """Make one with the run's settings; None if they ask for no action."""
+        """Create it from the run's settings; None if they ask for no action."""
         settings = read(RecoverySettings, run.manifest())
         if not settings.enabled or (settings.on_straggler == "report" and settings.on_xid == "report"):
             return None
@@ -89,7 +89,7 @@ class ExclusionRequester:
         }
         if not due or self._is_cooling():
             return
-        # A reported slowdown may be smaller by now, or have another cause.
+        # A reported slowdown may have become smaller, or have another cause now.
         scope = Scope(
             attempt=attempt,
             since_step=window_start(source, attempt, LivePolicy().window_steps),

@@ -88,7 +88,7 @@ def exports(
     listen: Listen | None,
     bare: bool = False,
 ) -> Iterator[Exports]:
-    """Open all exporters until the block ends; `listen` overrides the run's configuration. `bare`: open none."""
+    """Open all exporters until the block ends; `listen` overrides the run's setting. With `bare`, none is opened."""
     if bare:
         yield Exports(None, None, None, None)
         return

@@ -83,7 +83,7 @@ class Dcgm:
             raise ValueError(f"the answer has more than {MAX_BYTES:,} bytes")
         lines = body.decode("utf-8", "replace").splitlines()
         if any(len(line) > MAX_LINE_CHARS for line in lines):
-            raise ValueError(f"the answer has a line of more than {MAX_LINE_CHARS:,} letters")
+            raise ValueError(f"the answer has a line of more than {MAX_LINE_CHARS:,} characters")
         found: dict[str, dict[str, float]] = {}
         for line in (line for line in lines if _SAMPLE.match(line)):
             for sample in (sample for family in text_string_to_metric_families(line) for sample in family.samples):

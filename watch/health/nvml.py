@@ -109,7 +109,7 @@ class Nvml:
                     total += int(self._nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
                     num_counters += 1
         if not num_counters:
-            raise AttributeError("no NVLink, or none whose errors are counted")
+            raise AttributeError("no NVLink, or no NVLink with error counters")
         return total
 
     def _gpm(self, uuid: str, handle: Any) -> tuple[float | None, ...]:

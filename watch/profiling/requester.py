@@ -52,7 +52,7 @@ class CaptureRequester:
 
     @classmethod
     def of(cls, run: RunDir, events: EventWriter, *, node_rank: int) -> CaptureRequester | None:
-        """Make one with the run's settings; None if they ask for no capture."""
+        """Create it from the run's settings; None if they ask for no capture."""
         policy = read(ProfilerSettings, run.manifest())
         asks = policy.on_anomaly and policy.on_request and policy.max_captures
         return cls(run, events, policy, node_rank=node_rank) if asks else None

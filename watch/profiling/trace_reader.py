@@ -34,7 +34,7 @@ NUM_OPERATORS = 60
 
 KINDS = (event_kinds.PROFILE_CAPTURED, event_kinds.PROFILE_SUMMARY)
 FINISH_S = 40.0
-"""Seconds for the remaining traces at the end of the run; others are listed as not read."""
+"""Seconds for reading the remaining traces at the end of the run; traces not read by then are listed."""
 
 
 class TraceReader:

@@ -62,7 +62,7 @@ class TapeSync:
         self._run, self._node_rank, self._every_s = run, node_rank, every_s
         self._folders = NodeFolders(run, node_rank)
         self._done: set[str] = set()  # segments that are complete, synced and in the index
-        self._indexed_s = -math.inf  # immediately, because a watched run without an index counts as having lost it
+        self._indexed_s = -math.inf  # at once: a watched run without an index counts as having lost it
         self._attempt = -1
         self._reported: set[tuple[type[Exception], int | None]] = set()
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ __all__ = ["followed"]
 
 REFRESH_S = 5.0
 MAX_RUNS = 50
-"""Maximum number of runs of a prefix that are copied; the newest are."""
+"""Maximum number of runs copied from a prefix: the newest."""
 ENDED_EVERY = 12
 """Rounds between two checks of an ended run, and between two listings of a prefix with more runs than are copied."""
 

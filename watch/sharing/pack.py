@@ -98,7 +98,7 @@ def printable_name(run: RunDir) -> str:
 
 def _copy_stores(run: RunDir, folder: RunDir, redactor: Redactor) -> None:
     with ExitStack() as opened:
-        paths = stores_up_to_date(run, opened, WAIT_S, reads_on=True)
+        paths = stores_up_to_date(run, opened, WAIT_S, include_newest=True)
         if not paths:
             raise StoreError(f"{run.path} has no records yet: there is nothing to share")
         for path in paths:
@@ -145,7 +145,7 @@ def _write_reports(store: Any, diagnosis: Diagnosis, folder: RunDir, version: st
 
 
 def _archive(folder: Path, target: Path) -> int:
-    """Write the tar.gz, readable by its owner only, with `SHARED_MARK` as the first member."""
+    """Write the tar.gz, readable by its owner only, with the file `SHARED_MARK` as the first member."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
     paths.sort(key=lambda path: (path.name != SHARED_MARK, path))
     fresh = target.with_name(f".{target.name}.{os.getpid()}")

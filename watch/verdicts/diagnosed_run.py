@@ -21,7 +21,7 @@ from analyzers.finding import Finding
 from analyzers.wording import ranks_text
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
-from store.ingest.damage import make_damaged_again
+from store.ingest.damage import rebuild_damaged
 from store.published.copy_time import recorded_until_ns
 from watch.verdicts.run_phase import RunPhase, run_phase, settled_phase
 
@@ -43,11 +43,11 @@ def diagnosed_run(run: RunDir, *, is_over: bool = False, **options: Any) -> Iter
     with contextlib.ExitStack() as opened:
         for last in (False,) * (MAX_READS - 1) + (True,):
             phase = RunPhase(word="ended") if is_over else settled_phase(run)
-            store = opened.enter_context(Store.open(run, reads_on=True, **options))
+            store = opened.enter_context(Store.open(run, include_newest=True, **options))
             diagnosis = _judge(run, store, phase)
             if (damage := store.damage) is not None:  # incomplete records would give an incomplete verdict
                 opened.close()
-                if last or not make_damaged_again(run):
+                if last or not rebuild_damaged(run):
                     raise damage
                 continue
             if last or is_over or run_phase(run).word == phase.word:

@@ -1,4 +1,4 @@
-"""SQL of the collectives page for what is not single calls: sums of older steps, and records of the NCCL plugin.
+"""SQL of the collectives page for aggregated calls: sums of older steps, and records of the NCCL plugin.
 
 older_totals(store)       # a row per (operation, group, phase), for steps whose calls retention has removed
 nccl_kernels(store)       # a row per (function, algorithm, protocol, type, channels)
@@ -62,8 +62,8 @@ def nccl_channels(source: Source) -> Rows:
 def nccl_transfers(source: Source) -> Rows:
     """Network transfers by link: bytes, and waits of the transfer's steps."""
     names = (
-        "rank", "communicator", "peer in it", "channel", "sends", "operations", "transfers", "bytes", "busy (s)",
-        "waited for the GPU (s)", "for the peer (s)", "for the network (s)",
+                "rank", "communicator", "peer in communicator", "channel", "sends", "operations", "transfers", "bytes",
+                "busy (s)", "waited for the GPU (s)", "for the peer (s)", "for the network (s)",
     )  # fmt: skip
     return _rows(
         source, "nccl_links", names,

@@ -1,7 +1,7 @@
 """Parse ranks and steps as typed into a filter.
 
 numbers("3, 5-7")        # ((3, 3), (5, 7))
-numbers("x")             # None: it cannot be read
+numbers("x")             # None: not a list of numbers
 numbers("")              # (): everything
 """
 

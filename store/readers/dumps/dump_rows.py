@@ -229,8 +229,8 @@ def _global(members: tuple[int, ...], peer: int) -> int | None:
 def _assumed(
     ranks: Mapping[int, RankDump], members: Members, labels: Mapping[GroupKey, str]
 ) -> dict[tuple[str, int], int]:
-    """Assumed progress of ranks whose ring lost all calls of a group. It is unknown, so no rank is said to wait for
-    them.
+    """Assumed progress of ranks whose ring lost all calls of a group. Their real progress is unknown, so no finding
+    claims that a rank waits for them.
 
     `pg_status` has the progress by the rank's local number of a group, which is known for the default group (0) only.
     """

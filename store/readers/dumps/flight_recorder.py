@@ -147,7 +147,7 @@ def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
     first_id: int | None = None
     if entries and isinstance(entries[0], dict):
         first_id = whole_number(entries[0].get("record_id"))
-    for entry in _skimmed(entries[:MAX_ENTRIES], dump):
+    for entry in _without_old_entries(entries[:MAX_ENTRIES], dump):
         if not isinstance(entry, dict):
             dump.damaged_entries += 1
             continue
@@ -191,7 +191,7 @@ def _holds_only_active(entries: list[Any]) -> bool:
     return has_gap and not any(isinstance(e, dict) and e.get("state") == "completed" for e in entries)
 
 
-def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:
+def _without_old_entries(entries: list[Any], dump: RankDump) -> list[Any]:
     """Drop entries of which only the number matters: complete, well-formed and not among the newest.
 
     In a ring of 2,000 these are nearly all, and checking them in full would be most of the work.

@@ -62,14 +62,14 @@ def read_dumps(found: Survey) -> list[RankDump]:
             found.add_problem(path, f"{dump.damaged_entries} damaged entries were left out")
         other = by_rank.get(rank)
         if other is not None:
-            better, worse = (dump, other) if _worth(dump) > _worth(other) else (other, dump)
+            better, worse = (dump, other) if _preference(dump) > _preference(other) else (other, dump)
             found.add_problem(worse.path, f"is a second dump of rank {rank}: {better.path.name} was read instead")
             dump = better
         by_rank[rank] = dump
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _worth(dump: RankDump) -> tuple[int, bool, int]:
+def _preference(dump: RankDump) -> tuple[int, bool, int]:
     """Sort key for dumps of one rank: prefer the latest, then one with call stacks."""
     return (dump.last_ns, dump.has_frames, dump.num_entries)
 

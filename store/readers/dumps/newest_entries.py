@@ -89,7 +89,7 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     rest, _ = unpickle(_TAIL_START + blob[tail_start:], memo)
     entries, newest = top["entries"], rest["entries"]
     number = newest[0]["record_id"] - entries[-1]["record_id"] - 1
-    between = _Between(blob, (cut, tail), _places(memo.copy()))
+    between = _SkippedEntries(blob, (cut, tail), _places(memo.copy()))
     if len(entries) != sizes[0] or not between.is_plain(number, newest):
         return None
     states = [{"completed"}, {"scheduled", "started"}]
@@ -105,7 +105,7 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
 
 
 @dataclass(frozen=True, slots=True)
-class _Between:
+class _SkippedEntries:
     """The part of a dump that is not unpickled. `places`: memo indices of strings and pairs of strings."""
 
     blob: bytes

@@ -68,6 +68,8 @@ class ReadLog:
     """Years that its times state; None if some state none."""
     problem: str = ""
     unjudged: str = ""
-    """What a file without a failure leaves undecided; empty for a text log, whose last lines show how far it goes."""
+    """Question that a file without a failure leaves open; empty for a text log, whose last lines show how far the job
+    got.
+    """
     is_compared: bool = False
     """True if part of what `unjudged` names was checked."""

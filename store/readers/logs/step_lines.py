@@ -175,7 +175,9 @@ class StepLine:
     epoch: float | None = None
     """Epoch on a line without a step number."""
     name: str = ""
-    """Words before the loss on a line with an epoch but no step, which tell lines of batches from means of an epoch."""
+    """Words before the loss on a line with an epoch but no step. They distinguish lines of batches from means of an
+    epoch.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +326,9 @@ def _loss(text: str) -> re.Match[str] | None:
         begin = match.start()
         before = text[begin - 1 : begin]
         if match[1].lower() == "nan" and "reduced_train_loss" in text[match.end() :]:
-            continue  # NeMo's own; Lightning shows its mean as NaN where it does not have one (XLA, pipelines)
+            # Lightning's mean, NaN where it has none (XLA, pipelines). NeMo prints its loss as
+            # `reduced_train_loss`.
+            continue
         if not (before.isalnum() or before in ("_", "/", " ")) or not begin:
             return match
         if before == " " and _HELD_OUT.search(text, max(0, begin - _NAME_CHARS), begin - 1):

@@ -90,7 +90,9 @@ def last_xid(
 
 
 def unhealthy(device: str, what: str, do: str, line: int, host: str | None) -> dict[str, Any]:
-    """Log event for a device that a tool reports as not healthy. `what`: with {of} where the host is named."""
+    """Log event for a device that a tool reports as not healthy. `what` contains `{of}` where the host's name is
+    inserted.
+    """
     fields = {"devices": device, "what": what, "do": do}
     message = what.format(of="")
     return {"kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host, "message": message, "fields": fields}

@@ -57,7 +57,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def with_state(problem: str, row: dict[str, str]) -> str:
-    """Add that a job has not ended, if it has not, to what else is reported of its file."""
+    """Append to a file's `problem` that the job has not ended, if its state says so."""
     state = _state(row["State"]) if row.get("State") else ""
     live = f"lists job {_job(row)} as {state}: it has not ended" if state in _LIVE else ""
     return "; ".join(text for text in (problem, live) if text)

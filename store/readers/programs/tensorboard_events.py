@@ -49,7 +49,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a TFRecord file: length, checksum of it, data, checksum of them."""
+    """Yield the records of a TFRecord file. A record is a length, its checksum, the data, and their checksum."""
     place = 0
     while place + 12 <= len(data):
         (length,) = _LENGTH.unpack_from(data, place)

@@ -94,7 +94,7 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
     """Names of plain tables. Raises SourceError for a table with computed values."""
     sizes = connection.execute("SELECT count(*), coalesce(max(length(name)), 0) FROM sqlite_master").fetchone()
     if sizes[0] > MAX_TABLES or sizes[1] > MAX_NAME_CHARS:
-        raise SourceError(f"holds {sizes[0]:,} tables, or names of {sizes[1]:,} letters: no report does")
+        raise SourceError(f"holds {sizes[0]:,} tables, or names of {sizes[1]:,} characters: no report does")
     found = set()
     for name, sql in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
         if name not in _TABLES:

@@ -2,7 +2,7 @@
 
     trace = confined(read_nsys, path)          # like read_nsys(path), or SourceError("needed more than ...")
 
-A short JSON text or pickle cannot grow into much and is read in this process. One child is kept for the next file.
+A small JSON text or pickle cannot take much memory and is read in this process. One child is kept for the next file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEMORY_RATIO = 4
 """Additional bytes of memory per byte of the file."""
 LIMIT_S = 50.0
 BYTES_PER_S = 16 << 20
-"""Bytes of a file for which one more second is allowed: the least that a text reader gets through per second."""
+"""Bytes of a file for which the time limit grows by one second: the slowest text reader reads this much per second."""
 SHORT_BYTES = 1 << 20
 """Up to this size, files are read in this process: JSON text or a plain pickle grows at most about 60-fold in
 memory.

@@ -23,7 +23,7 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Redirects raise HTTPError, like any other unsuccessful response."""
+    """Makes redirects raise HTTPError, like any other unsuccessful response."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None

@@ -159,7 +159,8 @@ def test_a_node_whose_rows_are_old_is_named_with_their_age(tmp_path: Path) -> No
         }
         mirror.states[3] = replace(mirror.states[3], is_last=True)  # it has left, with all of its rows there
         assert mirror.note == (
-            "records of all 4 nodes until 100 s ago; not published lately by node 2 (100 s ago), by the others 8 s ago"
+            "records of all 4 nodes until 100 s ago; no recent publication from node 2 (100 s ago); "
+            "other nodes: 8 s ago"
         )
         assert mirror.recorded_until_ns == now_ns - 100 * SECOND
         mirror.states[2] = replace(mirror.states[2], is_last=True)

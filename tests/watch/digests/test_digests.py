@@ -80,13 +80,13 @@ def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: 
         job.exchange(MemoryStore(), 0, set())
         assert {event["node_rank"] for event in read_events(tmp_path / "events.jsonl")[0]} == {1, 2}
         finding = Finding(analyzer="hang", kind="hang", severity="critical", status="fired", summary="x", ranks=(1,))
-        job.publish([finding], 4, stands=True)
+        job.publish([finding], 4, hang_is_open=True)
         other = JobWatch(two, node_rank=2, events=events)
         wait_for(lambda: other.verdict(4), "second verdict")
         assert other.verdict(3) is None, "of an attempt that is over"
-        job.publish([], 4, stands=True)
+        job.publish([], 4, hang_is_open=True)
         assert other.verdict(4), "it stands"
-        job.publish([], 4, stands=False)
+        job.publish([], 4, hang_is_open=False)
         wait_for(lambda: other.verdict(4) is None, "word that it is over")
 
 

@@ -101,7 +101,11 @@ def test_a_culprit_is_dumped_before_it_is_killed(
     monkeypatch.setattr(culprit, "take_dumps", partial(take_dumps, wait_s=30))
     killer = culprit.CulpritKiller(run, EventWriter(run.path / "events.jsonl", rank=-1, attempt=2), may_kill=True)
     killer.act(
-        [Verdict(attempt=2, ranks=(3,), summary="Rank 3 hangs.")], 2, {3: RankProcess(pid=rank.pid)}, {3}, stands=True
+        [Verdict(attempt=2, ranks=(3,), summary="Rank 3 hangs.")],
+        2,
+        {3: RankProcess(pid=rank.pid)},
+        {3},
+        hang_is_open=True,
     )
     assert rank.wait(100) == -signal.SIGKILL
     assert dump_path(run, 2, 3).read_bytes() == WHOLE

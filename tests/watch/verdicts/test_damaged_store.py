@@ -16,7 +16,7 @@ from analyzers.report.markdown import to_markdown
 from analyzers.report.terminal.diagnosis_text import render
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreCorruptError
-from store.ingest.damage import find_damage, make_damaged_again
+from store.ingest.damage import find_damage, rebuild_damaged
 from tests.factories import make_run
 from watch.verdicts.diagnosed_run import diagnosed_run
 
@@ -58,7 +58,7 @@ def test_the_verdict_is_of_the_tapes(damaged: RunDir, caplog: pytest.LogCaptureF
     assert damaged.store().with_name("telemetry.duckdb.quarantine").exists()
     assert "set aside" in caplog.text
     assert find_damage(damaged.store()) is None
-    assert not make_damaged_again(damaged), "a store that can be read stays where it is"
+    assert not rebuild_damaged(damaged), "a store that can be read stays where it is"
 
 
 def test_damage_that_cannot_be_set_aside_is_no_verdict(damaged: RunDir) -> None:

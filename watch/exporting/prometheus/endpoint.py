@@ -41,8 +41,8 @@ MAX_BYTES = 4 << 20
 
 UNSCRAPED_EVERY_S = 15.0
 SCRAPED_FOR_S = 60.0
-"""Seconds after a scrape during which a node counts as scraped. Scrapers with longer intervals would miss a run that
-dies anyway.
+"""Seconds after a scrape during which a node counts as scraped. A scraper with a longer interval would miss the end of
+a run in any case.
 """
 COST_FACTOR = 9.0
 """Minimum pause after a measurement / its duration: watch spends at most a tenth of its time on measuring."""

@@ -23,11 +23,11 @@ def fleet_series(found: Fleet) -> str:
         return Gauge(f"rankscope_fleet_{name}", help, ("host", "device"), registry=registry)
 
     hours = gauge("hours", "Hours of runs that the host or device took part in.")
-    runs = gauge("bad_runs", "Runs in which it had an incident.")
-    rate = gauge("incidents_per_hour", "Estimated runs with an incident an hour.")
-    low = gauge("incidents_per_hour_low", "Lower end of its interval of 90 %.")
-    high = gauge("incidents_per_hour_high", "Upper end of its interval of 90 %.")
-    suspicious = gauge("suspicious", "1 where it has more incidents than chance explains.")
+    runs = gauge("bad_runs", "Runs in which the host or device had an incident.")
+    rate = gauge("incidents_per_hour", "Estimated number of runs with an incident per hour.")
+    low = gauge("incidents_per_hour_low", "Lower bound of the 90 % interval of that rate.")
+    high = gauge("incidents_per_hour_high", "Upper bound of the 90 % interval of that rate.")
+    suspicious = gauge("suspicious", "1 if the host or device has more incidents than chance explains.")
     members = [(one, one.name, "") for one in found.hosts] + [(one, one.host, one.name) for one in found.devices]
     for member, host, device in members:
         hours.labels(host, device).set(member.hours)
@@ -54,8 +54,8 @@ def _configurations(speeds: Sequence[ConfigurationSpeed], registry: CollectorReg
 
     runs = gauge("runs", "Runs of the configuration.")
     speed = gauge("speed", "Median speed of its runs since the last change, in the unit of the label.")
-    judged = gauge("judged", "1 where it has enough runs to show a change.")
-    ratio = gauge("change_ratio", "Speed after the newest change over that before it; below 1: slower.")
+    judged = gauge("judged", "1 if the configuration has enough runs to show a change.")
+    ratio = gauge("change_ratio", "Speed after the newest change, divided by the speed before it; below 1: slower.")
     for one in speeds:
         of = (one.fingerprint, one.title, one.unit)
         runs.labels(*of).set(len(one.run_ids))

@@ -103,7 +103,9 @@ class Listen:
         return context
 
     def refuse_taken_port(self) -> None:
-        """Raise ListenError if the port cannot be bound. (`serve` failing never stops a watch, which also records.)"""
+        """Raise ListenError if the port cannot be bound. (An error in `serve` does not stop a watch, which goes on
+        recording.)
+        """
         try:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             socket.create_server((self.host, self.port), family=family).close()

@@ -37,8 +37,8 @@ class TrackerFeed:
         done, leads = ({int(attempt): n for attempt, n in progress.get(of, {}).items()} for of in ("done", "leads"))
         self._steps = TrackedSteps(ranks=ranks, done=done, leads=leads)
         self._last_step = int(progress.get("last_step", 0))
-        # Findings up to `told_ns` were passed on, and of later ones those in `told`.
-        # an older version stored the newest finding, and no `told`
+        # Already passed on: all findings up to `told_ns`, and the later ones in `told`.
+        # progress written by an older version, which stored only the newest finding
         self._sent_until_ns = int(progress.get("told_ns", 0))
         self._sent = {tuple(key) for key in progress.get("told", ())}
         self._ends: dict[int, float] = {}

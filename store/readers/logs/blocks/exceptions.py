@@ -62,7 +62,7 @@ _OWN_RANK = re.compile(
     r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:|\(most recent call last\): \(RANK )"
     r"(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
 )
-"""How torch_npu and Habana's bridge sign an error, and torch.distributed.checkpoint one of another rank."""
+"""Forms in which torch_npu, Habana's bridge and torch.distributed.checkpoint name the rank that raised an error."""
 _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
 
@@ -122,12 +122,12 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix, head: str =
         return {"type": "", "message": "", "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:], "is_cut": 1}
     if found is not None:
         found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
-        found |= _signed(f"{head}\n{found['message']}")
+        found |= _stated_rank(f"{head}\n{found['message']}")
     return found
 
 
-def _signed(message: str) -> dict[str, Any]:
-    """{"own_rank": rank} if a text names its rank in one of these forms, else {}."""
+def _stated_rank(message: str) -> dict[str, Any]:
+    """{"own_rank": rank} if a text names the rank that raised the error, else {}."""
     ranks = set(_OWN_RANK.findall(message))
     return {"own_rank": int(ranks.pop())} if len(ranks) == 1 else {}
 
@@ -164,19 +164,20 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
             break
         message += f" {line.strip()}"
         before = line.rstrip()
-    return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": "", **_signed(message)}
+    return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": "", **_stated_rank(message)}
 
 
 def signed_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any]:
     """{"own_rank": rank} if the head of a traceback names the rank that raised it. `lines`: above its last line."""
     for prefix, text in lines:
         if prefix.stream == own.stream and not text.startswith("  "):
-            return _signed(text) if _NEW.match(text) else {}
+            return _stated_rank(text) if _NEW.match(text) else {}
     return {}
 
 
 def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
-    """The frames above the last line of a traceback whose head was cut off; "" with its head, which reads them itself.
+    """The frames above the last line of a traceback whose head was cut off. "" if the head is there: `read_traceback`
+    reads the frames from it.
 
     `lines`: those above it, the nearest first.
     """
@@ -205,7 +206,7 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     for place, (prefix, line) in enumerate(lines):
         if prefix.stream == own.stream and (what := _WHAT.match(line)):
             message = what[1][:MAX_MESSAGE]
-            return {"type": thrown[1].split("::")[-1], "message": message, "traceback": "", **_signed(message)}
+            return {"type": thrown[1].split("::")[-1], "message": message, "traceback": "", **_stated_rank(message)}
         if place >= 8:
             break
     return None
