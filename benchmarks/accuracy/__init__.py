@@ -1,3 +1,3 @@
-"""Verdicts and plans against runs whose truth is known."""
+"""Accuracy of verdicts and plans, measured on runs with a known answer."""
 
 from __future__ import annotations

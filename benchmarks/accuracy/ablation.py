@@ -1,4 +1,4 @@
-"""Thresholds that no recorded case needs: each field of a policy is changed, and the findings are compared.
+"""Find thresholds that no recorded case needs: change each field of a policy, and compare the findings.
 
     python -m benchmarks.accuracy.ablation record CASES --runs 2                       # once: some minutes
     python -m benchmarks.accuracy.ablation fields CASES analyzers.stragglers.policy --json needed.json
@@ -6,12 +6,11 @@
     python -m benchmarks.accuracy.ablation verdicts CASES --against before.json  # after it; exit code 1 if one differs
 
 1. Cases are simulated runs of every fault and clean ones on CPUs and GPUs, long clean runs, the runs recorded on a real
-   GPU, the incidents of `benchmarks.incidents`, and any other folder that is put beside them.
-2. A number is set to nearly nothing, to half, to double and to a very large value; a flag to its opposite. Only the
-   analyses that read a field are asked again, until one finding differs: kind, status, severity, cause, ranks, steps or
-   place.
-3. A field whose very small or very large value changes nothing is a condition that no case needs on that side. Judge by
-   the tests too before one goes: cases are few.
+   GPU, the incidents of `benchmarks.incidents`, and any other folder in CASES.
+2. A number is set to nearly zero, half, double and a very large value; a flag to its opposite. Only the analyses that
+   read the field run again, until a finding differs in kind, status, severity, cause, ranks, steps or place.
+3. If a very small or very large value changes nothing, no case needs the threshold in that direction. Run the tests,
+   too, before removing a field: there are few cases.
 """
 
 from __future__ import annotations
@@ -58,7 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--trials", nargs="*", default=["low", "high", "half", "double"], help="values to set (all four)"
     )
-    parser.add_argument("--seconds", type=float, default=600.0, help="end with what is known after so long (600)")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="stop after this time, with the results so far (600)"
+    )
     parser.add_argument("--against", type=Path, help="a result of `verdicts` to compare with")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -97,7 +98,7 @@ def _verdicts(chosen: list[Recorded], written: Path | None, against: Path | None
 
 
 def verdict_of(case: Recorded) -> list[Any]:
-    """The fired findings and suspicions of a case, the advice, and the sentence on top."""
+    """Fired and suspected findings of a case, its advice, and its verdict."""
     try:
         if case.is_run:
             run = RunDir.open(case.path)
@@ -105,13 +106,13 @@ def verdict_of(case: Recorded) -> list[Any]:
                 diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
         else:
             diagnosis = diagnose_files([case.path])
-    except Exception as error:  # that a case cannot be judged is a result, too
+    except Exception as error:  # a case that cannot be judged is a result, too
         return [f"{type(error).__name__}: {error}"[:300]]
     return [diagnosis.verdict, *(essence(finding) for finding in diagnosis.findings)]
 
 
 def essence(finding: Finding) -> list[Any]:
-    """Fields of a finding that a reader acts on."""
+    """The compared fields of a finding: those on which a user acts."""
     return [
         finding.kind, finding.status, finding.severity, finding.cause, list(finding.ranks), finding.first_step,
         finding.last_step, finding.attempt, finding.evidence.get("place"),
@@ -134,7 +135,7 @@ def fields_of(modules: list[str]) -> list[Field]:
 
 
 def trials(default: float) -> dict[str, Any]:
-    """Values by name: those at which a threshold never or always holds, and those of half and double."""
+    """Values by name: two at which the threshold never or always holds, half, and double."""
     if isinstance(default, bool):
         return {"low": not default, "high": not default}
     if isinstance(default, int):
@@ -165,7 +166,7 @@ def needs(
 
 
 def _asked(case: Recorded, fields: list[Field]) -> Iterator[tuple[Ask, Any, set[tuple[type, str]]]]:
-    """(analysis, its answer, fields that it reads), of all that judge the case."""
+    """(analysis, its findings, fields that it reads) for every analysis of the case."""
     policies = {policy for policy, _, _ in fields}
     if not case.is_run:
         ask: Ask = partial(verdict_of, case)
@@ -194,7 +195,7 @@ def _answer(ask: Ask) -> Any:
 
 
 def _reading(ask: Ask, policies: set[type]) -> tuple[Any, set[tuple[type, str]]]:
-    """The answer, and the fields that were read for it."""
+    """Run an analysis; return its findings and the fields that it read."""
     read: set[tuple[type, str]] = set()
 
     def recorded(policy: type) -> Callable[[Any, str], Any]:
@@ -214,7 +215,7 @@ def _reading(ask: Ask, policies: set[type]) -> tuple[Any, set[tuple[type, str]]]
 
 
 class Changes:
-    """Changes the default of a frozen dataclass and the instances made with it, for a while."""
+    """Temporarily changes the default of a frozen dataclass, and the instances made with it."""
 
     def __init__(self, policy: type) -> None:
         self._defaults: dict[str, Any] = policy.__init__.__kwdefaults__  # type: ignore[misc]

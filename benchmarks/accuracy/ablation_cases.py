@@ -26,7 +26,7 @@ LONG_STEPS = 3_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A folder to be judged. `label` is None where no list of expected findings belongs to it."""
+    """A folder to be judged. `label` is None if it has no list of expected findings."""
 
     name: str
     path: Path
@@ -35,7 +35,7 @@ class Recorded:
 
 
 def record(folder: Path, *, runs: int, ranks: int = 8) -> None:
-    """Write the cases that are not there yet: `runs` of each fault and device, and as many long clean ones."""
+    """Write missing cases: `runs` runs of each fault and device, and as many long clean ones."""
     for index in range(runs):
         for device in ("cpu", "cuda"):
             for fault in EXPECTED:

@@ -1,21 +1,21 @@
-"""Gain of leaving a slow node out, or replacing it: real runs over gloo, read from what they record.
+"""Speed gained by excluding or replacing a slow node, measured from the records of real runs over gloo.
 
     python -m benchmarks.accuracy.actions
     python -m benchmarks.accuracy.actions --only replace --json actions.json
 
-Three launchers, each with a watch and one rank of its own, stand for three nodes. Node 1 has a slow device: a forward
-pass of a transformer block computes until it has taken `--factor` times as long, in every attempt in which the node
-takes part, so that a restart alone does not make it faster.
+Three launchers on this machine act as three nodes, each with a watch and one rank. Node 1 has a slow device: each
+forward pass of a transformer block computes until it has taken `--factor` times as long. This happens in every attempt
+in which the node takes part, so that a restart alone makes nothing faster.
 
-| run | settings | what must follow |
-|---|---|---|
-| dry run | `recovery.on_straggler=exclude`, `recovery.exclusion_dry_run=true` | one event, and nothing else changes |
-| exclude | `recovery.on_straggler=exclude` | two nodes go on with the same global batch |
-| replace | `recovery.on_straggler=replace`, the batch fits two nodes, the third waits | the third takes the place |
+| run | settings | expected | |---|---|---| | dry run | `recovery.on_straggler=exclude`,
+`recovery.exclusion_dry_run=true` | one event, and nothing else changes | | exclude | `recovery.on_straggler=exclude` |
+two nodes continue with the same global batch | | replace | `recovery.on_straggler=replace`, the batch fits two nodes,
+the third waits | the third node replaces node 1 |
 
-Shown is what there was before and after that event: ranks, the median of rank 0's steps, the tokens a second that
-follow from it, and the mean share of a step in which ranks wait in collectives. `restart` is the time from the last
-step before to the first one after. It has paid once `restart / (1 - step after / step before)` has passed.
+The table has values before and after that event: number of ranks, median step of rank 0, tokens per second computed
+from it, and the mean share of a step for which ranks wait in collectives. `restart` is the time from the last step
+before the event to the first step after it. The action has paid off once `restart / (1 - step after / step before)` has
+passed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 began, matrix = {}, torch.ones(32, 32)
 
 def before(module, inputs):
-    if type(module).__name__.endswith("Block"):  # FSDP puts a class of its own over it
+    if type(module).__name__.endswith("Block"):  # FSDP's class has the same ending
         began[id(module)] = time.monotonic()
 
 def after(module, inputs, output):
@@ -82,7 +82,7 @@ register_module_forward_hook(after)
 
 
 def measure(arm: str, folder: Path, *, factor: float, num_steps: int) -> dict[str, Any]:
-    """One run: until `num_steps` steps after the action, or after the record that there is none."""
+    """Run until `num_steps` steps after the action, or after the event that no action follows."""
     slow = folder / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DEVICE.replace("FACTOR", str(factor)))
@@ -103,7 +103,7 @@ def measure(arm: str, folder: Path, *, factor: float, num_steps: int) -> dict[st
 
 
 def _free_port() -> int:
-    """A TCP port at which nobody listened a moment ago."""
+    """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -133,7 +133,7 @@ def _stop(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _read(run: RunDir, acted: dict[str, Any]) -> dict[str, Any]:
-    """Figures of the steps before and after an event."""
+    """Measure the steps before and after an event."""
     started = _node_events(run, event_kinds.ATTEMPT_STARTED)
     worlds = {event["attempt"]: event["world_size"] for event in started}
     config = run.manifest()["config"]
@@ -196,14 +196,14 @@ def _wait(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> 
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit("the run ended, or did not go on: see its folder")
+            raise SystemExit("the run ended or did not continue: see its folder")
         time.sleep(0.5)
 
 
 def main() -> None:
-    """Print the table; exit code 1 if an action changed nothing, or the dry run something."""
+    """Print the table; return 1 if an action had no effect, or the dry run had one."""
     parser = argument_parser(__doc__, json=True)
-    parser.add_argument("--only", choices=sorted(ARMS), action="append", help="these runs (all)")
+    parser.add_argument("--only", choices=sorted(ARMS), action="append", help="run only these (all)")
     parser.add_argument("--factor", type=float, default=8.0, help="slowdown of the forward pass on node 1 (8)")
     parser.add_argument("--steps", type=int, default=60, help="steps after the action (60)")
     parser.add_argument("--quick", action="store_true", help="20 steps after the action")
@@ -229,7 +229,7 @@ def _is_right(arm: str, found: dict[str, Any]) -> bool:
 
 
 def _print(found: dict[str, dict[str, Any]]) -> None:
-    table = Table("run", "ranks", "ms a step", "tokens/s", "waiting", "restart", "has paid after")
+    table = Table("run", "ranks", "ms per step", "tokens/s", "waiting", "restart", "paid off after")
     for arm, values in found.items():
         before, after, pays_s = values["before"], values["after"], values["pays_after_s"]
         table.add_row(

@@ -1,7 +1,7 @@
 """Idle time of pipeline ranks: measured from the recorded spans, compared with the schedule's formula.
 
     python -m benchmarks.accuracy.bubble --quick                 # under a minute
-    python -m benchmarks.accuracy.bubble --json bubble.json      # three minutes, of which the processor works one
+    python -m benchmarks.accuracy.bubble --json bubble.json      # three minutes, one of them CPU time
     python -m benchmarks.accuracy.bubble --ranks 4 --microbatches 8 --schedule 1f1b --forward-ms 40
 
 *Bubble* = idle share of the total: 1 - (time in forward, loss, backward and weight spans) / (time from the pipeline's
@@ -10,13 +10,13 @@ first forward to its last backward), mean over the ranks; `analyzers.account.bub
 Two tables, both of real `torch.distributed.pipelining` schedules over gloo's real sends and receives, recorded by the
 same probes:
 
-1. Stages whose forward and backward take a fixed wall time: they sleep, so ranks do not take each other's cores, and
-   every stage is as dear as any other whatever else the machine does. This is what the formula is about. What is
-   measured above it is what the formula leaves out: a few milliseconds for each hand-over from rank to rank, in which
-   a process is woken up; the longer the stages, the less they weigh.
-2. Our model in the trainer. Stages are only about equal (embedding and head add to the first and the last), and with
-   fewer cores than ranks a rank that computes slows the others down: its spans grow, so the share is not a property of
-   the schedule alone.
+1. Stages whose forward and backward take a fixed wall time. They sleep, so ranks do not compete for cores, and all
+   stages take equally long whatever else the machine does, as the formula assumes. The measured bubble exceeds the
+   formula by a few milliseconds per transfer between ranks, for waking up a process; the longer the stages, the smaller
+   that share.
+2. The trainer's GPT. Its stages are only roughly equal (embedding and head add to the first and the last). With fewer
+   cores than ranks, computing ranks slow each other down and their spans grow, so the share also depends on the
+   machine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ WIDTH = 16
 
 
 class TimedWork(torch.autograd.Function):
-    """Nothing but time: `forward_s` on the way there, twice as much on the way back."""
+    """Takes time only: `forward_s` in the forward pass, twice as much in the backward pass."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, forward_s: float) -> Tensor:
@@ -78,7 +78,7 @@ class TimedWork(torch.autograd.Function):
 
 
 def wait(seconds: float) -> None:
-    """Until `seconds` have passed since the call; a sleep that comes back early is slept again."""
+    """Sleep until `seconds` have passed since the call; sleep again if woken early."""
     end = time.perf_counter() + seconds
     while (left := end - time.perf_counter()) > 0:
         time.sleep(left)
@@ -199,7 +199,7 @@ def recorded_spans(folder: Path, ranks: int) -> PipelineSpans:
 
 
 def results(spans: PipelineSpans, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """For each table one row for each schedule and number of microbatches; medians over the steps after the first."""
+    """One row per schedule and number of microbatches for each table; medians over the steps after the first."""
     by_step = {idle.step: idle for idle in measure_idle(spans, range(options.ranks))}
     tables: dict[str, list[dict[str, Any]]] = {}
     first_step = 0
@@ -239,7 +239,7 @@ def show(result: dict[str, Any]) -> None:
     console = Console()
     titles = {
         "timed_stages": f"Stages of fixed wall time (forward {result['forward_ms']:g} ms a rank, backward twice that)",
-        "model": f"Our model, stages about equal, {result['ranks']} ranks on {result['cpus']} cores (see the caveat)",
+        "model": f"The trainer's GPT, stages roughly equal, {result['ranks']} ranks on {result['cpus']} cores (see the caveat)",
     }
     for key, title in titles.items():
         if key not in result:
@@ -265,11 +265,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--microbatches", type=int, action="append", help="default: 8 and 16")
     parser.add_argument("--schedule", action="append", choices=list(SCHEDULES), help="default: all")
+    parser.add_argument("--no-model", action="store_true", help="only the first table, which takes hardly any CPU time")
     parser.add_argument(
-        "--no-model", action="store_true", help="only the first table, which needs hardly any processor"
+        "--forward-ms", type=float, help="forward time of one microbatch on one rank (default 100, quick 20)"
     )
-    parser.add_argument("--forward-ms", type=float, help="of one microbatch on one rank (default 100, quick 20)")
-    parser.add_argument("--steps", type=int, help="measured steps of each (default 4, quick 2)")
+    parser.add_argument("--steps", type=int, help="measured steps per row (default 4, quick 2)")
     options = parser.parse_args()
     options.microbatches = options.microbatches or [8, 16]
     options.schedule = options.schedule or list(SCHEDULES)

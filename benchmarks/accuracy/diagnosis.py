@@ -8,17 +8,15 @@
 Each run is simulated (`tests.support.simulator`), written as tapes, ingested into a store and diagnosed like any run on
 disk. `benchmarks.accuracy.labelled` has the expected findings of each fault.
 
-| column | meaning |
-|---|---|
-| seen | runs in which anything was fired, or a stage imbalance advised on (no other cut of the layers is better) |
-| kind, rank, cause | runs in which a fired finding has the expected kind; also names the rank; also gives the cause |
-| place | for runs that are slow between phases: the finding names the gap |
-| among | runs in which a finding of the kind names a group that includes the rank; does not count as `rank` |
-| suspect | runs in which a finding of the kind says that the rank is unknown; not fired, so does not count as `kind` |
-| wrong | fired findings that are not about the fault, or name another rank |
-| steps | steps from onset to detection: median and 90th percentile of the shortest prefix of the run that shows it |
+| column | meaning | |---|---| | seen | runs with any fired finding, or with advice on a stage imbalance (where no other
+split of the layers is better) | | kind, rank, cause | runs in which a fired finding has the expected kind; also names
+the rank; also gives the cause | | place | for runs that are slow between phases: the finding names the gap | | among |
+runs in which a finding of the kind names a group that includes the rank; does not count as `rank` | | suspect | runs in
+which a finding of the kind says that the rank is unknown; not fired, so does not count as `kind` | | wrong | fired
+findings that are not about the fault, or name another rank | | steps | steps from onset to detection: median and 90th
+percentile of the shortest prefix of the run that shows it |
 
-With `--keep` each outcome is appended to a file, and runs that are already in it are skipped, so the benchmark can be
+With `--keep` each outcome is appended to a file, and runs that it already has are skipped, so the benchmark can be
 stopped and resumed. Whole runs are diagnosed in full; on prefixes only the analyzer for the fault runs.
 
 Intervals are 95 % Wilson intervals. A fault without an analyzer is listed as `not offered` and not counted.
@@ -181,7 +179,7 @@ def _names(expected: Expected, finding: Finding, truth: Sequence[int]) -> bool:
     match expected.ranks:
         case "one":
             return found == true
-        case "members":  # a pair, a group or a node: no rank outside of it may be named
+        case "members":  # a pair, a group or a node: no rank outside may be named
             return bool(found & true) and (found <= true or true <= found)
         case "nobody":
             return not found or found == true
@@ -215,7 +213,7 @@ def _steps_to_detection(
 
 
 def print_mistake(outcome: Outcome) -> None:
-    """Print the mistakes of a run, with the options that reproduce it; nothing if all was right."""
+    """Print the mistakes of a run with the options that reproduce it; print nothing if there are none."""
     o, expected = outcome, EXPECTED[outcome.fault]
     named = expected.is_clean or (o.cause and o.place)
     good = named and not (o.wrong or o.error or o.contradiction) and (not expected.insufficient or o.insufficient)
@@ -283,16 +281,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", action="append", choices=list(EXPECTED), help="only this fault; repeatable")
     parser.add_argument("--runs", type=int, default=10, help="runs of each --fault (10)")
     parser.add_argument("--index", type=int, help="only this run of each --fault")
-    parser.add_argument("--ranks", type=int, default=0, help="ranks of every run; default: 8 to 1,024, drawn")
+    parser.add_argument("--ranks", type=int, default=0, help="ranks of every run; default: drawn from 8 to 1,024")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="what the probes record of the runs (cpu)"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="device whose records are simulated (cpu)"
     )
-    parser.add_argument("--whole", action="store_true", help="whole runs alone, without steps to detection")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (0)")
+    parser.add_argument("--whole", action="store_true", help="judge whole runs only, without steps to detection")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long, with what there is; 0: never")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="add outcomes to it; those there are not made again")
-    parser.add_argument("--verbose", action="store_true", help="list the mistakes with the commands that repeat them")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="stop after this time, with the results so far; 0: never"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="append outcomes to this file; runs that it has are skipped"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="list the mistakes with the commands that reproduce them"
+    )
     options = parser.parse_args(arguments)
     cases = cases_of(options)
     start = time.perf_counter()

@@ -88,7 +88,7 @@ def _share(hits: int, total: int) -> dict[str, Any]:
 
 
 def print_table(summary: dict[str, Any]) -> None:
-    """The summary as people read it."""
+    """Print the summary as a table."""
     counted = " ".join(f"{key:>{max(5, len(key))}}" for key in _COUNTED)
     print(f"{'fault':26} {'id':4} {'runs':>4} {counted}  {'recall (95 %)':17} steps p50/p90")
     for name, row in summary["faults"].items():

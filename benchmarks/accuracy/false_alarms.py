@@ -1,12 +1,12 @@
-"""False alarms: findings fired over runs in which nothing is wrong.
+"""False alarms: findings fired on clean runs.
 
     python -m benchmarks.accuracy.false_alarms --quick  # a few thousand simulated steps, one real layout
     python -m benchmarks.accuracy.false_alarms --simulated 1000000          # some minutes on two cores
     python -m benchmarks.accuracy.false_alarms --real 10000  # real launches of all layouts, live watch included
 
 Simulated: long runs of 8 ranks in closed form (`tests.support.simulator.long`): quiet, shared and oversubscribed hosts,
-uneven sequences, a rank 0 that saves (F20), pauses of the garbage collector (F19). Each run is diagnosed whole and as
-it was at three random moments.
+uneven sequences, a rank 0 that saves (F20), pauses of the garbage collector (F19). Each run is diagnosed as a whole,
+and as of three random moments.
 
 Real: `rankscope train` on 4 ranks (8 where the mesh needs them) in every layout: findings that `watch` wrote while it
 ran, and those of `analyze` afterwards.
@@ -65,7 +65,7 @@ class Count:
 
 
 def long_run(seed: int, steps: int) -> tuple[str, LongRun]:
-    """The kinds take turns by seed."""
+    """Make the long run of a seed; the kinds of runs alternate with the seed."""
     kinds: dict[str, LongRun] = {
         "quiet": LongRun(seed=seed, noise=QUIET),
         "shared host": LongRun(seed=seed, noise=SHARED_HOST),
@@ -79,7 +79,7 @@ def long_run(seed: int, steps: int) -> tuple[str, LongRun]:
 
 
 def simulated(task: tuple[int, int]) -> Count:
-    """Write one long run, and diagnose it whole and as it was at three earlier moments."""
+    """Write one long run; diagnose it as a whole, and as of three earlier moments."""
     seed, steps = task
     name, long = long_run(seed, steps)
     count, start = Count(name=f"simulated, {name}", runs=1, steps=steps), time.perf_counter()
@@ -100,7 +100,7 @@ def _alarms(run: RunDir) -> list[Finding]:
 
 
 def real(layout: str, steps: int, seed: int, folder: Path) -> Count:
-    """One real run, with watch beside it."""
+    """Launch one real run with its watch."""
     ranks, mesh = LAYOUTS[layout]
     count, start = Count(name=f"real, {layout}", runs=1), time.perf_counter()
     settings = [
@@ -128,7 +128,7 @@ def real(layout: str, steps: int, seed: int, folder: Path) -> Count:
 
 
 def table(counts: list[Count]) -> str:
-    """By kind of run, and in all."""
+    """One row per kind of run, and the total."""
     rows: dict[str, Count] = {}
     for count in counts:
         row = rows.setdefault(count.name, Count(name=count.name))

@@ -1,24 +1,24 @@
-"""Cost of the probes in each framework: the same two-rank script with them and without, run in turns.
+"""Cost of the probes in each framework: the same two-rank script with and without them, alternating.
 
     python -m benchmarks.accuracy.frameworks --quick                           # one pair of short runs each
     python -m benchmarks.accuracy.frameworks --pairs 3 --json frameworks.json  # a quarter of an hour on two cores
     python -m benchmarks.accuracy.frameworks --only accelerate,lightning_fabric
 
-A script runs under `rankscope run` twice in a row, once attached and once with `RANKSCOPE_DISABLED=1`, which leaves all
-of it out, `watch` included; which comes first changes from pair to pair. Probes are not switched within a run: DDP
-keeps the process group that it was made with, so what was attached then cannot be taken from it.
+A script runs under `rankscope run` twice in a row, once attached and once with `RANKSCOPE_DISABLED=1`, which turns
+everything off, including `watch`; the order alternates from pair to pair. Probes are not switched within a run, because
+DDP keeps the process group with which it was created.
 
 | figure | meaning |
 |---|---|
 | step | median time between two optimizer steps of a rank without probes, mean of the ranks, median of the pairs |
-| ratio | median step with probes / without, of each pair: the median, lowest and highest |
+| ratio | median step with probes / without, per pair: median, lowest and highest |
 | CPU ratio | the same for the CPU time of a rank in its steps, all threads |
 
-A short run without probes says how many steps last `--seconds`. The first seconds do not count: `watch`, which starts
-with the ranks, imports for that long on the same cores, and an hour's run would not notice.
+A short run without probes determines how many steps take `--seconds`. The first seconds are not counted: `watch` starts
+with the ranks and imports on the same cores for that long, which would not matter in a run of an hour.
 
-The scripts are small: with steps of a few milliseconds the ratio is that of the calls, and says little of a step of a
-second. Both clocks are read by a hook after each optimizer step, in both arms.
+The scripts are small: in steps of a few milliseconds the cost of calls dominates, so the ratio does not apply to steps
+of a second. A hook after each optimizer step reads both clocks, with and without probes.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from benchmarks.harness import argument_parser, write_json
 ROOT = Path(__file__).resolve().parents[2]
 STRANGERS, EXAMPLES = ROOT / "benchmarks" / "strangers", ROOT / "examples"
 WARM_S = 12.0
-"""Time from the first step on that does not count: in its first seconds `watch` takes more than ever after."""
+"""Seconds after the first step that are not counted, since `watch` uses most CPU time at its start."""
 TRIED_STEPS = 64
-"""Steps of the run that tells how long one lasts."""
+"""Steps of the run that measures the step time."""
 LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A training script and how to tell it the number of steps. `package`: what it needs beside torch."""
+    """A training script, and how it gets the number of steps. `package`: the package that it needs besides torch."""
 
     path: Path
     package: str = "torch"
     variable: str = "STEPS"
-    """Environment variable for the steps; empty: the option `--steps`."""
+    """Environment variable for the number of steps; empty: the option `--steps`."""
     steps_a_unit: int = 1
-    """Optimizer steps of one of what the variable counts."""
+    """Optimizer steps per unit of that variable."""
     arguments: tuple[str, ...] = field(default=())
 
 
@@ -93,10 +93,10 @@ SCRIPTS = {
 
 
 def main() -> None:
-    """Print the table; a framework that is not installed is named and left out."""
+    """Print the table; frameworks that are not installed are listed and skipped."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="that are timed of each run")
+    parser.add_argument("--seconds", type=float, default=10.0, help="timed seconds per run")
     parser.add_argument("--only", default=",".join(SCRIPTS))
     parser.add_argument("--quick", action="store_true", help="one pair of two seconds")
     options = parser.parse_args()
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def _pair(script: Script, num_steps: int, turn: int) -> dict[str, tuple[float, float]]:
-    """{arm: (median step in seconds, CPU seconds a step)}, both of the mean rank."""
+    """{arm: (median step in seconds, CPU seconds per step)}, both as means over the ranks."""
     arms = ("bare", "probes") if turn % 2 == 0 else ("probes", "bare")
     return {arm: _run(script, arm, num_steps) for arm in arms}
 
@@ -148,7 +148,7 @@ def _run(script: Script, arm: str, num_steps: int, warm_s: float = WARM_S) -> tu
 
 
 def _run_as_rank(words: list[str]) -> None:
-    """Program of each rank: the script as it is, with a clock behind its optimizer's step."""
+    """Program of each rank: the unchanged script, with clocks read after each optimizer step."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 

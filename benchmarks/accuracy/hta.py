@@ -5,10 +5,11 @@
     python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python traces/*.json  # recorded traces
     python -m benchmarks.accuracy.hta --reports TraceLens/tests/traces            # TraceLens' published reports
 
-HolisticTraceAnalysis (HTA) runs in a separate interpreter, so that the dependencies of the two never meet. HTA's shares
-are of the time from the first to the last kernel, Rankscope's of the steps' windows. They agree for steps without gaps
-between them, as in a training loop. TraceLens publishes traces with their reports (`gpu_timeline.csv`), whose shares
-are of the first to the last kernel or of a step. Exit code 1 if a share differs by more than a percentage point.
+HolisticTraceAnalysis (HTA) runs in a separate interpreter, so that their dependencies cannot conflict. HTA's shares
+refer to the time from the first to the last kernel, Rankscope's to the steps' windows. They agree for steps without
+gaps between them, as in a training loop. TraceLens publishes traces with reports (`gpu_timeline.csv`), whose shares
+refer to the time from the first to the last kernel, or to a step. Exit code 1 if a share differs by more than a
+percentage point.
 """
 
 from __future__ import annotations

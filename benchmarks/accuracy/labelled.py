@@ -3,8 +3,8 @@
     scenario, ranks = make(Case(fault="hang", seed=0, index=3))
     EXPECTED["hang"].causes
 
-The labels follow from the list of faults (F1 to F48), not from what the analyzers do; only the names of kinds and
-causes are those of the analyzers.
+The labels are derived from the list of faults (F1 to F48) and not from the analyzers' output; only the names of kinds
+and causes come from the analyzers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Expected:
     places: tuple[str, ...] = ()
     """Phases or gaps, one of which the finding must name."""
     insufficient: str = ""
-    """Kind that a finding must report as not judged for lack of records."""
+    """Kind that must be reported as `insufficient_data`."""
 
     @property
     def is_clean(self) -> bool:
@@ -48,7 +48,7 @@ class Expected:
 
 
 _DATA_PARALLEL = ("ddp", "fsdp", "fsdp_tp", "hsdp")
-_WIDE = ("ddp", "fsdp", "hsdp")  # one node's ranks are a minority among those with the same work
+_WIDE = ("ddp", "fsdp", "hsdp")  # the ranks of one node are a minority of the ranks with the same work
 _COMPUTE = ("compute", "forward", "backward")
 _HANG = {"kinds": ("hang",)}
 _LOST = {"kinds": ("rank_lost",)}
@@ -93,7 +93,7 @@ EXPECTED: dict[str, Expected] = {
     "slow_node": Expected(ids="F15", causes=("node", "host", *_COMPUTE), ranks=MEMBERS, layouts=_WIDE, **_SLOW),
     "core_taken": Expected(ids="F15", causes=("host",), **_SLOW),
     "slow_data": Expected(ids="F16", causes=("data",), **_SLOW),
-    # Slow ranks outside phases: in each gap, by garbage collection, in batches that the loop makes itself.
+    # Slow ranks outside phases: in each gap, in garbage collection, in batches that the loop creates.
     **{f"slow_{gap}": Expected(ids="F15", causes=("compute", "host"), places=(gap,), **_SLOW) for gap in GAPS},
     "slow_hand_made_batch": Expected(ids="F16", causes=("compute", "host"), places=("after_optimizer",), **_SLOW),
     "collections": Expected(ids="F15", causes=("host",), places=("after_optimizer",), **_SLOW),
@@ -121,7 +121,7 @@ EXPECTED: dict[str, Expected] = {
     "bit_flip_shard": Expected(
         ids="F28", kinds=("fingerprint_chain_broken",), layouts=("fsdp", "fsdp_tp", "pp_fsdp"),
     ),
-    # No fault, or none of a rank. These runs also check replicas and shards.
+    # No fault, or a fault that belongs to no rank. These runs also check replicas and shards.
     "clean": Expected(ids="-"),
     "clean_quiet": Expected(ids="-"),
     "clean_busy": Expected(ids="-"),
@@ -135,7 +135,7 @@ EXPECTED: dict[str, Expected] = {
     "missing_steps": Expected(ids="7.", insufficient="straggler"),
     "missing_ranks": Expected(ids="7.", insufficient="records"),
 }  # fmt: skip
-"""By fault; `ids` are those of the list of faults (7.: missing data)."""
+"""Expected findings by fault; `ids` are the numbers in the list of faults (7.: missing data)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def make(case: Case) -> tuple[Scenario, list[int]]:
     """The scenario of a case, and the ranks that a finding has to name."""
     expected = EXPECTED[case.fault]
     rng = np.random.default_rng([case.seed, zlib.crc32(case.fault.encode()), case.index])
-    drawn = int(rng.choice(RANKS))  # drawn in any case: the rest must not depend on --ranks
+    drawn = int(rng.choice(RANKS))  # always drawn, so that later draws do not depend on --ranks
     num_ranks = case.ranks or drawn
     layout = _layout(str(rng.choice(expected.layouts)), num_ranks, rng)
     quiet = bool(rng.random() < 0.75) or case.fault == "slow_compute_2"
@@ -277,9 +277,9 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
             return replace(short, steps=40, fault=Fault(kind=name, **at)), [rank]
         case "inf_activation" | "nan_grad" | "overflow":
             last = layout.coordinates()["pp"] == layout.pp - 1
-            if name == "inf_activation":  # must be found where it is made, also in a pipeline
+            if name == "inf_activation":  # must be found where it is produced, also in a pipeline
                 at["rank"] = rank = int(rng.choice(np.flatnonzero(last)))
-            culprits = everyone if name == "overflow" else [rank]  # a sum belongs to no rank
+            culprits = everyone if name == "overflow" else [rank]  # a wrong sum belongs to no rank
             return replace(long, steps=step + 8, fault=Fault(kind=name, **at)), culprits
         case "bad_batch":
             data = layout.width // layout.tp

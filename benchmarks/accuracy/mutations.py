@@ -1,12 +1,12 @@
-"""Are the tests able to fail? Thirty defects made by hand, one at a time: which of them the tests find.
+"""Check that the tests can fail: insert thirty hand-made defects one at a time, and count those that the tests find.
 
-    python -m benchmarks.accuracy.mutations                  # the test named with each defect; some three minutes
-    python -m benchmarks.accuracy.mutations --folders        # all tests of the package that is broken; an hour and more
-    python -m benchmarks.accuracy.mutations --only votes --only queue
+    python -m benchmarks.accuracy.mutations                  # only the tests listed with each defect; some three
+    minutes python -m benchmarks.accuracy.mutations --folders        # all tests of the broken package; more than an
+    hour python -m benchmarks.accuracy.mutations --only votes --only queue
 
-Everything happens in a copy of the working tree. A defect is a piece of text that is replaced; it must be there exactly
-once, so that one whose code has moved is refused and not counted (tests/test_mutations.py). Before the defects the same
-tests run on the tree as it is: where they fail, they find nothing.
+Everything happens in a copy of the working tree. A defect replaces a piece of text that must occur exactly once, so a
+defect whose code has moved is refused and not counted (tests/test_mutations.py). The same tests first run on the
+unchanged tree: a test that fails there can find no defect.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["MUTATIONS", "ROOT", "Mutation", "occurrences"]
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 900.0
-"""For the tests of one defect: one that lets them wait for ever is found, too."""
+"""Time limit for the tests of one defect; a defect that makes them wait forever counts as found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`old` in `file` becomes `new`; `tests` are those of `make test` that should fail then: the one that found it."""
+    """Replaces `old` in `file` with `new`; `tests` are the tests of `make test` that should fail then."""
 
     name: str
     file: str
@@ -159,12 +159,12 @@ MUTATIONS = (
 
 
 def occurrences(mutation: Mutation, root: Path = ROOT) -> int:
-    """How often the text to replace is in its file; a mutation applies where it is once."""
+    """Number of occurrences of the text to replace; the mutation is applicable if it is 1."""
     return (root / mutation.file).read_text(encoding="utf-8").count(mutation.old)
 
 
 def copy_tree(target: Path) -> None:
-    """The files that git knows or would take, as they are now."""
+    """Copy the tracked and the untracked, not ignored files of the working tree."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, check=True, text=True,
@@ -176,7 +176,7 @@ def copy_tree(target: Path) -> None:
 
 
 def failing(root: Path, tests: str) -> tuple[bool, str]:
-    """True if the tests fail in a tree, and the line that says so."""
+    """Return True if the tests fail in a tree, and their last line."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
     environment = os.environ | {"PYTHONPATH": str(root)}
     try:
@@ -193,13 +193,15 @@ def failing(root: Path, tests: str) -> tuple[bool, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--folders", action="store_true", help="all tests of the package")
-    parser.add_argument("--after-green", action="store_true", help="the tests just passed: do not run them first")
+    parser.add_argument(
+        "--after-green", action="store_true", help="skip the run without a defect, since the tests have just passed"
+    )
     parser.add_argument("--only", action="append", default=[], help="part of a name")
     options = parser.parse_args(arguments)
     chosen = [one for one in MUTATIONS if not options.only or any(part in one.name for part in options.only)]
     moved = [one.name for one in chosen if occurrences(one) != 1]
     if moved:
-        print(f"These do not apply any more: {', '.join(moved)}", file=sys.stderr)
+        print(f"No longer applicable: {', '.join(moved)}", file=sys.stderr)
         return 2
 
     def tests_of(one: Mutation) -> str:
@@ -212,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         whole = " ".join(sorted({path for one in chosen for path in tests_of(one).split()}))
         is_red, line = (False, "") if options.after_green else failing(root, whole)
         if is_red:
-            print(f"Red without a defect: {line}", file=sys.stderr)
+            print(f"Failed without a defect: {line}", file=sys.stderr)
             return 2
         print(markdown_head("defect", "file", "found", "seconds", "by"), flush=True)
         for one in chosen:

@@ -1,14 +1,14 @@
-"""Slow places of strangers' loops, all of them in one run of each loop, and clean steps judged as they come.
+"""Detection of slow places in foreign training loops: all places in one run per loop, and clean steps judged live.
 
     python -m benchmarks.accuracy.places                                         # twelve loops, two ranks, 10 ms
     python -m benchmarks.accuracy.places --loops gan,compiled --ranks 4 --delay-ms 20 --rounds 3 --busy
     python -m benchmarks.accuracy.places --clean-steps 2000 --faults none        # false alarms only
 
-The delays of `rankscope drill --script` come one after the other: a calm window, then a slow one. Each slow window is
-judged with the calm one before it, as if the run had begun there and were still going on; rank, cause and place must be
-right. Calm steps are judged again after every `--every` steps over at most `--window` steps, as `watch` judges them:
-whatever is reported there is a false alarm; in a run without delays, so is every finding of any kind, reported live or
-of the whole run. Launching once makes a hundred places cost what one drill costs.
+The delays of `rankscope drill --script` follow one another, each after a calm window. Each slow window is judged
+together with the calm window before it, as if the run had begun there and were still running; rank, cause and place
+must be right. Calm steps are judged every `--every` steps over at most `--window` steps, as `watch` does; any report
+there is a false alarm. In a run without delays every finding is a false alarm, live or of the whole run. With a single
+launch, a hundred places take as long as one drill.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from trainer.drills.script.score import score
 FIRST = 20
 SLOW_RANK = 1
 COLLECTIONS = 20
-"""Steps with garbage collections: each collection takes a tenth of a second and more."""
+"""Delay of steps with garbage collections; each collection takes at least a tenth of a second."""
 ENDLESS = dict.fromkeys(("STEPS", "MAX_ITERS", "EPOCHS"), "1000000")
-"""Variables by which the loops are told how long to train."""
+"""Environment variables that set how long the loops train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One slow window of one loop, and what was reported of it. `step_ms`: of the calm steps before it."""
+    """One slow window of one loop, and its reports. `step_ms`: duration of the calm steps before it."""
 
     loop: str
     fault: str
@@ -57,19 +57,19 @@ class Window:
     step_ms: float
     result: str
     after_steps: int | None
-    """Steps after its start from which it is reported for good."""
+    """Steps after its start from which on it is always reported."""
     summaries: tuple[str, ...]
 
 
 def part(timings: Timings, begin: int, end: int) -> Timings:
-    """The observations begin <= i < end."""
+    """Observations with begin <= i < end."""
     own = {name: values[:, begin:end] for name, values in timings.own.items()}
     wait, duration = timings.wait[:, begin:end], timings.duration[:, begin:end]
     return replace(timings, steps=timings.steps[begin:end], own=own, wait=wait, duration=duration)
 
 
 def windows(names: Sequence[str], rounds: int, calm: int, slow: int, delay_s: float) -> list[InjectedFault]:
-    """Faults that follow each other with `calm` steps before each."""
+    """Faults one after another, with `calm` steps before each."""
     faults, step = [], FIRST
     for name in list(names) * rounds:
         begin, step = step + calm, step + calm + (COLLECTIONS if name == "garbage" else slow)
@@ -79,7 +79,7 @@ def windows(names: Sequence[str], rounds: int, calm: int, slow: int, delay_s: fl
 
 
 def judge(loop: str, fault: InjectedFault, timings: Timings, store: Store, calm: int) -> Window:
-    """Reports at the end of a slow window, and since when."""
+    """Reports at the end of a slow window, and the step since which they are made."""
     policy = StragglerPolicy()
     begin, start, end = np.searchsorted(timings.steps, [fault.step - calm, fault.step, fault.until])
     calm_ms = float(np.median(np.nanmedian(timings.duration[:, begin:start], axis=0)))
@@ -140,14 +140,14 @@ def run(
         found = [judge(loop, fault, timings, store, options.calm) for fault in whole]
         begin = int(np.searchsorted(timings.steps, end + 1))
         alarms = list(dict.fromkeys(false_alarms(timings, store, begin, options.every, options.window)))
-    if not faults:  # all that was reported live or is reported of the whole run, of any kind
+    if not faults:  # all findings of any kind, live or of the whole run
         alarms += [text for text in score(None, done).false_alarms if text not in alarms]
     clean = {"loop": loop, "clean_steps": len(timings.steps) - begin, "alarms": alarms, "problem": done.problem}
     return found, clean
 
 
 def main() -> int:
-    """Entry of the benchmark; 1 if a window was not right or a calm step gave a report."""
+    """Run the benchmark; return 1 if a window was judged wrongly or a calm step was reported."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--loops", default=",".join(LOOPS))
     parser.add_argument("--faults", default="slow")

@@ -1,11 +1,12 @@
-"""`rankscope plan` against reality: memory that torch's allocator gives out, bytes that the probes record.
+"""Error of `rankscope plan`: compared with the allocator's memory and the traffic that the probes record.
 
     python -m benchmarks.accuracy.plan               # all tables, about three minutes
     python -m benchmarks.accuracy.plan --memory      # without the table of traffic
-    python -m benchmarks.accuracy.plan --layouts "DDP|ring|expert"      # memory of the layouts with such a name
+    python -m benchmarks.accuracy.plan --layouts "DDP|ring|expert"      # memory of layouts whose name matches
 
-Memory is that of one process, and of rank 0 of two and four, on a CPU, from the allocator's own events in a step;
-parameters, gradients and moments are counted as they are. Traffic is that of real trainings over gloo.
+Memory is measured on a CPU, for a single process and for rank 0 of two and four ranks, from the allocator's events
+during a step; parameters, gradients and moments are counted directly. Traffic is measured in real training runs over
+gloo.
 """
 
 from __future__ import annotations
@@ -138,9 +139,9 @@ _TRAFFIC = {
     ),
 }
 _SMALLEST_CALL_BYTES = 256
-"""Loss, norm and verdicts are smaller; a plan leaves them out."""
+"""Smaller calls (loss, norm, verdicts) are not part of a plan."""
 _STEP = 4
-"""Looked at; the first steps have calls of their own."""
+"""The measured step; the first steps have additional calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +155,9 @@ class Measured:
 
 
 def measure(config: Config, *, num_pieces: int = 1) -> Measured:
-    """A step of one process on the CPU; of one that has the first of `num_pieces` pieces of each sequence, and sees
-    copies of it where the others would be."""
+    """Measure a step of one process on the CPU. It has the first of `num_pieces` pieces of each sequence, and copies of
+    it in place of the others.
+    """
     model = Transformer(config.model)
     initialise(model, config.model, seed=0)
     model.num_chunks = num_pieces
@@ -178,7 +180,7 @@ def measure(config: Config, *, num_pieces: int = 1) -> Measured:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    step()  # makes the optimizer's state
+    step()  # creates the optimizer's state
     kept_by_forward, _ = allocated(forward)
     _, most = allocated(step)
     parameters = sum(value.numel() * value.element_size() for value in model.parameters())
@@ -258,8 +260,10 @@ def _recorded(run: RunDir) -> tuple[Counter[str], Counter[str]]:
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--memory", action="store_true", help="only the tables of memory")
-    parser.add_argument("--layouts", metavar="NAMES", help="only memory of layouts whose name matches, like 'DDP|ring'")
+    parser.add_argument("--memory", action="store_true", help="only the memory tables")
+    parser.add_argument(
+        "--layouts", metavar="NAMES", help="only the memory of layouts whose name matches, e.g. 'DDP|ring'"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.layouts:

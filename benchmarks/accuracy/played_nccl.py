@@ -1,6 +1,7 @@
-"""Faults of played GPUs and links, end to end: virtual devices, the real recorder and plugin, tapes, store, analyzers.
+"""Diagnosis of simulated GPU and link faults, end to end: virtual devices with the real recorder, plugin, tapes, store
+and analyzers.
 
-    python -m benchmarks.accuracy.played_nccl --seeds 1 --clean 4              # a short one
+    python -m benchmarks.accuracy.played_nccl --seeds 1 --clean 4              # a short run
     python -m benchmarks.accuracy.played_nccl --seeds 5 --clean 100 --keep outcomes.jsonl --json played.json
     python -m benchmarks.accuracy.played_nccl --fault slow_link --layout ddp --seeds 3 --verbose
 
@@ -9,12 +10,13 @@ is a kind of fault:
 
 | column | meaning |
 |---|---|
-| kind, rank | runs with a fired finding of the expected kind; that names the rank, or both ends of the link |
-| cause | and gives the cause |
-| wrong | runs with a fired finding that is about something else |
+| kind | runs with a fired finding of the expected kind |
+| rank | ... that names the rank, or both ends of the link |
+| cause | ... and gives the cause |
+| wrong | runs with a fired finding about something else |
 
-and a line is a layout's profiled steps: largest difference between the trace's and the true exposed communication, and
-between own work, over all ranks and runs. Runs that are in the file of `--keep` are not made again.
+Below the table, one line per layout is about profiled steps: the largest difference between trace and truth in exposed
+communication and in own work, over all ranks and runs. Runs that the file of `--keep` already has are skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ STEPS_OF = {"slow_link": 96}
 """A link that can only be compared with its own past has to be slow for `SlowLinkPolicy.min_rise_s` (80 ms a step)."""
 CLEAN = "clean"
 ALARMS = ("hang", "straggler", "rank_lost", "xid", "gpu_memory_errors", "gpu_throttled", "link_errors", "throughput")
-"""Kinds that say that something is broken."""
+"""Kinds of findings about problems."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,20 +66,20 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     exposed_points: float | None = None
-    """Largest difference of the exposed share of a rank's steps, percentage points."""
+    """Largest error of the exposed share of a rank's steps, in percentage points."""
     own_ratio: float | None = None
-    """Largest relative difference of a rank's own work."""
+    """Largest relative error of a rank's own work."""
     error: str = ""
     seconds: float = 0.0
 
     @property
     def is_right(self) -> bool:
-        """True if everything is as it should be."""
+        """True if all results are as expected."""
         return not self.wrong and not self.error and (self.fault == CLEAN or self.cause)
 
 
 def judge(case: tuple[str, str, int], built: Path | None = None) -> Outcome:
-    """Play, ingest, diagnose and compare. `built`: the folder of a plugin that is compiled already."""
+    """Simulate, ingest, diagnose and compare. `built`: the folder of the compiled plugin."""
     name, layout, seed = case
     outcome = Outcome(fault=name, layout=layout, seed=seed)
     start = time.perf_counter()
@@ -130,7 +132,7 @@ def _names(finding: Finding, fault: Fault) -> bool:
             return set(finding.ranks) == {fault.rank, fault.peer}
         case "link":
             of = finding.evidence
-            is_message = of.get("op") in ("send", "recv")  # a message has a channel of its own
+            is_message = of.get("op") in ("send", "recv")  # a message uses a separate channel
             is_channel = is_message or of.get("link_channel", fault.channel) == fault.channel
             return set(finding.ranks) == {fault.rank, fault.peer} and is_channel
         case "side":
@@ -140,7 +142,7 @@ def _names(finding: Finding, fault: Fault) -> bool:
 
 
 def cases_of(options: argparse.Namespace) -> list[tuple[str, str, int]]:
-    """The runs to be made, so that any first part of them is a fair sample."""
+    """All runs, in an order in which any first part is a fair sample."""
     faults = options.fault or list(EXPECTED)
     layouts = options.layout or [name for name, layout in LAYOUTS.items() if layout.ranks_per_device == 1]
     cases = [(name, layout, seed) for seed in range(options.seeds) for name in faults for layout in layouts]
@@ -149,9 +151,10 @@ def cases_of(options: argparse.Namespace) -> list[tuple[str, str, int]]:
 
 
 def judged(cases: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[Outcome]:
-    """The outcomes, as they come. Each in a process of its own: a plugin stays loaded for the life of one.
+    """Yield outcomes as they complete. Each run has a separate process, because a plugin stays loaded until its process
+    ends.
 
-    Compiled once, and not loaded here.
+    The plugin is compiled once, and not loaded in this process.
     """
     with tempfile.TemporaryDirectory(prefix="played-plugin-") as name:
         build(Path(name))
@@ -174,7 +177,7 @@ def table_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
-    """Render for people."""
+    """Print the table."""
     print(f"{'fault':14} {'runs':>4} {'kind':>4} {'rank':>4} {'cause':>5} {'wrong':>5}")
     for row in table_of(outcomes):
         is_clean = row["fault"] == CLEAN
@@ -195,14 +198,14 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the runs; 1 if any was judged wrongly."""
+    """Do the runs; return 1 if any was judged wrongly."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each fault and layout")
     parser.add_argument("--clean", type=int, default=4, help="runs without a fault")
     parser.add_argument("--fault", action="append", choices=list(EXPECTED), help="these only")
     parser.add_argument("--layout", action="append", choices=list(LAYOUTS), help="these only")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--keep", type=Path, help="file of outcomes: what is in it is not made again")
+    parser.add_argument("--keep", type=Path, help="file of outcomes; runs that it has are skipped")
     parser.add_argument("--verbose", action="store_true", help="print the findings of every run")
     options = parser.parse_args(arguments)
     outcomes = []

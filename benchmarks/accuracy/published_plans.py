@@ -1,9 +1,9 @@
-"""Published trainings through `rankscope plan`: their layout and MFU, and what the plan says of it.
+"""Published training runs compared with `rankscope plan`: layout, MFU and the planned values.
 
     python -m benchmarks.accuracy.published_plans
 
-Where MFU was not published it follows from published GPU-hours and tokens, by the plan's own operations a token; those
-hours contain whatever else a run does (restarts, evaluations). No device is used.
+Where MFU was not published, it is computed from the published GPU-hours and tokens with the plan's FLOPs per token.
+Those hours include everything else in a run (restarts, evaluations). No device is needed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ PUBLISHED: Sequence[Published] = (
 
 
 def compare(each: Published) -> tuple[Expected, Strategies]:
-    """Plan of the published layout, and the ladder of the plan."""
+    """The plan of the published layout, and the planner's other layouts."""
     hardware = parse_hardware(gpu=each.gpu, gpu_memory="", gpus_per_node=8, interconnect="nvlink,ib400")
     config = each.config
     expected = expect(config, resolve(config, each.num_gpus), hardware)
@@ -124,7 +124,7 @@ def compare(each: Published) -> tuple[Expected, Strategies]:
 
 
 def published_mfu(each: Published, expected: Expected) -> float:
-    """The published MFU, or that of the published hours and tokens."""
+    """The published MFU, or the MFU computed from the published hours and tokens."""
     if each.mfu is not None:
         return each.mfu
     peak = {"a100": 312e12, "h100": 989.5e12}[each.gpu]

@@ -1,20 +1,22 @@
-"""Settings of the trainer in random combinations: each is refused in one line, or trains as one process does.
+"""Random combinations of trainer settings: each must be refused with one line, or train like a single process.
 
-    python -m benchmarks.accuracy.random_layouts --count 60 --seed 1
-    python -m benchmarks.accuracy.random_layouts --only 1:17               # one of them again, by its name in the table
+    python -m benchmarks.accuracy.random_layouts --count 60 --seed 1 python -m benchmarks.accuracy.random_layouts --only
+    1:17               # repeat one of them, by its name in the table
 
 A combination is drawn from the settings of `[parallel]`, `[train]`, `[optim]` and `[model]` and trained by 2 or 4 ranks
-for 5 steps with the loop that `rankscope train` runs: probes, recovery, copies. After 3 steps all ranks stop and begin
-again from the checkpoint. It is compared with one process that has the same model, data, optimizer and precision and
-never stops:
+for 5 steps with the loop of `rankscope train`, including probes, recovery and memory copies. After 3 steps all ranks
+stop and resume from the checkpoint. The result is compared with one process that has the same model, data, optimizer
+and precision and never stops:
 
-- losses and gradient norms are the same numbers on all ranks, to the last bit;
-- where only sums differ in their order, losses agree within 1e-4 and norms within 1e-3 of their value;
-- where numbers are rounded (bf16, fp16, fp8, Muon, AdamW8bit), losses within 1 %, norms within 10 %; with compressed
-  gradients, losses within 5 %. In fp16 up to the first step whose batch one of both leaves out: a scaled gradient of
-  FSDP is itself in fp16 and overflows before one of autocast, which the next scale mends.
+- losses and gradient norms are bitwise identical on all ranks;
+- if only the order of summation differs, losses agree within a relative 1e-4 and norms within 1e-3;
+- with reduced precision (bf16, fp16, fp8, Muon, AdamW8bit), losses agree within 1 % and norms within 10 %; with
+  compressed gradients, losses within 5 %. In fp16 only the steps before the first one that either run skips are
+  compared: FSDP's scaled gradients are fp16 and overflow earlier than autocast's, until the loss scale has been
+  reduced.
 
-What a launch refuses counts as refused, not as trained. Offload to the host is drawn too: a CPU has the same policy.
+A combination that the launch refuses counts as refused. Offload to the host is also drawn, and has the same policy on a
+CPU.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ Sections = dict[str, dict[str, Any]]
 
 
 def draw(number: int, seed: int) -> tuple[int, Sections]:
-    """Ranks and settings of a combination; some can't be trained."""
+    """Draw the number of ranks and the settings of a combination; some are invalid."""
     chance = random.Random(f"{seed}:{number}")
 
     def often(share: float) -> bool:
@@ -124,19 +126,19 @@ def draw(number: int, seed: int) -> tuple[int, Sections]:
 
 
 def alone(sections: Sections) -> Sections:
-    """What one process must have in common with it."""
+    """Settings that the single process must share with the combination."""
     rounded = {name: value for name, value in sections["train"].items() if name in (*ROUNDED, "float8_emulated")}
     return {name: sections[name] for name in COMPUTED} | {"train": {"steps": STEPS, **rounded}}
 
 
 def complete(sections: Sections) -> Config:
-    """The configuration, with small, frequent copies and probes that sample each step."""
+    """The complete configuration, with frequent small copies and probes that sample every step."""
     every = {"gradient_interval": 2, "local_norm_interval": 2, "fingerprint_interval": 2, "compression_interval": 2}
     return tiny(**sections, probes=every, checkpoint={"interval": 2, "memory_interval": 2, "memory_survives": False})
 
 
 def attempt_of(config: Config, folder: Path, rank: int, world_size: int, attempt: int, last: int) -> RunResult:
-    """One attempt of a rank as the worker makes it, asked to stop in step `last`."""
+    """Run one attempt of a rank as the worker does, with a request to stop in step `last`."""
     run = RunDir(folder)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     result = RunResult("")
@@ -165,7 +167,7 @@ def attempt_of(config: Config, folder: Path, rank: int, world_size: int, attempt
 
 
 def trained(rank: int, world_size: int, sections: Sections, folder: str, stops: bool) -> dict[str, Any]:
-    """Losses and norms by step of both attempts; for `run_ranks`."""
+    """Return losses and norms by step of both attempts; called by `run_ranks`."""
     config = complete(sections)
     found: dict[str, Any] = {"losses": {}, "norms": {}, "batches": {}}
     for attempt, last in enumerate((STOP_AFTER, 0) if stops else (0,)):
@@ -177,7 +179,7 @@ def trained(rank: int, world_size: int, sections: Sections, folder: str, stops: 
 
 
 def tolerances(sections: Sections) -> tuple[float, float]:
-    """(of losses, of norms), relative."""
+    """Relative tolerances of (losses, norms)."""
     parallel, train, optim = sections["parallel"], sections["train"], sections["optim"]
     if parallel.get("gradient_compression", "none") != "none":
         return 0.05, math.inf
@@ -188,10 +190,10 @@ def tolerances(sections: Sections) -> tuple[float, float]:
 
 
 def differs(sections: Sections, single: dict[str, Any], by_rank: list[dict[str, Any]]) -> str:
-    """The first difference from one process or between ranks, or nothing."""
+    """The first difference from the single process or between ranks; empty if there is none."""
     for rank, found in enumerate(by_rank):
         if found != by_rank[0]:
-            return f"rank {rank} has other numbers than rank 0"
+            return f"rank {rank} has different values than rank 0"
     for kind, tolerance in zip(("losses", "norms"), tolerances(sections), strict=True):
         expected, got = single[kind], by_rank[0][kind]
         if expected.keys() != got.keys() or len(got) != STEPS:
@@ -206,7 +208,7 @@ def differs(sections: Sections, single: dict[str, Any], by_rank: list[dict[str, 
 
 
 def judged(ranks: int, sections: Sections) -> tuple[str, str]:
-    """(refused | equal | differs | failed, its line)."""
+    """(refused, equal, differs or failed; one line of detail)."""
     try:
         resolve(complete(sections), ranks)
     except (ConfigError, ValueError) as error:
@@ -222,7 +224,7 @@ def judged(ranks: int, sections: Sections) -> tuple[str, str]:
 
 
 def shown(sections: Sections) -> str:
-    """The settings that are not those of a plain run."""
+    """The settings that differ from the defaults."""
     usual = Config().model_dump()
     return ", ".join(
         f"{section}.{name}={value}"
@@ -234,9 +236,9 @@ def shown(sections: Sections) -> str:
 
 def main() -> None:
     parser = argument_parser(__doc__, json=True)
-    parser.add_argument("--count", type=int, default=40, help="combinations that are trained")
+    parser.add_argument("--count", type=int, default=40, help="number of trained combinations")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", metavar="SEED:NUMBER", help="one combination, with the whole message")
+    parser.add_argument("--only", metavar="SEED:NUMBER", help="only this combination, with its full message")
     options = parser.parse_args()
     if options.only:
         seed, _, number = options.only.partition(":")

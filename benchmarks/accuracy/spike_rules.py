@@ -1,11 +1,10 @@
-"""Rules by which others call a loss a spike, written from what they publish, as streams of verdicts.
+"""Other tools' rules for loss spikes, reimplemented from their published code; each yields one verdict per step.
 
     rule = RULES["Lightning Fabric"]()
     rule(loss=5.9, grad_norm=31.0)        # True: it would have raised, skipped or clipped here
 
-Each has the defaults of its source, and the file that it was read from is named. None of them is told of the fault,
-and none but ZClip sees the gradient norm. What a rule does after its verdict (raise, save the batches to skip, clip) is
-left out: the verdict counts.
+Each has the defaults of its source, whose file is named. No rule knows the fault, and only ZClip uses the gradient
+norm. The action after a verdict (raise, save the batches to skip, clip) is omitted; only the verdict counts.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def megatron() -> Rule:
     """Megatron-LM's rerun state machine: at least ten times the largest of its first 100 losses.
 
     `megatron/core/rerun_state_machine.py`, `is_unexpectedly_large`, with the factor of `pretrain_gpt.py`
-    (`--check-for-spiky-loss`). The first iteration is not validated and not counted, NaN and Inf are left to another
-    check, and the largest loss is never taken anew.
+    (`--check-for-spiky-loss`). The first iteration is neither validated nor counted, another check handles NaN and Inf,
+    and the largest loss is never updated later.
     """
     iteration, counted, largest = 0, 0, 0.0
 
@@ -69,10 +68,11 @@ def llm_foundry() -> Rule:
 
 
 def fabric() -> Rule:
-    """Lightning Fabric's SpikeDetection: off the mean of the last 10 by twice that mean, and worse than the last loss.
+    """Lightning Fabric's SpikeDetection: differs from the mean of the last 10 by twice that mean, and exceeds the last
+    loss.
 
     `src/lightning/fabric/utilities/spike.py`: window 10, warm-up 1 batch, no absolute tolerance, relative tolerance 2;
-    what is not finite counts as a spike, and a spike joins neither the mean nor the last loss.
+    a value that is not finite counts as a spike, and spikes update neither the mean nor the last loss.
     """
     window: deque[float] = deque(maxlen=10)
     last = math.inf
@@ -92,8 +92,8 @@ def fabric() -> Rule:
 def zclip() -> Rule:
     """ZClip: the gradient norm 2.5 deviations over its moving mean (alpha 0.97, 25 steps of warm-up).
 
-    `zclip/zclip.py` of bluorion-com/ZClip, mode "zscore" with "adaptive_scaling": the moving mean and variance take in
-    what is left of the norm, the mean + 2.5 deviations divided by z / 2.5.
+    `zclip/zclip.py` of bluorion-com/ZClip, mode "zscore" with "adaptive_scaling": the moving mean and variance are
+    updated with the clipped norm: the mean + 2.5 deviations divided by z / 2.5.
     """
     warm: list[float] = []
     mean = variance = 0.0
@@ -107,7 +107,7 @@ def zclip() -> Rule:
             return False
         deviation = math.sqrt(variance)
         z = (grad_norm - mean) / (deviation + 1e-6)
-        taken = mean + 2.5 * deviation / (z / 2.5) if z > 2.5 else grad_norm  # what is left after clipping
+        taken = mean + 2.5 * deviation / (z / 2.5) if z > 2.5 else grad_norm  # the clipped norm
         mean = 0.97 * mean + 0.03 * taken
         variance = 0.97 * variance + 0.03 * (taken - mean) ** 2
         return z > 2.5
@@ -116,7 +116,7 @@ def zclip() -> Rule:
 
 
 def ema_times_three() -> Rule:
-    """Three times the exponential moving average of the loss (0.99): what is found in many private loops."""
+    """Three times the exponential moving average of the loss (0.99), a common rule in hand-written loops."""
     mean = math.nan
 
     def rule(loss: float, grad_norm: float) -> bool:

@@ -1,12 +1,11 @@
-"""Versions of torch: an environment for each, and what was run in it, two ranks on CPUs over gloo.
+"""Try versions of torch: one environment per version, and trials with two ranks on CPUs over gloo.
 
     python -m benchmarks.accuracy.torch_versions 2.11.0 2.15.0 --folder ENVIRONMENTS --json versions.json
     python -m benchmarks.accuracy.torch_versions 2.6.0 --only "attach ddp" "attach fsdp2" --folder ENVIRONMENTS
 
-An environment holds torch and the libraries that its import loads (a CUDA build: 3 GB); all other packages
-are those of the environment that runs this. One that is there is used again. Each row is a launch of its own, and what
-`rankscope analyze` says of it: a trial passes if it trained to its end, the expected finding was made, and no other is
-critical.
+An environment holds torch and the libraries that its import loads (a CUDA build: 3 GB); all other packages come from
+the environment that runs this. An existing environment is reused. Each trial is a separate launch, judged by `rankscope
+analyze`: it passes if it trained to its end, has the expected finding, and has no other critical finding.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["TRIALS", "Outcome", "Trial", "libraries", "make_environment", "markd
 
 ROOT = Path(__file__).parents[2]
 NOT_IMPORTED = ("triton", "cuda-bindings", "nvidia-cusolver", "nvidia-nvtx")
-"""Requirements of CUDA builds that nothing loads at import."""
+"""Requirements of CUDA builds that are not loaded by torch's import."""
 TIMEOUT_S = 900
 
 
@@ -48,7 +47,7 @@ class Outcome:
     passed: bool
     seconds: float
     what: str
-    """Last line of what went wrong; empty if it passed."""
+    """Last line of the error; empty if the trial passed."""
 
 
 def _train(*settings: str, faults: Sequence[str] = ()) -> tuple[str, ...]:
@@ -104,7 +103,7 @@ def make_environment(folder: Path, version: str) -> Path:
     (metadata,) = packages.glob("torch-*.dist-info/METADATA")
     if needed := libraries(metadata.read_text(encoding="utf-8")):
         subprocess.run([*install, *needed], check=True)
-    # Behind its own packages, so that torch is this one.
+    # After the environment's packages, so that its torch is found first.
     lines = [f"import site; site.addsitedir({path!r})" for path in _package_folders()]
     others.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return python
@@ -115,7 +114,7 @@ def _package_folders() -> list[str]:
 
 
 def run_trial(python: Path, version: str, name: str, folder: Path) -> Outcome:
-    """Run one trial in `folder`, where its log stays."""
+    """Run one trial in `folder`, which keeps its log."""
     folder.mkdir(parents=True, exist_ok=True)
     trial, log = TRIALS[name], folder / "log.txt"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -154,7 +153,7 @@ def _mistake(python: Path, folder: Path, environment: Mapping[str, str], trial: 
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """A row a version, a column a trial."""
+    """One row per version, one column per trial."""
     names = [name for name in TRIALS if any(each.trial == name for each in outcomes)]
     by_place = {(each.version, each.trial): each for each in outcomes}
     rows = [markdown_head("torch", *names)]
@@ -167,8 +166,8 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
 
 def main() -> None:
     parser = argument_parser(__doc__, json=True)
-    parser.add_argument("versions", nargs="+", help="like 2.11.0; `here`: this environment's")
-    parser.add_argument("--folder", type=Path, required=True, help="environments and runs")
+    parser.add_argument("versions", nargs="+", help="e.g. 2.11.0; `here`: the version in this environment")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for environments and runs")
     parser.add_argument("--only", nargs="+", choices=list(TRIALS), default=list(TRIALS))
     options = parser.parse_args()
     folder, outcomes = options.folder.resolve(), []

@@ -1,11 +1,11 @@
-"""Error of the what-if: step times without a slowdown, predicted from a real run and measured in it.
+"""Error of the what-if analysis: step times without a slowdown, predicted from a real run and measured in the same run.
 
     python -m benchmarks.accuracy.whatif  # 4 ranks, DDP, slow_compute x 1.5, 4 pairs of blocks
     python -m benchmarks.accuracy.whatif --kind slow_data --layout fsdp --blocks 6
     python -m benchmarks.accuracy.whatif --quick
     python -m benchmarks.accuracy.whatif --published StragglerAnalysis/data     # exit code 1 beyond 2 %
 
-Blocks of steps with and without the fault alternate in one run, so that other load on the machine affects both alike.
+Blocks of steps with and without the fault alternate in one run, so that other load on the machine affects both.
 `analyzers.whatif.what_if` predicts the step time without the fault from the records of one slow block; the mean of the
 blocks before and after it is the measured time. The error is predicted / measured - 1.
 

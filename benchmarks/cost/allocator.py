@@ -14,9 +14,9 @@ __all__ = ["allocated"]
 
 
 def allocated(work: Callable[[], object]) -> tuple[int, int]:
-    """Bytes that what `work` returns holds, and the most that was allocated while it ran beyond what was before.
+    """Return the bytes held by the result of `work`, and the peak of bytes allocated while it ran, beyond those before.
 
-    Each event has the allocator's own total, which knows what other threads have freed; they have no events.
+    Each event states the allocator's total, which includes memory that other threads have freed without an event.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = work()

@@ -3,21 +3,21 @@
     python -m benchmarks.cost.attach --quick                  # about two minutes
     python -m benchmarks.cost.attach --rounds 6 --json attach.json
 
-The scripts of `examples/attach/` run as two ranks, one kind of logging a run, in alternating order, so that whatever
-else the machine does falls on all kinds. Each logs loss, gradient norm and learning rate of every step:
+The scripts of `examples/attach/` run with two ranks and one kind of logging per run, in alternating order, so that
+other load affects all kinds. Each logs loss, gradient norm and learning rate of every step:
 
-    bare            the script without us
-    rankscope       attached, its `watch` included
-    run             unchanged, under what `rankscope run` does
-    tensorboard     three scalars a step with torch's SummaryWriter on rank 0
+    bare            the script without Rankscope
+    rankscope       attached, including `watch`
+    run             unchanged, as started by `rankscope run`
+    tensorboard     three scalars per step with torch's SummaryWriter on rank 0
     wandb           `wandb.log` of three numbers per step on rank 0, offline
-    profiler        torch.profiler on every rank, all steps recorded, CPU activity: what gives phases and collectives
+    profiler        torch.profiler on every rank for all steps, CPU activity: records phases and collectives, too
 
 | figure | meaning |
 |---|---|
-| ratio | median step / median step of bare, from each round's medians: the median of rounds, lowest and highest |
+| ratio | median step / median step of bare, per round: median, lowest and highest |
 | CPU ratio | the same for the CPU time of a rank in its steps, all threads |
-| import | wall time of `import rankscope; rankscope.attach` in a process that has imported torch: the least of many |
+| import | wall time of `import rankscope; rankscope.attach` in a process that has imported torch: the minimum of many |
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure_import(repeats: int = 15) -> float:
-    """Least milliseconds of the import, beyond torch, in a fresh process each."""
+    """Minimum time of the import after torch's (ms), each in a new process."""
     program = (
         "import time, torch; start = time.perf_counter(); import rankscope; rankscope.attach; "
         "print(time.perf_counter() - start)"
@@ -91,7 +91,7 @@ def _available() -> list[str]:
 
 
 def _round(script: str, kinds: list[str], steps: int, turn: int) -> dict[str, tuple[float, float]]:
-    """{kind: (median step in seconds, CPU seconds a step)}, both of the mean rank, in an order that turns."""
+    """{kind: (median step in seconds, CPU seconds per step)}, both as means over the ranks; the order of kinds rotates."""
     order = kinds[turn % len(kinds) :] + kinds[: turn % len(kinds)]
     return {kind: _world(script, kind, steps) for kind in order}
 
@@ -122,7 +122,7 @@ def _world(script: str, kind: str, steps: int, world_size: int = 2) -> tuple[flo
 
 
 def _await_watch(run: Path) -> None:
-    """The node process has ended before the next kind begins, or the folder is taken from it."""
+    """Wait for the end of the node process before the next kind begins; otherwise remove its folder."""
     deadline = time.monotonic() + 20
     events = run / "tapes" / "node-00000" / "events.jsonl"
     found = read_events(events)[0] if events.exists() else []
@@ -132,7 +132,7 @@ def _await_watch(run: Path) -> None:
 
 
 def _rank(script: str, kind: str, steps: int, folder: str, environment: dict[str, str]) -> None:
-    """One rank: the script as it is, with a kind of logging put around its optimizer's step."""
+    """One rank: the unchanged script, with a kind of logging around its optimizer's step."""
     os.environ.update(environment)
     os.chdir(folder)
     name, arguments = SCRIPTS[script]
@@ -156,7 +156,7 @@ def _rank(script: str, kind: str, steps: int, folder: str, environment: dict[str
 
 
 class _StepClock:
-    """Wall and CPU time from one optimizer step to the next; it is on in every kind, so it falls out of the ratio."""
+    """Measures wall and CPU time between optimizer steps, for every kind, so that its cost cancels out of the ratio."""
 
     def __init__(self, log: Any) -> None:
         import torch

@@ -1,8 +1,9 @@
-"""A training loop as one writes it without Rankscope: torch's DDP or FSDP2, AdamW, clipping, a line every ten steps.
+"""A training loop without Rankscope: torch's DDP or FSDP2, AdamW, clipping, a line every ten steps.
 
     torchrun --nproc-per-node 2 -m benchmarks.cost.bare_loop --kind fsdp --steps 50
 
-`benchmarks.cost.throughput` holds our loop against it. Only the model's class is ours, so that both compute the same.
+`benchmarks.cost.throughput` compares the trainer's loop with it. Only the model's class is the trainer's, so that both
+compute the same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["BareLoop", "Job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Size of the model and of a batch. `batch_size`: the sequences of one rank and step."""
+    """Size of the model and of a batch. `batch_size`: sequences per rank and step."""
 
     model: ModelConfig
     seq_len: int
@@ -41,7 +42,7 @@ class Job:
     kind: str  # ddp | fsdp
     bf16: bool = False
     compiled: bool = False
-    """Blocks by inductor, one by one."""
+    """Compile each block with inductor."""
     lr: float = 3e-4
     warmup_steps: int = 20
     total_steps: int = 10_000

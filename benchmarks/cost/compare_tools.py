@@ -1,16 +1,16 @@
-"""Comparison with other tools: rules for loss spikes on the same curves, and torch's own tools on the same hangs.
+"""Comparison with other tools: rules for loss spikes on the same curves, and torch's tools on the same hangs.
 
     python -m benchmarks.cost.compare_tools spikes --runs 400       # a minute on one core
     python -m benchmarks.cost.compare_tools hangs              # real gloo ranks, TORCH_DISTRIBUTED_DEBUG=DETAIL
     python -m benchmarks.cost.compare_tools --quick
 
-*Spikes*: simulated curves (`tests.support.simulator.curves`), a bad batch or one step at a hundred times the rate at a
-drawn step, nothing done about it. Caught: a verdict within 20 steps of the onset. False alarms: verdicts at any other
-step of those runs before the onset, and in as many clean runs, per million steps.
+*Spikes*: simulated curves (`tests.support.simulator.curves`), with a bad batch, or one step at a hundred times the
+learning rate, at a random step; the loop does not react. Caught: a verdict within 20 steps of the onset. False alarms:
+verdicts before the onset, and in as many clean runs, per million steps.
 
-*Hangs*: the same wrong program for all three. torch's DETAIL mode compares fingerprints of the calls before it makes
-them; its ranks are real, over gloo, and what counts is whether an error comes before the timeout (8 s) and names the
-ranks. torchfrtrace and we read flight-recorder dumps of that program in NCCL's format.
+*Hangs*: all three tools get the same faulty program. torch's DETAIL mode compares fingerprints of the calls before
+issuing them; it runs with real ranks over gloo, and counts as right if an error comes before the timeout (8 s) and
+names the ranks. torchfrtrace and Rankscope read flight-recorder dumps of that program in NCCL's format.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TIMEOUT_S = 8.0
 
 
 def curve(seed: int, kind: str) -> tuple[list[tuple[float, float]], int]:
-    """((loss, gradient norm) of each step, onset); -1 for a clean one."""
+    """((loss, gradient norm) of each step, onset); onset -1: a clean curve."""
     rng = np.random.default_rng([seed, len(kind)])
     onset = int(rng.integers(150, STEPS - 100))
     fault = None
@@ -59,7 +59,7 @@ def curve(seed: int, kind: str) -> tuple[list[tuple[float, float]], int]:
 
 
 def spikes(runs: int) -> list[dict[str, Any]]:
-    """One row a rule."""
+    """One row per rule."""
     rows = {name: {"rule": name, "caught": {}, "steps": [], "false": 0} for name in RULES}
     watched = 0
     for kind in ("bad_batch", "lr_spike", "clean"):
@@ -88,7 +88,7 @@ def spikes(runs: int) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-# ---- hangs: one program for torch's DETAIL mode (real), torchfrtrace and us (dumps) ----
+# ---- hangs: one program for torch's DETAIL mode (real), torchfrtrace and Rankscope (dumps) ----
 
 
 def _operation(rank: int, dist: Any, torch: Any) -> None:
@@ -124,7 +124,7 @@ PROGRAMS: dict[str, tuple[Callable[[int, Any, Any], None], tuple[int, ...]]] = {
     "different operations": (_operation, (2,)),
     "different sizes": (_size, (2,)),
     "different element types": (_dtype, (2,)),
-    "a rank that never comes": (_skipped, (3,)),
+    "a rank that never enters": (_skipped, (3,)),
     "a receive without its send": (_unanswered, (0,)),
 }
 
@@ -151,7 +151,7 @@ def _rank_main(rank: int, name: str, folder: str) -> None:
 
 
 def detail(name: str) -> dict[str, Any]:
-    """Report of DETAIL mode on a program: its delay, and whether the text names the culprits alone."""
+    """Run a program in DETAIL mode; return the delay of its error, and whether the text names exactly the culprits."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         processes = [context.Process(target=_rank_main, args=(rank, name, folder)) for rank in range(RANKS)]
@@ -162,7 +162,7 @@ def detail(name: str) -> dict[str, Any]:
             process.kill()
         files = [Path(folder, f"{rank}.json") for rank in range(RANKS)]
         found = [json.loads(file.read_text()) for file in files if file.exists()]
-        aborted = [rank for rank, file in enumerate(files) if not file.exists()]  # gloo's way with sizes that differ
+        aborted = [rank for rank, file in enumerate(files) if not file.exists()]  # how gloo fails on different sizes
     told = [one for one in found if one["said"]]
     text = " ".join(one["said"] for one in told)
     named = {int(number) for number in re.findall(r"[Rr]anks? (\d+)", text)}
@@ -193,7 +193,7 @@ def dumps(name: str) -> dict[str, Any]:
     elif name == "different element types":
         job.collective("all_reduce", ranks=[0, 1, 3])
         job.collective("all_reduce", ranks=[2], dtype="Double")
-    elif name == "a rank that never comes":
+    elif name == "a rank that never enters":
         job.collective("all_reduce", ranks=[0, 1, 2])
     else:
         job.p2p(0, 1, sides="recv", state="started")
@@ -229,7 +229,7 @@ def _torchfrtrace(folder: Path, prefix: str) -> set[tuple[str, int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; always 0: it compares, and asks nothing of anybody."""
+    """Print the tables; always returns 0, since this only compares."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("what", nargs="*", metavar="WHAT", help="spikes, hangs; default: both")
     parser.add_argument("--runs", type=int, default=400, help="curves of each kind (400)")

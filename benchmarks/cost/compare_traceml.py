@@ -4,7 +4,7 @@
     python -m benchmarks.cost.compare_traceml --traceml-python PYTHON --places forward,nothing --delay-ms 20 --steps 200
 
 The script is plain DDP; rank 1 is delayed at one place in each step. For TraceML each step is wrapped in `trace_step`,
-as its documentation asks; for Rankscope the script is unchanged. TraceML's answer is `primary_diagnosis` and the
+as its documentation requires; for Rankscope the script is unchanged. TraceML's answer is `primary_diagnosis` and the
 diagnosis of the step time in its `final_summary.json`; Rankscope's is every finding of `rankscope analyze`.
 """
 

@@ -1,15 +1,15 @@
-"""Cost of TraceML and of Rankscope on the same script, each against the bare script in a separate interpreter.
+"""Cost of TraceML and of Rankscope on the same script, each relative to the bare script in a separate interpreter.
 
     python -m benchmarks.cost.compare_traceml_cost --traceml-python PYTHON     # with traceml-ai and torch
 
 Runs the script of `benchmarks.cost.compare_traceml` with two ranks and no delay. Each round has four arms in rotating
 order: under `rankscope run` and under `traceml run`, each attached and switched off (`RANKSCOPE_DISABLED=1`,
-`--disable-traceml`). The first half of a run's steps does not count.
+`--disable-traceml`). The first half of a run's steps is not counted.
 
 | figure | meaning |
 |---|---|
 | step | median time between two optimizer steps, mean of the ranks, median of the rounds, switched off |
-| ratio | median step attached / switched off, of each round: the median, lowest and highest |
+| ratio | median step attached / switched off, per round: median, lowest and highest |
 | CPU ratio | the same for the CPU time of a rank in its steps, all threads |
 """
 
@@ -44,7 +44,7 @@ TOOLS = ("rankscope", "traceml")
 
 
 def main() -> None:
-    """Entry of the benchmark."""
+    """Run the benchmark."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--traceml-python", required=True, help="interpreter with traceml-ai")
     parser.add_argument("--rounds", type=int, default=4)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _run(tool: str, is_on: bool, num_steps: int, traceml_python: str) -> tuple[float, float]:
-    """(median step in seconds, CPU seconds a step) of the mean rank."""
+    """(median step in seconds, CPU seconds per step), means over the ranks."""
     with tempfile.TemporaryDirectory(prefix="traceml-") as path:
         folder = Path(path)
         script = folder / "train.py"

@@ -1,4 +1,4 @@
-"""Kernels that a step starts on a CPU: operators that compute, and what inductor fused of them.
+"""Count the kernels of a step on a CPU: operators that compute, and inductor's fused kernels.
 
 inductor.cpp.enable_kernel_profile = True           # before anything is compiled, or fused ones have no name
 kernels_a_step(loop.step, 3).total()
@@ -22,11 +22,11 @@ _NO_KERNEL = (
     "aten::to", "aten::flatten", "aten::detach_", "aten::unflatten_dense_tensors",
     "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh", "aten::result_type", "aten::chunk",
 )  # fmt: skip
-"""Operators that move and compute nothing, or only call another."""
+"""Operators that neither move nor compute data, or only call another operator."""
 
 
 def is_fused(name: str) -> bool:
-    """True for a kernel that inductor wrote."""
+    """True for a kernel that inductor generated."""
     return "cpp_fused" in name
 
 
@@ -35,12 +35,14 @@ def _computes(name: str) -> bool:
 
 
 def _computes_below(event: FunctionEvent) -> bool:
-    """True if it calls an operator that computes: that one is counted. A product calls only `resolve_conj`."""
+    """True if it calls an operator that computes, which is counted instead. (A matrix product calls only
+    `resolve_conj`.)
+    """
     return any(_computes(child.name) or _computes_below(child) for child in event.cpu_children)
 
 
 def kernels_a_step(step: Callable[[], object], steps: int) -> Counter[str]:
-    """Kernels of one step by name, from so many steps; collectives do not count."""
+    """Mean number of kernels per step by name, over `steps` steps, without collectives."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(steps):
             step()

@@ -1,14 +1,14 @@
-"""A small disk of its own: an ext4 file system in a file, mounted through a loop device, that can lose its power.
+"""A small disk whose power can be cut: an ext4 file system in a file, mounted through a loop device.
 
     with LoopDisk(folder, size_bytes=400 << 20) as disk:
         ...                      # write to disk.path
-        disk.cut_power()         # what was not written back is gone; every later access fails
-        kill(...)                # processes that still have files of it open
+        disk.cut_power()         # data not written back is lost; every later access fails
+        kill(...)                # processes that still have its files open
         disk.power_on()          # mounts it again: the journal is replayed
 
-`cut_power` is the kernel's own (`EXT4_IOC_SHUTDOWN` without flushing the log, as file system tests use it): at once no
-byte more reaches the image, and dirty pages and the open transaction of the journal are dropped. What had been given to
-the device stays, as if the device had no volatile cache of its own. Needs root and loop devices.
+`cut_power` uses the kernel's `EXT4_IOC_SHUTDOWN` without flushing the log, as file system tests do: from then on no
+byte reaches the image, and dirty pages and the journal's open transaction are dropped. Data already sent to the device
+are kept, as on a device without a volatile cache. Needs root and loop devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLONE_NEWNS = 0x00020000
 
 
 class LoopDisk:
-    """A mounted image; raises OSError or CalledProcessError where none can be made."""
+    """A mounted image. Raises OSError or CalledProcessError if it cannot be created."""
 
     def __init__(self, folder: Path, *, size_bytes: int = 400 << 20) -> None:
         own_mounts()
@@ -44,7 +44,7 @@ class LoopDisk:
         self.power_on()
 
     def cut_power(self) -> None:
-        """Nothing reaches the image from now on."""
+        """Stop all writes to the image."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(fd, SHUTDOWN, struct.pack("=I", NO_LOG_FLUSH))
@@ -52,7 +52,7 @@ class LoopDisk:
             os.close(fd)
 
     def power_on(self) -> None:
-        """Mount the image, after an unmount where it is still mounted."""
+        """Mount the image again; unmount it first if it is still mounted."""
         self._unmount()
         _run("mount", "-o", "loop", self._image, self.path)
 
@@ -64,7 +64,7 @@ class LoopDisk:
         self._image.unlink()
 
     def _unmount(self) -> None:
-        """Wait until the processes that have files of it open are gone."""
+        """Unmount it, once no process has its files open any more."""
         deadline = time.monotonic() + UNMOUNT_S
         while self._is_mounted():
             done = subprocess.run(["umount", self.path], capture_output=True, text=True, check=False)
@@ -73,15 +73,16 @@ class LoopDisk:
             time.sleep(0.05 if done.returncode else 0.0)
 
     def _is_mounted(self) -> bool:
-        """Mounts as the kernel lists them: a file system without power answers no question about its root."""
+        """Read the kernel's list of mounts, since a file system without power cannot be queried."""
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         return str(self.path) in (line.split()[1] for line in mounts)
 
 
 @functools.cache
 def own_mounts() -> None:
-    """Take mounts from now on out of everybody else's sight: a copy of one in another namespace keeps the dead file
-    system in use after its unmount. Processes that are to see the disk must be started later. Raises OSError."""
+    """Enter a private mount namespace: a copy of a mount in another namespace would keep the dead file system in use
+    after its unmount. Only processes started later see the disk. Raises OSError.
+    """
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "no mount namespace")
     _run("mount", "--make-rprivate", "/")

@@ -1,23 +1,21 @@
-"""Model FLOPs utilisation of the trainer on one GPU, with its probes and without: one line of JSON.
+"""Model FLOPs utilisation of the trainer on one GPU, with and without probes, as one line of JSON.
 
     python -m benchmarks.cost.mfu                                     # GPT-2's size, 124 M parameters
     python -m benchmarks.cost.mfu --model llama-8b-slice              # four layers of Llama 3 8B, with its vocabulary
     python -m benchmarks.cost.mfu --probes-only                       # one model in memory, no comparison
     python -m benchmarks.cost.mfu --set train.compile=false           # with any setting changed
-    python -m benchmarks.cost.mfu --kernels 20                        # and what the device's time went to
-    python -m benchmarks.cost.mfu --model tiny --device cpu           # tries the script
+    python -m benchmarks.cost.mfu --kernels 20                        # and the kernels with the most device time
+    python -m benchmarks.cost.mfu --model tiny --device cpu           # a test of the script
 
-The loop is `trainer.rank.loop` as a worker runs it, with the trainer's defaults on a GPU. Once with everything that is
-recorded, once with `probes.enabled = false`; both in this process, a block of steps in turn, so that whatever else the
-machine does falls on both. Tokens are random.
+The loop is `trainer.rank.loop` as a worker runs it, with the trainer's defaults on a GPU. It runs twice in this
+process, with all recording and with `probes.enabled = false`, in alternating blocks of steps, so that other load
+affects both. Tokens are random.
 
-| figure | meaning |
-|---|---|
-| mfu | tokens/s x FLOPs a token (`trainer.model.size`, with the whole square of attention) / the device's dense peak |
-| step_ms | median over blocks, the device's work included |
-| ratio | seconds of a step with probes / without, of medians; `low` and `high` by resampling pairs of blocks, 95 % |
-| first_step_s | of the first loop: building, compiling, one step |
-| peak_mib | `max_memory_allocated` of the process, in which both loops have their model and optimizer |
+| figure | meaning | |---|---| | mfu | tokens/s x FLOPs per token (`trainer.model.size`, with attention counted as
+non-causal) / the device's dense peak | | step_ms | median over blocks, including the device's work | | ratio | step
+time with probes / without, from medians; `low` and `high`: 95 % interval from resampling pairs of blocks | |
+first_step_s | time of building, compiling and one step of the first loop | | peak_mib | `max_memory_allocated` of the
+process, which holds model and optimizer of both loops |
 """
 
 from __future__ import annotations
@@ -78,7 +76,9 @@ _ATTENTION = {
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """In place of `trainer.model.initial_weights.initialise`, which draws on the host: half a minute for a slice."""
+    """Replacement for `trainer.model.initial_weights.initialise`, which draws on the host and takes half a minute for a
+    slice.
+    """
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.normal_(std=0.02)
@@ -169,7 +169,7 @@ def _settle(device: torch.device) -> None:
 
 
 def _kernels(loop: OurLoop, device: torch.device, count: int, steps: int = 3) -> list[dict[str, Any]]:
-    """Parts of the device's time in a step, the longest first."""
+    """Kernels of a step by device time, longest first."""
     activity = torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity]) as profile:
         for _ in range(steps):
@@ -191,15 +191,17 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="gpt2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, help="sequences of a step")
+    parser.add_argument("--batch", type=int, help="sequences per step")
     parser.add_argument("--seq-len", type=int)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--attention", choices=_ATTENTION, help="kernel of attention; default: what torch chooses")
-    parser.add_argument("--probes-only", action="store_true", help="no second model without probes, no ratio")
+    parser.add_argument("--attention", choices=_ATTENTION, help="attention kernel; default: torch's choice")
+    parser.add_argument("--probes-only", action="store_true", help="skip the loop without probes; no ratio")
     parser.add_argument("--blocks", type=int, default=12, help="pairs of blocks")
     parser.add_argument("--steps-a-block", type=int, default=8)
-    parser.add_argument("--warm-up", type=int, default=6, help="steps of each loop before")
-    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="add the N kernels with the most time")
+    parser.add_argument("--warm-up", type=int, default=6, help="warm-up steps of each loop")
+    parser.add_argument(
+        "--kernels", type=int, default=0, metavar="N", help="also list the N kernels with the most device time"
+    )
     options = parser.parse_args()
     if options.device == "cuda":
         torch.cuda.set_device(0)

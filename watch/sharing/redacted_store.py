@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.database import WAIT_S, connect_attached, translated
+from store.database import WAIT_S, as_store_error, connect_attached
 from store.ddl import quoted
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def copy_store(source: Path, target: Path, redact: Callable[[str], str], *, firs
             _copy_table(connection, table, columns, redact, first_step)
         connection.execute("CHECKPOINT copy")
     except duckdb.Error as error:
-        raise translated(error, source) from error
+        raise as_store_error(error, source) from error
     finally:
         connection.close()
 
