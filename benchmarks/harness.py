@@ -17,7 +17,7 @@ __all__ = ["argument_parser", "markdown_head", "markdown_row", "progress", "writ
 
 
 def argument_parser(doc: str | None, *, json: bool = False) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring. `json`: it takes the file that `write_json` writes."""
+    """Create a parser whose help is the module's docstring. `json`: add the option `--json FILE` for `write_json`."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec is not None else None
     parser = argparse.ArgumentParser(prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -27,7 +27,7 @@ def argument_parser(doc: str | None, *, json: bool = False) -> argparse.Argument
 
 
 def write_json(path: Path | None, figures: object) -> None:
-    """Write the figures where a file was given; again after each row, where a benchmark may be interrupted."""
+    """Write the figures if a file was given. A benchmark that may be interrupted calls it after each row."""
     if path is not None:
         path.write_text(json_format.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
@@ -43,5 +43,5 @@ def markdown_row(*cells: object) -> str:
 
 
 def progress(done: int, total: int, what: str) -> None:
-    """Report on stderr how far a benchmark is: stdout is its table."""
+    """Report a benchmark's progress on stderr, since stdout has its table."""
     print(f"{done}/{total} {what}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.durability.soak import as_taken, begins, named, told
+from benchmarks.durability.soak import faults_and_findings, in_execution_order, match, step_starts
 from probes.tape.events import EventWriter
 from probes.tape.format.reader import read_segment, segment_paths
 from store import Store
@@ -21,7 +21,7 @@ S = 10**9
 def test_the_order_of_steps_is_by_attempt_and_monotonic_time() -> None:
     """Step 3 was taken again after a rollback; the wall clock went back by an hour before, and orders nothing."""
     rows = {"attempt": [1, 0, 1, 0, 0], "step": [3, 2, 2, 3, 1], "mono_ns": [9 * S, 2 * S, 8 * S, 3 * S, 1 * S]}
-    taken = as_taken({name: np.asarray(values) for name, values in rows.items()})
+    taken = in_execution_order({name: np.asarray(values) for name, values in rows.items()})
     assert taken["step"].tolist() == [1, 2, 3, 2, 3]
     assert taken["mono_ns"].tolist() == [1 * S, 2 * S, 3 * S, 8 * S, 9 * S]
 
@@ -36,7 +36,7 @@ def test_begins_are_monotonic_though_the_wall_clock_was_set_between_two_tapes(
     with Store.open(run) as store:
         starts_ns = store.query("SELECT start_ns FROM steps ORDER BY step")["start_ns"].tolist()
     (path,) = segment_paths(run.rank_dir(0, 0), "steps")
-    assert [begins(run)[start_ns] for start_ns in starts_ns] == read_segment(path).records["start_ns"].tolist()
+    assert [step_starts(run)[start_ns] for start_ns in starts_ns] == read_segment(path).records["start_ns"].tolist()
 
 
 def test_a_fault_is_named_in_time_though_the_wall_clock_was_set_in_between(
@@ -53,5 +53,5 @@ def test_a_fault_is_named_in_time_though_the_wall_clock_was_set_in_between(
         watch.write(
             "finding", status="fired", severity=severity, finding_kind="rank_lost", finding_ranks=[2], summary="Died."
         )
-    judged = named(*told(run))
+    judged = match(*faults_and_findings(run))
     assert judged == {"asked": 1, "seen": 1, "right_rank": 1, "not_right": [], "unexplained": []}

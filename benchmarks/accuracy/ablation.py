@@ -57,9 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--trials", nargs="*", default=["low", "high", "half", "double"], help="values to set (all four)"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=600.0, help="stop after this time, with the results so far (600)"
-    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after this time (600)")
     parser.add_argument("--against", type=Path, help="a result of `verdicts` to compare with")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")

@@ -7,10 +7,11 @@ Three launchers on this machine act as three nodes, each with a watch and one ra
 forward pass of a transformer block computes until it has taken `--factor` times as long. This happens in every attempt
 in which the node takes part, so that a restart alone makes nothing faster.
 
-| run | settings | expected | |---|---|---| | dry run | `recovery.on_straggler=exclude`,
-`recovery.exclusion_dry_run=true` | one event, and nothing else changes | | exclude | `recovery.on_straggler=exclude` |
-two nodes continue with the same global batch | | replace | `recovery.on_straggler=replace`, the batch fits two nodes,
-the third waits | the third node replaces node 1 |
+| run | settings | expected |
+|---|---|---|
+| dry run | `recovery.on_straggler=exclude`, `recovery.exclusion_dry_run=true` | one event, and nothing else changes |
+| exclude | `recovery.on_straggler=exclude` | two nodes continue with the same global batch |
+| replace | `recovery.on_straggler=replace`, the batch fits two nodes, the third waits | the third replaces node 1 |
 
 The table has values before and after that event: number of ranks, median step of rank 0, tokens per second computed
 from it, and the mean share of a step for which ranks wait in collectives. `restart` is the time from the last step

@@ -239,7 +239,7 @@ def show(result: dict[str, Any]) -> None:
     console = Console()
     titles = {
         "timed_stages": f"Stages of fixed wall time (forward {result['forward_ms']:g} ms a rank, backward twice that)",
-        "model": f"The trainer's GPT, stages roughly equal, {result['ranks']} ranks on {result['cpus']} cores (see the caveat)",
+        "model": f"Trainer's GPT, similar stages, {result['ranks']} ranks on {result['cpus']} cores (see the caveat)",
     }
     for key, title in titles.items():
         if key not in result:
@@ -266,9 +266,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, action="append", help="default: 8 and 16")
     parser.add_argument("--schedule", action="append", choices=list(SCHEDULES), help="default: all")
     parser.add_argument("--no-model", action="store_true", help="only the first table, which takes hardly any CPU time")
-    parser.add_argument(
-        "--forward-ms", type=float, help="forward time of one microbatch on one rank (default 100, quick 20)"
-    )
+    parser.add_argument("--forward-ms", type=float, help="forward of a microbatch on a rank (100, quick 20)")
     parser.add_argument("--steps", type=int, help="measured steps per row (default 4, quick 2)")
     options = parser.parse_args()
     options.microbatches = options.microbatches or [8, 16]

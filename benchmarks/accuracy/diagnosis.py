@@ -8,13 +8,15 @@
 Each run is simulated (`tests.support.simulator`), written as tapes, ingested into a store and diagnosed like any run on
 disk. `benchmarks.accuracy.labelled` has the expected findings of each fault.
 
-| column | meaning | |---|---| | seen | runs with any fired finding, or with advice on a stage imbalance (where no other
-split of the layers is better) | | kind, rank, cause | runs in which a fired finding has the expected kind; also names
-the rank; also gives the cause | | place | for runs that are slow between phases: the finding names the gap | | among |
-runs in which a finding of the kind names a group that includes the rank; does not count as `rank` | | suspect | runs in
-which a finding of the kind says that the rank is unknown; not fired, so does not count as `kind` | | wrong | fired
-findings that are not about the fault, or name another rank | | steps | steps from onset to detection: median and 90th
-percentile of the shortest prefix of the run that shows it |
+| column | meaning |
+|---|---|
+| seen | runs with any fired finding, or with advice on a stage imbalance (if no other split of the layers is better) |
+| kind, rank, cause | runs in which a fired finding has the expected kind; also names the rank; also gives the cause |
+| place | for runs that are slow between phases: the finding names the gap |
+| among | runs in which a finding of the kind names a group that includes the rank; does not count as `rank` |
+| suspect | runs in which a finding of the kind says that the rank is unknown; not fired, so does not count as `kind` |
+| wrong | fired findings that are not about the fault, or name another rank |
+| steps | steps from onset to detection: median and 90th percentile of the shortest prefix of the run that shows it |
 
 With `--keep` each outcome is appended to a file, and runs that it already has are skipped, so the benchmark can be
 stopped and resumed. Whole runs are diagnosed in full; on prefixes only the analyzer for the fault runs.
@@ -288,15 +290,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--whole", action="store_true", help="judge whole runs only, without steps to detection")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument(
-        "--seconds", type=float, default=0.0, help="stop after this time, with the results so far; 0: never"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="append outcomes to this file; runs that it has are skipped"
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="list the mistakes with the commands that reproduce them"
-    )
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after this time; 0: never")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="append outcomes here; skip its runs")
+    parser.add_argument("--verbose", action="store_true", help="list the mistakes and how to reproduce them")
     options = parser.parse_args(arguments)
     cases = cases_of(options)
     start = time.perf_counter()

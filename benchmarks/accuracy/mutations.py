@@ -193,9 +193,7 @@ def failing(root: Path, tests: str) -> tuple[bool, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--folders", action="store_true", help="all tests of the package")
-    parser.add_argument(
-        "--after-green", action="store_true", help="skip the run without a defect, since the tests have just passed"
-    )
+    parser.add_argument("--after-green", action="store_true", help="skip the run without a defect")
     parser.add_argument("--only", action="append", default=[], help="part of a name")
     options = parser.parse_args(arguments)
     chosen = [one for one in MUTATIONS if not options.only or any(part in one.name for part in options.only)]

@@ -261,9 +261,7 @@ def _recorded(run: RunDir) -> tuple[Counter[str], Counter[str]]:
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--memory", action="store_true", help="only the memory tables")
-    parser.add_argument(
-        "--layouts", metavar="NAMES", help="only the memory of layouts whose name matches, e.g. 'DDP|ring'"
-    )
+    parser.add_argument("--layouts", metavar="NAMES", help="only memory of matching layouts, e.g. 'DDP|ring'")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.layouts:

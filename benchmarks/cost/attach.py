@@ -91,7 +91,7 @@ def _available() -> list[str]:
 
 
 def _round(script: str, kinds: list[str], steps: int, turn: int) -> dict[str, tuple[float, float]]:
-    """{kind: (median step in seconds, CPU seconds per step)}, both as means over the ranks; the order of kinds rotates."""
+    """{kind: (median step in seconds, CPU seconds per step)}, means over the ranks; the order of kinds rotates."""
     order = kinds[turn % len(kinds) :] + kinds[: turn % len(kinds)]
     return {kind: _world(script, kind, steps) for kind in order}
 

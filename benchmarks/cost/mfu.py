@@ -11,11 +11,13 @@ The loop is `trainer.rank.loop` as a worker runs it, with the trainer's defaults
 process, with all recording and with `probes.enabled = false`, in alternating blocks of steps, so that other load
 affects both. Tokens are random.
 
-| figure | meaning | |---|---| | mfu | tokens/s x FLOPs per token (`trainer.model.size`, with attention counted as
-non-causal) / the device's dense peak | | step_ms | median over blocks, including the device's work | | ratio | step
-time with probes / without, from medians; `low` and `high`: 95 % interval from resampling pairs of blocks | |
-first_step_s | time of building, compiling and one step of the first loop | | peak_mib | `max_memory_allocated` of the
-process, which holds model and optimizer of both loops |
+| figure | meaning |
+|---|---|
+| mfu | tokens/s x FLOPs per token (`trainer.model.size`, attention counted as non-causal) / the device's dense peak |
+| step_ms | median over blocks, including the device's work |
+| ratio | step time with probes / without, from medians; `low`, `high`: 95 % interval from resampling pairs of blocks |
+| first_step_s | time of building, compiling and one step of the first loop |
+| peak_mib | `max_memory_allocated` of the process, which holds model and optimizer of both loops |
 """
 
 from __future__ import annotations
@@ -199,9 +201,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12, help="pairs of blocks")
     parser.add_argument("--steps-a-block", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=6, help="warm-up steps of each loop")
-    parser.add_argument(
-        "--kernels", type=int, default=0, metavar="N", help="also list the N kernels with the most device time"
-    )
+    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="list the N longest kernels")
     options = parser.parse_args()
     if options.device == "cuda":
         torch.cuda.set_device(0)

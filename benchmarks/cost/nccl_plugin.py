@@ -34,7 +34,7 @@ from probes.tape.format.writer import COMPLETE
 
 __all__ = ["Cost", "Kill", "compile_driver", "kill_driver", "measure", "start_driver"]
 
-BUDGET_NS = 200.0  # of one recorded event on the host (DESIGN 5)
+BUDGET_NS = 200.0  # budget for one recorded event on the host
 SHAPES = ((5, 1, 0), (5, 4, 0), (5, 1, 2), (5, 4, 2), (7, 4, 2), (4, 4, 2), (3, 4, 2), (1, 4, 2), (5, 4, 16))
 """Interface version, number of threads, channels per call."""
 _PLUGIN = Path(__file__).resolve().parents[2] / "probes" / "collectives" / "nccl_plugin"
@@ -43,7 +43,7 @@ _DRIVER = Path(__file__).resolve().with_name("nccl_driver.c")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """One measurement: processor time of the threads that call the plugin, in nanoseconds."""
+    """One measurement: CPU time of the threads that call the plugin, in nanoseconds."""
 
     version: int
     threads: int
@@ -64,7 +64,7 @@ class Kill:
     gaps: int
     """Calls that are missing on the tape although a later call of their communicator is there."""
     in_flight: int
-    """Calls that began and did not end, by the tape."""
+    """Calls that are in flight according to the tape."""
 
 
 def compile_driver(target: Path, flags: Sequence[str] = ()) -> None:
@@ -146,7 +146,7 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
     calls, communicators = _records(tape, "nccl_calls"), _records(tape, "nccl_communicators")
     if calls is None or communicators is None:  # killed before its first record
         return Kill(version=version, completed=completed, lost=completed, gaps=0, in_flight=0)
-    first = communicators["communicator"][communicators["comm_hash"] == 0]  # of the reporting thread
+    first = communicators["communicator"][communicators["comm_hash"] == 0]  # from the reporting thread
     own = calls[np.isin(calls["communicator"], first)]
     kept = own["nccl_seq"][own["state"] == COMPLETE]
     gaps = 0
@@ -163,7 +163,7 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
 
 
 def main() -> None:
-    """Print the tables, and write JSON if asked to."""
+    """Print the tables, and write JSON if requested."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)

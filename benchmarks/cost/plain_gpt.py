@@ -1,22 +1,23 @@
-"""Loss and speed of the trainer against a plain, single-file GPT loop: same model, weights, batches and rates.
+"""Loss and speed of the trainer compared with a plain single-file GPT loop: same model, weights, batches and learning
+rates.
 
     python -m benchmarks.cost.plain_gpt --quick                  # tokens/s: four minutes on a quiet machine
     python -m benchmarks.cost.plain_gpt --dim 128 --batch 8      # losses over 1,000 steps of three seeds: 15 minutes
     python -m benchmarks.cost.plain_gpt --json plain_gpt.json    # both at the larger size; an hour on two cores
 
-`PlainGPT` and `PlainLoop` are what one writes without Rankscope: nothing in them is ours but the numbers they begin
-with. Initial weights and the batches come from the trainer, by name and by index, so that all that can differ is
-arithmetic. Ours is `trainer.rank.loop` with all probes, the guard and copies in memory, as a worker runs it.
+`PlainGPT` and `PlainLoop` are written without Rankscope. They get initial weights and batches from the trainer, so that
+only the arithmetic can differ. The trainer's side is `trainer.rank.loop` with all probes, the guard and memory copies,
+as a worker runs it.
 
 | figure | meaning |
 |---|---|
-| difference | of the mean loss over the last tenth of the steps, ours - plain, same seed; its mean over seeds |
+| difference | mean loss over the last tenth of the steps, trainer - plain, same seed; mean over seeds |
 | noise of seeds | standard deviation of that mean loss over seeds, plain loop |
-| first difference | step from which the losses differ by more than 1e-3: rounding grows, it does not begin there |
-| ratio | tokens/s of ours / plain: seconds of alternating blocks of steps in one process, with a 95 % interval |
-| processor | the same ratio of processor time, which other work on the machine hardly touches |
+| first difference | first step at which the losses differ by more than 1e-3 (rounding differences grow) |
+| ratio | tokens/s of trainer / plain, from alternating blocks of steps in one process, with a 95 % interval |
+| processor | the same ratio for CPU time, which other load hardly affects |
 
-Losses do not depend on what else the machine does; the ratio does. Figures are printed after each seed.
+Losses do not depend on other load on the machine, but the ratio does. Figures are printed after each seed.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ _NAMES = {
     "attention_norm": "norm1", "mlp_norm": "norm2", "attention.query": "q", "attention.key": "k",
     "attention.value": "v", "attention.out": "o", "mlp.gate": "gate", "mlp.up": "up", "mlp.down": "down",
 }  # fmt: skip
-"""Names of a block's parts: the trainer's -> the plain model's."""
+"""Names of a block's modules: in the trainer -> in the plain model."""
 
 
 class PlainLoop:
@@ -117,7 +118,7 @@ class PlainLoop:
         self.optimizer = torch.optim.AdamW(groups, lr=config.optim.lr, betas=(0.9, 0.95), fused=True)
 
     def take_weights(self, named: dict[str, Tensor]) -> None:
-        """Begin with the trainer's initial values."""
+        """Copy the trainer's initial values."""
         mine = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, value in named.items():
@@ -168,7 +169,7 @@ def configuration(options: argparse.Namespace, seed: int) -> Config:
 
 
 class _Losses(TapeRecorder):
-    """Keeps the loss of each step, besides recording it."""
+    """Keeps the loss of each step in addition to recording it."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -181,7 +182,9 @@ class _Losses(TapeRecorder):
 
 
 def compare(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
-    """Both loops over all steps of a seed, in alternating blocks: losses by step, seconds a step by block."""
+    """Run both loops over all steps of a seed in alternating blocks; return losses by step, and seconds per step by
+    block.
+    """
     config = configuration(options, seed)
     recorder = _Losses(folder / "tapes", rank=0, attempt=0, world_size=1)
     install(recorder)
@@ -214,14 +217,14 @@ def compare(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, A
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the table above."""
+    """Compute the figures of the table above."""
     last = max(1, len(runs[0]["plain"]) // 10)
     ours = np.array([np.mean(run["ours"][-last:]) for run in runs])
     plain = np.array([np.mean(run["plain"][-last:]) for run in runs])
     apart = [np.abs(np.array(run["ours"]) - np.array(run["plain"])) > DIFFERS for run in runs]
     first = [int(np.argmax(one)) + 1 if one.any() else None for one in apart]
 
-    def ratio(unit: str) -> list[float]:  # without the first pair of blocks, which warms both up
+    def ratio(unit: str) -> list[float]:  # without the first pair of blocks, which is the warm-up
         seconds = ([value for run in runs for value in run[f"{name}_{unit}"][1:]] for name in ("ours", "plain"))
         return list(ratio_with_interval(*seconds))
 

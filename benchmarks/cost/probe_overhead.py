@@ -1,22 +1,23 @@
-"""Cost of the probes: the same training loop bare and with all of them, in alternating blocks.
+"""Cost of the probes: the same training loop with and without them, in alternating blocks.
 
     python -m benchmarks.cost.probe_overhead --quick                  # under a minute
     python -m benchmarks.cost.probe_overhead --json overhead.json
     python -m benchmarks.cost.probe_overhead --ranks 2 --step-ms 50 --blocks 60 --kind fsdp
 
-Each rank holds the model twice, once over plain process groups and once over recorded ones, with all of: steps, spans,
-collectives with their check for NaN, gradients of each parameter at every 10th step. Blocks of a few steps alternate
-between the two, in one process, so that whatever else the machine does falls on both; which comes first alternates too.
+Each rank holds the model twice: with plain process groups, and with recorded ones and all probes (steps, spans,
+collectives with their check for NaN, gradients of each parameter at every 10th step). Blocks of a few steps alternate
+between the two in one process, so that other load affects both; their order alternates, too.
 
 | figure | meaning |
 |---|---|
 | ratio | median step with probes / median step without, with a 95 % interval from resampling pairs of blocks |
-| CPU ratio | the same for the CPU time of the process, all threads: what a busy machine disturbs least |
-| record | one call of what writes it: append, span (two stores), step (two stores, CPU time, memory) |
-| collective | added to one all_reduce of 4 numbers in a group of one rank, where no peer's noise is in it |
+| CPU ratio | the same for the CPU time of the process, all threads; least affected by other load |
+| record | time to write one record: append, span (two stores), step (two stores, CPU time, memory) |
+| collective | time added to one all_reduce of 4 numbers in a group of one rank, without noise from peers |
 
-Costs of single calls are the 10th percentile of many repeats: what they take when nothing else disturbs.
-| records | written a step, by table |
+| records | records written per step, by table |
+
+Costs of single calls are the 10th percentile of many repeats, which is their undisturbed time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
 
 WIDTH = 128
-LAYERS = 8  # 1 M parameters in all: the check for NaN reads each gradient once, 0.06 ms a million
+LAYERS = 8  # 1 M parameters in total: the check for NaN reads each gradient once, 0.06 ms per million
 GRADIENT_INTERVAL = 10  # the trainer's default
 STEPS_A_BLOCK = 5
 RESAMPLES = 2000
@@ -60,7 +61,7 @@ SEED = 0
 
 
 class Loop:
-    """One model with its optimizer, and whatever records it."""
+    """One model with its optimizer and its recorder."""
 
     def __init__(self, kind: str, group: dist.ProcessGroup, recorder: TapeRecorder) -> None:
         torch.manual_seed(SEED)
@@ -80,7 +81,7 @@ class Loop:
         self.number = 0
 
     def step(self, x: Tensor) -> None:
-        """One training step; a disabled recorder does nothing in it."""
+        """One training step; a disabled recorder does nothing."""
         recorder = self.recorder
         self.number += 1
         with recorder.step(self.number):
@@ -109,7 +110,7 @@ def median_with_interval(probed: list[list[float]], bare: list[list[float]]) -> 
 
 
 def rows_for(loop: Loop, target_ms: float) -> int:
-    """Rows of input that make a step of `target_ms` on the slowest rank; the same on all."""
+    """Number of input rows for which a step takes `target_ms` on the slowest rank; the same on all ranks."""
     size, took = 16, 0.0
     while took < target_ms and size < 1 << 15:
         size = size * 2 if took < target_ms / 4 else int(size * target_ms / took) + 1
@@ -185,7 +186,7 @@ def undisturbed(values: list[float]) -> float:
 
 
 def best_us(call: Callable[[], object], count: int = 500, repeats: int = 60) -> float:
-    """Microseconds per call, undisturbed: repeats are the means over `count` calls."""
+    """Undisturbed microseconds per call; each repeat is the mean over `count` calls."""
     means = []
     for _ in range(repeats):
         start = time.perf_counter_ns()
@@ -222,7 +223,7 @@ def record_costs(recorder: TapeRecorder) -> dict[str, float]:
 
 
 def collective_costs(plain: Any, quiet: Any, checked: Any, rounds: int) -> list[dict[str, Any]]:
-    """Microseconds of one call, bare and added by the probe without and with the check for NaN."""
+    """Microseconds of one bare call, and those added by the probe without and with the check for NaN."""
     x = torch.ones(4)
     functional = torch.ops._c10d_functional
 
@@ -270,7 +271,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     for kind in options.kind:
         result["loops"].append(compare_loops(kind, plain, recorded, recorder, options))
     dist.barrier()
-    if rank == 0:  # alone: the other ranks wait without working
+    if rank == 0:  # this rank alone: the others wait without working
         result["collectives_us"] = collective_costs(alone, quiet, checked, 100 if options.quick else 400)
         result["records_us"] = record_costs(recorder)
         Path(folder, "result.json").write_text(json.dumps(result))
@@ -321,7 +322,7 @@ def main() -> None:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--quick", action="store_true", help="fewer blocks: under a minute")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--step-ms", type=float, default=50.0, help="about how long a bare step takes")
+    parser.add_argument("--step-ms", type=float, default=50.0, help="approximate duration of a bare step")
     parser.add_argument("--blocks", type=int, help=f"pairs of blocks of {STEPS_A_BLOCK} steps (default 40, quick 10)")
     parser.add_argument("--kind", action="append", choices=["ddp", "fsdp"], help="default: both")
     options = parser.parse_args()

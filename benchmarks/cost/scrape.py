@@ -1,21 +1,21 @@
-"""Cost of a scrape of `/metrics`, from 8 to 1,024 ranks: measuring in watch's tick, and answering.
+"""Cost of a `/metrics` scrape, for 8 to 1,024 ranks: measuring in watch's tick, and answering.
 
     python -m benchmarks.cost.scrape
     python -m benchmarks.cost.scrape --ranks 8 1024 --steps 1000 --json scrape.json
-    python -m benchmarks.cost.scrape --training 6  # the training's step time beside all that is exported, in turns
+    python -m benchmarks.cost.scrape --training 6  # effect of all exporters on the step time
     python -m benchmarks.cost.scrape --training 6 --beside scraped dead
 
-A store of `--steps` steps a rank is made as by `benchmarks.scale.ranks`. "Measured" is `NodeMetrics.measure` with the
-account of the whole run in it (every 15 s) and without (each tick that somebody asks); "answered" is one GET over
-loopback. Each is the median of `--times`.
+A store with `--steps` steps per rank is made as in `benchmarks.scale.ranks`. "Measured" is `NodeMetrics.measure` with
+the time account of the whole run (every 15 s) and without it (each tick while a scraper is active); "answered" is one
+GET over loopback. Each is the median of `--times`.
 
-`--training` gives the ratio of the training's step time (demo's model, four ranks) with and without what runs beside
-it, in turns; the median of the pairs and the least and most of them:
+`--training` measures the ratio of step times (the demo's model, four ranks) with and without an exporter, alternating;
+it prints the median, minimum and maximum over the pairs:
 
-* scraped: blocks of 10 s within one run, in half of which /metrics is scraped each second,
-* dead: whole runs with an OTLP endpoint where nobody listens (all spans of all ranks), and without,
-* slow: the same with an endpoint that takes five seconds for each answer,
-* trackers: whole runs with TensorBoard and W&B (offline) beside them, and without.
+* scraped: blocks of 10 s within one run; in half of them /metrics is scraped every second,
+* dead: whole runs with and without an OTLP endpoint that refuses connections (all spans of all ranks),
+* slow: the same with an endpoint that takes five seconds per answer,
+* trackers: whole runs with and without TensorBoard and W&B (offline).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 128, 1024])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--times", type=int, default=9)
-    parser.add_argument("--training", type=int, default=0, metavar="BLOCKS", help="pairs of blocks while training")
-    parser.add_argument("--beside", nargs="+", choices=BESIDE, default=BESIDE, help="what runs beside the training")
+    parser.add_argument("--training", type=int, default=0, metavar="BLOCKS", help="pairs of blocks in a training run")
+    parser.add_argument("--beside", nargs="+", choices=BESIDE, default=BESIDE, help="exporters to measure")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {"scrape": [], "training": {}}
     if options.training:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def scraped(ranks: int, steps: int, times: int) -> dict[str, Any]:
-    """Series, bytes and milliseconds of a scrape with this number of ranks."""
+    """Number of series, bytes and milliseconds of a scrape with this number of ranks."""
     with tempfile.TemporaryDirectory(prefix="scrape-") as folder:
         path = Path(folder) / "run"
         make_steps(path, ranks, steps)
@@ -116,7 +116,7 @@ def _get(url: str) -> bytes:
 
 
 def training(what: str, pairs: int) -> dict[str, Any]:
-    """Ratio of step times with and without: blocks of one run, or runs in turns."""
+    """Measure the ratio of step times with and without an exporter, in blocks of one run or in alternating runs."""
     with tempfile.TemporaryDirectory(prefix="scrape-") as folder:
         ratios = _scraped_in_turns(Path(folder), pairs) if what == "scraped" else _runs_in_turns(what, folder, pairs)
     middle = statistics.median(ratios)
@@ -141,7 +141,7 @@ def _scraped_in_turns(folder: Path, pairs: int) -> list[float]:
 
 
 def _runs_in_turns(what: str, folder: str, pairs: int) -> list[float]:
-    """Whole runs, one with it and one without, the other first in each second pair."""
+    """Pairs of whole runs with and without the exporter, in alternating order."""
     ratios = []
     with _endpoint(what) as url:
         more = ["trackers.to=['tensorboard', 'wandb']"] if what == "trackers" else []
@@ -160,7 +160,7 @@ def _runs_in_turns(what: str, folder: str, pairs: int) -> list[float]:
 
 @contextmanager
 def _endpoint(what: str) -> Iterator[str]:
-    """An address where nobody listens, or one that answers late."""
+    """An address that refuses connections, or one that answers late."""
 
     class Late(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -203,7 +203,7 @@ def _in_turns(runs: Path, pairs: int) -> list[float]:
     time.sleep(5)  # past its first steps
     bounds: list[tuple[bool, int, int]] = []
     for block in range(2 * pairs):
-        is_on = (block + block // 2) % 2 == 0  # on off off on: a drift falls on both
+        is_on = (block + block // 2) % 2 == 0  # on off off on, so that a drift affects both
         start = time.time_ns()
         stop = threading.Event()
         scraper = threading.Thread(target=_scrape, args=(url, stop), daemon=True)
@@ -212,7 +212,7 @@ def _in_turns(runs: Path, pairs: int) -> list[float]:
         time.sleep(BLOCK_S)
         stop.set()
         bounds.append((is_on, start, time.time_ns()))
-    while (_newest(run) or 0) < bounds[-1][2]:  # all of it is in the store
+    while (_newest(run) or 0) < bounds[-1][2]:  # wait until the store has all of it
         time.sleep(0.5)
     with Store.open(run) as store:
         medians = [
@@ -224,12 +224,12 @@ def _in_turns(runs: Path, pairs: int) -> list[float]:
         ]
     both = [pair for pair in zip(medians[::2], medians[1::2], strict=True) if pair[0][1] and pair[1][1]]
     if not both:
-        raise SystemExit("no pair of blocks has steps: the machine is too busy for this")
+        raise SystemExit("no pair of blocks has steps: the machine is too busy")
     return [(a[1] / b[1]) if a[0] else (b[1] / a[1]) for a, b in both]
 
 
 def _newest(run: RunDir) -> int | None:
-    """When the newest step that is in the store began."""
+    """Start time of the newest step in the store."""
     try:
         with Store.open(run, catch_up=False) as store:
             ((newest,),) = store.rows("SELECT max(start_ns) FROM steps WHERE duration_ns IS NOT NULL")

@@ -1,11 +1,11 @@
-"""Start of a large job, up to its first step: time and memory of one rank, its peers being a fake process group.
+"""Start of a large job up to its first step: time and memory of one rank in a fake process group.
 
     python -m benchmarks.cost.startup                 # 8B on 64 ranks, 70B on 512
     python -m benchmarks.cost.startup --json startup.json
 
-Each row is a process of its own that builds model, optimizer and data as a rank does. `shapes` is the model on the meta
-device with its parallelism applied, `weights` the drawing of this rank's shards; a resumed run spends nothing on them.
-No byte goes over a network, so what the ranks would wait for each other is not in it.
+Each row is a separate process that builds model, optimizer and data as a rank does. `shapes` is the time to create the
+model on the meta device and apply parallelism; `weights` is the time to draw this rank's shards, which a resumed run
+does not need. There is no network traffic, so waits for other ranks are not included.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOBS: dict[str, tuple[str, int, list[str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One rank's start. `memory_bytes`: highest resident memory beyond that of the imports."""
+    """One rank's start. `memory_bytes`: peak resident memory minus that after the imports."""
 
     job: str
     parameters: int
@@ -43,7 +43,7 @@ class Start:
 
 
 def start(job: str) -> Start:
-    """Start one rank of a job in a process of its own."""
+    """Start one rank of a job in a separate process."""
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_start, args=(job, sending))

@@ -1,28 +1,30 @@
-"""Tokens a second of our loop with all probes, against a plain PyTorch loop of the same model.
+"""Tokens per second of the trainer's loop with all probes, compared with a plain PyTorch loop of the same model.
 
     python -m benchmarks.cost.throughput --quick                     # about a minute
     python -m benchmarks.cost.throughput --json throughput.json
-    python -m benchmarks.cost.throughput --memory-interval 10        # with the copies that a rollback goes back to
+    python -m benchmarks.cost.throughput --memory-interval 10        # with memory copies for rollbacks
     python -m benchmarks.cost.throughput --ranks 1 --kind ddp --precision bf16 \\
         --dim 768 --layers 12 --heads 12 --vocab 50304 --seq-len 1024 --batch 32       # GPT-2's size, on one GPU
 
     python -m benchmarks.cost.throughput --kernels --dim 64 --layers 2 --seq-len 32 --batch 2 --blocks 20
 
-Ours is `trainer.rank.loop` as a worker runs it: recorded process group, steps and spans, gradients of every parameter
-at every 10th step, the check of every reduced buffer for NaN, global loss and norm read back and judged at every step.
-The other is `benchmarks.cost.bare_loop`. Both are in the same processes and take turns, a block of steps each, so that
-whatever else the machine does falls on both; who goes first alternates.
+The trainer's loop is `trainer.rank.loop` as a worker runs it: recorded process groups, steps and spans, gradients of
+every parameter at every 10th step, a check of every reduced buffer for NaN, and global loss and norm read back and
+judged at every step. The bare loop is `benchmarks.cost.bare_loop`. Both run in the same processes in alternating blocks
+of steps, so that other load affects both; their order alternates, too.
 
 | figure | meaning |
 |---|---|
 | tokens/s | of all ranks together, median over blocks |
-| ratio | ours / bare, with a 95 % interval from resampling pairs of blocks |
-| processor | the same ratio of processor time (rank 0, all threads): other work on the machine hardly touches it |
+| ratio | trainer / bare, with a 95 % interval from resampling pairs of blocks |
+| processor | the same ratio for CPU time (rank 0, all threads), which other load hardly affects |
 | MFU | tokens/s x FLOPs per token / the devices' dense peak; only on a GPU whose peak is known |
-With `--kernels` (CPU only): kernels per step of both loops, and microseconds of processor time a step that ours takes
-more, eager and with blocks compiled by inductor; choose a small model, or that time drowns in the products.
 
-Processor time knows nothing of waiting: on a quiet machine the first ratio is the one to read.
+With `--kernels` (CPU only): kernels per step of both loops, and additional CPU time per step of the trainer's loop
+(microseconds), eager and with blocks compiled by inductor. Choose a small model; otherwise matrix products hide the
+difference.
+
+CPU time does not include waiting: on a quiet machine use the first ratio.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def configuration(kind: str, options: argparse.Namespace) -> Config:
 
 
 class OurLoop:
-    """`trainer.rank.loop` as a worker runs it, one step at a time; under all probes, or with a recorder of nothing."""
+    """`trainer.rank.loop` as a worker runs it, one step at a time, with all probes or with a disabled recorder."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class OurLoop:
         corpus: TokenSource | None = None,
     ) -> None:
         plan = resolve(config, dist.get_world_size())
-        # The recovery's start gives the weights.
+        # The start of recovery initialises the weights.
         self.training = build(config, plan, device, recorder=recorder, corpus=corpus, with_weights=False)
         gradients = instrument(self.training, recorder)
         record_compilation(recorder)
@@ -111,7 +113,7 @@ class OurLoop:
 
 
 def compare(kind: str, plain: Any, recorder: TapeRecorder, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Both loops in turns; seconds a step of each block, on the clock and of the processor."""
+    """Alternate both loops; return wall and CPU seconds per step of each block."""
     device = torch.device("cuda", dist.get_rank()) if options.device == "cuda" else torch.device("cpu")
     config = configuration(kind, options)
     bare = BareLoop(
@@ -166,7 +168,7 @@ def compare(kind: str, plain: Any, recorder: TapeRecorder, options: argparse.Nam
 
 
 def block(step: Callable[[], None], plain: Any, device: torch.device, count: int) -> tuple[float, float]:
-    """Seconds a step over `count` steps, the device's work included; and of this process's processor time."""
+    """Wall seconds per step over `count` steps, including the device's work, and this process's CPU seconds."""
     dist.barrier(group=plain)
     start, cpu_start = time.perf_counter(), time.process_time()
     for _ in range(count):
@@ -177,7 +179,7 @@ def block(step: Callable[[], None], plain: Any, device: torch.device, count: int
 
 
 def ratio_with_interval(ours: list[float], bare: list[float]) -> tuple[float, float, float]:
-    """Throughput of ours / bare from seconds a step: ratio of medians, and its 2.5th and 97.5th percentile."""
+    """Throughput of trainer / bare from seconds per step: ratio of medians, and its 2.5th and 97.5th percentiles."""
     a, b = np.array(ours), np.array(bare)
     chosen = np.random.default_rng(0).integers(0, len(a), (RESAMPLES, len(a)))
     ratios = np.median(b[chosen], axis=1) / np.median(a[chosen], axis=1)
@@ -186,7 +188,9 @@ def ratio_with_interval(ours: list[float], bare: list[float]) -> tuple[float, fl
 
 
 def difference_with_interval(ours: list[float], bare: list[float]) -> tuple[float, float, float]:
-    """Microseconds per step that ours takes more: median over pairs of blocks, and its 2.5th and 97.5th percentile."""
+    """Additional microseconds per step of the trainer: median over pairs of blocks, and its 2.5th and 97.5th
+    percentiles.
+    """
     more = 1e6 * np.subtract(ours, bare)
     chosen = np.random.default_rng(0).integers(0, len(more), (RESAMPLES, len(more)))
     low, high = np.percentile(np.median(more[chosen], axis=1), [2.5, 97.5])
@@ -223,7 +227,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
 
 
 def add_mfu(row: dict[str, Any], device_name: str, precision: str, ranks: int, *loops: str) -> None:
-    """Model FLOPs utilisation of the loops, where the device's peak is known."""
+    """Add the loops' model FLOPs utilisation if the device's peak is known."""
     peak = peak_flops_per_s(device_name, precision, torch.get_float32_matmul_precision())
     if peak is not None:
         for name in loops or ("ours", "bare"):
@@ -256,9 +260,9 @@ def show(result: dict[str, Any]) -> None:
 
 
 def show_kernels(result: dict[str, Any]) -> None:
-    """Print kernels and the host's time a step."""
+    """Print kernels and host time per step."""
     print(
-        markdown_head("step", "kernels, bare", "kernels, ours", "of them fused", "host, ours more (95 %)", "CPU, bare")
+        markdown_head("step", "kernels, bare", "kernels, ours", "of them fused", "extra host time (95 %)", "CPU, bare")
     )
     for row in result["loops"]:
         bare, ours = row["kernels"]["bare"], row["kernels"]["ours"]
@@ -282,9 +286,9 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=256)
     parser.add_argument("--seq-len", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=4, help="sequences of a rank and step")
+    parser.add_argument("--batch", type=int, default=4, help="sequences per rank and step")
     parser.add_argument("--memory-interval", type=int, default=0, help="steps between copies for rollback; 0: none")
-    parser.add_argument("--kernels", action="store_true", help="count kernels a step, eager and compiled; on a CPU")
+    parser.add_argument("--kernels", action="store_true", help="count kernels per step, eager and compiled; on a CPU")
     parser.add_argument("--blocks", type=int, help="pairs of blocks (default 40, quick 10)")
     parser.add_argument("--steps-a-block", type=int, default=5)
     options = parser.parse_args()

@@ -1,14 +1,14 @@
-"""CPU time of `watch` in the rounds of its two loops, by parts, on tapes that this process writes.
+"""CPU time of the rounds of `watch`'s two loops, by part, on tapes that this process writes.
 
     python -m benchmarks.cost.watch_rounds                                   # 40 rounds, 18 steps a second of two ranks
     python -m benchmarks.cost.watch_rounds --steps-per-s 160 --rounds 60 --json rounds.json
 
-Before each round a second of records is written: no clock is waited for, so a busy machine changes the figures little.
+Before each round, one second's worth of records is written without waiting, so other load changes the figures little.
 
 | figure | meaning |
 |---|---|
-| ms a round | CPU time of this process, all threads: median and 10th percentile |
-| ms a second | of both loops, with a round of the store's each time that `watch.records.tick_pace` lets pass here |
+| ms a round | CPU time of this process per round, all threads: median and 10th percentile |
+| ms a second | CPU time per second of both loops, with store rounds as often as `watch.records.tick_pace` allows |
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
 
 
 class Ranks:
-    """Two ranks that record steps as a loop with four phases and some collectives does."""
+    """Two ranks that record steps with four phases and some collectives."""
 
     def __init__(self, run: RunDir, calls: int) -> None:
         self._calls, self._number = calls, 0
@@ -150,7 +150,7 @@ def _timed(real: Callable[..., Any], spent: Counter[str], label: str) -> Callabl
 
 
 def show(found: dict[str, list[float]], num_cores: int) -> None:
-    """Print the table, and what a second of watching costs."""
+    """Print the table, and the CPU time per second of watching."""
     table = Table("part", "median", "10th percentile", "mean", title="CPU time of a round, ms")
     for label, times in found.items():
         low = statistics.quantiles(times, n=10)[0]
@@ -167,8 +167,8 @@ def show(found: dict[str, list[float]], num_cores: int) -> None:
 def main() -> None:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps-per-s", type=int, default=18, help="of each of two ranks")
-    parser.add_argument("--calls", type=int, default=4, help="collectives a step")
+    parser.add_argument("--steps-per-s", type=int, default=18, help="steps per second of each of two ranks")
+    parser.add_argument("--calls", type=int, default=4, help="collectives per step")
     parser.add_argument("--quick", action="store_true", help="ten rounds")
     options = parser.parse_args()
     options.rounds = 10 if options.quick else options.rounds

@@ -1,3 +1,3 @@
-"""Kills, power cuts, damages, signals and hours of faults."""
+"""Durability under kills, power cuts, damaged files, signals and hours of faults."""
 
 from __future__ import annotations

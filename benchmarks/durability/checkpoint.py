@@ -1,19 +1,19 @@
-"""For how long training stands still for a save, and what saves in the background cost the steps beside them.
+"""Training stall of a save, and the effect of background saves on concurrent steps.
 
     python -m benchmarks.durability.checkpoint --quick                 # two minutes
     python -m benchmarks.durability.checkpoint --json checkpoint.json
     python -m benchmarks.durability.checkpoint --config my.toml --ranks 2 --set data.seq_len=128
 
-The demo's model and mesh, trained by `trainer.rank.loop` in real ranks with the copies in memory that it asks for. The
-way to save changes from block to block within one run, so that whatever else the machine does falls on all ways:
+The demo's model and mesh are trained by `trainer.rank.loop` in real ranks, with its memory copies. The way of saving
+changes from block to block within one run, so that other load affects all ways:
 
-1. stall: a save at every 10th step, in the background and synchronously in turns. Told is what each save's event says:
-   the time in which the training thread could not go on. The copy to host memory is told apart, since a save takes the
-   copy of the memory tier where there is one of its step. Beside it stands where that time went, as the kernel counted
-   it for the training thread: it computed; it was ready and waited for a core, which other ranks or programs had; or it
-   was blocked, by the interpreter's lock that the writing thread held, or by the disk.
-2. cost: blocks of 50 steps with one save in the background, with a synchronous one, and with none. The ratio is that of
-   the means of blocks next to each other, with a 95 % interval from resampling.
+1. stall: a save at every 10th step, alternating between background and synchronous saves. The stall is the value in
+   each save's event: the time for which the training thread could not continue. The copy to host memory is listed
+   separately, since a save uses the memory tier's copy if there is one of its step. The kernel's counters of the
+   training thread divide the stall: computing, waiting for a core (used by other ranks or programs), or blocked (by the
+   GIL, which the writing thread held, or by the disk).
+2. cost: blocks of 50 steps with one background save, one synchronous save, or none. The ratio compares the means of
+   adjacent blocks, with a 95 % interval from resampling.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ GOAL_MS = 10.0
 
 
 def account_saves(copies: StateCopies) -> dict[int, list[float]]:
-    """Time of each save's start from now on: {step: [wall, computed, waited for a core], milliseconds}."""
+    """Measure the start of each later save: {step: [wall, computed, waited for a core]}, milliseconds."""
     spent: dict[int, list[float]] = {}
     start_save = copies.start_save
 
@@ -76,13 +76,13 @@ def account_saves(copies: StateCopies) -> dict[int, list[float]]:
 
 
 def _thread_ns() -> tuple[int, int, int]:
-    """Clocks of the calling thread: wall clock, time on a core, time for which it was ready and had none."""
+    """Clocks of the calling thread (ns): wall, time on a core, time spent ready without a core."""
     waited = Path("/proc/thread-self/schedstat").read_text().split()[1]
     return time.monotonic_ns(), time.thread_time_ns(), int(waited)
 
 
 class Loop:
-    """The real loop, whose way to save can be changed between two steps."""
+    """The real loop; its way of saving can be changed between two steps."""
 
     def __init__(self, config: Config, recorder: TapeRecorder, run: RunDir) -> None:
         training = build(config, resolve(config, dist.get_world_size()), torch.device("cpu"), recorder=recorder)
@@ -98,7 +98,7 @@ class Loop:
         copies.config = copies.config.model_copy(update={"interval": interval} | WAYS[way])
 
     def run(self, count: int) -> float:
-        """Mean seconds of some steps."""
+        """Run some steps; return their mean seconds."""
         start = time.perf_counter()
         for _ in range(count):
             next(self._steps)
@@ -107,7 +107,7 @@ class Loop:
 
 
 def stalls(run: RunDir, first_step: int, last_step: int, way_of_step: dict[int, str]) -> dict[str, list[float]]:
-    """Milliseconds by way, from the events of rank 0; "copy" are those of the memory tier."""
+    """Stalls by way of saving (ms), from the events of rank 0; "copy": those of the memory tier."""
     events, _, _ = read_events(run.rank_dir(0, 0) / "events.jsonl")
     found: dict[str, list[float]] = {"copy": [], "background": [], "synchronous": []}
     for event in events:
@@ -137,7 +137,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     loop.save_like("none", STALL_INTERVAL)
     loop.run(WARM_UP_STEPS)
 
-    # Blocks begin half an interval before their save: what it does in the background is over before the next way.
+    # Blocks begin half an interval before their save, so its background work ends before the next block.
     loop.run(-(loop.step_number + STALL_INTERVAL // 2) % STALL_INTERVAL)
     way_of_step: dict[int, str] = {}
     first = loop.step_number
@@ -161,7 +161,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         result = {"stall_ms": found, "spent_ms": spent, "step_s": taken, "num_parameters": model, "bytes": _bytes(run)}
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
-    os._exit(0)  # as a worker leaves: gloo's threads are not waited for
+    os._exit(0)  # exit like a worker, without waiting for gloo's threads
 
 
 def _bytes(run: RunDir) -> int:
@@ -170,7 +170,7 @@ def _bytes(run: RunDir) -> int:
 
 
 def summary(result: dict[str, Any]) -> dict[str, Any]:
-    """The figures that the tables show."""
+    """Compute the figures of the tables."""
     rows = {
         name: {
             "saves": len(values),
@@ -192,7 +192,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def longest(spent: list[list[float]]) -> dict[str, list[float]]:
-    """The saves that the tail and the middle of the stalls stand for, each as [wall, computed, waited for a core]."""
+    """The saves at the 99th percentile and the median of the stalls, each as [wall, computed, waited for a core]."""
     ordered = sorted(spent)
     return {"longest": ordered[-1], "median": ordered[len(ordered) // 2]} if ordered else {}
 
@@ -223,7 +223,7 @@ def show(result: dict[str, Any]) -> None:
 
 def _show_cost(console: Console, figures: dict[str, Any]) -> None:
     table = Table(
-        title=f"A save every {COST_INTERVAL} steps; without any a step takes {figures['none_step_ms']:.2f} ms"
+        title=f"A save every {COST_INTERVAL} steps; without saves a step takes {figures['none_step_ms']:.2f} ms"
     )
     for column in ("save", "step", "ratio to none", "95 % interval"):
         table.add_column(column)
@@ -237,8 +237,8 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "examples" / "gpt-demo.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the configuration")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--saves", type=int, help="saves of each way for the stall (default 100, quick 20)")
-    parser.add_argument("--blocks", type=int, help="blocks of each way for the cost (default 12, quick 3; 0: none)")
+    parser.add_argument("--saves", type=int, help="saves per way for the stall (default 100, quick 20)")
+    parser.add_argument("--blocks", type=int, help="blocks per way for the cost (default 12, quick 3; 0: none)")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.saves = options.saves or (20 if options.quick else 100)

@@ -1,16 +1,19 @@
-"""SIGKILL at random moments inside saves: what is loaded next is whole, and the run goes on with the same bits.
+"""SIGKILL at random moments during saves: the next load must be complete, and the run must continue bitwise
+identically.
 
-    python -m benchmarks.durability.checkpoint_kills  # 200 kills, one and two ranks in turns: some minutes
+    python -m benchmarks.durability.checkpoint_kills  # 200 kills, alternating between one and two ranks: some minutes
     python -m benchmarks.durability.checkpoint_kills --kills 15 --ranks 1
 
-A tiny run saves as often as it can. Each attempt is killed at a random moment while a save is being written; with two
-ranks a random one first and the other a moment later, as a launcher does. After each kill:
+A tiny run saves as often as possible. Each attempt is killed at a random moment during a save; of two ranks, a random
+one is killed first and the other a moment later, as by a launcher. After each kill:
 
-1. the next attempt must begin right after the newest folder that has its name: it was whole and it was used,
-2. nothing may have been condemned: no folder that has its name may be half there,
-3. every loss that an attempt recorded must be bitwise identical to that of an undisturbed run.
+1. the next attempt must begin right after the newest checkpoint folder with its final name, which was therefore
+   complete,
+2. no checkpoint may have been condemned: no folder with its final name may be incomplete,
+3. every recorded loss must be bitwise identical to that of an undisturbed run.
 
-Where a kill hit is read from the events and the files that it left. Exit code 1 if anything was wrong.
+The stage of the save that a kill hit is inferred from the remaining events and files. Exit code 1 if anything was
+wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from benchmarks.harness import argument_parser, write_json
 PRELOADED = ["torch", "torch.distributed.fsdp", "trainer.training.build", "trainer.rank.loop", "trainer.guard.recovery"]
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"dim": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 64, "max_seq_len": 16},
-    # A text that no change of ours alters: another one has other spikes, which roll the run back.
+    # A fixed text: another one would have other loss spikes, which cause rollbacks.
     "data": {"seq_len": 16, "path": [textwrap.__file__]},
     "parallel": {"dp_shard": -1},
     "train": {"steps": 1_000_000, "global_batch_size": 4, "device": "cpu"},
@@ -42,7 +45,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "checkpoint": {"interval": 1, "memory_interval": 4, "memory_survives": False},
 }
 REACH = 1.5
-"""Kills fall into this many times the duration that the save before had, from the beginning of a save on."""
+"""Range of kill times after the start of a save, as a multiple of the previous save's duration."""
 DEADLINE_S = 60.0
 
 
@@ -63,7 +66,7 @@ class Outcome:
 
 
 def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int, interval: int) -> None:
-    """One rank of one attempt, to its end or until it is killed."""
+    """Run one rank of one attempt until its end or its kill."""
     import torch
     import torch.distributed as dist
 
@@ -91,11 +94,11 @@ def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int,
     training = build(config, resolve(config, world_size), torch.device("cpu"), recorder=recorder)
     train(Session(training=training, recorder=recorder, recovery=Recovery(training, recorder, run, None)))
     recorder.close()
-    os._exit(0)  # as a worker leaves: gloo's threads are not waited for
+    os._exit(0)  # exit like a worker, without waiting for gloo's threads
 
 
 class Killer:
-    """Starts attempts of one run, kills them, and looks at what they left."""
+    """Starts attempts of one run, kills them, and checks the remaining files."""
 
     def __init__(self, folder: Path, world_size: int, seed: int) -> None:
         self.folder = folder
@@ -108,7 +111,7 @@ class Killer:
         self._context.set_forkserver_preload(PRELOADED)
 
     def start(self, folder: Path, attempt: int, steps: int, interval: int) -> list[Any]:
-        """The processes of one attempt."""
+        """Start the processes of one attempt."""
         world_size = self.outcome.world_size
         ranks = [
             self._context.Process(
@@ -121,7 +124,7 @@ class Killer:
         return ranks
 
     def kill_once(self) -> None:
-        """One attempt: from its start to its death, and what it left."""
+        """Run one attempt from its start to its kill, and check the remaining files."""
         reached = self.newest()
         ranks = self.start(self.folder, self.attempt, SECTIONS["train"]["steps"], 1)
         try:
@@ -139,12 +142,12 @@ class Killer:
         self.attempt += 1
 
     def newest(self) -> int:
-        """Step of the newest folder that has its name."""
+        """Step of the newest checkpoint folder with its final name."""
         names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
         return max((int(name) for name in names if name.isdigit()), default=0)
 
     def compare(self) -> None:
-        """All recorded losses with those of a run that nobody killed."""
+        """Compare all recorded losses with those of an undisturbed run."""
         whole = self.folder / "whole"
         whole.mkdir()
         for rank in self.start(whole, 0, self.outcome.last_step, 0):
@@ -156,7 +159,9 @@ class Killer:
                 self.outcome.problems.append(f"step {step}: loss {loss!r}, not {expected.get(step)!r}")
 
     def _wait_for_a_save(self, ranks: list[Any], number: int) -> float:
-        """Until this attempt begins its save of that number; returns the seconds that the one before it took."""
+        """Wait until this attempt begins its save with that number; return the duration of the previous save in
+        seconds.
+        """
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline and all(rank.is_alive() for rank in ranks):
             events = self._disk_events()
@@ -225,7 +230,7 @@ def _losses(folder: Path, attempt: int) -> dict[int, float]:
 
 
 def kill_inside_saves(folder: Path, *, kills: int, world_size: int, seed: int = 0) -> Outcome:
-    """Kill until `kills` of them hit a save; what came of it. Raises RuntimeError if no save is ever seen."""
+    """Kill until `kills` kills have hit a save; return the outcome. Raises RuntimeError if there is never a save."""
     folder.mkdir(parents=True, exist_ok=True)
     killer = Killer(folder, world_size, seed)
     while killer.outcome.kills_inside < kills and killer.attempt < 3 * kills:
@@ -236,7 +241,7 @@ def kill_inside_saves(folder: Path, *, kills: int, world_size: int, seed: int = 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argument_parser(__doc__, json=True)
-    parser.add_argument("--kills", type=int, default=200, help="kills inside a save, over all (200)")
+    parser.add_argument("--kills", type=int, default=200, help="total number of kills during a save (200)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of ranks (1 2)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)

@@ -1,20 +1,20 @@
-"""Random damages to every kind of file of a run: is each one named, or without effect?
+"""Random damage to every kind of file of a run: each must be reported, or have no effect.
 
-    python -m benchmarks.durability.damages                                # 500 damages, some ten minutes
+    python -m benchmarks.durability.damages                                # 500 damaged files, some ten minutes
     python -m benchmarks.durability.damages --damages 20 --seed 3
 
 A real run of two ranks (a NaN, a rollback, checkpoints, a ledger) is copied, one file of the copy is damaged, and the
 copy is read as a user would:
 
-- tapes, events, names, the index of checksums, `run.json`, the store: `analyze` lists a problem or refuses the file; or
-  the rows are those of the undamaged run, with the store as it is and with one made anew;
-- the ledger, manifests and files of checkpoints: resuming names the file; or it reads what was written.
+- tapes, events, names, the index of checksums, `run.json`, the store: `analyze` lists a problem or refuses the file, or
+  the rows are those of the undamaged run, both in the existing and in a rebuilt store;
+- the ledger, manifests and files of checkpoints: resuming reports the file, or reads what was written.
 
-Named means by what `analyze` takes its list of problems from, before it judges. The whole of `analyze` reads every
-twentieth damage too, and must list the same files.
+The list of problems is read from its source in `analyze`, without the analyses. For every twentieth damage, `analyze`
+runs completely and must list the same files.
 
-A damage is a flipped bit, a blank range, a lost end, a removed file, bytes appended, or a range of another place of the
-same file. Kinds of files have equal shares. Exit code 1 if a damage passed unnamed.
+A damage is a flipped bit, a blank range, a truncated or removed file, appended bytes, or a range copied from elsewhere
+in the file. All kinds of files are damaged equally often. Exit code 1 if a damage with an effect is not reported.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ LEDGERS = ("ledger.json", "ledger-copy.json")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content of a run as a reader gets it: rows by table or checkpoints, and what is named as wrong."""
+    """Content of a run as a reader gets it: rows by table or checkpoints, and the reported problems."""
 
     values: Any
     named: tuple[str, ...] = ()
 
 
 def train(folder: Path) -> RunDir:
-    """A run that has ended."""
+    """Train a run to its end."""
     settings = [part for text in (*SETTINGS, f"run.dir={folder}") for part in ("--set", text)]
     faults = ["--fault", "bad_batch@step=30,rank=1"]
     subprocess.run([sys.executable, "-m", "rankscope", "train", *settings, *faults], check=True)
@@ -68,7 +68,7 @@ def train(folder: Path) -> RunDir:
 
 
 def records(run: RunDir, *, judged: bool = False) -> Content:
-    """Read of a run what `analyze` reads; `judged`: with all of its analyses."""
+    """Read the parts of a run that `analyze` reads; with `judged`, run all of its analyses."""
     try:
         with contextlib.ExitStack() as opened:
             if judged:
@@ -92,7 +92,7 @@ def _rows(store: Store) -> dict[str, Any]:
 
 
 def checkpoints(run: RunDir) -> Content:
-    """Read of a run what `--resume` reads."""
+    """Read the parts of a run that `--resume` reads."""
     named, found = [], {}
     ledger, problem = Ledger.load(run.checkpoints / LEDGERS[0])
     named += [problem] if problem else []
@@ -107,7 +107,7 @@ def checkpoints(run: RunDir) -> Content:
 
 
 def kinds_of_files(run: RunDir) -> dict[str, list[Path]]:
-    """{kind: paths}, of those that hold anything."""
+    """{kind: paths} of the files that are not empty."""
     tapes = [path for path in sorted(run.tapes.rglob("*")) if path.is_file() and path.stat().st_size]
     saved = [path for path in sorted(run.checkpoints.rglob("*")) if path.is_file()]
     found = {
@@ -128,7 +128,7 @@ def kinds_of_files(run: RunDir) -> dict[str, list[Path]]:
 
 
 def damage(path: Path, harm: str, dice: random.Random) -> None:
-    """Spoil the part of a file that holds anything."""
+    """Damage the used part of a file."""
     if harm == "remove":
         path.unlink()
         return
@@ -152,7 +152,7 @@ def damage(path: Path, harm: str, dice: random.Random) -> None:
 
 
 def judge(references: dict[str, Content], copy: RunDir, path: Path) -> str:
-    """`named`, `no effect`, or what passed unnamed."""
+    """Return `named`, `no effect`, or a description of the damage that was not reported."""
     of_checkpoints = copy.checkpoints in path.parents
     read: Callable[[RunDir], Content] = checkpoints if of_checkpoints else records
     reference = references["checkpoints" if of_checkpoints else "records"]
@@ -168,7 +168,7 @@ def judge(references: dict[str, Content], copy: RunDir, path: Path) -> str:
     content = read(copy)
     if content.named:
         return "named"
-    return "no effect" if content.values == reference.values else "other content of a store that is made anew"
+    return "no effect" if content.values == reference.values else "other content of a rebuilt store"
 
 
 def _differences(expected: dict[str, Any], found: dict[str, Any]) -> str:
@@ -181,7 +181,7 @@ def _differences(expected: dict[str, Any], found: dict[str, Any]) -> str:
 
 
 def copied(whole: RunDir, to: Path, damaged: Path) -> tuple[RunDir, Path]:
-    """A copy of the run and the file to damage in it; what nobody writes is the same file as in the run."""
+    """A copy of the run, and the file to damage in it; files that are never written are hard links."""
     copy = RunDir(to)
     shutil.copytree(whole.path, copy.path, copy_function=os.link, symlinks=True)
     path = copy.path / damaged.relative_to(whole.path)
@@ -194,7 +194,7 @@ def copied(whole: RunDir, to: Path, damaged: Path) -> tuple[RunDir, Path]:
 
 
 def main() -> None:
-    """Print a row per kind of file; exit code 1 if a damage passed unnamed."""
+    """Print a row per kind of file; return 1 if a damage was not reported."""
     parser = argument_parser(__doc__)
     parser.add_argument("--damages", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -216,7 +216,7 @@ def main() -> None:
             result = "no effect" if is_same else judge(references, copy, path)
             if number % WHOLE_EVERY == 0 and copy.checkpoints not in path.parents:
                 brief, judged = records(copy), records(copy, judged=True)
-                if path in copy.stores():  # damage that only a query meets: it is set aside, made again and listed
+                if path in copy.stores():  # damage that only a query finds: the store is set aside, rebuilt and listed
                     is_listed = not brief.named or any(path.name in text for text in judged.named)
                 else:
                     is_listed = set(brief.named) == set(judged.named)

@@ -1,18 +1,19 @@
-"""Forged, replayed, truncated, oversized and slow messages to all that a live job listens on.
+"""Forged, replayed, truncated, oversized and slow messages to all endpoints of a live job.
 
     python -m benchmarks.durability.forged_messages                  # 290 messages, some two minutes
     python -m benchmarks.durability.forged_messages --rounds 10
 
-A job of two nodes trains (two launchers on this machine, with a secret), its pages are served, and a stranger on the
-machine sends:
+A job of two nodes trains (two launchers on this machine, with a secret), its dashboard is served, and an attacker on
+the machine sends:
 
-- to the launcher's store: digests, verdicts, clocks and leaders with another key, another session, replayed, cut off,
-  with a flipped bit, of 7 MB (torch takes up to 8); and bytes that are not a request of torch's store;
-- to `/metrics` and the dashboard: requests cut off, of 1 MB, without an end, slow, with a foreign Host or Origin;
-- to the folder of a node: requests to profile that cannot be read.
+- to the launcher's store: digests, verdicts, clocks and leaders with another key, another session, replayed, truncated,
+  with a flipped bit, of 7 MB (torch accepts up to 8); and bytes that are not a request to torch's store;
+- to `/metrics` and the dashboard: requests that are truncated, have 1 MB, never end, are slow, or have a foreign Host
+  or Origin;
+- to the folder of a node: unreadable profiling requests.
 
-Afterwards all must go on: steps, one attempt, both watches, metrics and pages answer, no rank was killed or profiled,
-every process of the job has grown by less than MOST_GROWTH. Exit code 1 otherwise.
+Afterwards the job must still train in the same attempt, both watches, the metrics and the pages must answer, no rank
+may have been killed or profiled, and no process may have grown by MOST_GROWTH or more. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from watch.digests.link import ALL, LEADER_KEY, PERIOD_S, digest_key, verdict_ke
 from watch.digests.signed_messages import NO_SESSION, Signer
 
 MOST_GROWTH = 64 << 20
-"""Bytes by which a process may grow while it trains, with its caches."""
+"""Bytes by which a process may grow during training, including caches."""
 KEYS = (digest_key(1), verdict_key(1), LEADER_KEY, "rankscope/clock/1")
 _KILL = b'{"attempt": 0, "ranks": [0, 1], "summary": "forged"}'
 
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _job(folder: Path) -> Iterator[tuple[LaunchedRun, LaunchedRun, dict[str, int]]]:
-    """Two nodes that train; their launchers, and the ports."""
+    """Start two nodes that train; yield their launchers and the ports."""
     ports = {"store": free_port(), "metrics": free_port()}
     listen = f"metrics.listen=127.0.0.1:{ports['metrics']}"
     settings = ["parallel.dp_shard=2", "train.steps=100000", "checkpoint.interval=0", listen]
@@ -107,7 +108,7 @@ def _job(folder: Path) -> Iterator[tuple[LaunchedRun, LaunchedRun, dict[str, int
 
 
 def _store(port: int, rounds: int, dice: random.Random, sent: Counter[str]) -> None:
-    """Write over the messages of both nodes, as often as they are read."""
+    """Overwrite the messages of both nodes as often as they are read."""
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=20))
     recorded = {key: bytes(store.get(key)) for key in KEYS if store.check([key])}
     view = AttemptView(attempt=0, ranks={1: RankView(rank=1, step=99_999, last_ns=time.time_ns())})
@@ -133,7 +134,7 @@ def _store(port: int, rounds: int, dice: random.Random, sent: Counter[str]) -> N
 
 
 def _raw(port: int, dice: random.Random, sent: Counter[str]) -> None:
-    """Bytes that are not a request of the store, of the launcher's process."""
+    """Send bytes that are not a store request to the launcher's store."""
     for turn in range(30):
         data = (dice.randbytes(64), b"\x00" * 9 + b"\xff" * 16, b"GET / HTTP/1.1\r\n\r\n", bytes((turn,)), b"")[
             turn % 5
@@ -168,7 +169,7 @@ def _http(port: int, name: str, dice: random.Random, sent: Counter[str]) -> None
 
 @contextlib.contextmanager
 def _slow_clients(port: int, sent: Counter[str]) -> Iterator[None]:
-    """Connections that begin a request and say no more."""
+    """Open connections that begin a request and send nothing more."""
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)).sendall(b"GET /met")

@@ -1,20 +1,19 @@
-"""Power cuts at random moments of a recorded run: what is lost, whether it is named, and what `rebuild` makes of it.
+"""Power cuts at random moments of a recorded run: what is lost, whether it is reported, and the result of `rebuild`.
 
-    python -m benchmarks.durability.power_cuts  # 50 cuts, five of each run: some twenty minutes; needs root
+    python -m benchmarks.durability.power_cuts  # 50 cuts, five per run: some twenty minutes; needs root
     python -m benchmarks.durability.power_cuts --cuts 3 --json cuts.json
 
-A run of two ranks lies on a disk of its own (`benchmarks.cost.loop_disk`), which loses its power at a random moment.
+A run of two ranks is on a separate disk (`benchmarks.cost.loop_disk`), whose power is cut at a random moment.
 After each cut:
 
-1. every record that had been finished for longer than the stated window (`probes.sync_s` and the time of a sync) is on
-   the tapes, and so is every such event, where `watch` has run for that long;
-2. a place of a tape or a file that lost something before its end is named by `analyze`, and a rank that ended with the
-   power is reported as lost;
-3. every event and step that the files have is in the store that a reader gets;
+1. every record and event that was complete for longer than the stated window (`probes.sync_s` and the duration of a
+   sync) is on disk, if `watch` had run for that long;
+2. `analyze` reports each tape or file that lost something before its end, and each rank that ended with the power cut;
+3. every event and step in the files is in the store that a reader opens;
 4. `rebuild` leaves no table with fewer rows than the store had, or is refused and leaves the store as it was;
-5. `train --resume` goes on, and the next cut is of that attempt.
+5. `train --resume` continues, and the next cut hits that attempt.
 
-Exit code 1 if anything was otherwise.
+Exit code 1 if a condition fails.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ CUTS_A_RUN = 5
 STEPS_BEFORE = 15
 LONGEST_S = 8.0
 LAUNCH_NS = 10 * 10**9
-"""Between the start of a launch's `watch` and its attempt, at most."""
+"""Maximum seconds between the start of a launch's `watch` and of its attempt."""
 DEADLINE_S = 120.0
 Record = tuple[str, int]
-"""Segment and place, or events file and number of the line."""
+"""Segment and record number, or events file and line number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Records on the tapes and lines of events at one moment, with when each was finished (monotonic ns)."""
+    """Records on the tapes and event lines at one moment, with their completion times (monotonic ns)."""
 
     finished_ns: dict[Record, int]
     now_ns: int
@@ -87,7 +86,7 @@ class Outcome:
 
 
 def written(run: RunDir) -> Written:
-    """Records that ranks and node have finished by now."""
+    """Records that the ranks and the node process have completed so far."""
     found: dict[Record, int] = {}
     now_ns = time.monotonic_ns()
     for folder in [path for _, _, path in run.rank_dirs()] + [path for _, path in run.node_dirs()]:
@@ -104,14 +103,16 @@ def written(run: RunDir) -> Written:
 
 
 def _started(node: Path) -> list[dict[str, Any]]:
-    """Process id of a `watch` of the last launch that has started."""
+    """Process id of the last launch's `watch` once it has started."""
     events = read_events(node / "events.jsonl")[0]
     launched_ns = max((event["mono_ns"] for event in events if event["kind"] == "attempt_started"), default=0)
     return [e for e in events if e["kind"] == "watch_started" and e["mono_ns"] > launched_ns - LAUNCH_NS]
 
 
 def _records(path: Path, name: str, step_ends_ns: dict[int, int]) -> dict[Record, int]:
-    """Finished records of a segment; those without a time are as old as their step. Fills `step_ends_ns` from steps."""
+    """Completed records of a segment; records without a time get the time of their step. Fills `step_ends_ns` from
+    steps.
+    """
     try:
         segment = read_segment(path)
     except (TapeError, OSError):
@@ -132,7 +133,7 @@ def _records(path: Path, name: str, step_ends_ns: dict[int, int]) -> dict[Record
 
 
 def stored_rows(path: Path) -> dict[str, int]:
-    """Rows by table of a store as it is, nothing ingested; {} without one that can be read."""
+    """Rows by table of the store without ingesting anything; {} if it cannot be read."""
     with contextlib.suppress(StoreError):
         if not path.exists():
             return {}
@@ -153,7 +154,7 @@ def stored_rows(path: Path) -> dict[str, int]:
 
 
 class Cuts:
-    """The cuts of one run on one disk."""
+    """Cuts the power of one run on one disk."""
 
     def __init__(self, server: PreforkServer, disk: LoopDisk, dice: random.Random) -> None:
         self._server, self._disk, self._dice = server, disk, dice
@@ -174,7 +175,7 @@ class Cuts:
     def _cut(self, process: StartedCommand) -> Outcome:
         outcome = Outcome()
         attempt = self._await_steps(process)
-        time.sleep(self._dice.uniform(0.0, LONGEST_S))  # the moment is what is random
+        time.sleep(self._dice.uniform(0.0, LONGEST_S))  # a random moment
         run = RunDir.open(self._runs / "latest")
         before = written(run)
         pids = _pids(run, attempt)
@@ -213,7 +214,7 @@ def _attempt(path: Path) -> int:
 
 
 def _pids(run: RunDir, attempt: int) -> list[int]:
-    """Ranks of the attempt and the processes of the node."""
+    """Process ids of the attempt's ranks and of the node's processes."""
     folders = [path for number, _, path in run.rank_dirs() if number == attempt]
     events = [event for folder in folders for event in read_events(folder / "events.jsonl")[0]]
     node = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
@@ -221,7 +222,7 @@ def _pids(run: RunDir, attempt: int) -> list[int]:
 
 
 def _check(run: RunDir, before: Written, outcome: Outcome, server: PreforkServer) -> None:
-    """Fill in what was lost and what is wrong with it."""
+    """Fill in the losses and the failed conditions."""
     after = written(run)
     lost = {record: ns for record, ns in before.finished_ns.items() if record not in after.finished_ns}
     outcome.watched_s = before.watched_s
@@ -234,7 +235,7 @@ def _check(run: RunDir, before: Written, outcome: Outcome, server: PreforkServer
     outcome.stored = sum(had.values())
     outcome.problems += _unnamed(run, after, lost, server)
     outcome.problems += _not_stored(run)
-    with tempfile.TemporaryDirectory() as folder:  # a copy: the run goes on with the store that the cut left
+    with tempfile.TemporaryDirectory() as folder:  # a copy, since the run continues with the store as the cut left it
         copy = RunDir.open(Path(shutil.copytree(run.path, Path(folder) / run.path.name, symlinks=True)))
         code, text = _command(server, "rebuild", str(copy.path))
         has = stored_rows(copy.store())
@@ -247,7 +248,7 @@ def _check(run: RunDir, before: Written, outcome: Outcome, server: PreforkServer
 
 
 def _not_stored(run: RunDir) -> Iterator[str]:
-    """Events of the files and steps of the tapes that a reader does not get from the store."""
+    """Events in files and steps on tapes that are missing in the store."""
     with Store.open(run) as store:
         events = {(int(ns), str(kind)) for ns, kind in store.rows("SELECT wall_ns, kind FROM events")}
         steps = dict(store.rows("SELECT attempt * 1000 + rank, count(*) FROM steps GROUP BY ALL"))
@@ -263,7 +264,7 @@ def _not_stored(run: RunDir) -> Iterator[str]:
 
 
 def _unnamed(run: RunDir, after: Written, lost: dict[Record, int], server: PreforkServer) -> Iterator[str]:
-    """Losses that `analyze` does not name."""
+    """Losses that `analyze` does not report."""
     code, text = _command(server, "analyze", str(run.path), "--format", "json")
     if "{" not in text:
         yield f"analyze ended with {code}: {text[-500:]}"
@@ -275,7 +276,7 @@ def _unnamed(run: RunDir, after: Written, lost: dict[Record, int], server: Prefo
         last[name] = max(place, last.get(name, -1))
     inner = {name for name, place in lost if place < last.get(name, -1)}
     for name in sorted(inner - named):
-        yield f"{name} lost records before its end, and nothing says so"
+        yield f"{name} lost records before its end, which is not reported"
     fired = {finding["kind"] for finding in report["findings"] if finding["status"] == "fired"}
     if lost and "rank_lost" not in fired:
         yield f"{len(lost)} records are lost and no rank is reported as lost"
@@ -288,7 +289,7 @@ def _command(server: PreforkServer, *arguments: str) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Print a line a cut and the totals; exit code 1 if anything was wrong."""
+    """Print a line per cut and the totals; return 1 if a condition failed."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)

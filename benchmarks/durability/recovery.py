@@ -1,24 +1,24 @@
-"""Seconds from the death of a rank to the next good step: real runs, SIGKILL from outside, read from what they record.
+"""Seconds from the death of a rank (SIGKILL) to the next good step, from the records of real runs.
 
     python -m benchmarks.durability.recovery --kills 10
     python -m benchmarks.durability.recovery --kills 5 --layout fsdp --json recovery.json
     python -m benchmarks.durability.recovery --config gpt2-124m --ranks 2 --kills 3     # 124 M parameters, 128 tokens
 
-Four ranks of a small model train; at random moments one of them gets SIGKILL. The run goes on by itself, and the next
-kill comes when it has taken ten steps more. With `--config` it is that model, its steps short. Phases, each from the
-end of the one before:
+Four ranks train a small model; at random moments one of them gets SIGKILL. The run recovers automatically, and the next
+kill follows ten steps later. `--config` selects another model, with short steps. Phases, each from the end of the
+previous one:
 
 | phase | ends with |
 |---|---|
 | detect | the launcher's event that the rank has ended |
 | stop the others | the last event of another rank's end |
-| next attempt | claimed and told: rendezvous of the nodes, one synced file |
-| ranks begin | the last rank's first record: fork, store, run folder |
-| restore | rank 0's event that the checkpoint is loaded: process groups, model, hashes, tensors |
-| first good step | the end of the first committed step: new caches, first batch |
+| next attempt | the claim of the next attempt (includes rendezvous of the nodes, one synced file) |
+| ranks begin | the last rank's first record (fork, store, run folder) |
+| restore | rank 0's event that the checkpoint is loaded (process groups, model, hashes, tensors) |
+| first good step | the end of the first committed step (new caches, first batch) |
 
-The import of torch and the trainer is measured apart, in a fresh interpreter: ranks do not pay it, because they are
-forked from a process that has; `rankscope train` pays it once, before the first attempt.
+The import of torch and the trainer is measured separately, in a new interpreter. Ranks do not repeat it, because they
+are forked from a process that has imported them; `rankscope train` does so once, before the first attempt.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ GOAL_S = 20.0
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
-    """Seconds of each phase, for each kill."""
+    """Seconds of each phase for each kill."""
     size = LARGE if options.config else SMALL
     texts = (*SETTINGS, *size, f"run.dir={folder}", *LAYOUTS[options.layout], *options.overrides)
     command = [sys.executable, "-m", "rankscope", "train", *([options.config] if options.config else [])]
@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, float]]
             _wait(lambda a=attempt: _committed(run, a) >= STEPS_BETWEEN, process)  # type: ignore[misc]
             if attempt == kills:
                 break
-            time.sleep(moments.uniform(0.0, 0.5))  # the moment within a step is what is random
+            time.sleep(moments.uniform(0.0, 0.5))  # a random moment within a step
             victim = _rank_events(run, attempt, options.ranks)[moments.randrange(options.ranks)]["pid"]
             killed_ns.append(time.time_ns())
             os.kill(victim, signal.SIGKILL)
@@ -139,7 +139,7 @@ def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit("the run ended, or did not go on: see its folder")
+            raise SystemExit("the run ended or did not continue: see its folder")
         time.sleep(0.2)
 
 

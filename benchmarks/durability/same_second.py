@@ -1,13 +1,13 @@
-"""Is `rankscope analyze` right in the second in which a run ends? Real gloo ranks, one of them ends or hangs.
+"""Verdicts of `rankscope analyze` in the second in which a run ends: real gloo ranks, one of which ends or hangs.
 
     python -m benchmarks.durability.same_second --tries 50
     python -m benchmarks.durability.same_second --tries 4 --endings kill,hang_SIGTERM --seed 7 --json same_second.json
 
 Each try launches a tiny DDP script of three ranks under `rankscope run`. Rank 1 is killed, exits with code 0, returns,
-raises, brings another size to an all-reduce, or hangs; a hanging job is ended by SIGINT, SIGTERM or SIGKILL of its
-launcher once `watch` has reported the hang. At a random moment within a second of that, and then again until the
-answer is final, the run is judged as `rankscope analyze` judges it. Every answer must be right (kind, rank, cause) or
-begin with "Still reading"; the last must be right; and an answer that was right must not be taken back.
+raises, enters an all-reduce with another size, or hangs. Once `watch` has reported a hang, the launcher gets SIGINT,
+SIGTERM or SIGKILL. The run is judged like by `rankscope analyze`, first at a random moment within a second of the end,
+then repeatedly until the verdict is final. Every verdict must be right (kind, rank, cause) or begin with "Still
+reading"; the last one must be right; and no later verdict may contradict a right one.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CULPRIT = 1
 STRIKE_STEP = 12
 DEADLINE_S = 120.0
 WITHIN_S = 1.0
-"""The first question comes at a random moment within this time of the end."""
+"""The first verdict is requested at a random moment within this time after the end."""
 BETWEEN_S = 0.4
 FINAL_S = 90.0
-"""Questions go on for this long, or until two answers in a row after the last process are the same."""
+"""Verdicts are requested for this long, or until two consecutive ones after the last process's exit are equal."""
 STILL_READING = "Still reading"
 SCRIPT = """
 import os, sys, time
@@ -84,7 +84,7 @@ for step in range(100000):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """End of a run, and the verdict that is expected of it."""
+    """End of a run, and the expected verdict."""
 
     mode: str
     launcher_signal: int = 0
@@ -109,7 +109,7 @@ ENDINGS: dict[str, Ending] = {
 
 @dataclass(slots=True)
 class Try:
-    """One run: each answer with its time after the end, and what was wrong."""
+    """One run: each verdict with its time after the end, and the errors."""
 
     ending: str
     answers: list[tuple[float, str]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Try:
 
 
 def attempt(name: str, folder: Path, within_s: float) -> Try:
-    """Run the script to its end and ask from `within_s` after it on."""
+    """Run the script to its end, and request verdicts from `within_s` after it on."""
     ending, result = ENDINGS[name], Try(name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(SCRIPT)
@@ -146,7 +146,7 @@ def attempt(name: str, folder: Path, within_s: float) -> Try:
 
 
 def _await_end(run: RunDir, launcher: subprocess.Popen[bytes], ending: Ending) -> None:
-    """Return in the moment in which rank 1 ends, or in which the launcher of a hanging job gets its signal."""
+    """Return when rank 1 ends, or when the launcher of a hanging job gets its signal."""
     if not ending.launcher_signal:
         _wait(lambda: (pid := _pids(run).get(CULPRIT)) and not _is_alive(pid), "end of rank 1")
         return
@@ -183,7 +183,7 @@ def _ask(run: RunDir, ending: Ending, result: Try, since_s: float, launcher: sub
 
 
 def _end(run: RunDir, launcher: subprocess.Popen[bytes]) -> None:
-    """End whatever of this try is left."""
+    """End the remaining processes of this try."""
     with contextlib.suppress(ProcessLookupError):
         launcher.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -251,11 +251,11 @@ def _print(tries: Sequence[Try], console: Console) -> None:
 
 
 def main() -> int:
-    """Entry of the benchmark; 1 if one try was wrong."""
+    """Run the benchmark; return 1 if one try was wrong."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--tries", type=int, default=16)
     parser.add_argument("--endings", default=",".join(ENDINGS), help="comma-separated")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of the questions")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments of verdicts")
     options = parser.parse_args()
     names, moments, tries = options.endings.split(","), random.Random(options.seed), []
     console = Console()

@@ -1,4 +1,5 @@
-"""Seconds from a signal to the verdict and to the end, and processes left: `run`, `train` and `demo` on a terminal.
+"""Seconds from a signal to the verdict and to the exit, and remaining processes, for `run`, `train` and `demo` on a
+terminal.
 
     python -m benchmarks.durability.signals                                   # all 63 trials, 40 minutes
     python -m benchmarks.durability.signals --tries 3 --json signals.json     # 189 trials, for the 99th percentile
@@ -6,8 +7,8 @@
 
 Each trial starts the command on a pseudo-terminal, waits for its state and sends the signal as a terminal, Slurm or
 Kubernetes does (`hangup` closes the terminal; SIGKILL goes to every process 30 s after `SIGTERM_then_SIGKILL`). A hang
-must be named within 3 s of the signal, before anything is waited for; all must be over within 20 s, with no process
-left; and `rankscope analyze` must say the same afterwards.
+must be reported within 3 s of the signal; the command must end within 20 s and leave no process; and `rankscope
+analyze` must give the same verdict afterwards.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Result:
 
 
 class _Terminal:
-    """The terminal's end of a command, read in a thread."""
+    """The terminal's side of a command, read in a thread."""
 
     def __init__(self, command: Sequence[str], folder: Path, mark: str) -> None:
         self._master, slave = pty.openpty()
@@ -117,7 +118,7 @@ class _Terminal:
         self._reader.join()
 
     def _read(self) -> None:
-        # Closed by its reader: one that is waiting in `read` would hold it open.
+        # Closed by the reading thread, which would keep it open while it waits in `read`.
         with contextlib.suppress(OSError):  # the command has ended
             while not self._closing.is_set():
                 if select.select([self._master], [], [], 0.05)[0]:
@@ -126,7 +127,7 @@ class _Terminal:
 
 
 def trial(command: str, state: str, name: str, folder: Path) -> Result:
-    """Start the command, bring it into the state, send the signal."""
+    """Start the command, wait for the state, send the signal."""
     result = Result(command=command, state=state, signal=name)
     folder.mkdir(parents=True)
     (folder / "script.py").write_text(SCRIPT)
@@ -193,7 +194,7 @@ def _await(condition: Callable[[], bool], terminal: _Terminal, what: str) -> Non
 
 
 def _send(name: str, terminal: _Terminal, mark: str, result: Result) -> None:
-    """Send the signals of a name, and measure until the end."""
+    """Send the named signals, and measure until the command's end."""
     process, before, began = terminal.process, len(terminal.text), time.monotonic()
     if name == "hangup":
         terminal.hang_up()
@@ -224,14 +225,14 @@ def _send(name: str, terminal: _Terminal, mark: str, result: Result) -> None:
         result.problem = f"not over after {END_S:.0f} s"
     elif left:
         result.problem = f"{len(left)} processes left"
-    elif b"Over: " in text or (b"Traceback" in text and result.command != "run"):  # a script may well print one
+    elif b"Over: " in text or (b"Traceback" in text and result.command != "run"):  # the script itself may print one
         result.problem = "reported as over, or a traceback"
     elif result.state in HANGS and name != "hangup" and (result.verdict_s is None or result.verdict_s > VERDICT_S):
         result.problem = f"no verdict within {VERDICT_S:.0f} s"
 
 
 def _judged(folder: Path) -> str:
-    """What is wrong with the verdict afterwards, empty if it is the hang of rank 1."""
+    """Error of the later verdict; empty if it is the hang of rank 1."""
     try:
         diagnosis = judge_run(RunDir.open(folder / "runs" / "latest").path)
     except (RunError, StoreError) as error:
@@ -241,7 +242,7 @@ def _judged(folder: Path) -> str:
 
 
 def _marked(mark: str) -> list[int]:
-    """Processes that descend from the command, by their environment."""
+    """Processes started by the command, recognised by their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -251,7 +252,9 @@ def _marked(mark: str) -> list[int]:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The table of all trials in Markdown: 99th percentile of the verdict, longest end, most processes left."""
+    """The table of all trials in Markdown: 99th percentile of the time to the verdict, longest time to the end, most
+    processes left.
+    """
     names = list(dict.fromkeys(result.signal for result in results))
     lines = [f"| command, state | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for command, state in dict.fromkeys((result.command, result.state) for result in results):

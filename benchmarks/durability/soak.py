@@ -1,27 +1,27 @@
-"""A run that is broken again and again, at random, for as long as you like: does it always get up, and does it learn?
+"""Soak test: random faults in one run for a given time. Does it always recover, and does it learn?
 
     python -m benchmarks.durability.soak --minutes 60                  # 4 ranks of the demo's model, a fault every 20 s
-    python -m benchmarks.durability.soak --minutes 3 --seed 7 --json soak.json
-    python -m benchmarks.durability.soak --faults 10 --apart 12        # as many as in 3 minutes, in one: the test suite
-    python -m benchmarks.durability.soak --environments 60  # a bad environment every minute besides; needs a C compiler
+    python -m benchmarks.durability.soak --minutes 3 --seed 7 --json soak.json python -m benchmarks.durability.soak
+    --faults 10 --apart 12        # as many faults as in 3 minutes, within one: for the test suite python -m
+    benchmarks.durability.soak --environments 60  # also a bad environment every minute; needs a C compiler
 
 Faults are drawn by seed from the drill's catalogue (killed, stopped, hung, crashed, poisoned and slow ranks, bad
-batches, a killed watch, a damaged store, ...), none twice before all had their turn, and tied to steps, so many steps
-apart as `--every` seconds of clean training take. One `rankscope train` meets them all; at the end of the time it is
-told to end, as a scheduler would.
+batches, a killed watch, a damaged store, ...). None is repeated before all have occurred. They are injected at steps
+whose distance is `--every` seconds of clean training. All hit the same `rankscope train`, which gets SIGTERM at the end
+of the time, as from a scheduler.
 
-What a soak proves lies in the number of faults that one run meets, each with the state that the ones before have left,
-not in the minutes of healthy training between them. So with `--faults` that number is given, and the steps between
-two of them; the run ends by itself some steps after the last.
+The value of a soak is the number of faults in one run, each on the state that the earlier ones have left, not the
+healthy training in between. So `--faults` sets their number and `--apart` the steps between two; the run then ends by
+itself some steps after the last.
 
 | figure | meaning |
 |---|---|
-| wedged | times without a good step on any rank that lasted longer than `--wedged-after` seconds (60) |
-| seen, right rank | of the faults that struck: named live by a finding within 45 s; and the rank that it struck |
-| unexplained | live findings that no fault of the 45 s before asks for |
-| goodput | share of the wall time, from first to last step, in steps whose update is in the last state |
-| batches | each number below the newest is trained into the last state once, or skipped once and never |
-| loss | median of the first and last tenth of the steps that lasted |
+| wedged | periods longer than `--wedged-after` seconds (60) without a good step on any rank |
+| seen, right rank | share of injected faults with a live finding within 45 s; share with the right rank |
+| unexplained | live findings that no fault of the 45 s before explains |
+| goodput | share of the wall time from first to last step spent in steps whose update is in the final state |
+| batches | each batch up to the newest is trained into the final state exactly once, or skipped |
+| loss | medians over the first and the last tenth of the steps in the final state |
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.durability.soak_environments import BadTimes
+from benchmarks.durability.soak_environments import BadEnvironments
 from benchmarks.harness import argument_parser, write_json
 from probes.tape import event_kinds
 from probes.tape.events import read_events
@@ -58,21 +58,21 @@ LEFT_OUT = (
     "failing_data", "divergence", "clock_shift", "missing_send", "kill_in_recovery", "failing_batch", "skip_restore",
     "torn_checkpoint", "flipped_checkpoint",
 )  # fmt: skip
-"""Faults that are left out: they end a run, need a pipeline or other settings, or are pairs."""
+"""Faults that are not drawn: they end a run, need a pipeline or other settings, or are pairs."""
 CLEAN_STEPS = 60
 FIRST_STEP = 40
 STEPS_AFTER = 20
-"""Steps after the last of a given number of faults."""
+"""Steps after the last fault if the number of faults is given."""
 NAMED_WITHIN_S = 45.0
 
 
 def kinds() -> list[str]:
-    """Every kind that a soak draws from."""
+    """All kinds that a soak draws from."""
     return [name for name in CATALOGUE if name not in LEFT_OUT]
 
 
 def draw(seed: int, count: int, apart: int) -> list[Fault]:
-    """`count` faults, `apart` steps from each other on average; lasting ones last for a third of that."""
+    """`count` faults, `apart` steps from each other on average; faults with a duration last for a third of that."""
     dice, step, faults = random.Random(seed), FIRST_STEP, []
     left: list[str] = []
     for _ in range(count):
@@ -89,7 +89,7 @@ def draw(seed: int, count: int, apart: int) -> list[Fault]:
 
 
 def run(faults: list[Fault], steps: int, base: Base, folder: Path, limit_s: float) -> Executed:
-    """One `rankscope train` with these faults, ended after `limit_s`."""
+    """Run one `rankscope train` with these faults, ended after `limit_s`."""
     settings = (
         f"train.steps={steps}", "recovery.max_restarts=100000", "recovery.max_rollbacks=100000",
         "recovery.max_corruptions_per_device=100000",
@@ -114,7 +114,7 @@ def clean_step_s(base: Base, folder: Path) -> float:
 
 
 def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
-    """Read everything from what the run left on disk."""
+    """Compute all figures from the run's files."""
     if executed.run is None:
         return {"problem": executed.problem}
     with Store.open(executed.run) as store:
@@ -127,16 +127,16 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
             "WHERE kind = 'batch_skipped'"
         )["batch"]
         counts = store.query("SELECT kind, count(*) AS n FROM events GROUP BY kind")
-    struck, said = told(executed.run)
-    answers = named(struck, said)
+    injected, live = faults_and_findings(executed.run)
+    answers = match(injected, live)
     events = dict(zip(counts["kind"].tolist(), counts["n"].tolist(), strict=True))
     if not len(steps["step"]):
-        return {"problem": f"not one step was taken: {executed.problem}"}
-    begun_ns = begins(executed.run)
+        return {"problem": f"no step was executed: {executed.problem}"}
+    begun_ns = step_starts(executed.run)
     usual_ns = int(np.median([wall_ns - mono_ns for wall_ns, mono_ns in begun_ns.items()] or [0]))
     mono_ns = [begun_ns.get(start_ns, start_ns - usual_ns) for start_ns in steps["start_ns"].tolist()]
-    steps = as_taken({**steps, "mono_ns": np.asarray(mono_ns)})
-    lasting = {int(step): place for place, step in enumerate(steps["step"])}  # the last time that a step was taken
+    steps = in_execution_order({**steps, "mono_ns": np.asarray(mono_ns)})
+    lasting = {int(step): place for place, step in enumerate(steps["step"])}  # the last execution of each step
     order = [lasting[step] for step in sorted(lasting)]
     ends = (steps["mono_ns"] + steps["duration_ns"]) / 1e9
     gaps = np.diff(ends)
@@ -147,7 +147,7 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
         "steps": len(order),
         "attempts": events.get("attempt_started", 0),
         "rollbacks": events.get("rollback", 0),
-        "struck": len(struck),
+        "struck": len(injected),
         "wedged": int((gaps > wedged_after_s).sum()),
         "longest_gap_s": round(float(gaps.max(initial=0.0)), 1),
         **answers,
@@ -159,11 +159,11 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def begins(run: RunDir) -> dict[int, int]:
-    """{begin of a step of rank 0 as the wall clock showed it: as the monotonic clock did}, both in ns.
+def step_starts(run: RunDir) -> dict[int, int]:
+    """{start of a step of rank 0 by the wall clock: by the monotonic clock}, both in ns.
 
-    From the tapes: the wall clock may be set between a rank's first event and its tapes, or between two of them, and
-    one of them gives the store the offset of all.
+    Read from the tapes, because the store uses one clock offset for all, and the wall clock may be set between a rank's
+    first event and its tapes, or between two tapes.
     """
     found: dict[int, int] = {}
     for _, rank, folder in run.rank_dirs():
@@ -176,15 +176,15 @@ def begins(run: RunDir) -> dict[int, int]:
     return found
 
 
-def as_taken(steps: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Steps in the order in which they were taken, whatever the wall clock showed: by attempt and monotonic time."""
+def in_execution_order(steps: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Steps in the order of execution: by attempt and monotonic time, since the wall clock may have been set."""
     order = np.lexsort((steps["mono_ns"], steps["attempt"]))
     return {name: np.asarray(values)[order] for name, values in steps.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
-    """A fault as it was injected; `rank` is the first one where it strikes several."""
+class InjectedFault:
+    """An injected fault; `rank` is the first one if it hits several."""
 
     fault: str
     rank: int
@@ -192,7 +192,7 @@ class Struck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class LiveFinding:
     """A live finding."""
 
     kind: str
@@ -201,53 +201,55 @@ class Said:
     mono_ns: int
 
 
-def told(run: RunDir) -> tuple[list[Struck], list[Said]]:
-    """What struck and what was said, in the order of the monotonic clock: the wall clock is set now and then."""
+def faults_and_findings(run: RunDir) -> tuple[list[InjectedFault], list[LiveFinding]]:
+    """Injected faults and live findings in the order of the monotonic clock, since the wall clock is set during the
+    run.
+    """
     events = [event for path in run.event_files() if path.exists() for event in read_events(path)[0]]
     events.sort(key=lambda event: int(event["mono_ns"]))
-    struck: dict[tuple[str, int], Struck] = {}
-    said = []
+    injected: dict[tuple[str, int], InjectedFault] = {}
+    live = []
     for event in events:
         if event["kind"] == event_kinds.FAULT_INJECTED:
             at = event["fault"], event["step"]
-            first = struck.get(at)
+            first = injected.get(at)
             rank = min(event["rank"], first.rank) if first else event["rank"]
             since_ns = first.mono_ns if first else event["mono_ns"]
-            struck[at] = Struck(fault=event["fault"], rank=rank, mono_ns=since_ns)
+            injected[at] = InjectedFault(fault=event["fault"], rank=rank, mono_ns=since_ns)
         elif event["kind"] == event_kinds.FINDING and event["status"] == "fired" and event["severity"] != "info":
-            said.append(
-                Said(
+            live.append(
+                LiveFinding(
                     kind=event["finding_kind"],
                     ranks=frozenset(event["finding_ranks"]),
                     summary=event["summary"],
                     mono_ns=event["mono_ns"],
                 )
             )
-    return list(struck.values()), said
+    return list(injected.values()), live
 
 
-def named(struck: Sequence[Struck], said: Sequence[Said]) -> dict[str, Any]:
-    """Faults that got their finding in time or not, and findings that no fault asks for."""
+def match(injected: Sequence[InjectedFault], live: Sequence[LiveFinding]) -> dict[str, Any]:
+    """Match faults with findings: which faults were found in time, and which findings no fault explains."""
     asked = seen = right_rank = 0
-    explained: set[Said] = set()
+    explained: set[LiveFinding] = set()
     wrong = []
-    for one in struck:
-        in_time = [told for told in said if 0 <= told.mono_ns - one.mono_ns < NAMED_WITHIN_S * 1e9]
+    for one in injected:
+        in_time = [finding for finding in live if 0 <= finding.mono_ns - one.mono_ns < NAMED_WITHIN_S * 1e9]
         for wanted in CATALOGUE[one.fault].expected:
             asked += 1
-            found = [told for told in in_time if told.kind in wanted.kinds]
-            names = [told for told in found if wanted.rank == "none" or one.rank in told.ranks]
+            found = [finding for finding in in_time if finding.kind in wanted.kinds]
+            names = [finding for finding in found if wanted.rank == "none" or one.rank in finding.ranks]
             explained |= set(found)
             seen += bool(found)
             right_rank += bool(names)
             if not names:
                 wrong.append(f"{one.fault} on rank {one.rank}: " + (found[0].summary if found else "nothing"))
-    unexplained = [told.summary for told in said if told not in explained]
+    unexplained = [finding.summary for finding in live if finding not in explained]
     return {"asked": asked, "seen": seen, "right_rank": right_rank, "not_right": wrong, "unexplained": unexplained}
 
 
 def account(trained: list[int], skipped: list[int]) -> str:
-    """`exact`, or what is wrong with the account of the batches."""
+    """`exact`, or the errors in the account of batches."""
     twice = [batch for batch, number in Counter([*trained, *skipped]).items() if number > 1]
     missing = sorted(set(range(max([*trained, *skipped], default=-1) + 1)) - {*trained, *skipped})
     if not twice and not missing:
@@ -268,9 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         apart = max(5, round(options.every / step_s))
         faults = draw(options.seed, round(options.minutes * 60 / options.every) + 1, apart)
         steps, limit_s = 10_000_000, options.minutes * 60
-        print(f"a clean step takes {1e3 * step_s:.0f} ms; {len(faults)} faults, {apart} steps apart or so", flush=True)
+        print(f"a clean step takes {1e3 * step_s:.0f} ms; {len(faults)} faults, about {apart} steps apart", flush=True)
         found["step_ms"] = round(1e3 * step_s, 1)
-    bad = BadTimes.under(folder, options.seed) if options.environments else None
+    bad = BadEnvironments.under(folder, options.seed) if options.environments else None
     if bad is not None:
         base = replace(base, overrides=(*base.overrides, *bad.settings))
         bad.start(options.environments)
@@ -279,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found["minutes"] = round((time.monotonic() - start) / 60, 1)
     if bad is not None:
         bad.stop()
-        found["environments"] = dict(Counter(each["environment"] for each in bad.told))
+        found["environments"] = dict(Counter(each["environment"] for each in bad.log))
     found |= judge(done, options.wedged_after)
     for key, value in found.items():
         if isinstance(value, list):
@@ -297,9 +299,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="from a fault to the next")
+    parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="distance of faults")
     parser.add_argument("--faults", type=int, default=0, metavar="N", help="end after this many faults, not --minutes")
-    parser.add_argument("--apart", type=int, default=50, metavar="STEPS", help="with --faults: from one to the next")
+    parser.add_argument("--apart", type=int, default=50, metavar="STEPS", help="with --faults: distance")
     parser.add_argument(
         "--environments", type=float, default=0.0, metavar="SECONDS", help="from one to the next; 0: none"
     )

@@ -1,12 +1,12 @@
-"""Lets the environment of a running soak go bad every so often, for some seconds: the second list of faults.
+"""Disturb the environment of a running soak at intervals, for some seconds each.
 
-    bad = BadTimes.under(folder, seed=0)     # before the soak's processes start: builds the shim, sets LD_PRELOAD
+    bad = BadEnvironments.under(folder, seed=0)     # before the soak starts: builds the shim, sets LD_PRELOAD
     bad.start(every_s=60)                    # a thread; the run is the newest of folder / "runs"
-    bad.stop()                               # and bad.told has what was done
+    bad.stop()                               # bad.log lists the disturbances
 
-The environments are those of `benchmarks.durability.torture` that a run must outlive without an end: a wall clock
-that is an hour off, a store that somebody keeps open, a watch that stands still, a hook that kills the watch, a
-checkpoint that cannot be written. A fault of the soak may fall into any of them.
+The environments are those of `benchmarks.durability.torture` that a run must survive without a restart: a wall clock
+that is an hour off, a store that another process keeps open, a stopped watch, a hook that kills the watch, a checkpoint
+that cannot be written. A fault of the soak may occur during any of them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from probes.tape.rundir import RunError
 
 NAMES = ("clock + 1 h", "clock - 1 h", "reader_open", "watch_stopped", "hook_kills_watch", "eio_save")
 LASTS_S = 10.0
-"""Longer than one look of `watch`, shorter than the time after which a soak says that a run is wedged."""
+"""Longer than a tick of `watch`, shorter than the time after which a soak reports a run as wedged."""
 
 
-class BadTimes:
-    """The thread that does it."""
+class BadEnvironments:
+    """Disturbs the environment in a thread."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.stage = Stage(folder=folder, control=folder / "control", server=None)
-        self.told: list[dict[str, Any]] = []
+        self.log: list[dict[str, Any]] = []
         self._dice = random.Random(seed)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def under(cls, folder: Path, seed: int) -> BadTimes:
-        """Build what the processes of a soak in `folder` load; they inherit it from the environment."""
+    def under(cls, folder: Path, seed: int) -> BadEnvironments:
+        """Build the shim for the processes of a soak in `folder`, which inherit LD_PRELOAD."""
         source = Path(__file__).with_name("torture_shim.c")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", folder / "shim.so", source, "-ldl"], check=True)
         (folder / "control").write_bytes(bytes(256))
@@ -50,16 +50,16 @@ class BadTimes:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Settings of the run that gets these environments."""
+        """Settings of the disturbed run."""
         return (f"alerts.command=sh {self.stage.folder}/hook.sh",)
 
     def start(self, every_s: float) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._go, args=(every_s,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, with everything as it was."""
+        """Stop the thread and restore the environment."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(2 * LASTS_S)
@@ -79,7 +79,7 @@ class BadTimes:
             ENVIRONMENTS[name].apply(self.stage)
             if name == "hook_kills_watch":
                 flag.touch()
-            self.told.append({"environment": name, "wall_s": time.time()})
+            self.log.append({"environment": name, "wall_s": time.time()})
             self._ended.wait(LASTS_S)
         finally:
             relieve(self.stage)

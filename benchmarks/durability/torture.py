@@ -3,15 +3,15 @@
     python -m benchmarks.durability.torture  # the whole table, some twenty minutes; needs a C compiler
     python -m benchmarks.durability.torture --only clock --only eio_load
 
-A run of two ranks saves every ten steps. After twenty steps the environment goes bad and stays so; nothing may be
-killed or condemned for that. Some seconds later rank 1 is killed (SIGKILL) or stands still (SIGSTOP). Then:
+A run of two ranks saves every ten steps. After twenty steps the environment goes bad and stays bad; that alone must not
+cause a kill or a condemned checkpoint. Some seconds later rank 1 is killed (SIGKILL) or stopped (SIGSTOP). Then:
 
-1. exactly rank 1 is named, and of a hang exactly rank 1 is killed;
-2. the ranks train on from a checkpoint, at once or, where the disk does not allow it, after one line, exit code 75 and
-   `--resume` with a disk that works again;
-3. no checkpoint was condemned, and no other rank was killed.
+1. exactly rank 1 must be named, and in a hang exactly rank 1 killed;
+2. training must continue from a checkpoint, either at once or, if the disk prevents it, after a one-line error, exit
+   code 75 and `--resume` once the disk works again;
+3. no checkpoint may be condemned, and no other rank killed.
 
-Clock and errors of files come from `torture_shim.c` through LD_PRELOAD, the full disk is an image of its own
+`torture_shim.c` fakes the clock and file errors through LD_PRELOAD; the full disk is a small image
 (`benchmarks.cost.loop_disk`, needs root). Exit code 1 if a cell of the table failed.
 """
 
@@ -55,11 +55,11 @@ STEPS_BEFORE = 20
 TWENTY = "twenty steps, a checkpoint and a watch"
 QUIET_S = 6.0
 LIMIT_S = 120.0
-"""From the fault to the next step, a launch included: generous, since the machine may be busy."""
+"""Maximum seconds from the fault to the next step, including a launch; generous, since the machine may be busy."""
 
 
 class Failed(Exception):
-    """Raised with one line if what should have happened did not."""
+    """An expected event did not happen; the message is one line."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Stage:
         return RunDir.open(self.runs / "latest")
 
     def set(self, *, offset_ns: int = 0, error: int = 0, operations: int = 0, part: str = "") -> None:
-        """Set what the shim does from now on."""
+        """Change the shim's behaviour."""
         with self.control.open("r+b") as file:
             file.write(struct.pack("=qii240s", offset_ns, error, operations, part.encode()))
 
@@ -93,12 +93,12 @@ class Stage:
         self.process = self.server.start(["train", *arguments], cwd=self.folder)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Events of a kind, of the node and of all ranks."""
+        """Events of a kind from the node and all ranks."""
         folders = [path for _, path in self.run.node_dirs()] + [path for _, _, path in self.run.rank_dirs()]
         return [e for path in folders for e in read_events(path / "events.jsonl")[0] if e["kind"] == kind]
 
     def output(self) -> str:
-        """Output of the launcher that has ended."""
+        """Output of the ended launcher."""
         assert self.process is not None
         return self.process.communicate(20)[0].strip()
 
@@ -126,7 +126,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """A way in which the environment goes bad."""
+    """A kind of bad environment."""
 
     apply: Callable[[Stage], None]
     settings: tuple[str, ...] = ()
@@ -205,10 +205,10 @@ def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Ce
     _wait(stage, lambda: len(stage.steps(0)) > STEPS_BEFORE and _is_saved(stage) and _is_watched(stage), TWENTY)
     environment.apply(stage)
     quiet_until = time.monotonic() + QUIET_S
-    _wait(stage, lambda: time.monotonic() > quiet_until, "a quiet moment", goes_on=True)
+    _wait(stage, lambda: time.monotonic() > quiet_until, "a time without disturbance", goes_on=True)
     begin = time.monotonic()
     os.kill(stage.pid(VICTIM), fault)
-    if environment.needs_disk:  # ranks train on with nothing recorded; that they do shows once there is space
+    if environment.needs_disk:  # the ranks train without recording, which only shows once there is space again
         _wait(stage, lambda: stage.attempt() > 0 or _has_ended(stage), "next attempt")
         relieve(stage)
     if not _goes_on(stage, 0, may_end=environment.may_end):
@@ -229,7 +229,7 @@ def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Ce
 
 
 def _check_end(stage: Stage) -> None:
-    """The launcher that has ended must have said why, in one line and without a traceback."""
+    """Raise Failed unless the ended launcher printed a one-line reason and no traceback."""
     assert stage.process is not None
     text = stage.output()
     if stage.process.returncode != EXIT_STORAGE or "Traceback" in text:
@@ -237,20 +237,22 @@ def _check_end(stage: Stage) -> None:
 
 
 def _problems(stage: Stage, fault: signal.Signals) -> list[str]:
-    """Wrong actions, from what was recorded."""
+    """Wrong actions according to the records."""
     found = []
     killed = {event["killed_rank"] for event in stage.events("culprit_killed")}
     if killed - {VICTIM}:
         found.append(f"killed ranks {sorted(killed)}")
     if fault is signal.SIGKILL and killed:
-        found.append("a culprit of a hang was killed, and there was no hang")
+        found.append("a rank was killed as a hang's culprit, but there was no hang")
     condemned = [event["reason"] for event in stage.events("checkpoint") if event["state"] == "condemned"]
     found += [f"checkpoint condemned: {reason}" for reason in condemned]
     first = stage.steps(stage.attempt())[:1]
     if first and first[0] <= 1:
         found.append("training began at step 1 again")
     kind = "rank_lost" if fault is signal.SIGKILL else "hang"
-    fired = [e for e in stage.events("finding") if e["status"] == "fired" and e["attempt"] == 0]  # later ones: the disk
+    fired = [
+        e for e in stage.events("finding") if e["status"] == "fired" and e["attempt"] == 0
+    ]  # later: due to the disk
     wrong = {tuple(e["finding_ranks"]) for e in fired if e["finding_kind"] in ("hang", "rank_lost")} - {(VICTIM,), ()}
     if wrong:
         found.append(f"blamed ranks {sorted(wrong)}")
@@ -266,7 +268,7 @@ def _has_ended(stage: Stage) -> bool:
 
 
 def _goes_on(stage: Stage, attempt: int, *, may_end: bool) -> bool:
-    """Wait for steps of a later attempt; False where the launcher ended instead."""
+    """Wait for steps of a later attempt; False if the launcher ended instead."""
     ended = False
 
     def done() -> bool:
@@ -315,7 +317,7 @@ def relieve(stage: Stage) -> None:
 
 
 def _end(stage: Stage) -> None:
-    """Kill what is left of the run."""
+    """Kill the run's remaining processes."""
     relieve(stage)
     if stage.process is not None:
         stage.process.kill()
@@ -328,7 +330,7 @@ def _end(stage: Stage) -> None:
 def main() -> None:
     """Print the table; exit code 1 if a cell failed."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--only", action="append", help="environments whose name begins so")
+    parser.add_argument("--only", action="append", help="environments whose name begins with this")
     options = parser.parse_args()
     names = [name for name in ENVIRONMENTS if not options.only or name.startswith(tuple(options.only))]
     table = Table("environment", "fault", "then", "seconds", "result", title="Torture", title_justify="left")

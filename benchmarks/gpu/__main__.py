@@ -1,4 +1,4 @@
-"""Acceptance on a GPU in one command, some ten minutes; what a CPU or played devices can show of it anywhere.
+"""Acceptance test on a GPU, some ten minutes. On a CPU or simulated devices it runs the checks that are possible there.
 
 python -m benchmarks.gpu                             # the GPUs of this machine, else the CPU
 python -m benchmarks.gpu --device played --json gpu.json --markdown gpu.md
@@ -25,17 +25,17 @@ CHECKS: tuple[Check, ...] = (*environment.CHECKS, *crashes.CHECKS, *cost.CHECKS,
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The table, for a document."""
+    """The results as a Markdown table."""
     rows = [f"| {one.name} | {one.status} | {one.detail.replace('|', '/')} |" for one in results]
-    return "\n".join(["| check | result | what was seen |", "|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| check | result | details |", "|---|---|---|", *rows]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks; 1 if one failed."""
+    """Run the checks; return 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=["cuda", "cpu", "played"], help="default: cuda where there is a GPU")
+    parser.add_argument("--device", choices=["cuda", "cpu", "played"], help="default: cuda if there is a GPU")
     parser.add_argument("--ranks", type=int, help="default: all GPUs, or 2")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="checks whose name holds this; repeatable")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="checks whose name contains this; repeatable")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""A check, where it runs, and what came of it; scripts that are started as ranks.
+"""A check, where it runs, and its result; scripts that are started as ranks.
 
 def torch_is_there(place: Place) -> Result:
     return passed(f"torch {torch.__version__}")
@@ -20,7 +20,7 @@ __all__ = ["Check", "Place", "Result", "Script", "failed", "not_here", "passed",
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_GPU = Path(__file__).resolve().with_name("one_gpu")
-"""Where it lies on the path, several ranks can share a GPU."""
+"""With this folder on the path, several ranks can share a GPU."""
 Status = Literal["pass", "fail", "not here"]
 Device = Literal["cuda", "cpu", "played"]
 PREAMBLE = """
@@ -43,7 +43,9 @@ def start():
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """`cuda`: the GPUs of this machine; `cpu`: gloo; `played`: virtual devices where there are some, else as `cpu`."""
+    """`cuda`: the GPUs of this machine; `cpu`: gloo; `played`: virtual devices for the checks that support them, else
+    as `cpu`.
+    """
 
     device: Device
     num_ranks: int
@@ -79,7 +81,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script's end."""
+    """Result of a script."""
 
     code: int
     output: str
@@ -93,17 +95,17 @@ class Script:
 
 
 def passed(detail: str, **figures: Any) -> Result:
-    """A check that passed."""
+    """Result of a passed check."""
     return Result(status="pass", detail=detail, figures=figures)
 
 
 def failed(detail: str, **figures: Any) -> Result:
-    """A check that failed."""
+    """Result of a failed check."""
     return Result(status="fail", detail=detail, figures=figures)
 
 
 def not_here(detail: str) -> Result:
-    """A check that this machine cannot make."""
+    """Result of a check that this machine cannot run."""
     return Result(status="not here", detail=detail)
 
 
@@ -120,7 +122,7 @@ def perform(check: Check, place: Place) -> Result:
 def run_script(
     place: Place, name: str, body: str, *, ranks: int | None = None, is_attached: bool = True, limit_s: float = 240.0
 ) -> Script:
-    """Start a script as ranks, under `rankscope run` or, not attached, under torchrun; waits for its end."""
+    """Start a script as ranks under `rankscope run`, or under torchrun if it is not attached, and wait for its end."""
     folder = place.folder / name
     folder.mkdir()
     script = folder / "script.py"

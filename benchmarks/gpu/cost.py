@@ -84,7 +84,7 @@ def _budget(place: Place) -> Result:
     more = {key: round(counts["ours"][key] - counts["bare"][key], 2) for key in counts["bare"]}
     text = ", ".join(f"{value:+g} {key}" for key, value in more.items()) + " a step"
     if not place.has_gpu:
-        return passed(f"{text} (operators of the CPU, where every buffer is checked)", **counts)
+        return passed(f"{text} (CPU operators; on a CPU every buffer is checked)", **counts)
     good = (
         more["kernels"] <= MAX_KERNELS
         and more["copies"] <= MAX_COPIES
@@ -118,7 +118,7 @@ def _alternating(place: Place) -> Result:
     mfu = row.get("ours_mfu_ratio")
     text += f", MFU {100 * mfu:.1f} %" if mfu else ""
     if not place.has_gpu:
-        return passed(f"{text} (a check that it runs: the numbers of a busy CPU decide nothing)", row=row)
+        return passed(f"{text} (only shows that it runs; times on a busy CPU are not judged)", row=row)
     return passed(text, row=row) if ratio <= MAX_RATIO else failed(text, row=row)
 
 

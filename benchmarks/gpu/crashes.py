@@ -1,4 +1,4 @@
-"""Former crashes and wrong records, each tried in processes of its own."""
+"""Former crashes and wrong records, each tried in separate processes."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ CHECKS = (
     _check("groups after detach", "detached", _DETACHED),
     _check("CUDA graph of a whole step", "graph", _GRAPH, needs_gpu=True),
     _check("symmetric memory", "symmetric", _SYMMETRIC, needs_gpu=True, least=2),
-    _check("a long kernel is no hang of others", "slow_kernel", _STUCK, needs_gpu=True),
+    _check("a long kernel does not look like a hang", "slow_kernel", _STUCK, needs_gpu=True),
 )

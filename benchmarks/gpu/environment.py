@@ -32,9 +32,7 @@ def _peak(place: Place) -> Result:
         return not_here("no GPU")
     name = torch.cuda.get_device_name()
     peak = peak_flops_per_s(name, "bf16")
-    return (
-        passed(f"{name}: {peak / 1e12:.0f} TFLOP/s in bf16") if peak else failed(f"no peak is known of {name}: no MFU")
-    )
+    return passed(f"{name}: {peak / 1e12:.0f} TFLOP/s in bf16") if peak else failed(f"no MFU: {name} has no known peak")
 
 
 def _plugin_is_built(place: Place) -> Result:
@@ -59,7 +57,7 @@ dist.destroy_process_group()
 
 
 def _calls_are_recorded(place: Place) -> Result:
-    """20 all-reduces: all complete, with names that are words, and on the label of their group."""
+    """Check that 20 all-reduces are recorded: complete, with a known name, and under their group's label."""
     done = run_script(place, "calls", _CALLS)
     if done.code:
         return failed(done.last_line)
@@ -88,7 +86,7 @@ def _calls_are_recorded(place: Place) -> Result:
 
 
 def _other_programs(place: Place) -> Result:
-    """A program that is not a Python script, as ranks."""
+    """Run a program that is not a Python script as ranks."""
     words = [
         sys.executable,
         "-m",

@@ -1,9 +1,9 @@
-"""A training loop that knows nothing of Rankscope, with a fault in one rank: the program of `benchmarks.gpu`.
+"""A training loop without Rankscope code and with a fault in one rank: the program that `benchmarks.gpu` runs.
 
 LOOP_STYLE=fsdp2 LOOP_FAULT=slow_device LOOP_RANK=1 LOOP_AT=40 rankscope run --nproc-per-node 2 loop.py
 
-It trains a GPT of six blocks on random tokens. With LOOP_MARKS it keeps CUDA events of its own at the borders of its
-phases (`marks_rank*.json`) and a trace of Kineto of steps 50 to 55 (`trace_rank*.json.gz`): the truth about its time.
+It trains a GPT of six blocks on random tokens. With LOOP_MARKS it records CUDA events at its phase boundaries
+(`marks_rank*.json`) and a Kineto trace of steps 50 to 55 (`trace_rank*.json.gz`) as ground truth for its times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEVICE = torch.device("cuda", LOCAL_RANK % torch.cuda.device_count()) if ON_GPU 
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP: [batch, tokens, dim] to the same."""
+    """Pre-norm attention and MLP: [batch, tokens, dim] -> [batch, tokens, dim]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """[batch, tokens] of token numbers to [batch, tokens, vocabulary] logits."""
+    """Token numbers [batch, tokens] -> logits [batch, tokens, vocabulary]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,12 +76,12 @@ class Gpt(nn.Module):
 
 
 def is_faulty(step: int) -> bool:
-    """A fault that lasts is there from `AT` on; the others ask for `step == AT` themselves."""
+    """True on the faulty rank from step `AT` on; faults of a single step also check `step == AT`."""
     return RANK in FAULTY_RANKS and step >= AT
 
 
 def cycles_a_ms() -> float:
-    """Cycles of `torch.cuda._sleep` that last a millisecond."""
+    """Measure the number of `torch.cuda._sleep` cycles per millisecond."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(1_000_000)
     begin.record()
@@ -100,7 +100,7 @@ def spend_on_device(ms: float) -> None:
 
 
 def fault_in_forward(step: int, tokens: Tensor) -> Tensor:
-    """What goes wrong on the way into the model."""
+    """Inject the faults that occur before the model's forward pass."""
     if is_faulty(step) and FAULT == "slow_host":
         time.sleep(SLOW_MS / 1e3)
     if not (is_faulty(step) and step == AT):
@@ -126,17 +126,17 @@ def fault_in_forward(step: int, tokens: Tensor) -> Tensor:
 
 
 def fault_in_loss(step: int, loss: Tensor) -> Tensor:
-    """A loss that is NaN on the faulty rank."""
+    """Make the loss NaN on the faulty rank."""
     return loss * float("nan") if FAULT == "nan_loss" and is_faulty(step) and step == AT else loss
 
 
 class Faults(nn.Module):
-    """Passes an activation on; what goes wrong inside of the model's forward and backward pass does so here."""
+    """Identity on an activation; injects the faults that occur inside the model's forward and backward pass."""
 
     step = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same activation."""
+        """Return the same activation."""
         if FAULT == "slow_device" and is_faulty(self.step):
             spend_on_device(SLOW_MS)
         if FAULT == "nan_gradient" and is_faulty(self.step) and self.step == AT:
@@ -145,7 +145,7 @@ class Faults(nn.Module):
 
 
 class Marks:
-    """CUDA events at the borders of phases: [step, border, host ns, ms on the device since the first]."""
+    """CUDA events at phase boundaries: [step, boundary, host ns, ms on the device since the first]."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, str, int, torch.cuda.Event]] = []
@@ -157,7 +157,7 @@ class Marks:
             event.record()
 
     def save(self, folder: Path) -> None:
-        """Write them, once the device is done."""
+        """Write the events once the device has finished."""
         torch.cuda.synchronize()
         first = self.rows[0][3]
         rows = [[step, border, host, first.elapsed_time(event)] for step, border, host, event in self.rows]
@@ -165,7 +165,7 @@ class Marks:
 
 
 class Kineto:
-    """The profiler around `TRACED`, written without what a reader of kernels has no use for."""
+    """The profiler around the steps `TRACED`; writes only the events that a reader of kernels needs."""
 
     def __init__(self) -> None:
         from torch.profiler import ProfilerActivity, profile
@@ -183,7 +183,7 @@ class Kineto:
             self._profiler.stop()
 
     def save(self, folder: Path) -> None:
-        """Kernels, copies and the runtime's calls."""
+        """Write kernels, copies and runtime calls."""
         path = folder / f"whole_{RANK}.json"
         self._profiler.export_chrome_trace(str(path))
         whole = json.loads(path.read_text())
@@ -195,7 +195,7 @@ class Kineto:
 
 
 def data_parallel() -> tuple[nn.Module, Callable[[int, Tensor], Tensor], Callable[[int], None]]:
-    """Model, its loss by step and batch, and what follows the backward pass."""
+    """Return the model, its loss as a function of step and batch, and the function to call after the backward pass."""
     torch.manual_seed(0)
     model: nn.Module = Gpt().to(DEVICE)
     faults = model.faults
@@ -275,7 +275,7 @@ def main() -> None:
     global CYCLES_A_MS
     if ON_GPU:
         torch.cuda.set_device(DEVICE)
-        os.environ.setdefault("NCCL_HOSTID", f"rank{RANK}")  # several ranks on a GPU: NCCL believes in several hosts
+        os.environ.setdefault("NCCL_HOSTID", f"rank{RANK}")  # several ranks on a GPU, as several hosts to NCCL
         CYCLES_A_MS = cycles_a_ms()
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if ON_GPU else "gloo", device_id=DEVICE if ON_GPU else None)

@@ -293,9 +293,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="results.jsonl and recordings.tar")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--minutes", type=float, default=12.0, help="no job begins in the last 20 s of these")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="jobs whose name holds this; repeatable")
-    parser.add_argument("--cost", action="store_true", help="steps of the loop with and without us, in turns, alone")
+    parser.add_argument("--minutes", type=float, default=12.0, help="time for all jobs; none starts in the last 20 s")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="jobs whose name contains this; repeatable")
+    parser.add_argument("--cost", action="store_true", help="only the loop, with and without Rankscope")
     options = parser.parse_args(arguments)
     recorder = Recorder(options.out.resolve(), device=options.device, minutes=options.minutes)
     known = COST_JOBS if options.cost else JOBS

@@ -1,4 +1,4 @@
-"""The trainer on the device: MFU of an 8 B slice, ten faults, memory against the plan."""
+"""The trainer on the device: MFU of an 8 B slice, ten faults, memory compared with the plan."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _slice(place: Place) -> Result:
         return failed(done.stderr.strip()[-160:] or "no message")
     row = json.loads(file.read_text())["loops"][0]
     mfu = row.get("ours_mfu_ratio")
-    return failed("no peak is known of this device") if mfu is None else passed(f"MFU {mfu:.1%}", row=row)
+    return failed("the peak of this device is unknown") if mfu is None else passed(f"MFU {mfu:.1%}", row=row)
 
 
 def _drill(place: Place) -> Result:
@@ -68,7 +68,7 @@ def _drill(place: Place) -> Result:
     words = [sys.executable, "-m", "rankscope", "drill", str(ROOT / "examples" / "gpt-demo.toml"), "--format", "json"]
     words += ["--faults", ",".join(faults), "--nproc-per-node", str(place.num_ranks)]
     words += ["--set", f"train.device={'cuda' if place.has_gpu else 'cpu'}", "--set", "parallel.dp_shard=-1"]
-    limit_s = 580 if place.has_gpu else 1200  # a machine without a GPU is one that others use
+    limit_s = 580 if place.has_gpu else 1200  # a machine without a GPU is assumed to be shared
     done = subprocess.run(words, cwd=place.folder, capture_output=True, text=True, timeout=limit_s, check=False)
     try:
         report = json.loads(done.stdout[done.stdout.index("{") :])
@@ -79,7 +79,7 @@ def _drill(place: Place) -> Result:
 
 
 def _played_faults() -> Result:
-    """The same question to played devices: each fault to its finding."""
+    """Check on virtual devices that each fault has its finding."""
     words = [sys.executable, "-m", "benchmarks.accuracy.played_nccl", "--seeds", "1", "--clean", "1", "--layout", "ddp"]
     words += [word for fault in PLAYED_FAULTS for word in ("--fault", fault)]
     words += ["--jobs", str(min(4, os.cpu_count() or 1))]
@@ -87,11 +87,11 @@ def _played_faults() -> Result:
     wrong = [line for line in done.stdout.splitlines() if " WRONG" in line]
     if done.returncode:
         return failed(f"{len(wrong)} of {len(PLAYED_FAULTS) + 1} runs judged wrongly", wrong=wrong)
-    return passed(f"{len(PLAYED_FAULTS)} faults of played devices named, none in a clean run")
+    return passed(f"{len(PLAYED_FAULTS)} faults of virtual devices named; no finding in a clean run")
 
 
 def _plan(place: Place) -> Result:
-    """Planned peak against `max_memory_allocated`."""
+    """Compare the planned peak with `max_memory_allocated`."""
     sizes = ["model.dim=1024", "model.num_layers=8", "data.seq_len=512", "train.global_batch_size=8"]
     os.environ["CHECK_SIZES"] = json.dumps(sizes)
     done = run_script(place, "plan", _PEAK, ranks=1 if not place.has_gpu else None, is_attached=False)
@@ -100,7 +100,7 @@ def _plan(place: Place) -> Result:
         return failed(done.last_line)
     found = json.loads(line[line.index("{") :])
     if not place.has_gpu:
-        return not_here(f"planned {found['planned'] / 2**20:.0f} MiB; a CPU has no peak to compare")
+        return not_here(f"planned {found['planned'] / 2**20:.0f} MiB; no measured peak on a CPU")
     off = found["planned"] / found["peak"] - 1
     text = f"planned {off:+.1%} of {found['peak'] / 2**20:.0f} MiB"
     return passed(text, **found) if abs(off) <= MAX_PEAK_ERROR else failed(text, **found)
@@ -109,5 +109,5 @@ def _plan(place: Place) -> Result:
 CHECKS = (
     Check(name="MFU of an 8 B slice", run=_slice),
     Check(name="drill of ten faults", run=_drill),
-    Check(name="plan against the peak", run=_plan),
+    Check(name="planned and measured peak", run=_plan),
 )

@@ -1,3 +1,3 @@
-"""Public incidents as minimal logs: whether `rankscope analyze` finds the cause that the thread settled on."""
+"""Public incidents as minimal logs, to test whether `rankscope analyze` finds the accepted cause."""
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ HEAD = """\
 
     python -m benchmarks.incidents > docs/incidents.md
 
-Public threads rewritten as minimal logs, with the cause and, where the log shows one, the rank that the thread settled
-on (`benchmarks/incidents/`, a file per topic). Each round after the first was held out, scored once, and its misses
-fixed afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame is named
-or suspected. *Proven*: a line states the verdict. *Rank named*: of the logs that show a rank. `--verdicts` prints all.
+Public threads rewritten as minimal logs, with the accepted cause and, where the log shows one, the accepted rank
+(`benchmarks/incidents/`, a file per topic). Each round after the first was held out, scored once, and its misses fixed
+afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame is named or
+suspected. *Proven*: a line states the verdict. *Rank named*: share of the logs that show a rank. `--verdicts` prints
+all verdicts.
 
 Synthetic logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed:
 
@@ -82,7 +83,7 @@ def _pairs(pairs: Iterable[tuple[str, str, int]]) -> str:
 
 
 def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]:
-    """What is not right today; all verdicts and the misses of the first scoring if asked for."""
+    """Print the wrong verdicts of today; all verdicts and the misses of the first scoring if requested."""
     lines = []
     if show_all and name in FIRST_MISSES:
         misses = ((accepted, found, count) for (accepted, found), count in FIRST_MISSES[name].items())

@@ -23,7 +23,7 @@ _PREFIXES = (
 
 
 def form(text: str, name: str, key: str) -> bytes:
-    """The bytes of a log in a form; `key` chooses among the prefixes, always the same one for a case."""
+    """Return a log in a form, as bytes; `key` selects the prefix, always the same one for a case."""
     number = zlib.crc32(key.encode())
     if name == "prefixed":
         return _prefixed(text, _PREFIXES[number % len(_PREFIXES)]).encode()

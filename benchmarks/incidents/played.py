@@ -1,4 +1,4 @@
-"""Synthetic logs of jobs with a known culprit, as torchrun, srun, accelerate and DeepSpeed write them.
+"""Synthetic logs of jobs with a known culprit, in the format of torchrun, srun, accelerate and DeepSpeed.
 
     python -m benchmarks.incidents.played --seeds 1000    # exit code 1 if a rank is named that is not a culprit
 
@@ -85,7 +85,7 @@ class _Job:
 
 
 def play(seed: int) -> PlayedJob:
-    """One job."""
+    """Generate one job."""
     rng = random.Random(seed)
     launcher = rng.choice(("torchrun", "torchrun", "torchrun-old", "accelerate", "srun", "deepspeed"))
     style = "srun" if launcher == "srun" else rng.choice(("rank", "rank", "tee", "none"))

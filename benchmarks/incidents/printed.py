@@ -1,8 +1,8 @@
-"""Logs in the shapes of public programs: what each prints of a step, healthy, slow or with a loss that is not finite.
+"""Logs in the formats of public programs: lines of steps that are healthy, slow or have a loss that is not finite.
 
     text = printed("torchtitan", steps=200, slow_from=100)
 
-Formats are those of the programs' own logging code; numbers are made with a seed.
+Formats follow the programs' logging code; numbers are drawn with a seed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def printed(
     slow_from: int = 0, slow_factor: float = 2.0, every: int = 0, nan_from: int = 0, gradient_from: int = 0,
     diverge_from: int = 0, skip_from: int = 0, seed: int = 1,
 ) -> str:  # fmt: skip
-    """The lines of a job's steps."""
+    """Return the lines of a job's steps."""
     rng = random.Random(f"{program} {seed}")
     at_s, lines = 0.0, []
     for number in range(1, steps + 1):

@@ -23,19 +23,19 @@ FOLDER = Path(__file__).parent
 _ROUNDS = tomllib.loads((FOLDER / "rounds.toml").read_text(encoding="utf-8"))
 ROUNDS = tuple(_ROUNDS)
 FIRST_SCORE: dict[str, dict[str, int]] = {name: one["score"] for name, one in _ROUNDS.items() if "score" in one}
-"""Outcomes at the first scoring, by the rules of that moment."""
+"""Outcomes at the first scoring, with the rules of that time."""
 FIRST_MISSES = {
     name: {(accepted, instead): count for accepted, instead, count in one["misses"]}
     for name, one in _ROUNDS.items()
     if "misses" in one
 }
-"""(accepted cause, what the verdict said instead) at the first scoring."""
+"""(accepted cause, cause in the verdict) at the first scoring."""
 Outcome = Literal["right", "wrong culprit", "other cause", "no cause"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """A thread, rewritten. `ranks` are those to blame; empty where the log cannot show whose it was."""
+    """A rewritten thread. `ranks`: the culprits; empty if the log cannot show them."""
 
     name: str
     round: str
@@ -59,7 +59,7 @@ class Result:
 
     @property
     def names_rank(self) -> bool:
-        """Return True if it names a rank that is to blame."""
+        """Return True if it names a culprit."""
         return bool(self.ranks) and set(self.ranks) <= set(self.incident.ranks)
 
 
@@ -81,7 +81,7 @@ def _all_incidents() -> tuple[Incident, ...]:
 
 
 def score(incident: Incident) -> Result:
-    """Diagnose the incident's files. A rank that is named and not to blame is wrong, also as a suspect."""
+    """Diagnose the incident's files. Naming a rank that is not a culprit is wrong, even as a suspect."""
     with TemporaryDirectory(prefix="rankscope-incident-") as folder:
         for name, text in incident.files.items():
             path = Path(folder) / name
@@ -106,7 +106,9 @@ def _result(
 
 
 def confusion(results: Sequence[Result]) -> list[tuple[str, str, int]]:
-    """(accepted cause, cause of the verdict, number); a verdict that is one of the accepted counts as the first."""
+    """(accepted cause, cause in the verdict, number). If several causes are accepted, a verdict with any of them counts
+    under the first.
+    """
     pairs = Counter(
         (result.incident.causes[0], result.incident.causes[0] if result.outcome == "right" else result.cause)
         for result in results

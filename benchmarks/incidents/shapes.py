@@ -1,10 +1,10 @@
-"""Print how verdicts do on cases by topic in four forms, and on logs of healthy jobs.
+"""Score verdicts on cases by topic in four forms, and on logs of healthy jobs.
 
     python -m benchmarks.incidents.shapes                 # the table; exit code 1 at a wrong culprit or a false alarm
     python -m benchmarks.incidents.shapes --verdicts
 
-right: the cause, a rank or none but those to blame, and the fact that helps. partly: the cause alone. silent: nothing.
-wrong: another cause, or a rank that is not to blame.
+right: the cause, no rank except culprits, and the helpful fact. partly: only the cause. silent: no finding. wrong:
+another cause, or a rank that is not a culprit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _outcome(case: Case, diagnosis: Diagnosis) -> str:
 
 
 def healthy_logs() -> Iterator[tuple[str, str]]:
-    """(name, text): each program's log whole, and cut in the middle."""
+    """(name, text): each program's log, complete and truncated in the middle."""
     for program in PROGRAMS:
         for seed in (1, 2):
             text = printed(program, steps=260, seed=seed, seconds=0.7 * seed, data_share=0.03 * seed)
@@ -60,7 +60,7 @@ def healthy_logs() -> Iterator[tuple[str, str]]:
 
 
 def alarms() -> list[tuple[str, str]]:
-    """(name, verdict) of healthy logs in which something was found."""
+    """(name, verdict) of healthy logs with a finding."""
     found = []
     with TemporaryDirectory(prefix="rankscope-healthy-") as folder:
         for number, (name, text) in enumerate(healthy_logs()):
@@ -73,7 +73,7 @@ def alarms() -> list[tuple[str, str]]:
 
 
 def main() -> int:
-    """Exit 1 at a wrong verdict or an alarm."""
+    """Return 1 if there is a wrong verdict or a false alarm."""
     parser = argument_parser(__doc__)
     parser.add_argument("--half", choices=("open", "held-out"), help="only these cases")
     parser.add_argument("--verdicts", action="store_true", help="print each verdict")

@@ -1,9 +1,10 @@
-"""Cases by topic in the shapes of public programs: slow jobs, finished ones, numerics, deaths; with what is right.
+"""Cases by topic in the formats of public programs (slow jobs, finished jobs, numerics, deaths), with the right
+answers.
 
     for case in CASES: case.files, case.causes, case.ranks, case.words
 
-Half of the first (`is_held_out`) were written with the others and scored once, when the rules stood: `FIRST_SCORE`. Open
-cases that came later are of mechanisms that were missing in threads read for the first time.
+Half of the first cases (`is_held_out`) were scored only once, when the rules were complete: `FIRST_SCORE`. Later cases
+cover mechanisms that were missing when new threads were read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ FIRST_SCORE = {"open": {"right": 57, "silent": 2, "wrong": 1}, "held-out": {"rig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`causes`: of the first finding, or none for a job that is well. `words`: one of each group stands in the report."""
+    """`causes`: accepted causes of the first finding; empty for a healthy job. `words`: the report contains one of each
+    group.
+    """
 
     name: str
     topic: str

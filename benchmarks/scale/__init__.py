@@ -1,3 +1,3 @@
-"""Large runs, logs and fleets: seconds and memory."""
+"""Time and memory for large runs, logs and fleets."""
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
-"""Time of the dashboard's pages on a huge run, and memory of an hour of refreshes.
+"""Time of the dashboard's pages on a huge run, and memory over an hour of refreshes.
 
     python -m benchmarks.scale.dashboard  # 1,024 ranks x 100,000 steps: 4 GB, some minutes
     python -m benchmarks.scale.dashboard --ranks 64 --steps 10000 --refreshes 100
-    python -m benchmarks.scale.dashboard --run runs/huge --refreshes 0    # a run that is there already
-    python -m benchmarks.scale.dashboard --no-pages --refreshes 0         # the table of 500 runs alone
+    python -m benchmarks.scale.dashboard --run runs/huge --refreshes 0    # an existing run
+    python -m benchmarks.scale.dashboard --no-pages --refreshes 0         # only the table of 500 runs
 
-The run has something on every page (`benchmarks.scale.full_run`) and is opened in a real Chromium. Measured for each
-page:
+The run has data on every page (`benchmarks.scale.full_run`) and is opened in a real Chromium. For each page:
 
-| column | from the click on the page's link, or from the hot key that draws it again |
+| column | time from the click on the page's link, or from the hot key that redraws the page |
 |---|---|
-| first | to the page drawn; what takes longer to compute is still a sentence, the rest is there |
-| whole | to the last part of it; nothing of it was computed before, unless the server has looked ahead |
-| refresh | to the page drawn again, as at each poll; the median of 5 |
-| CPU | seconds of CPU of the server for the click, for a refresh: what counts where others use the same cores |
+| first | until the page is drawn; slow parts still show a message |
+| whole | until its last part is drawn; nothing is cached, except what the server has prefetched |
+| refresh | until the page is redrawn, as at each poll; median of 5 |
+| CPU | the server's CPU seconds for the click, and for a refresh |
 
-The table of a folder of 500 runs is opened in the same way (`--runs`): each has a store of its own, the same one.
-Then an hour is gone through fast: as many refreshes as there are polls in it, of three pages in turn, with one more
-step of every rank in the store before each, and the server's memory is looked at. The browser runs on the same cores.
+The table of a folder with 500 runs is opened in the same way (`--runs`); all have copies of one store. Then an hour of
+polls is replayed quickly: three pages are refreshed in rotation, the store grows by one step of every rank before each
+refresh, and the server's memory is measured. The browser runs on the same cores.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 LINKS = {"home": "Runs", "compare": "Compare runs", "sql": "SQL"}
-"""Names of links in the menu, where they are not the page's with a capital."""
+"""Names of menu links that are not the capitalised page name."""
 HOUR = int(3600 / POLL_S)
-"""Refreshes of a page that is left open for an hour."""
+"""Number of refreshes of a page that stays open for an hour."""
 COMPARED_RANKS = 64
-"""Ranks of the run that the huge one is compared with, which has a tenth of its steps."""
+"""Ranks of the run with which the huge one is compared; it has a tenth of the steps."""
 LISTED_RANKS, LISTED_STEPS = 32, 200
-"""Size of each run of the table."""
+"""Size of each run in the table."""
 HOUR_RANKS, HOUR_STEPS = 64, 2_000
 """Size of the run that grows for an hour."""
 HOUR_PAGES = ("overview", "ranks", "memory")
@@ -65,7 +64,7 @@ _WATCH = """() => { window.drawnAgain = new Promise(done => {
 
 
 def click(page: Page, name: str) -> tuple[float, float]:
-    """Seconds from the click on a page's link to the page drawn, and to the last of what it asked for."""
+    """Seconds from the click on a page's link until the page is drawn, and until its last query is answered."""
     begun = time.perf_counter()
     page.locator(".st-key-menu").get_by_role("link", name=LINKS.get(name, name.capitalize()), exact=True).click()
     page.wait_for_selector(f"h1:has-text('{LINKS.get(name, name.capitalize())}')", timeout=120_000)
@@ -76,7 +75,7 @@ def click(page: Page, name: str) -> tuple[float, float]:
 
 
 def refresh(page: Page) -> float:
-    """Seconds from asking for the page's script again (its hot key) to its end; the page stays, as at each poll."""
+    """Seconds for a rerun of the page's script (by its hot key); the page stays, as at each poll."""
     page.evaluate(_WATCH)
     page.keyboard.press("r")
     return float(page.evaluate("window.drawnAgain")) / 1e3
@@ -89,13 +88,13 @@ def memory_mib(server: DashboardServer) -> float:
 
 
 def cpu_s(server: DashboardServer, *, children: bool = False) -> float:
-    """Seconds of CPU that the server's process has used; with `children`, also those of its that have ended."""
+    """CPU seconds of the server's process; with `children`, including its ended child processes."""
     fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(") ")[2].split()
     return sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def time_pages(page: Page, server: DashboardServer) -> dict[str, dict[str, float]]:
-    """Every page clicked once, then every page drawn again five times."""
+    """Click every page once, then redraw every page five times."""
     rows: dict[str, dict[str, float]] = {}
     for name in PAGES:
         before = cpu_s(server)
@@ -119,7 +118,7 @@ def show(name: str, row: dict[str, float]) -> None:
 
 
 def go_through_an_hour(page: Page, server: DashboardServer, run: RunDir, refreshes: int) -> list[float]:
-    """Memory (MiB) before, and after each twelfth of the refreshes, of a run that grows."""
+    """Memory (MiB) before the refreshes of a growing run, and after each twelfth of them."""
     found = [memory_mib(server)]
     for number in range(refreshes):
         if number % max(1, refreshes // len(HOUR_PAGES)) == 0:
@@ -133,7 +132,7 @@ def go_through_an_hour(page: Page, server: DashboardServer, run: RunDir, refresh
 
 
 def add_a_step(run: RunDir) -> None:
-    """The newest step of every rank once more, as the step after it."""
+    """Append a copy of every rank's newest step as the next step."""
     connection = connect_writer(run.store(), wait_s=30, threads=1)
     try:
         connection.execute(
@@ -145,7 +144,7 @@ def add_a_step(run: RunDir) -> None:
 
 
 def make_many(folder: Path, num_runs: int) -> Path:
-    """A folder of finished runs that differ in their names; one store, linked."""
+    """A folder of finished runs with different names, which are links to one store."""
     first = make_full_run(folder / "run-0000", LISTED_RANKS, LISTED_STEPS)
     for number in range(1, num_runs):
         path = folder / f"run-{number:04}"
@@ -158,14 +157,14 @@ def make_many(folder: Path, num_runs: int) -> Path:
 
 
 def time_table(folder: Path) -> dict[str, float]:
-    """Times of the table of runs: first and whole, each from the click on its link, and a refresh."""
+    """Times of the table of runs: first, whole, and a refresh."""
     with ExitStack() as stack:
         page, server = open_page(stack, folder / "run-0000")
         before = cpu_s(server)
         first_s, whole_s = click(page, "home")
         row = {"first_s": first_s, "whole_s": whole_s, "first_cpu_s": cpu_s(server) - before}
         last = -1.0
-        while cpu_s(server) - last > 0.2:  # the summaries of the runs are read beside the page
+        while cpu_s(server) - last > 0.2:  # the summaries of the runs are read in the background
             last = cpu_s(server)
             page.wait_for_timeout(1_000)
         before = cpu_s(server)
@@ -175,7 +174,7 @@ def time_table(folder: Path) -> dict[str, float]:
 
 
 def open_page(stack: ExitStack, run: Path) -> tuple[Page, DashboardServer]:
-    """A server, and a browser with its scripts loaded, on the page that asks nothing."""
+    """Start a server, and a browser with loaded scripts on a page without queries."""
     from playwright.sync_api import sync_playwright
 
     server = stack.enter_context(DashboardServer(run, port=0))
@@ -192,7 +191,7 @@ def open_page(stack: ExitStack, run: Path) -> tuple[Page, DashboardServer]:
 
 
 def made(path: Path, ranks: int, steps: int) -> RunDir:
-    """A run of finished steps."""
+    """Make a run of finished steps."""
     begun = time.perf_counter()
     run = make_full_run(path, ranks, steps)
     size = run.store().stat().st_size
@@ -204,12 +203,12 @@ def made(path: Path, ranks: int, steps: int) -> RunDir:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argument_parser(__doc__, json=True)
-    parser.add_argument("--run", type=Path, help="a run that is there; without, one is made")
+    parser.add_argument("--run", type=Path, help="an existing run; default: make one")
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=500, help="runs of the table; 0: no table")
-    parser.add_argument("--refreshes", type=int, default=HOUR, help="0: no hour")
-    parser.add_argument("--no-pages", action="store_true", help="the hour only")
+    parser.add_argument("--runs", type=int, default=500, help="runs in the table; 0: no table")
+    parser.add_argument("--refreshes", type=int, default=HOUR, help="refreshes in the simulated hour; 0: skip it")
+    parser.add_argument("--no-pages", action="store_true", help="only the simulated hour")
     options: Any = parser.parse_args(arguments)
     found: dict[str, Any] = {"ranks": options.ranks, "steps": options.steps, "refreshes": options.refreshes}
     with tempfile.TemporaryDirectory(prefix="rankscope-dashboard-") as folder:

@@ -1,10 +1,10 @@
-"""After how many runs does the fleet's memory name bad hosts and devices, and does it ever name a good one?
+"""After how many runs does the fleet report name bad hosts and devices, and does it ever name a good one?
 
     python -m benchmarks.scale.fleet --runs 200 --hosts 64 --seeds 20
-    python -m benchmarks.scale.fleet --speeds --seeds 400       # lists of runs in which a change of speed was found
+    python -m benchmarks.scale.fleet --speeds --seeds 400       # detection of changes in speed
 
-Simulated histories: each run takes eight of the hosts for some hours. A good host has an incident in one run of fifty,
-a bad one in two of five, a bad device likewise. Incidents are of the kinds and shapes that `history_of` makes.
+Simulated histories: each run uses eight of the hosts for some hours. A good host has an incident in one of fifty runs,
+a bad host or device in two of five. Incidents have the form that `history_of` produces.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HOSTS_A_RUN = 8
 GPUS_A_HOST = 8
 GOOD, BAD = 0.02, 0.4
 SPEED_NOISE = 0.02
-"""Standard deviation of a run's speed around that of its configuration (ratio)."""
+"""Relative standard deviation of a run's speed around that of its configuration."""
 _KINDS = ("rank_lost", "hang", "straggler", "xid", "non_finite")
 
 
 def histories(num_runs: int, *, num_hosts: int, seed: int) -> list[RunHistory]:
-    """Runs in the order of time."""
+    """Histories of runs in order of time."""
     rng = random.Random(seed)
     found = []
     for number in range(num_runs):
@@ -59,7 +59,7 @@ def histories(num_runs: int, *, num_hosts: int, seed: int) -> list[RunHistory]:
 def speed_runs(
     seed: int, *parts: tuple[int, float], noise: float = SPEED_NOISE, configuration: str = "a", tokens: bool = True
 ) -> list[RunSpeed]:
-    """Runs of one configuration; `parts`: (number of runs, their speed), each with a version of torch of its own."""
+    """Runs of one configuration; `parts`: (number of runs, their speed), each with another version of torch."""
     rng = random.Random(seed)
     found = []
     for part, (count, level) in enumerate(parts):
@@ -77,7 +77,7 @@ def speed_runs(
 
 
 def print_speed_changes(num_seeds: int) -> None:
-    """Lists of runs of one configuration in which a change was found, with none and with one of 5 %."""
+    """Print how often a change is reported for runs of one configuration, without a change and with one of 5 %."""
     print(f"{'before':>6} {'after':>6} {'slower by':>10} {'reported':>9} {'within one run':>15}  of {num_seeds}")
     for before, after, level in [
         *((count, 0, 1.0) for count in (12, 14, 20, 40)),
@@ -90,7 +90,7 @@ def print_speed_changes(num_seeds: int) -> None:
 
 
 def suspicious(known: Sequence[RunHistory]) -> set[str]:
-    """Names above the line."""
+    """Names that are reported as suspicious."""
     found = fleet(known)
     return {member.name for member in (*found.hosts, *found.devices) if member.is_suspicious}
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--speeds", action="store_true", help="changes of speed, instead of bad hosts")
+    parser.add_argument("--speeds", action="store_true", help="measure changes of speed instead of bad hosts")
     options = parser.parse_args()
     if options.speeds:
         return print_speed_changes(options.seeds)

@@ -3,8 +3,8 @@
     python -m benchmarks.scale.folder                   # exit code 1 if another rank is named, or 500 MB exceeded
     python -m benchmarks.scale.folder --max-s 30
 
-One rank raises; its dump lacks the last call, in which all others wait. Time is judged only with `--max-s`, on an idle
-machine.
+One rank raises; its dump lacks the last call, in which all others wait. Time is checked only with `--max-s`; use an
+idle machine.
 """
 
 from __future__ import annotations

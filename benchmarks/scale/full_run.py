@@ -1,16 +1,16 @@
-"""A finished run of any size with something on every page of the dashboard, made in SQL.
+"""Make a finished run of any size, with data on every page of the dashboard, in SQL.
 
     path = make_full_run(folder / "huge", 1024, 100_000)
 
-`benchmarks.scale.ranks` makes its finished steps, one rank 5 % slow from the middle on, and one jump of the loss.
-Added here, as much of each as a long run keeps in a store that is opened:
+`benchmarks.scale.ranks` makes its finished steps, with one rank 5 % slow from the middle on and one jump of the loss.
+This module adds as much of the following as the store of a long run has:
 
 | table | rows |
 |---|---|
-| health | each device and host once a second, over as many seconds as the steps take; one device throttles in the end |
-| gradients | 24 parameters of every rank, 100 times in the run |
-| checkpoints | one in memory and one on the disk, 100 times, in four states each |
-| spans, collectives | the last 200 steps of every rank: a GPipe schedule of 4 stages and its transfers |
+| health | each device and host once a second for the duration of the steps; one device throttles at the end |
+| gradients | 24 parameters of every rank, in 100 steps |
+| checkpoints | one in memory and one on disk, 100 times, with four states each |
+| spans, collectives | for the last 200 steps of every rank: a GPipe schedule of 4 stages and its transfers |
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ STAGES, MICROBATCHES, TP, DEVICES, FEW_RANKS = 4, 4, 8, 8, 4
 STEP_NS, FORWARD_NS, BACKWARD_NS = 100_000_000, 4_000_000, 8_000_000
 SPAN_GAP_NS = 300_000
 WORK_NS = MICROBATCHES * (FORWARD_NS + BACKWARD_NS - 2 * SPAN_GAP_NS)
-"""Own work in a step, as the spans have it: goodput and bubble of one run must not contradict each other."""
+"""Own work in a step, equal to that of the spans, so that goodput and bubble agree."""
 DETAILED_STEPS, LOOKS, PARAMETERS = 200, 100, 24
 
 
 def layout_of(ranks: int) -> Layout:
-    """Four stages of eight-way tensor parallelism, the rest sharded, in one store. 4 ranks are two stages of two."""
+    """Four stages with tensor parallelism of eight, sharded over the remaining ranks. With 4 ranks: two stages of two
+    ranks.
+    """
     stages, tp = (STAGES, TP) if ranks > FEW_RANKS else (2, 1)
     return Layout(
         pp=stages, dp_shard=ranks // (stages * tp), tp=tp, schedule="gpipe", microbatches=MICROBATCHES,
@@ -46,7 +48,7 @@ def layout_of(ranks: int) -> Layout:
 
 
 def make_full_run(path: Path, ranks: int, steps: int) -> RunDir:
-    """Steps, and everything else of them. Raises ValueError if the ranks are neither 4 nor a multiple of 32."""
+    """Make the run. Raises ValueError if the number of ranks is neither 4 nor a multiple of 32."""
     if ranks != FEW_RANKS and ranks % (STAGES * TP):
         raise ValueError(f"{ranks} ranks: {STAGES} stages of {TP} tensor-parallel ranks take a multiple of 32, or 4")
     layout = layout_of(ranks)
@@ -68,7 +70,7 @@ def make_full_run(path: Path, ranks: int, steps: int) -> RunDir:
 
 
 def _checkpoints(steps: int) -> list[Event]:
-    """Events of the ranks about the saves."""
+    """Add the ranks' events of saves."""
     found = []
     for step in range(max(1, steps // LOOKS), steps + 1, max(1, steps // LOOKS)):
         for tier, stall_ns, took_ns in (("memory", 6_000_000, 20_000_000), ("disk", 9_000_000, 2_500_000_000)):
@@ -80,7 +82,7 @@ def _checkpoints(steps: int) -> list[Event]:
 
 
 def _places(connection: duckdb.DuckDBPyConnection, layout: Layout) -> None:
-    """Temporary table `place`: stage and groups of every rank."""
+    """Create the temporary table `place`: stage and groups of every rank."""
     labels = {dim: layout.labels(dim) for dim in ("pp", "dp_shard", "tp")}
     stage = layout.coordinates()["pp"]
     rows = ", ".join(
@@ -94,7 +96,7 @@ def _places(connection: duckdb.DuckDBPyConnection, layout: Layout) -> None:
 
 
 def _gradients(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -> None:
-    """Norms that shrink with the loss; deeper layers have smaller ones."""
+    """Add gradient norms, which shrink with the loss; deeper layers have smaller ones."""
     connection.execute(
         f"""
         INSERT INTO gradients BY NAME
@@ -111,7 +113,7 @@ def _gradients(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int
 
 
 def _health(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -> None:
-    """A reading a second: eight devices and the host of each node; the last device is hot in the last tenth."""
+    """Add one reading per second for each node's host and eight devices; the last device is hot in the last tenth."""
     seconds, nodes = max(1, steps * STEP_NS // 10**9), max(1, layout.num_ranks // DEVICES)
     hot = f"node = {nodes - 1} AND device = 7 AND second > {seconds * 9 // 10}"
     connection.execute(
@@ -133,7 +135,7 @@ def _health(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -
 
 
 def _details(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -> None:
-    """Spans and calls of the last steps, in the order in which they ended."""
+    """Add spans and calls of the last steps, in order of their ends."""
     first, width = max(1, steps - DETAILED_STEPS + 1), layout.width
     turn = (layout.pp - 1 + MICROBATCHES) * FORWARD_NS  # the last forward ends, the first backward begins
     connection.execute(

@@ -1,10 +1,11 @@
-"""Time and memory of reading one large log: a gigabyte of what a job of many ranks prints, with its cause at the end.
+"""Time and memory for reading one large log: a gigabyte from a job of many ranks, with the cause of its death at the
+end.
 
     python -m benchmarks.scale.logs                     # 1 GB; exit code 1 beyond 500 MB of memory or a wrong verdict
     python -m benchmarks.scale.logs --mb 10000 --max-s 600
 
-The log is written first; its reading runs in a process of its own, whose peak memory is the kernel's count. Time is
-judged only with `--max-s`, on a machine without other work.
+The log is written first and then read in a separate process, whose peak memory the kernel reports. Time is checked only
+with `--max-s`; use an idle machine.
 """
 
 from __future__ import annotations
@@ -54,14 +55,18 @@ def main() -> int:
 
 
 def diagnose_apart(path: Path) -> tuple[dict[str, Any], float]:
-    """Findings of a separate process in a job's files, with its peak memory (MB), and the seconds that it took."""
+    """Diagnose files in a separate process. Returns the findings, with the peak memory (MB), and the duration in
+    seconds.
+    """
     begin_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1]), time.monotonic() - begin_s
 
 
 def write_log(path: Path, num_bytes: int) -> None:
-    """Steps, warnings and NCCL lines of all ranks, mixed; at the end one rank raises and the others lose it."""
+    """Write interleaved steps, warnings and NCCL lines of all ranks; at the end one rank raises and the others lose the
+    connection.
+    """
     rng = np.random.default_rng(7)
     with path.open("w", encoding="utf-8") as file:
         block = 0

@@ -2,10 +2,10 @@
 
     python -m benchmarks.scale.many_nodes --nodes 512 --ranks-per-node 8 --seconds 15
 
-One process keeps the store (as the launcher does) and sends every node's digest once a second; this one is the leader:
-its link gathers them, and once a second the views are joined and judged, as `watch` does. After two thirds of the time
-one rank of the last node no longer enters its collective; all others wait for it. Digests are signed. Clocks of the
-simulated nodes are not asked. Times are of this machine with whatever else runs on it.
+One process serves the rendezvous store (like the launcher) and sends every node's digest once a second. This process is
+the leader: its link gathers the digests, and once a second it joins and judges them, like `watch`. After two thirds of
+the time one rank of the last node does not enter its collective, and all others wait for it. Digests are signed. Clock
+offsets of the simulated nodes are not measured. Other load on the machine affects the times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ SECRET = b"of this benchmark"
 
 
 def view_of(node: int, ranks_per_node: int, num_nodes: int, *, now_ns: int, stuck_since_ns: int) -> AttemptView:
-    """A node's ranks in a job of two groups each; from `stuck_since_ns` on everybody waits for the last rank of all."""
+    """Digest of a node's ranks, each in two groups; from `stuck_since_ns` on all ranks wait for the last rank of the
+    job.
+    """
     world = num_nodes * ranks_per_node
     last_ns = min(now_ns, stuck_since_ns)
     step = last_ns // STEP_NS % 1_000_000
@@ -58,12 +60,12 @@ def view_of(node: int, ranks_per_node: int, num_nodes: int, *, now_ns: int, stuc
 
 
 def send(num_nodes: int, ranks_per_node: int, seconds: float, stuck_after_s: float) -> None:
-    """The other process: store and senders. Prints the port, then what it sent."""
+    """Run the other process with the store and the senders. Prints the port, then what it sent."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     print(store.port, flush=True)
-    sys.stdin.readline()  # until the leader is there
+    sys.stdin.readline()  # until the leader has connected
     begin = time.time_ns()
     stuck_ns = begin + int(stuck_after_s * SECOND)
     signers = {node: Signer(SECRET, node=node) for node in range(num_nodes)}
@@ -81,7 +83,7 @@ def send(num_nodes: int, ranks_per_node: int, seconds: float, stuck_after_s: flo
 
 
 def lead(num_nodes: int, ranks_per_node: int, seconds: float) -> None:
-    """This process."""
+    """Run the leader in this process."""
     stuck_after_s = seconds * 2 / 3
     command = [sys.executable, "-m", "benchmarks.scale.many_nodes", "--send", "--nodes", str(num_nodes)]
     command += ["--ranks-per-node", str(ranks_per_node), "--seconds", str(seconds), "--stuck-after", str(stuck_after_s)]

@@ -1,9 +1,9 @@
-"""A picture of each Grafana dashboard: its panels at their places, drawn from what Prometheus answers.
+"""Draw a picture of each Grafana dashboard, with its panels in place, from Prometheus' answers.
 
     python -m benchmarks.scale.panels runs/latest --pictures pictures
 
-No Grafana is needed: numbers, lines, states, heatmaps and tables are drawn by our own figures in a headless Chromium.
-It shows what the queries give, their legends and the places of the panels, not Grafana's look.
+This needs no Grafana: Rankscope's figures draw numbers, lines, states, heatmaps and tables in a headless Chromium. A
+picture shows the results of the queries, their legends and the layout, but not Grafana's style.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dashboard.screenshots import browser_path
 __all__ = ["Answer", "answered", "board_page", "picture"]
 
 WIDTH, CELL, UNIT = 1440, 60, 30
-"""Pixels of the picture, of one of the 24 columns, and of a unit of height."""
+"""Sizes in pixels: the picture, one of its 24 columns, a unit of height."""
 MAX_ROWS = 8
 _HIDDEN = ("__name__", "job", "instance", "run_id", "node")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A series: its labels, times (epoch seconds) and values."""
+    """One series: labels, times (epoch seconds) and values."""
 
     labels: Mapping[str, str]
     times: Sequence[float]
@@ -44,7 +44,7 @@ class Answer:
 
 
 def answered(port: int, query: str, *, begin_s: float, end_s: float) -> list[Answer]:
-    """Series of a range query with a step of one second."""
+    """Run a range query with a step of one second; return its series."""
     asked = {"query": query, "start": begin_s, "end": end_s, "step": "1s"}
     url = f"http://127.0.0.1:{port}/api/v1/query_range?" + urllib.parse.urlencode(asked)
     with urllib.request.urlopen(url, timeout=60) as found:
@@ -56,14 +56,14 @@ def answered(port: int, query: str, *, begin_s: float, end_s: float) -> list[Ans
 
 
 def name_of(legend: str, labels: Mapping[str, str]) -> str:
-    """The legend with its labels filled in; without one the labels by themselves."""
+    """The legend with the labels filled in; without a legend, the labels."""
     if legend and legend != "__auto":
         return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), legend).strip()
     return ", ".join(f"{name} {value}" for name, value in labels.items() if name not in _HIDDEN)
 
 
 def board_page(board: Mapping[str, Any], answers: Mapping[int, Sequence[tuple[str, Answer]]]) -> str:
-    """HTML of a dashboard; `answers`: by the panel's place in the list, (legend, series)."""
+    """HTML of a dashboard; `answers`: {index of the panel: (legend, series)}."""
     parts, bottom = [], 0
     for number, panel in enumerate(board["panels"]):
         place = panel["gridPos"]
@@ -131,7 +131,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def picture(pages: Mapping[str, str], folder: Path) -> Iterator[Path]:
-    """Write a PNG a page."""
+    """Write one PNG per page."""
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)

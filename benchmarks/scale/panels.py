@@ -1,12 +1,12 @@
-"""Every panel of the Grafana dashboards asked of a real Prometheus that scrapes a recorded run.
+"""Run the queries of all Grafana panels on a real Prometheus that scrapes a recorded run.
 
     python -m benchmarks.scale.panels runs/latest
-    python -m benchmarks.scale.panels runs/latest --pictures pictures      # one picture a dashboard, without Grafana
+    python -m benchmarks.scale.panels runs/latest --pictures pictures      # one picture per dashboard, without Grafana
 
-The run's metrics are those of its last moment, served as `watch` serves them; Prometheus (Debian's, see
-`tests/fetch_programs.sh`) scrapes them each second and evaluates `grafana/prometheus/recording.yml`. A panel has data,
-or its metrics are not recorded in this run (a run on a CPU has no GPU), or its query finds nothing although they are
-there: then it is named, and the exit code is 1. Conditions that hold in no healthy run (`> 0`) are not a defect.
+The run's last metrics are served as by `watch`. Prometheus (Debian's, see `tests/fetch_programs.sh`) scrapes them every
+second and evaluates `grafana/prometheus/recording.yml`. A panel may have no data because its metrics are not recorded
+in this run (a CPU run has no GPU), or because its condition (`> 0`) does not hold in a healthy run. If its query finds
+nothing although the metrics exist, it is printed and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from watch.exporting.prometheus.server import Listen, Snapshot, serve
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 SCRAPED_S = 20
-"""Seconds of scrapes: rates and increases need two samples, recording rules one evaluation."""
+"""Seconds of scraping: rates and increases need two samples, recording rules one evaluation."""
 _COMPARES = re.compile(r"(?:[<>]=?|[!=]=)(?:\s|bool)")
 _MACROS = {"$__rate_interval": "15s", "$__interval": "5s", "$__range": "20s"}
 
 
 def panels(run_id: str) -> Iterator[tuple[str, str, str]]:
-    """(dashboard, title of the panel, its query for this run)."""
+    """(dashboard, panel title, query for this run)."""
     for name, board in boards().items():
         for panel in board["panels"]:
             for target in panel.get("targets", []):
@@ -48,7 +48,7 @@ def panels(run_id: str) -> Iterator[tuple[str, str, str]]:
 
 
 def boards() -> dict[str, Any]:
-    """{name: dashboard as Grafana reads it}."""
+    """{name: dashboard in Grafana's JSON}."""
     return {path.stem: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
 
 
@@ -84,14 +84,14 @@ def recording_rules() -> dict[str, str]:
 
 
 def answered(port: int, query: str) -> int:
-    """Number of series of an instant query."""
+    """Run an instant query; return the number of its series."""
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
     with urllib.request.urlopen(url, timeout=60) as found:
         return len(json.load(found)["data"]["result"])
 
 
 def ask(run: RunDir, folder: Path, pictures: Path | None = None) -> int:
-    """Print a line a panel without data; returns the number of those that should have had some."""
+    """Print one line per panel without data; return the number of panels that should have data."""
     manifest = run.manifest()
     with Store.open(run) as store:
         samples = NodeMetrics(manifest, node_rank=0).measure(store, time.time_ns())
@@ -134,7 +134,7 @@ def ask(run: RunDir, folder: Path, pictures: Path | None = None) -> int:
             empty.append((board, title, query))
         unrecorded += not number and not is_recorded
     print(
-        f"{len(rows)} queries, {sum(row[3] > 0 for row in rows)} with data, {unrecorded} of metrics that this run lacks"
+        f"{len(rows)} queries, {sum(row[3] > 0 for row in rows)} with data, {unrecorded} on metrics that this run lacks"
     )
     for board, title, query in empty:
         print(f"{'no case of it' if _COMPARES.search(query) else 'NO DATA'}  {board}: {title}  {query}")
@@ -142,10 +142,10 @@ def ask(run: RunDir, folder: Path, pictures: Path | None = None) -> int:
 
 
 def main() -> int:
-    """Entry: 0, 1 if a panel that should have data has none, 2 without Prometheus."""
+    """Run the benchmark. Returns 1 if a panel lacks data that it should have, 2 without Prometheus, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.panels", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="also draw each dashboard into a PNG there")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="folder for a PNG of each dashboard")
     asked = parser.parse_args()
     run = RunDir.open(asked.run)
     if not program("prometheus"):

@@ -5,7 +5,7 @@
     python -m benchmarks.scale.prepare --mb 5 --rounds 1 --processes 2
     python -m benchmarks.scale.prepare --tokenizer gpt2/tokenizer.json --source 'web/*.jsonl'
 
-Each round runs both, one after the other, so that other load affects them alike. The library reads the same JSONL,
+Each round runs both, one after the other, so that other load affects both. The library reads the same JSONL,
 encodes it with `encode_batch_fast` on as many threads as `prepare` has processes, and discards the tokens; `prepare`
 also starts its processes, writes, hashes and syncs. Both must yield the same number of tokens. Generated words have
 Zipf frequencies; without --tokenizer a byte-level BPE of 8,000 tokens is trained on a part of the text.
@@ -181,7 +181,7 @@ def _kill_and_compare(sources: list[str], tokenizer: str, num_processes: int, ki
 
 
 def _shard_bytes(sources: list[str], num_processes: int) -> int:
-    """Small enough to keep all processes busy to the end; at most the default."""
+    """Size at which all processes stay busy to the end; at most the default."""
     total = sum(os.path.getsize(source) for source in sources)
     return min(64 << 20, max(1 << 20, total // (8 * num_processes)))
 

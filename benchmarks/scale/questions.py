@@ -1,20 +1,21 @@
-"""Five questions to runs of 4, 256 and 1,024 ranks: clicks, seconds, CPU, and the address of the answer elsewhere.
+"""Five questions about runs of 4, 256 and 1,024 ranks: clicks, seconds and CPU until the dashboard answers, and its
+shared address.
 
     python -m benchmarks.scale.questions                                # 4, 256 and 1,024 ranks x 2,000 steps
     python -m benchmarks.scale.questions --ranks 1024 --steps 100000    # makes 4 GB
-    python -m benchmarks.scale.questions --keep /tmp/questions             # leaves the runs there, for the next time
+    python -m benchmarks.scale.questions --keep /tmp/questions             # keeps the runs for the next time
 
-A rank is 5 % slow from the middle on and the loss of one step is doubled (`benchmarks.scale.full_run`); the run is
-compared with one of a tenth of its ranks. Each run gets a new server, and each question a new page in Chromium at the
-run's Overview. The verdict is not known to the server before the first question: its row is the whole way from a
-started dashboard to the answer.
+One rank is 5 % slow from the middle on, and the loss of one step is doubled (`benchmarks.scale.full_run`); the run is
+compared with one that has a tenth of its ranks. Each run gets a new server, and each question a new Chromium page that
+opens the run's Overview. The server has no verdict before the first question, so the first row includes all computation
+from a started dashboard to the answer.
 
 | column | meaning |
 |---|---|
 | clicks | from the run's Overview to the answer |
 | first | seconds from opening the address of the Overview to its first paint |
-| answer | seconds from there, with the clicks, until everything of the answer is on the page |
-| CPU | seconds of CPU of the server meanwhile, and of the processes that read and judged for it |
+| answer | seconds from there, including the clicks, until the page shows the complete answer |
+| CPU | CPU seconds of the server and its child processes in that time |
 | address | seconds until the address, opened in another browser, shows the same answer |
 """
 
@@ -37,13 +38,13 @@ from store.database import connect_writer
 from tests.dashboard.questions import MAX_CLICKS, Question, evidence_of, menu, read, time_went
 
 LONGEST_MS = 900_000
-"""An answer that takes longer is none."""
+"""Time limit of an answer in seconds."""
 COMPARED_PART, FEWEST = 10, 4
-"""The other run has a tenth of the ranks, as near as its layout allows, and a tenth of the steps."""
+"""The other run has a tenth of the steps, and about a tenth of the ranks, as its layout allows."""
 
 
 def questions(run: str, ranks: int, steps: int) -> tuple[Question, ...]:
-    """The questions, and the answers that the run was made to have."""
+    """The questions, and the answers that the generated run has."""
     return (
         Question(
             "which rank is slow, why, since when", run, (evidence_of("Straggler"),),
@@ -66,7 +67,7 @@ def questions(run: str, ranks: int, steps: int) -> tuple[Question, ...]:
 
 
 def ask(browser: Any, server: DashboardServer, question: Question) -> dict[str, Any]:
-    """One question on a new page, and its address on another."""
+    """Ask one question on a new page, and open the answer's address on another."""
     with browser.new_context(viewport={"width": 1440, "height": 1000}) as context:
         page, cpu_before, begun = context.new_page(), cpu_s(server, children=True), time.perf_counter()
         page.goto(f"{server.url}/overview?run={question.run}", timeout=LONGEST_MS)
@@ -88,7 +89,7 @@ def ask(browser: Any, server: DashboardServer, question: Question) -> dict[str, 
 
 
 def make(folder: Path, ranks: int, steps: int) -> Path:
-    """The run, and one to compare it with, which reads half the tokens in a step that takes as long."""
+    """Make the run, and the other run, which processes half the tokens in equally long steps."""
     fewer = max(FEWEST, ranks // COMPARED_PART // 32 * 32)
     before = make_full_run(folder / "before", fewer, max(100, steps // COMPARED_PART))
     connection = connect_writer(before.store(), wait_s=10, threads=2)
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 256, 1024])
     parser.add_argument("--steps", type=int, default=2_000)
-    parser.add_argument("--keep", type=Path, help="leave the runs here, and use those that are there")
+    parser.add_argument("--keep", type=Path, help="folder in which runs are kept and reused")
     options: Any = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     print("| ranks | question | clicks | first s | answer s | CPU s | address s |\n|---|---|---|---|---|---|---|")

@@ -1,19 +1,18 @@
-"""Time and memory of a verdict, from 8 ranks to 4,096: the goal is a minute and 4 GB.
+"""Time and memory of a verdict for 8 to 4,096 ranks; the goal is a minute and 4 GB.
 
-    python -m benchmarks.scale.ranks --quick                          # small ones, under a minute
+    python -m benchmarks.scale.ranks --quick                          # small runs, under a minute
     python -m benchmarks.scale.ranks steps --ranks 4096 --steps 100000
     python -m benchmarks.scale.ranks hang dumps --ranks 8 64 512 4096 --json scale.json
 
-| kind | what is made | goal at 4,096 ranks |
+| kind | generated data | goal at 4,096 ranks |
 |---|---|---|
-| steps | a store of `--steps` finished steps a rank, one rank 5 % slow from the middle on | 60 s, 4 GB |
-| hang | a store with `--in-flight` open calls a rank: all but one have issued what it never entered | 10 s |
-| dumps | flight-recorder dumps (pickles) of as many entries, of the same hang | 10 s |
+| steps | a store with `--steps` finished steps per rank, one rank 5 % slow from the middle on | 60 s, 4 GB |
+| hang | a store with `--in-flight` open calls per rank, which one rank has not entered | 10 s |
+| dumps | flight-recorder dumps (pickles) of the same hang, with as many entries | 10 s |
 
-The stores are made in SQL, not from tapes, as one store on one node. Durations
-are drawn for each rank in the first 1,000 steps, in whole microseconds, and come again in the next thousand. The
-verdict, as `analyze` makes it, is found in a child that does nothing else; its wall time and its peak memory (`VmHWM`)
-are what is shown. What is made is deleted again.
+A store is generated in SQL, not from tapes, for one node. Durations are drawn per rank for the first 1,000 steps, in
+whole microseconds, and repeated in every further thousand. A child process makes the verdict as `analyze` does; its
+wall time and peak memory (`VmHWM`) are shown. The data are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def make_run(
     layout: Layout | None = None,
     more_events: Sequence[Event] = (),
 ) -> Run:
-    """A run's folder with everybody's events and no tapes; its store knows the ranks."""
+    """Make a run's folder with the events of all ranks and no tapes; its store has the ranks."""
     layout = layout or Layout(dp_replicate=ranks, ranks_per_node=ranks)
     scenario = Scenario(seed=0, layout=layout, steps=1)
     run = Run(scenario, path)
@@ -111,10 +110,10 @@ def make_steps(
     work_ns: int = BASE_NS,
     idle_ns: int = 0,
 ) -> int:
-    """Fill the store; returns its bytes. In the order of ingestion: some steps of all ranks, then the next.
+    """Fill the store with steps, in the order of ingestion (some steps of all ranks, then the next); return its bytes.
 
-    The loss of step `jump_at` is twice that of the others. `work_ns`: own work of a rank in a step, which waits for the
-    rest of it, `idle_ns` of that between phases, as a stage of a pipeline does.
+    The loss of step `jump_at` is twice that of the others. `work_ns`: own work of a rank in a step; it waits for the
+    rest of the step, of which `idle_ns` are between phases, as in a pipeline stage.
     """
     run = make_run(path, ranks, hang=False, steps=steps, layout=layout, more_events=more_events).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)
@@ -154,7 +153,9 @@ def make_steps(
 
 
 def make_hang(path: Path, ranks: int, in_flight: int) -> int:
-    """All but one rank have issued `in_flight` calls of the next step, none of which can end; returns the bytes."""
+    """Fill the store with a hang: all ranks but one have issued `in_flight` calls of the next step, which cannot end.
+    Returns the bytes.
+    """
     run = make_run(path, ranks, hang=True).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)
     group = Layout(dp_replicate=ranks, ranks_per_node=ranks).labels(WORLD)[0].replace("'", "''")
@@ -186,7 +187,7 @@ def make_hang(path: Path, ranks: int, in_flight: int) -> int:
 
 
 def make_dumps(path: Path, ranks: int, entries: int) -> int:
-    """Pickles as the watchdog of NCCL writes them; returns the bytes of all."""
+    """Write dumps as NCCL's watchdog does; return their total bytes."""
     path.mkdir(parents=True)
     frames = [{"name": "train_step", "filename": "/home/user/project/train.py", "line": 120}]
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}}
@@ -210,20 +211,20 @@ def make_dumps(path: Path, ranks: int, entries: int) -> int:
         blob = pickle.dumps(dump, protocol=2)
         file = path / f"nccl_trace_rank_{rank}"
         file.write_bytes(blob)
-        written_ns = begin_ns + entries * 10**6 + 605 * 10**9  # the watchdog dumps when the timeout is over
+        written_ns = begin_ns + entries * 10**6 + 605 * 10**9  # the watchdog dumps after the timeout
         os.utime(file, ns=(written_ns, written_ns))
         total += len(blob)
     return total
 
 
 def measure(path: Path, kind: str, timeout_s: float) -> dict[str, Any]:
-    """The verdict in a child: seconds, peak memory, what it said."""
+    """Make the verdict in a child; return its seconds, peak memory and content."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(path), kind], capture_output=True, text=True, timeout=timeout_s, check=False
     )
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1][:300] if done.stderr else f"exit {done.returncode}"}
-    # Before it, DuckDB may have drawn a bar: it takes `python -c` for somebody who sits there and waits.
+    # DuckDB may have printed a progress bar before it, because it takes `python -c` for an interactive session.
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -257,18 +258,18 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 if a verdict was wrong."""
+    """Run the benchmark; return 1 if a verdict was wrong."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="steps, hang, dumps; default: all three")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512, 4096])
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--in-flight", type=int, default=2000, help="open calls, or entries of a dump, a rank")
+    parser.add_argument("--in-flight", type=int, default=2000, help="open calls, or dump entries, per rank")
     parser.add_argument("--quick", action="store_true", help="8 and 64 ranks, 2,000 steps, 200 calls")
-    parser.add_argument("--folder", type=Path, help="where to make the runs: 4,096 x 100,000 steps take some 6 GB")
+    parser.add_argument("--folder", type=Path, help="folder for the runs; 4,096 x 100,000 steps take some 6 GB")
     parser.add_argument("--timeout-s", type=float, default=900)
     options = parser.parse_args(arguments)
     if unknown := set(options.kinds) - set(GOALS):
-        parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(GOALS)}")
+        parser.error(f"unknown kind: {', '.join(sorted(unknown))}; choose {', '.join(GOALS)}")
     if options.quick:
         options.ranks, options.steps, options.in_flight = [8, 64], 2_000, 200
     before, rows = os.getloadavg()[0], []

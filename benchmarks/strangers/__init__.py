@@ -1,1 +1,1 @@
-"""Training loops as their communities write them, which know nothing of Rankscope."""
+"""Third-party style training loops without any Rankscope code."""

@@ -1,11 +1,11 @@
-"""Drills on loops as their communities write them: every loop of this folder, each fault, scored as a user sees it.
+"""Drills on third-party style loops: each fault in every loop of this folder, scored by what a user sees.
 
     python -m benchmarks.strangers                                       # all loops, all faults, two ranks
     python -m benchmarks.strangers --loops gan,compiled --faults kill,hang --ranks 4 --json strangers.json
     python -m benchmarks.strangers --faults slow --busy                  # with another process on every core
 
-The loops know nothing of Rankscope; faults come through `rankscope drill --script`. The clean run of each counts false
-alarms. Slowdowns are a share of a step (`--slow-ratio`), sleeping or computing, in each place of a step.
+The loops contain no Rankscope code; `rankscope drill --script` injects the faults. A clean run of each loop counts
+false alarms. A slowdown takes a share of a step (`--slow-ratio`), sleeping or computing, at each place of a step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from trainer.drills.script.score import ScriptRow
 FOLDER = Path(__file__).parent
 LOOPS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
 UNOPENED = ("compiled", "gan", "lightning_fabric", "tensor_parallel", "huggingface_trainer", "pipeline_1f1b")
-"""Loops whose results were not inspected while rules were written."""
+"""Loops whose results were not inspected during development."""
 
 
 @contextmanager
 def busy(on: bool) -> Iterator[None]:
-    """Keep every core busy with a process of another kind."""
+    """Keep every core busy with another process."""
     burners = [
         subprocess.Popen([sys.executable, "-c", "while True: sum(range(10000))"])
         for _ in range(len(os.sched_getaffinity(0)) if on else 0)
@@ -49,7 +49,7 @@ def busy(on: bool) -> Iterator[None]:
 
 
 def print_table(rows: dict[str, list[ScriptRow]], console: Console) -> None:
-    """One row a fault, one column a loop: right, or what is wrong."""
+    """One row per fault, one column per loop: right, or the error."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("fault", no_wrap=True)
     for loop in rows:
@@ -84,13 +84,13 @@ def _word(row: ScriptRow) -> str:
 
 
 def main() -> int:
-    """Entry of the benchmark; 1 if a fault was missed or something false was reported."""
+    """Run the benchmark; return 1 if a fault was missed or a report was false."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--loops", default=",".join(LOOPS))
     parser.add_argument("--faults", default="all")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--slow-ratio", type=float, default=0.3)
-    parser.add_argument("--step", type=int, default=30, help="at which, or from which, a fault acts")
+    parser.add_argument("--step", type=int, default=30, help="step at (or from) which a fault acts")
     parser.add_argument("--steps-after", type=int, default=120)
     parser.add_argument("--limit-s", type=float, default=240.0)
     parser.add_argument("--busy", action="store_true")

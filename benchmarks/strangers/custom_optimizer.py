@@ -1,4 +1,4 @@
-"""DDP with an optimizer of one's own (Lion), as papers publish it.
+"""DDP with a custom optimizer (Lion), as published in its paper.
 
 torchrun --nproc-per-node 2 custom_optimizer.py
 """

@@ -1,4 +1,4 @@
-"""Two models trained in turn, as DCGAN's example does it.
+"""Two models trained alternately, as in PyTorch's DCGAN example.
 
 torchrun --nproc-per-node 2 gan.py
 """

@@ -1,4 +1,4 @@
-"""Lightning Fabric with a loop of one's own.
+"""Lightning Fabric with a custom loop.
 
 torchrun --nproc-per-node 2 lightning_fabric.py
 """

@@ -20,7 +20,7 @@ def main():
     torch.set_num_threads(1)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
-    depth = 6 if rank == 0 else 2  # nobody has balanced it
+    depth = 6 if rank == 0 else 2  # not balanced
     module = nn.Sequential(*(nn.Sequential(nn.Linear(dim, dim), nn.Tanh()) for _ in range(depth)))
     stage = PipelineStage(module, rank, world_size, torch.device("cpu"))
     schedule = Schedule1F1B(stage, n_microbatches, loss_fn=nn.MSELoss())

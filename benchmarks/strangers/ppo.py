@@ -1,4 +1,4 @@
-"""PPO with an environment of its own: rollouts, then epochs of minibatches, as CleanRL writes it.
+"""PPO with a built-in environment: rollouts, then epochs of minibatches, as in CleanRL.
 
 torchrun --nproc-per-node 2 ppo.py
 """
@@ -16,7 +16,7 @@ num_envs, num_steps, num_minibatches, update_epochs, gamma = 16, 32, 4, 4, 0.99
 
 
 class Cart:
-    """A cart that is pushed along a line, to be kept near its middle; one row an environment."""
+    """A cart on a line, to be pushed towards the middle; one row per environment."""
 
     def reset(self):
         self.state = torch.rand(num_envs, 2) - 0.5
@@ -82,7 +82,7 @@ for _ in range(-(-int(os.environ.get("STEPS", "400")) // per_iteration)):
             loss = pg_loss - 0.01 * entropy.mean() + 0.5 * ((newvalue - target) ** 2).mean()
             optimizer.zero_grad()
             loss.backward()
-            for param in agent.parameters():  # as CleanRL's PPO for several GPUs averages them
+            for param in agent.parameters():  # averaged as in CleanRL's multi-GPU PPO
                 dist.all_reduce(param.grad)
                 param.grad /= dist.get_world_size()
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)

@@ -1,4 +1,4 @@
-"""A feed-forward network under tensor parallelism by DTensor, as in PyTorch's examples.
+"""A feed-forward network with DTensor's tensor parallelism, as in PyTorch's examples.
 
 torchrun --nproc-per-node 2 tensor_parallel.py
 """

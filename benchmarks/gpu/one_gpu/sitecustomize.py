@@ -1,6 +1,6 @@
-"""Several ranks on one GPU: NCCL refuses that ("Duplicate GPU") unless each process says that it is another host.
+"""Allow several ranks on one GPU, which NCCL refuses ("Duplicate GPU") unless each process claims another host.
 
-A forked rank takes over its launcher's variables after the fork, so the name is given again whenever it is set.
+A forked rank gets its launcher's environment after the fork, so the host name is set again at each change.
 """
 
 from __future__ import annotations
