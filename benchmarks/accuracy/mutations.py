@@ -1,8 +1,8 @@
 """Check that the tests can fail: insert thirty hand-made defects one at a time, and count those that the tests find.
 
-    python -m benchmarks.accuracy.mutations                  # only the tests listed with each defect; some three
-    minutes python -m benchmarks.accuracy.mutations --folders        # all tests of the broken package; more than an
-    hour python -m benchmarks.accuracy.mutations --only votes --only queue
+    python -m benchmarks.accuracy.mutations                  # only the tests listed with each defect; some three minutes
+    python -m benchmarks.accuracy.mutations --folders        # all tests of the broken package; more than an hour
+    python -m benchmarks.accuracy.mutations --only votes --only queue
 
 Everything happens in a copy of the working tree. A defect replaces a piece of text that must occur exactly once, so a
 defect whose code has moved is refused and not counted (tests/test_mutations.py). The same tests first run on the

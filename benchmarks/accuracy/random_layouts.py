@@ -1,7 +1,7 @@
 """Random combinations of trainer settings: each must be refused with one line, or train like a single process.
 
     python -m benchmarks.accuracy.random_layouts --count 60 --seed 1
-    python -m benchmarks.accuracy.random_layouts --only 1:17               # repeat one of them, by its name in the table
+    python -m benchmarks.accuracy.random_layouts --only 1:17    # repeat one of them, by its name in the table
 
 A combination is drawn from the settings of `[parallel]`, `[train]`, `[optim]` and `[model]` and trained by 2 or 4 ranks
 for 5 steps with the loop of `rankscope train`, including probes, recovery and memory copies. After 3 steps all ranks

@@ -1,9 +1,9 @@
 """Soak test: random faults in one run for a given time. Does it always recover, and does it learn?
 
     python -m benchmarks.durability.soak --minutes 60                  # 4 ranks of the demo's model, a fault every 20 s
-    python -m benchmarks.durability.soak --minutes 3 --seed 7 --json soak.json python -m benchmarks.durability.soak
-    --faults 10 --apart 12        # as many faults as in 3 minutes, within one: for the test suite python -m
-    benchmarks.durability.soak --environments 60  # also a bad environment every minute; needs a C compiler
+    python -m benchmarks.durability.soak --minutes 3 --seed 7 --json soak.json
+    python -m benchmarks.durability.soak --faults 10 --apart 12        # as many faults as in 3 minutes, in one
+    python -m benchmarks.durability.soak --environments 60  # also a bad environment every minute; needs a C compiler
 
 Faults are drawn by seed from the drill's catalogue (killed, stopped, hung, crashed, poisoned and slow ranks, bad
 batches, a killed watch, a damaged store, ...). None is repeated before all have occurred. They are injected at steps
