@@ -8,8 +8,8 @@
 
 It needs no store, so neither a reader that keeps the store's file open nor a full disk can delay decisions. It needs no
 wall clock: `quiet_s`, the source's times, `read_ns` and `now_ns` come from the monotonic clock, which all processes of
-a machine share. `quiet_s` and `read_ns` end when the tapes were read: on a crowded machine they may be judged seconds
-later, and what the ranks record meanwhile must not count as silence.
+a machine share. `quiet_s` and `read_ns` refer to the time at which the tapes were read. On a busy machine they may be
+judged seconds later, and records written in between must not look like silence.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LiveTapes:
         self._ticks = 0
         self._attempt = _Attempt()
         self._moved_s = self._polled_s = time.monotonic()
-        self._news_s = -math.inf  # what ended before this process began is read like anything new
+        self._news_s = -math.inf  # ranks that ended before this process started count as new
         self._recent: RecentRecords | None = None
         self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
         self._recent_tick = 0
@@ -215,7 +215,8 @@ class LiveTapes:
 
     def _is_of_this_boot(self) -> bool:
         """Return False if all ranks had ended before they were first seen: their records may be from an earlier boot,
-        with another monotonic clock. Ranks that are not seen yet begin now, even if `source` reads them first.
+        with another monotonic clock. While no rank has been seen, they are starting now, even if `source` reads them
+        first.
         """
         attempt = self._attempt
         attempt.is_of_this_boot |= not attempt.processes or any(p.is_alive for p in attempt.processes.values())

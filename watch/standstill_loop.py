@@ -191,7 +191,9 @@ class StandstillLoop:
         return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.read_ns())
 
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
-        """Kill this node's culprits, which open hangs or the leader's verdict name; `hangs`: those of this round."""
+        """Kill the ranks of this node that open hangs or the leader's verdict blame. `hangs`: the findings of this
+        round.
+        """
         verdicts = [Verdict.of([hang], attempt) for hang in self._judge.open_findings("hang", attempt)]
         hang_is_open = bool(verdicts)
         if self._job is not None:

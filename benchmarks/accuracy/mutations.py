@@ -1,6 +1,6 @@
 """Check that the tests can fail: insert thirty hand-made defects one at a time, and count those that the tests find.
 
-    python -m benchmarks.accuracy.mutations                  # only the tests listed with each defect; some three minutes
+    python -m benchmarks.accuracy.mutations                  # only the tests listed with a defect; some three minutes
     python -m benchmarks.accuracy.mutations --folders        # all tests of the broken package; more than an hour
     python -m benchmarks.accuracy.mutations --only votes --only queue
 

@@ -137,7 +137,8 @@ def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> _Expor
     lines = [f"{out}: step {done.step} of {path if '://' in path else done.folder}: {what}"]
     if proven is not None:
         lines.append(
-            f"No healthy steps followed this checkpoint. The newest checkpoint that they followed: --step {proven}."
+            f"No healthy steps followed this checkpoint. The newest checkpoint "
+            f"with healthy steps after it: --step {proven}."
         )
     values: dict[str, object] = {
         "path": out, "step": done.step, "num_parameters": done.num_parameters, "num_tensors": done.num_tensors,

@@ -59,7 +59,7 @@ class RankscopeCallback(Callback):
             self._attached.log(val_loss=loss)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Record the exception, because Lightning handles some exceptions, which no hook of the process then sees."""
+        """Record the exception. Lightning may handle it, so that Python's exception hook is not called."""
         if self._attached is not None and not isinstance(exception, KeyboardInterrupt):
             record_exception(self._attached.recorder, exception)
 

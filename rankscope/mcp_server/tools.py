@@ -121,7 +121,7 @@ class Tools:
 
     def stacks(self, run: str = "latest", file: str = "") -> dict[str, Any]:
         """Return the Python stacks that were taken when the run hung, by file; empty if none were taken. `file`: return
-        only this file, with more of its text.
+        more of this file's text, and no other file.
         """
         found = self._run(run).stacks
         if file and file not in found:
@@ -131,7 +131,7 @@ class Tools:
         long = [name for name, text in found.items() if len(text) > MAX_STACK_CHARS]
         answer: dict[str, Any] = {name: text[:MAX_STACK_CHARS] for name, text in found.items()}
         if long:
-            answer["cut"] = [f"{len(long)} files: the first {MAX_STACK_CHARS} characters of each; ask for `file`"]
+            answer["cut"] = [f"{len(long)} files: the first {MAX_STACK_CHARS} characters; `file` returns more of one"]
         return answer
 
     def compare(self, run_a: str, run_b: str) -> dict[str, object]:

@@ -107,8 +107,8 @@ def _values(part: Part, column: Column) -> npt.NDArray[Any]:
         unset = raw.view(np.uint64) == UNSET_F64_BITS  # compare bits, so that a loss that is NaN stays NaN
     else:
         unset = raw == UNSET[column.type]
-        # Values that no clock or counter can have are not recorded: sums would overflow. Checksums, which have no unit,
-        # may use all 64 bits.
+        # Values that no clock or counter can have count as not recorded, since sums would overflow. Checksums, which
+        # have no unit, may use all 64 bits.
         if column.type == "i64" and column.unit:
             unset |= (raw > _MAX_I64) | (raw < -_MAX_I64)
     values = raw

@@ -24,7 +24,9 @@ __all__ = ["create", "identity_of", "known_store", "load_read_only", "remember"]
 
 MAX_REMEMBERED = 64
 _remembered: OrderedDict[tuple[object, ...], ReadState] = OrderedDict()
-"""Read states of unchanged files: loading one takes a quarter of the time for opening a small run's store."""
+"""Cached read states of unchanged files, because loading one takes a quarter of the time for opening a small run's
+store.
+"""
 
 
 def identity_of(path: Path) -> tuple[int, ...] | None:

@@ -52,7 +52,7 @@ class NewRecords:
     open_records: npt.NDArray[Any]
     problem: str
     keeps_open: bool = False
-    """True if the tape has lost its end, so that the open records in the store are kept."""
+    """True if the tape was truncated; the store then keeps its open records of this tape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ MAX_SUMMARY = 4000
 MAX_REFUSALS = 1000
 """Maximum distinct refusals kept until they are collected."""
 LEADER_KEY = "rankscope/leader"
-"""Key of node 0's message to all nodes, which has no body and announces its session."""
+"""Key of the message by which node 0 announces its session to all nodes; it has no body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Why a slow rank stays in the run: another device would not help, or it costs too little.
+"""Decide whether a slow rank stays in the run: another device would not help, or the slowdown costs too little.
 
 reason_to_keep(finding, read(RecoverySettings, run.manifest()))     # "" if the finding asks for an exclusion
 """

@@ -7,10 +7,9 @@
 
 A killed process loses nothing that it wrote to a tape, but a power cut loses what the kernel has not written to disk
 yet. Fsync in this process also covers what the ranks have stored through their memory mappings, so the ranks never wait
-for the disk. At most `every_s` seconds of records are lost (or a quarter of that plus the duration of a sync, if that
-takes longer). A rank that has just started is synced at once, since its records are not judged without its identity,
-and events are synced before tapes. The checksums in the index reveal losses and alterations
-(`probes.tape.segment_index`).
+for the disk. At most `every_s` seconds of records are lost, or a quarter of that plus the duration of a slow sync. A
+rank that has just started is synced at once, since its records cannot be judged without its identity, and events are
+synced before tapes. The checksums in the index reveal losses and alterations (`probes.tape.segment_index`).
 """
 
 from __future__ import annotations

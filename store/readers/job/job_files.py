@@ -46,7 +46,7 @@ class JobFiles:
 
     @property
     def formats(self) -> list[Format]:
-        """Formats of which there are files."""
+        """Formats with at least one file."""
         return [one for one in FORMATS if self.by_format[one]]
 
     @property

@@ -130,7 +130,9 @@ def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _known_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:
-    """Return the prefix of a known logger or collector if all lines have it; for too few lines to learn one from."""
+    """Return the prefix of a known logger or collector if all lines have it. Used if there are too few lines to learn a
+    prefix.
+    """
     found = [_pattern(match[0].rstrip()) if (match := _KNOWN.match(line)) else "" for line in lines]
     return re.compile(found[0]) if found and found[0] and all(one == found[0] for one in found) else None
 

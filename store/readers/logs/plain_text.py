@@ -26,7 +26,7 @@ _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
 _ZEROS = re.compile(rb"\0+")
 _HOLE = re.compile(rb"\0{64}")
 _LONGEST = 256
-"""Maximum bytes of an escape sequence: so many are held back, in case a chunk ends within one."""
+"""Maximum bytes of an escape sequence. As many are held back at the end of a chunk, which may cut a sequence."""
 _RECORD = re.compile(rb"(\]<std(?:out|err)>:[^\r\n]*?)(?=\[\d+,(?:mpirank:)?\d+(?:,[\w.-]{1,64})?\]<std(?:out|err)>:)")
 """Text of an mpirun record before the next record in the same line. They are separated by a carriage return, which ends
 a text without counting as a line.
@@ -148,7 +148,7 @@ def _text_key(first: bytes) -> str | None:
     lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines
     objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)[1]) is not None]
     if any("loss" in str(name).lower() for one in objects for name in one):
-        return None  # a trainer's values, of which one is a text
+        return None  # values of a trainer, one of them a text
     for key in _TEXT_KEYS:
         if objects and sum(isinstance(one.get(key), str) for one in objects) >= 0.9 * len(lines[:SAMPLE_LINES]):
             return key

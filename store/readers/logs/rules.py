@@ -197,10 +197,10 @@ _FAILED = re.compile(
 sentence.
 """
 _HINT_BEFORE = re.compile(
-    # a condition at the start of a clause, or after what would then be done
+    # a condition at the start of a clause, or after its consequence
     r"(?:^|[,;:(>*-])\W*(?:\w+ )?(?:if|when(?:ever)?|in (?:case|the event)|should|unless|once)\b(?! (?:you )?did)|"
     r"\b(?:will|would|shall|helps?|works?)\b[^,;]{0,60}\b(?:if|when(?:ever)?|with)\b|"
-    # what is to be avoided, or may follow; in the past tense, a hedge explains a failure ("may be caused by")
+    # something to avoid, or a possible consequence; a hedge in the past tense explains a failure ("may be caused by")
     r"\b(?:to|and|helps?|helping|please) (?:avoid|prevent|work around|debug|diagnose|mitigate|survive)\b|"
     r"\b(?:survives?|tolerates?|handles?|checks? (?:for|of)|checking for|probing for|disables?|enables?)\b|"
     r"\b(?:may|might|can|could|would|will|likely to)\b(?! not\b)(?: \w+)? "

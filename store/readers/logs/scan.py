@@ -66,7 +66,8 @@ MAX_EVENTS = 60_000
 LATER_LINES = 1_000
 """Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
 FINITE_STEPS = 3
-"""Finite losses after a line about NaN that show that the loss was finite: as many as show that a job continued."""
+"""Number of finite losses after a line about NaN that prove a finite loss; the same number proves that a job continued.
+"""
 HEADING_LINES = 40
 """Lines below a step heading that may hold its values."""
 ABOVE_LINES = 60

@@ -6,8 +6,8 @@
    counted.
 2. The training bar is the one with the most steps; a new epoch begins when it restarts. If epoch or step numbers
    restart, another training begins (a fold, a trial).
-3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines, or without a
-   throughput is the time between lines. If a duration is printed, `otherwise` holds the derived one.
+3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines. Without a
+   throughput, it is the time between lines. If a duration is printed, `otherwise` holds the derived one.
 4. The times of single steps are recovered from the bar's smoothed rate (`bar_times`).
 """
 
@@ -27,7 +27,7 @@ from store.readers.logs.step_lines import Bar
 __all__ = ["step_rows"]
 
 SKIPPED_RATIO = 20
-"""Minimum ratio of a bar's first advance to its usual advance for the steps before to count as skipped (a resumed
+"""If a bar's first advance is at least this many times its usual advance, the earlier steps were skipped (a resumed
 job).
 """
 SETTLE_STEPS = 40

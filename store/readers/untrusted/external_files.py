@@ -59,7 +59,9 @@ MAX_MEMBERS = 100_000
 MAX_EMPTY_MEMBERS = 1000
 """Maximum consecutive empty gzip members."""
 MEMBER_BYTES = 1 << 10
-"""Compressed bytes passed to zlib at first, because it copies what follows a member's end; then eight times as many."""
+"""Bytes of the first piece that zlib gets, since it copies the bytes after a member's end; later pieces are 8 times as
+large.
+"""
 _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")

@@ -67,8 +67,8 @@ _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
 
 def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix, head: str = "") -> dict[str, Any] | None:
-    """Read the exception below `head`, "Traceback (most recent call last):", from lines of the same stream. If the file
-    ends within its frames, `is_cut`; None if other lines follow them.
+    """Read the exception below `head`, "Traceback (most recent call last):", from lines of the same stream. `is_cut` is
+    set if the file ends within its frames. Returns None if unrelated lines follow the frames.
 
     `lines` are (prefix, text after it). Lines of other ranks in between are left out.
     """

@@ -55,7 +55,7 @@ def read_lost_bus(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, A
 
 def read_port(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any] | None:
     """Read a port that is down from the block of an InfiniBand device, as ibstat, ibstatus and ibv_devinfo print it;
-    None if none is. An Ethernet port that is disabled is not in use.
+    None if no port is down. A disabled Ethernet port is ignored, since it is not in use.
     """
     head = _DEVICE.search(text)
     device = head[1] if head else ""
