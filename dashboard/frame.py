@@ -193,7 +193,7 @@ def _page(title: str, body: Callable[[View], None]) -> None:
             st.session_state["polls"] = pending or live
             st.rerun()
 
-    # The key contains the run's id, so that another run is another fragment without the state of the former.
+    # The key contains the run's id, so that each run has a separate fragment state.
     st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
 
 

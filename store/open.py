@@ -40,12 +40,12 @@ class Found:
 
     @property
     def run(self) -> Path:
-        """The folder of the run, of several the newest; the path itself for anything else."""
+        """The folder of the run, or of the newest of several runs; the path itself for anything else."""
         return self.path / self.run_ids[0] if self.run_ids else self.path
 
 
 def what_is(path: Path) -> Found:
-    """Return what a path that was typed is; an address may have lost a slash of `//`."""
+    """Classify a path typed by a user; in an address, `//` may have become `/`."""
     if address := address_of(path):
         return Found(path=path, kind="address", address=address)
     if not path.exists():

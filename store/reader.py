@@ -88,11 +88,11 @@ class Store(Closing):
         """Open the store of a run, live or dead. Raises StoreError.
 
         `catch_up`: first ingest records that are on the tapes but not in the store (into a temporary copy if the run's
-        folder is read-only). If a `watch` is running, this is left to it, but not longer than `catch_up.FINAL_POLL_S`
-        after all ranks have ended. `include_newest`: while `watch` is running, ingest its newest records into a
-        temporary copy. `node`: without `catch_up`, open the store of this node alone, so that no other node's writer
-        waits. `memory_bytes`: DuckDB's memory limit; with `spills` larger queries continue in a temporary folder.
-        `threads`: DuckDB's threads, all cores by default.
+        folder is read-only). A running `watch` does this itself, until `catch_up.FINAL_POLL_S` after all ranks have
+        ended. `include_newest`: while `watch` is running, ingest its newest records into a temporary copy. `node`:
+        without `catch_up`, open the store of this node alone, so that no other node's writer waits. `memory_bytes`:
+        DuckDB's memory limit; with `spills` larger queries continue in a temporary folder. `threads`: DuckDB's threads,
+        all cores by default.
         """
         with contextlib.ExitStack() as scratch:
             paths = stores_up_to_date(run, scratch, wait_s, include_newest=include_newest) if catch_up else run.stores()

@@ -73,7 +73,7 @@ def _created_s(path: Path, stamp: tuple[int, int]) -> float | None:
 
 
 def _began(path: Path) -> float:
-    """Start time of a run as its manifest states it, else the modification time of the manifest or folder, which
+    """Start time of a run in its manifest. Without one, the modification time of the manifest or folder, although it
     changes with each write or copy.
     """
     for name in ("run.json", "tapes", "."):

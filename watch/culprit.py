@@ -53,7 +53,7 @@ class CulpritKiller:
         blamed = {rank for verdict in verdicts for rank in verdict.ranks}
         culprits = blamed & processes.keys()
         # Check each process before signalling it: the pid of a dead rank may have been reused, and in a copied run the
-        # pids are those of the original's ranks.
+        # recorded pids belong to the original's ranks.
         pids = (
             {rank: process.pid for rank, process in processes.items() if process.is_alive}
             if verdicts or hang_is_open

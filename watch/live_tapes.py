@@ -3,8 +3,8 @@
     tapes = LiveTapes(run, node_rank=0)
     tapes.poll()                       # once a tick: a few small reads
     tapes.attempt, tapes.pids, tapes.quiet_s
-    source = tapes.source()            # the newest records, to judge a hang by
-    tapes.read_ns()                    # when they were read, by the clock of that source's times
+    source = tapes.source()            # the newest records, for judging hangs
+    tapes.read_ns()                    # when they were read, by the same clock as their times
 
 It needs no store, so neither a reader that keeps the store's file open nor a full disk can delay decisions. It needs no
 wall clock: `quiet_s`, the source's times, `read_ns` and `now_ns` come from the monotonic clock, which all processes of

@@ -132,7 +132,7 @@ class StandstillLoop:
         """Return True if a rank of this node has finished a step of the attempt."""
         source = self._tapes.source(
             all_nodes=self._judges_all
-        )  # the same source as in `_findings`, since a second one would have to be read again
+        )  # use the source of `_findings`, because a second source would be read separately
         sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
         placed = [*self._tapes.placed]
         return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0

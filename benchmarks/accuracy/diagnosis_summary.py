@@ -43,7 +43,7 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
 
 
 def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Counts by fault, and over all of them."""
+    """Counts by fault, and over all faults."""
     table: dict[str, dict[str, Any]] = {}
     for name, expected in EXPECTED.items():
         own = [outcome for outcome in outcomes if outcome.fault == name]

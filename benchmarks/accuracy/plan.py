@@ -155,8 +155,8 @@ class Measured:
 
 
 def measure(config: Config, *, num_pieces: int = 1) -> Measured:
-    """Measure a step of one process on the CPU. It has the first of `num_pieces` pieces of each sequence, and copies of
-    it in place of the others.
+    """Measure a step of one process on the CPU. It gets the first of `num_pieces` pieces of each sequence, and uses
+    copies of that piece for the others.
     """
     model = Transformer(config.model)
     initialise(model, config.model, seed=0)

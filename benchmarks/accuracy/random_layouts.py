@@ -11,9 +11,8 @@ and precision and never stops:
 - losses and gradient norms are bitwise identical on all ranks;
 - if only the order of summation differs, losses agree within a relative 1e-4 and norms within 1e-3;
 - with reduced precision (bf16, fp16, fp8, Muon, AdamW8bit), losses agree within 1 % and norms within 10 %; with
-  compressed gradients, losses within 5 %. In fp16 only the steps before the first one that either run skips are
-  compared: FSDP's scaled gradients are fp16 and overflow earlier than autocast's, until the loss scale has been
-  reduced.
+  compressed gradients, losses within 5 %. In fp16, steps are compared up to the first one that either run skips: FSDP's
+  scaled gradients are fp16 and overflow earlier than autocast's, until the loss scale has been reduced.
 
 A combination that the launch refuses counts as refused. Offload to the host is also drawn, and has the same policy on a
 CPU.

@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             when += f", ranks {of['aborted_ranks']} abort" if of["aborted_ranks"] else ""
             torchs = ", ".join(hang["torchfrtrace"]) or "nothing"
             print(f"{hang['program']:28} DETAIL: {when} ({'right' if of['right'] else 'not right'}); "
-                  f"torchfrtrace: {torchs}; we: {hang['ours']} {hang['our_ranks']}")  # fmt: skip
+                  f"torchfrtrace: {torchs}; Rankscope: {hang['ours']} {hang['our_ranks']}")  # fmt: skip
     write_json(options.json, result)
     return 0
 

@@ -293,7 +293,7 @@ def _text(value: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--commands", default="run,train,demo")
-    parser.add_argument("--states", default="", help="of those of each command (all)")
+    parser.add_argument("--states", default="", help="only these states of each command (all)")
     parser.add_argument("--signals", default=",".join(SIGNALS))
     parser.add_argument("--tries", type=int, default=1, metavar="N", help="of each trial")
     options = parser.parse_args(arguments)

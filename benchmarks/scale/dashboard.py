@@ -144,7 +144,7 @@ def add_a_step(run: RunDir) -> None:
 
 
 def make_many(folder: Path, num_runs: int) -> Path:
-    """A folder of finished runs with different names, which are links to one store."""
+    """Make a folder of finished runs with different names; their stores are links to one file."""
     first = make_full_run(folder / "run-0000", LISTED_RANKS, LISTED_STEPS)
     for number in range(1, num_runs):
         path = folder / f"run-{number:04}"

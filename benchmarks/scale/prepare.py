@@ -108,8 +108,9 @@ def encode_with_library(sources: list[str], tokenizer: str) -> int:
 
 
 def _time_library(sources: list[str], tokenizer: str, num_threads: int) -> tuple[int, float]:
-    """(tokens, seconds) in a separate process, since the library fixes its number of threads at start-up, which is not
-    timed."""
+    """Return (tokens, seconds). Runs in a separate process, since the library fixes its number of threads at its start;
+    start-up is not timed.
+    """
     program = (
         "import json, sys, time\nfrom benchmarks.scale.prepare import encode_with_library\n"
         "began = time.perf_counter()\ncount = encode_with_library(json.loads(sys.argv[1]), sys.argv[2])\n"
@@ -152,8 +153,9 @@ if __name__ == "__main__":
 
 
 def _kill_and_compare(sources: list[str], tokenizer: str, num_processes: int, kills: int, folder: Path) -> None:
-    """Prepare in a process that is killed `kills` times. Raises SystemExit if its files differ from those of a process
-    that was not."""
+    """Prepare in a process that is killed `kills` times. Raises SystemExit if its files differ from those of an
+    undisturbed process.
+    """
     expected, out, program = folder / "expected", folder / "killed", folder / "killed.py"
     began = time.perf_counter()
     num_tokens, num_documents = _prepare(sources, tokenizer, num_processes, expected)

@@ -112,8 +112,8 @@ def make_steps(
 ) -> int:
     """Fill the store with steps, in the order of ingestion (some steps of all ranks, then the next); return its bytes.
 
-    The loss of step `jump_at` is twice that of the others. `work_ns`: own work of a rank in a step; it waits for the
-    rest of the step, of which `idle_ns` are between phases, as in a pipeline stage.
+    The loss of step `jump_at` is twice that of the others. `work_ns`: own work of a rank in a step. In the rest of the
+    step it waits: `idle_ns` between phases, as in a pipeline stage, else in collectives.
     """
     run = make_run(path, ranks, hang=False, steps=steps, layout=layout, more_events=more_events).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)

@@ -83,7 +83,7 @@ def _account(source: Source, attempt: int, rank: int, step: int) -> dict[str, An
 
 
 def _calls(source: Source, attempt: int, rank: int, step: int, start_ns: int) -> list[dict[str, Any]]:
-    """The rank's collectives in the step: first those that never ended, then by descending wait."""
+    """The rank's collectives in the step: calls that never ended first, then by descending wait."""
     if lacking(source, collectives=("wait_ns", "issue_ns", "end_ns", "caller")):
         return []
     rows = source.rows(

@@ -147,7 +147,7 @@ class RunAccess:
 
         version = (self.version(), watched)
         key = ("diagnosis", str(self.run.path))
-        # do not wait for it: it would not finish in time
+        # do not wait, since it would not finish in time
         patience_s = 0.0 if self.size_bytes() >= SEPARATE_PROCESS_BYTES else first_s
         return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
 

@@ -63,7 +63,7 @@ class RunLogs:
     num_files: int = 0
     """Number of files found, including empty ones, except those of `watch`."""
     num_cut: int = 0
-    """Number of files of which only the end was read."""
+    """Number of files that were read only at their end."""
     problems: tuple[str, ...] = ()
 
 

@@ -58,8 +58,7 @@ def _worst(finding: Finding | None, number: int) -> dict[str, Any]:
 
 
 def _as_of_now(report: Finding, state: RunState) -> Finding:
-    """Return the report. As in the diagnosis, the end of an earlier attempt is only a warning if the run continued.
-    """
+    """Return the report. As in the diagnosis, the end of an earlier attempt is only a warning if the run continued."""
     went_on = report.attempt is not None and state.attempt is not None and report.attempt < state.attempt
     return replace(report, severity="warning") if went_on and report.severity == "critical" else report
 

@@ -113,7 +113,9 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
 def _shown(
     pulse: dict[str, float | None], diagnosis: Diagnosis | None, name: str, *, is_live: bool
 ) -> tuple[float | None, float | None]:
-    """A value over the newest steps and over all steps; for an ended run only the latter, from the report."""
+    """A value over the newest steps and over all steps; for an ended run only the value over all steps, from the
+    report.
+    """
     of_all: Any = None if diagnosis is None else diagnosis.run.get(_IN_REPORT[name])
     return (pulse[name], of_all) if is_live or of_all is None else (of_all, None)
 

@@ -40,7 +40,7 @@ def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, .
 
 
 def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Any]:
-    """Load the bubble of all pipelines, as in the report, and of one of them; each may be None, for the reason `why`.
+    """Load the bubble of all pipelines (as in the report) and of one pipeline. Either may be None; `why` is the reason.
 
     Host spans of a GPU run do not measure the bubble, so there is none.
     """

@@ -21,7 +21,7 @@ from store.published.copy_time import is_copy
 __all__ = ["rank_and_step"]
 
 MAX_LINES = 16
-"""Maximum log lines: the page on logs is one click away, and what is below them should stay visible."""
+"""Maximum log lines, so that the content below stays visible; the Logs page has all lines."""
 MAX_CALLS, CALLS_HEIGHT = 7, 300
 """Number of rows of the table of calls visible at once, and its height in pixels if there are more."""
 

@@ -42,9 +42,10 @@ def compare(
         typer.Option(
             "--fail-on",
             metavar="slower[:PERCENT]|loss|findings|critical",
-            help="Exit 1 if the second run is slower (slower: the whole 95 % interval is above PERCENT, by default 5), "
-            "has a loss higher by more than the noise (loss), a finding that the first lacks (findings) or a critical "
-            "one (critical), or if too few steps were recorded to tell; repeatable.",
+            help="Condition for exit code 1; repeatable. slower: the second run is slower, with the whole 95 % "
+            "interval above PERCENT (5). loss: its loss is higher by more than the noise. findings: it has a finding "
+            "that the first lacks. critical: it has a critical finding. slower and loss also hold if there are too "
+            "few steps to tell.",
         ),
     ] = None,
 ) -> None:

@@ -59,7 +59,7 @@ def export(
     ] = None,
     steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace. Default: all.")] = "",
     ranks: Annotated[
-        str, typer.Option("--ranks", help="Ranks whose own values go to the tracker: none, sampled (eight) or all.")
+        str, typer.Option("--ranks", help="Ranks whose values go to the tracker: none, sampled (eight) or all.")
     ] = "sampled",
     project: Annotated[str, typer.Option("--project", help="W&B project.")] = "rankscope",
     mode: Annotated[str, typer.Option("--mode", help="W&B mode: online or offline. Default: W&B's own.")] = "",

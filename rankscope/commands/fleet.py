@@ -1,4 +1,4 @@
-"""`rankscope fleet`: hosts and devices over many runs, those with trouble more often than chance explains first."""
+"""`rankscope fleet`: hosts and devices over many runs, first those with more incidents than chance explains."""
 
 from __future__ import annotations
 

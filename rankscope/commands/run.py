@@ -1,4 +1,4 @@
-"""`rankscope run`: launch a training script or program as torchrun does, recorded without a change to it."""
+"""`rankscope run`: launch an unchanged training script or program as torchrun does, and record it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def top(
 
     Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. If the
     screen is too small, ranks in trouble keep their rows and the others are grouped by what they do. It ends with q,
-    Ctrl-C or the run's end. For a run that has ended, medians are of all steps and findings those of `rankscope
+    Ctrl-C or the run's end. For a run that has ended, medians cover all steps, and the findings are those of `rankscope
     analyze`. JSON is printed once.
     """
     as_json = wants_json(output)

@@ -163,7 +163,7 @@ def insert(connection: DuckDBPyConnection, batch: Batch, target: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event. Attempt and rank are those of its file if it does not state them."""
+    """An event. If it states no attempt or rank, its file's are used."""
 
     content: Mapping[str, Any]
     attempt: int

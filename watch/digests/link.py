@@ -9,9 +9,8 @@ Each message is signed (`watch.digests.signed_messages`). Forged and replayed me
 (`take_refusals`).
 
 All communication happens in threads of this object, so that a lost node, or a store lost with the leader's machine,
-does not delay a tick. Digests that cannot be sent are counted and dropped; the records remain in the node's store. No
-other module of `watch` imports torch, and this one does so in its thread: the watch of a single-node run never loads
-it.
+does not delay a tick. Digests that cannot be sent are counted and dropped; the records remain in the node's store. Only
+this module of `watch` imports torch, and only in its thread, so the watch of a single-node run never loads it.
 """
 
 from __future__ import annotations

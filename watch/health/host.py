@@ -113,8 +113,8 @@ class Host:
 class DiskLatency:
     """Disk latency since the previous reading. Reads files below `root`.
 
-    It is iostat's await: the time of completed requests in the queue and on the disk, divided by their number. Of
-    several disks the slowest counts, because the mean would hide the one that a checkpoint waits for.
+    It is iostat's await: the time of completed requests in the queue and on the disk, divided by their number. The
+    maximum over all disks is used, because the mean would hide the slow disk that a checkpoint waits for.
     """
 
     def __init__(self, root: Path) -> None:

@@ -5,9 +5,10 @@
     publishing.poll()
     publishing.finish()                                      # the last rows, when the store is closed
 
-A separate thread writes to the address, at a lower priority (but not the lowest: while it holds the GIL, the watch
-waits for it). Only one round is in memory; if it cannot be written, new rows wait in the store. The first failure is
-reported as an event `publish_failed` with its reason, and the first success after it as an event `published`.
+A separate thread writes to the address at a lower priority, but not the lowest, because the watch waits while that
+thread holds the GIL. Only one round is in memory; if it cannot be written, new rows wait in the store. The first
+failure is reported as an event `publish_failed` with its reason, and the first success after it as an event
+`published`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ the other ranks within a second or two. After that the run is judged by the exis
 """
 RECENT_S = 30.0
 """Seconds after the end of a rank within which other ranks may still fail because of it. Source: measured; on a busy
-machine a process takes seconds from its last record to its exit, which is what its peers notice.
+machine a process takes seconds from its last record to its exit, and peers notice only the exit.
 """
 POLL_S = 0.1
 

@@ -27,8 +27,8 @@ MAX_PIECES, MIN_PIECES = 600, 100
 MAX_CELLS = 400_000
 """Number of time buckets per line, and of all devices together."""
 MAX_DRAWN, AT_EACH_END = 16, 3
-"""Maximum number of devices that each get a line; with more devices, only those with the lowest and highest values
-do.
+"""Maximum number of devices that each get a line; with more devices, only the devices with the lowest and highest
+values do.
 """
 REASONS = {1: "idle", 2: "clocks set by hand", 4: "power cap", 16: "sync boost", 256: "display clocks"} | {
     bit: words for bit, (_, words) in THROTTLE_BITS.items()

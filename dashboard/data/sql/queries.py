@@ -65,9 +65,9 @@ def extent(source: Source) -> dict[str, Any]:
 def pulse(source: Source) -> dict[str, float | None]:
     """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
-    The newest steps are those that ran last; after a rollback, not the discarded ones. A NaN loss is returned as NaN.
+    The newest steps are the steps that ran last, without steps discarded by a rollback. A NaN loss is returned as NaN.
     The loss is that of the lowest rank with a loss, as in the report, because the ranks of an attached loop have
-    different losses. Memory is that of the rank with the most. Tokens count once, even if several ranks read the same
+    different losses. Memory is the maximum over the ranks. Tokens count once, even if several ranks read the same
     text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")

@@ -192,7 +192,7 @@ def _holds_only_active(entries: list[Any]) -> bool:
 
 
 def _without_old_entries(entries: list[Any], dump: RankDump) -> list[Any]:
-    """Drop entries of which only the number matters: complete, well-formed and not among the newest.
+    """Drop entries that are complete, well-formed and not among the newest: only their number matters.
 
     In a ring of 2,000 these are nearly all, and checking them in full would be most of the work.
     """

@@ -11,7 +11,7 @@ frequent values are references to their first occurrence (`BINGET`).
 3. Count the entries in between without unpickling them. They must be all complete or all in flight, contain no
    point-to-point call, belong to groups that are in the tail too, and match the record ids before and after them.
 
-Only the newest complete calls matter, and the oldest calls in flight, which are in the head. In all other cases the
+Only the newest complete calls and the oldest calls in flight matter; the latter are in the head. In all other cases the
 result is None: an unfinished call among finished ones, a coalesced batch, a backend without events, a memo index that
 is not in the head, another pickler's layout.
 """

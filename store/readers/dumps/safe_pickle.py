@@ -3,8 +3,8 @@
     loads(blob)        # {"entries": [...], "version": "2.10"}; PickleError on anything else
 
 A pickle is a program. This interpreter knows only the operations that build plain values (an allow list). Python's
-unpickler is unsafe even if `find_class` refuses everything: five bytes (a `LONG_BINPUT` with a huge index) make that of
-Python 3.11 allocate and fill gigabytes.
+unpickler is unsafe even if `find_class` refuses everything: five bytes (a `LONG_BINPUT` with a huge index) make Python
+3.11's unpickler allocate and fill gigabytes.
 
 Limits on operations and objects bound the memory. Keys of dicts must be strings, because a file could choose integers
 with colliding hashes, which make a dict quadratic.

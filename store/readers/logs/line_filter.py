@@ -1,4 +1,4 @@
-"""Find the lines of a log that contain any of many literals, in one pass over the bytes, and which ones they contain.
+"""Find the lines of a log that contain any of many literals in one pass over the bytes, and the literals in each line.
 
     wanted = LineFilter(literals)
     for begin, end in wanted.lines(WindowLines(window, end)): ...

@@ -3,8 +3,8 @@
     for rule in load_rules():
         rule.kind, rule.literals      # "watchdog_timeout", (b"Watchdog caught collective operation timeout",)
 
-A rule has literals, one of which a line must contain, a pattern for the fields in the line, the role of such a line in
-a verdict, and the source of the wording.
+A rule has literals (a line must contain one), a pattern for the fields in the line, the role of such a line in a
+verdict, and the source of the wording.
 """
 
 from __future__ import annotations

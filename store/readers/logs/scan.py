@@ -66,7 +66,7 @@ MAX_EVENTS = 60_000
 LATER_LINES = 1_000
 """Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
 FINITE_STEPS = 3
-"""Number of finite losses after a line about NaN that prove a finite loss; the same number proves that a job continued.
+"""If at least this many finite losses follow a line about NaN, the job continued and its loss was finite.
 """
 HEADING_LINES = 40
 """Lines below a step heading that may hold its values."""

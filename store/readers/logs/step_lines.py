@@ -92,7 +92,7 @@ _TIMES = (
      re.compile(rf"(?<![\w/])(?<!total )(?<!wall )(?<!data )(?<!Data )(?<!training )(?:time|Time|dt|batch_time){_IS}"
                 rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
-"""Patterns of durations, each with literals of which every match contains one."""
+"""Patterns of durations, each with literals; every match contains one of them."""
 _OF_STEP = re.compile(
     r"per[_ ](?:iteration|step)|(?:[iI]ter(?:ation)?|[sS]tep)[_ ][tT]im|ime/step|s(?:ec)?/step| took "
 )
@@ -157,7 +157,7 @@ class StepLine:
     duration_ns: int | None
     data_ns: int | None = None
     is_of_step: bool = False
-    """True if the line calls the duration that of a step, so that it is not elapsed time even if it grows."""
+    """True if the line says that the duration is that of a step; then it is not elapsed time, even if it grows."""
     throughput: float | None = None
     """Tokens or samples per second."""
     skipped: int | None = None

@@ -100,7 +100,6 @@ def _rows(answer: Any) -> list[tuple[str, Any]]:
 
 
 def _event(row: dict[str, Any], name: str) -> dict[str, Any]:
-    """Convert a row to a log event. As in events of built-in rules, its `fields` include rank and step.
-    """
+    """Convert a row to a log event. As in events of built-in rules, its `fields` include rank and step."""
     fields = {key: row[key] for key in ("rank", "step") if row.get(key) is not None}
     return {"message": "", "source": name, **row, "fields": {**fields, **(row.get("fields") or {})}}

@@ -1,5 +1,5 @@
 """Read scrapes of GPU exporters in Prometheus' text format (dcgm-exporter, nvidia_gpu_exporter): readings of each GPU
-and its last XID. A metric that a file repeats for the same GPU begins the next scrape.
+and its last XID. If a metric appears again for the same GPU, the next scrape begins.
 """
 
 from __future__ import annotations

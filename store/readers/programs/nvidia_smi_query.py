@@ -22,7 +22,7 @@ _PLACES = {
     ("Remapped Rows", "Remapping Failure Occurred"): "remap_failed", ("Clocks", "SM"): "sm_clock_hertz",
 }  # fmt: skip
 _ECC = ("Volatile", "Aggregate", "Single Bit", "Double Bit")
-"""Sections of ECC errors, which are named with the one around them."""
+"""Sections of ECC errors; the name of the enclosing section is put before theirs."""
 _REASONS = ("Clocks Event Reasons", "Clocks Throttle Reasons", "HW Slowdown")
 _ERRORS = re.compile(r"uncorrectable|correctable|single bit|double bit", re.IGNORECASE)
 _XML_GPU = re.compile(r'<gpu id="([^"]+)">')

@@ -68,7 +68,7 @@ class RankTrace:
     stage: int
     """Pipeline stage if the trace names a pipeline group, else 0: only ranks of one stage do the same work."""
     device: str
-    """Device whose times these are: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or the category of an unknown
+    """Device type of these times: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or the category of an unknown
     device.
     """
     marked: bool

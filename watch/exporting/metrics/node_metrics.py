@@ -4,7 +4,7 @@
     samples = metrics.measure(store, now_ns)      # each tick; names from `watch.exporting.metrics.catalogue`
 
 Speed and shares cover the newest `WINDOW_STEPS` steps of the newest attempt. The time account of the whole run is
-measured only every `SLOW_EVERY_S`. Nothing is judged here: findings are those that `watch` has reported.
+measured only every `SLOW_EVERY_S`. Nothing is judged here: the findings come from the reports of `watch`.
 """
 
 from __future__ import annotations

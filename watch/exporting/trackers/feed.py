@@ -61,7 +61,7 @@ class TrackerFeed:
         return len(taken)
 
     def ended_s(self, step: int | None) -> float:
-        """End of a step (epoch seconds); that of the newest step if the step did not end, or is None."""
+        """End of a step (epoch seconds). If `step` is None or did not end, the end of the newest step."""
         return self._ends.get(step or 0) or max(self._ends.values(), default=0.0)
 
     def findings(self, source: Source) -> int:
