@@ -190,7 +190,7 @@ def _parts(connection: DuckDBPyConnection, database: str) -> Iterator[str]:
         name = table.removesuffix("_done").removesuffix("_open").replace("'", "''")
         keys = ", ".join(key for key in ("attempt", "rank", "wall_ns") if key in columns)
         yield f"SELECT '{name}', 'rank', [{keys}]::VARCHAR, count(*) FROM {source} GROUP BY ALL"
-        if SEGMENT in columns:  # calls in flight derived from NCCL's belong to a segment of another table
+        if SEGMENT in columns:  # NCCL's calls in flight belong to a segment of another table
             yield (
                 f"SELECT '{name}', 'segment', {SEGMENT}, count(*) FROM {source} "
                 f"WHERE contains({SEGMENT}, '/{name}.') GROUP BY ALL"

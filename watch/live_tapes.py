@@ -59,7 +59,7 @@ class RankProcess:
 
 @dataclass(slots=True)
 class _Attempt:
-    """Processes and ends of this node's ranks in one attempt, as they reported them."""
+    """Processes and ends of this node's ranks in one attempt, from their events."""
 
     number: int = 0
     processes: dict[int, RankProcess] = field(default_factory=dict)

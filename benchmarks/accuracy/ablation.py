@@ -121,7 +121,7 @@ Field = tuple[type, str, Any]
 
 
 def fields_of(modules: list[str]) -> list[Field]:
-    """(policy, name, default) of the fields with a plain default that these modules define."""
+    """(policy, name, default) of all fields with a plain default in these modules' policies."""
     return [
         (policy, field.name, field.default)
         for module in map(importlib.import_module, modules)

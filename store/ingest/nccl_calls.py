@@ -98,7 +98,7 @@ _ENDED = (
 )
 
 # The device runs a communicator's calls in order, except for those of one group call and messages with different peers.
-# So a call whose end was not observed is over if a call of the same kind that was enqueued after its launch has ended.
+# So a call without an observed end is over once a later call of the same kind, enqueued after its launch, has ended.
 _LATER = """
 SELECT 1 FROM nccl_calls_done d WHERE d.attempt = c.attempt AND d.rank = c.rank AND d.communicator = c.communicator
   AND d.call > c.call AND d.enqueue_ns >= c.launched_ns AND d.kernel_end_ns IS NOT NULL

@@ -3,7 +3,7 @@
     for path, dump in read_many([(path, rank), ...]): ...      # a RankDump, or a SourceError with the reason
     dumps = read_dumps(survey(folder))                         # one per rank
 
-`plain_pickle` interprets a pickle in Python: 40 ms for a ring of 2,000 entries, too slow for 4,096 ranks. Python's
+`safe_pickle` interprets a pickle in Python: 40 ms for a ring of 2,000 entries, too slow for 4,096 ranks. Python's
 unpickler takes 6 ms (2 ms if the newest entries are enough: `newest_entries`). If `find_class` refuses everything, it
 executes no code, but a few bytes can make it exhaust memory or never return. So it is only used in a child process with
 kernel limits. A dump that fails there is read again by `safe_pickle`, which reports the reason.
