@@ -1,12 +1,12 @@
 /* A driver that calls the plugin as NCCL does, without a GPU: communicators, host threads that enqueue, a thread that
- * reports kernels, a proxy thread. For tests under sanitizers, for kills at random moments and for the benchmark.
+ * reports kernels, a proxy thread. Used in tests with sanitizers, for kills at random moments and for the benchmark.
  *
  *   nccl_driver LIBRARY VERSION THREADS CALLS MODE [CHANNELS]
  *
- * MODE `check` reports kernels from threads of their own and aborts every third communicator in the middle; `time`
- * makes all calls of a communicator in one thread and prints the nanoseconds that passed, those of processor time
- * that these threads took, and the number of events; `endless` runs until it is killed and writes
- * to standard output, after each completed call of thread 0, the number of its completed calls (8 bytes).
+ * MODE `check` reports kernels from separate threads and aborts every third communicator midway. `time` makes all calls
+ * of a communicator in one thread, and prints the elapsed nanoseconds, the CPU nanoseconds of these threads, and the
+ * number of events. `endless` runs until it is killed; after each completed call of thread 0 it writes the number of
+ * completed calls (8 bytes) to standard output.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

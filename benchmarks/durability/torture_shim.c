@@ -1,11 +1,11 @@
-/* Loaded into the processes of a run by LD_PRELOAD: another wall clock, and errors of files whose path holds a text.
+/* Loaded into a run's processes by LD_PRELOAD: shifts the wall clock, and fails operations on paths that contain a text.
  *
  *   cc -O2 -shared -fPIC -o shim.so torture_shim.c -ldl
  *   RS_TORTURE=control LD_PRELOAD=./shim.so program
  *
  * `control` is a file of 256 bytes that the caller changes while the program runs: nanoseconds added to the wall clock
  * (int64), errno to return (int32; 0: none), operations that return it (int32: 1 read, 2 write, 4 create and rename),
- * and the text (zero-terminated). The monotonic clock is left alone, as where an administrator sets the time.
+ * and the text (zero-terminated). The monotonic clock is unchanged, as when an administrator sets the time.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
