@@ -183,7 +183,7 @@ def _names(expected: Expected, finding: Finding, truth: Sequence[int]) -> bool:
             return found == true
         case "members":  # a pair, a group or a node: no rank outside may be named
             return bool(found & true) and (found <= true or true <= found)
-        case "nobody":
+        case "no rank":
             return not found or found == true
         case "side":
             return found >= true and len(found) <= 2

@@ -21,9 +21,9 @@ from tests.support.simulator import OVERSUBSCRIBED, QUIET, SHARED_HOST, Clock, F
 __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
 RANKS = (*[8] * 40, *[16] * 30, *[32] * 20, *[64] * 7, 128, 256, 1024)
-ANY, ONE, MEMBERS, SIDE, NOBODY = "any", "one", "members", "side", "nobody"
+ANY, ONE, MEMBERS, SIDE, NO_RANK = "any", "one", "members", "side", "no rank"
 """Ranks that a finding must name. ANY: any. ONE: exactly the faulty rank. MEMBERS: none outside the pair, group or
-node. SIDE: the faulty rank, or both of two ranks that contradict each other without a majority. NOBODY: none or all."""
+node. SIDE: the faulty rank, or both of two ranks that contradict each other without a majority. NO_RANK: none or all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ EXPECTED: dict[str, Expected] = {
     # Numbers.
     "nan_grad": Expected(ids="F22", kinds=("non_finite",), causes=("backward",)),
     "inf_activation": Expected(ids="F23", kinds=("non_finite",), causes=("forward",)),
-    "overflow": Expected(ids="F24", kinds=("non_finite",), causes=("reduction",), ranks=NOBODY),
+    "overflow": Expected(ids="F24", kinds=("non_finite",), causes=("reduction",), ranks=NO_RANK),
     "bad_batch": Expected(ids="F25", causes=("batch", "data", "bad_batch"), **_SPIKE),
     "lr_spike": Expected(ids="F26", causes=("learning_rate", "lr", "configuration"), **_SPIKE),
     "divergence": Expected(

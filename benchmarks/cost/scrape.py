@@ -44,7 +44,7 @@ from watch.exporting.prometheus.server import Listen, Snapshot, serve
 
 BLOCK_S = 10.0
 SLOW_S = 5.0
-BESIDE = ("scraped", "dead", "slow", "trackers")
+EXPORTERS = ("scraped", "dead", "slow", "trackers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--training", type=int, default=0, metavar="BLOCKS", help="pairs of blocks in a training run")
-    parser.add_argument("--beside", nargs="+", choices=BESIDE, default=BESIDE, help="exporters to measure")
+    parser.add_argument("--beside", nargs="+", choices=EXPORTERS, default=EXPORTERS, help="exporters to measure")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {"scrape": [], "training": {}}
     if options.training:

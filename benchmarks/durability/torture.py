@@ -211,12 +211,12 @@ def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Ce
     if environment.needs_disk:  # the ranks train without recording, which only shows once there is space again
         _wait(stage, lambda: stage.attempt() > 0 or _has_ended(stage), "next attempt")
         relieve(stage)
-    if not _goes_on(stage, 0, may_end=environment.may_end):
+    if not _continues(stage, 0, may_end=environment.may_end):
         cell.how = "exit 75, then --resume"
         relieve(stage)
         _check_end(stage)
         stage.launch("--resume", str(stage.runs / "latest"))
-        _goes_on(stage, 0, may_end=False)
+        _continues(stage, 0, may_end=False)
     else:
         cell.how = "restarted"
     cell.seconds = time.monotonic() - begin
@@ -267,7 +267,7 @@ def _has_ended(stage: Stage) -> bool:
     return stage.process is not None and stage.process.poll() is not None
 
 
-def _goes_on(stage: Stage, attempt: int, *, may_end: bool) -> bool:
+def _continues(stage: Stage, attempt: int, *, may_end: bool) -> bool:
     """Wait for steps of a later attempt; False if the launcher ended instead."""
     ended = False
 

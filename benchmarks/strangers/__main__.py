@@ -29,7 +29,7 @@ from trainer.drills.script.score import ScriptRow
 
 FOLDER = Path(__file__).parent
 LOOPS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
-UNOPENED = ("compiled", "gan", "lightning_fabric", "tensor_parallel", "huggingface_trainer", "pipeline_1f1b")
+NOT_INSPECTED = ("compiled", "gan", "lightning_fabric", "tensor_parallel", "huggingface_trainer", "pipeline_1f1b")
 """Loops whose results were not inspected during development."""
 
 
@@ -53,7 +53,7 @@ def print_table(rows: dict[str, list[ScriptRow]], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("fault", no_wrap=True)
     for loop in rows:
-        table.add_column(f"{loop}{'*' if loop in UNOPENED else ''}")
+        table.add_column(f"{loop}{'*' if loop in NOT_INSPECTED else ''}")
     for name in dict.fromkeys(row.fault for found in rows.values() for row in found):
         cells = [next((_word(row) for row in found if row.fault == name), "") for found in rows.values()]
         table.add_row(name, *cells)
