@@ -22,8 +22,9 @@ __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
 RANKS = (*[8] * 40, *[16] * 30, *[32] * 20, *[64] * 7, 128, 256, 1024)
 ANY, ONE, MEMBERS, SIDE, NO_RANK = "any", "one", "members", "side", "no rank"
-"""Ranks that a finding must name. ANY: any. ONE: exactly the faulty rank. MEMBERS: none outside the pair, group or
-node. SIDE: the faulty rank, or both of two ranks that contradict each other without a majority. NO_RANK: none or all."""
+"""The ranks that a finding must name. ANY: any. ONE: exactly the faulty rank. MEMBERS: none outside the pair, group or
+node. SIDE: the faulty rank, or both of two ranks that contradict each other without a majority. NO_RANK: none, or all.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

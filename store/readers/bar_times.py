@@ -3,7 +3,7 @@
     own_times([line.step_line.bar for line in lines])        # {index of the state: nanoseconds per step}
 
 1. At each update tqdm computes exponential averages (0.7 old, 0.3 new) of steps and of seconds, and shows their ratio.
-   This is inverted from each rate to the next.
+   The change from one rate to the next gives the time of the steps in between.
 2. The times must add up to the elapsed seconds that the bar also shows. If they do not, because the bar smooths
    differently or the log lacks states, the printed rate is used.
 """

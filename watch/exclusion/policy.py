@@ -37,7 +37,8 @@ def reason_to_keep(finding: Finding, settings: RecoverySettings, *, has_experts:
     of = finding.evidence
     if finding.cause not in _OF_DEVICE:
         return _OTHERS.get(
-            finding.cause, f"the cause {finding.cause or 'is unknown and'} does not lead to an exclusion"
+            finding.cause,
+            f"the cause {finding.cause} does not lead to an exclusion" if finding.cause else "its cause is unknown",
         )
     if finding.cause == "compute" and of.get("place") in GAPS:
         return "it loses the time between phases, in the training code and not on the device"

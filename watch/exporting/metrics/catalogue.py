@@ -199,7 +199,7 @@ _ALL: tuple[Metric, ...] = (
         ("host_cgroup_throttled_seconds_total", "counter", "seconds", (), "Throttling by the cgroup's CPU limit."),
         ("host_infiniband_errors_total", "counter", "", (), "Errors on all InfiniBand and RoCE ports."),
         ("host_infiniband_downs_total", "counter", "", (), "InfiniBand and RoCE links that went down or recovered."),
-        ("host_infiniband_congestion_total", "counter", "", (), "Congestion notifications on those ports."),
+        ("host_infiniband_congestion_total", "counter", "", (), "InfiniBand and RoCE congestion notifications."),
         ("disk_free_bytes", "gauge", "bytes", (), "Free space on the run's file system."),
     ),
     *_group(

@@ -25,8 +25,8 @@ def fleet_series(found: Fleet) -> str:
     hours = gauge("hours", "Hours of runs that the host or device took part in.")
     runs = gauge("bad_runs", "Runs in which the host or device had an incident.")
     rate = gauge("incidents_per_hour", "Estimated number of runs with an incident per hour.")
-    low = gauge("incidents_per_hour_low", "Lower bound of the 90 % interval of that rate.")
-    high = gauge("incidents_per_hour_high", "Upper bound of the 90 % interval of that rate.")
+    low = gauge("incidents_per_hour_low", "Lower bound (90 %) of the runs with an incident per hour.")
+    high = gauge("incidents_per_hour_high", "Upper bound (90 %) of the runs with an incident per hour.")
     suspicious = gauge("suspicious", "1 if the host or device has more incidents than chance explains.")
     members = [(one, one.name, "") for one in found.hosts] + [(one, one.host, one.name) for one in found.devices]
     for member, host, device in members:
