@@ -348,7 +348,7 @@ def drop_useless_log(path: Path, error: StoreError) -> bool:
 
 def quarantine(path: Path) -> Path | None:
     """Move an unusable store and its write-ahead log aside; returns the new path. A file too short to hold rows is
-    deleted instead: its creation was interrupted, perhaps by a full disk, which may happen repeatedly.
+    deleted instead, because a full disk may interrupt its creation repeatedly.
     """
     log = log_of(path)
     is_empty = path.is_symlink() or (not path.is_dir() and path.lstat().st_size < _MIN_BYTES)

@@ -63,7 +63,7 @@ class Store(Closing):
     ) -> None:
         self._connection = connection
         self._name = name
-        self._file = file or name  # named in errors about damage
+        self._file = file or name  # named in errors about damaged files
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
         self._is_whole = is_whole  # each table of the schema is there, if only as a stand-in
         self._scratch = scratch

@@ -114,7 +114,7 @@ def _carried_over(store: Path, fresh: Path) -> dict[str, int]:
     try:
         return carry_over(store, fresh)
     except StoreCorruptError:
-        return {}  # rows that it cannot provide are reported as problems of the tapes
+        return {}  # the missing rows are reported as problems of the tapes
     except StoreError as error:
         raise _unreadable_former(error) from error
 

@@ -112,7 +112,7 @@ class LiveTapes:
 
     @property
     def placed(self) -> set[int]:
-        """All ranks of the attempt on this node, closed ones too."""
+        """All ranks of the attempt on this node, including closed ones."""
         return set(self._attempt.processes)
 
     @property

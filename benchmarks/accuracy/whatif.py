@@ -135,7 +135,9 @@ def _mean_ms(store: Store, first: int, last: int) -> float:
 
 
 def compare_published(folder: Path) -> int:
-    """Print both S of each published job; return 1 if one differs by more than `MAX_PUBLISHED_RATIO`."""
+    """Print the published and the computed slowdown S of each job; return 1 if one differs by more than
+    `MAX_PUBLISHED_RATIO`.
+    """
     worst = 0.0
     print(markdown_head("job", "S: Rankscope", "published", "difference"))
     for path in sorted(folder.glob("trace-*.parquet")):

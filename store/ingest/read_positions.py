@@ -155,7 +155,7 @@ def _replace(connection: DuckDBPyConnection, table: str, columns: dict[str, Any]
 
 
 def texts(values: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
-    """A column of texts; numpy would make one of fixed width from the values alone."""
+    """Return the texts as an array of objects; by default numpy would make fixed-width strings."""
     listed = list(values)
     array = np.empty(len(listed), dtype=object)
     array[:] = listed

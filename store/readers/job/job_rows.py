@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineRows:
-    """Text logs, and the rows by table of these logs and of the other files."""
+    """The text logs, and the rows of all files by table."""
 
     logs: Sequence[ReadLog]
     events: Rows

@@ -115,7 +115,7 @@ class StepSpans:
         )
         if self._strategy == "all_ranks":
             return [int(rank) for rank, _ in rows]
-        # `_done` is the earliest start of a step: on other ranks it may start later, and would be sent again
+        # Keep the former ranks: another rank may have started the last step after `_done`, and would send it again.
         sent = self._sent.get(attempt, [])
         rows.sort(key=lambda row: row[0] not in sent)
         ranks = [int(rank) for rank, _ in rows]
