@@ -1,4 +1,4 @@
-"""`rankscope collect-evidence`: gather on a node what an incident needs, into one archive."""
+"""`rankscope collect-evidence`: gather a node's evidence of an incident into one archive."""
 
 from __future__ import annotations
 

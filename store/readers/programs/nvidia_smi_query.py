@@ -133,8 +133,8 @@ def _pairs(text: str) -> Iterator[tuple[int, str, str, str, str]]:
 
 
 def _xml_pairs(text: str) -> Iterator[tuple[int, str, str, str, str]]:
-    """Yield the same for XML, under the names of the text. nvidia-smi writes one element per line, so no XML parser has
-    to be guarded against entities.
+    """Yield the same for the XML form, with the names of the text form. nvidia-smi writes one element per line, so no
+    XML parser is needed, which would have to be guarded against entities.
     """
     elements: list[str] = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
