@@ -18,7 +18,7 @@ Raw values mostly show what all ranks share (a long step is long on all of them)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from analyzers.figures.ranks.mesh import load_places
 from analyzers.figures.ranks.rank_step import Matrix, rank_step
+from analyzers.policy import SHARED
 from analyzers.robust import MAD_TO_SIGMA
 from analyzers.source import Floats, Ints, Source, ints
 
@@ -45,8 +46,6 @@ MIN_STRETCH = 3
 """Minimum number of columns in which a named rank stands out: a single long step is one bright cell, not a row."""
 CLIP_SIGMAS = 4.0
 """Limit of a cell's value, in units of noise, in the search for a stretch."""
-LASTING_SIGMAS = 3.0
-"""Largest lasting difference of a healthy rank, in units of how far ranks differ permanently."""
 PERCENT_SIGMAS = 3.0
 """Minimum median of the peers, in units of noise, for an excess to be shown as a percentage of it."""
 
@@ -124,7 +123,11 @@ def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
             values = np.where(medians > 0, 100 * values / medians, np.nan)
         unit = "%"
         noise, lasting = _noise(values)
-    score, found = _scores(matrix, values, noise, lasting)
+    # In the first steps all compile, some longer: such a rank is not slow, and one that did it faster has not become so.
+    judged = matrix.steps > SHARED.warm_up_steps
+    judged = judged if judged.any() else np.ones(len(matrix.steps), dtype=bool)
+    late = replace(matrix, steps=matrix.steps[judged], values=matrix.values[:, judged])
+    score, found = _scores(late, values[:, judged], noise, lasting)
     found = [one for one in found if unit != "%" or one.value >= MIN_NAMED_PERCENT]
     order = np.lexsort((matrix.ranks, *(places.of(matrix.ranks, name) for name in reversed(MESH_ORDER))))
     parts = _parts(order, stages)
@@ -185,19 +188,15 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
         better = score[every, at] > named
         named[better], first[better], last[better] = score[every, at][better], at[better], at[better] + length - 1
     least = max(MIN_STRETCH, num // 20)
-    # A rise: subtracting the rank's earlier excess removes its lasting difference, and no more than that. A rank whose
-    # first steps, in which all compile, took less than those of its peers has not become slower since.
-    fastest = -LASTING_SIGMAS * lasting
-    if num >= 2 * least:
+    if num >= 2 * least:  # a rise: subtracting the rank's earlier excess removes its lasting difference
         after = np.arange(least, num - least + 1)
-        earlier = np.maximum(clipped[:, after] / after, fastest)
-        rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - earlier
+        rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - clipped[:, after] / after
         score = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
         at = score.argmax(axis=1)
         is_rise = score[every, at] > named
         named[is_rise], first[is_rise], last[is_rise] = score[every, at][is_rise], after[at][is_rise], num - 1
     height = (sums[every, last + 1] - sums[every, first]) / (last + 1 - first)
-    height -= np.where(is_rise, np.maximum(sums[every, first] / np.maximum(first, 1), fastest), 0)
+    height -= np.where(is_rise, sums[every, first] / np.maximum(first, 1), 0)
     found = [
         StandingOut(
             rank=int(matrix.ranks[row]), first_step=int(matrix.steps[first[row]]),
