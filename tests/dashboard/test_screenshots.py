@@ -88,6 +88,7 @@ def test_no_page_scrolls_sideways_and_no_tile_is_cut(run: Path, opened: tuple[st
     page.goto(f"{url}/{PAGES[name]}" + (f"?run={run.name}" if PAGES[name] else ""))
     page.wait_for_selector("h1")
     wait_until_whole(page, timeout_ms=120_000)
+    wait_for(lambda: page.evaluate(COVERED) == [], "links of the menu that cover no other", deadline_s=100)
     for width in (1440, 800, 390):
         page.set_viewport_size({"width": width, "height": 1000})
         for theme in ("light", "dark"):
@@ -98,6 +99,15 @@ def test_no_page_scrolls_sideways_and_no_tile_is_cut(run: Path, opened: tuple[st
             wait_for(lambda: page.evaluate(CUT) == [], f"tiles that are not cut, {width} {theme}", deadline_s=100)
 
 
+COVERED = """
+() => {
+  const links = [...document.querySelectorAll(".st-key-menu [data-testid=stPageLink-NavLink]")];
+  const boxes = links.map((link) => link.getBoundingClientRect());
+  return links.length ? links.slice(1).filter((link, i) => boxes[i].bottom > boxes[i + 1].top + 0.5)
+    .map((link) => link.innerText) : ["no link"];
+}
+"""
+"""Links of the menu that the mark of the one above, if it is the page's, covers."""
 LEGENDS_BELOW_NOTHING = """
 () => [...document.querySelectorAll(".rankscope-chart")].every((chart) => {
   const legend = chart.querySelector("g.legend")?.getBoundingClientRect();
