@@ -141,7 +141,7 @@ def test_the_first_column_stays_and_the_newest_state_of_a_checkpoint_comes_befor
     tmp_path: Path,
 ) -> None:
     run = make_run(tmp_path, ranks=1, steps=9)
-    writer = RankWriter(run, rank=0, attempt=0)
+    writer = RankWriter(run, rank=0, attempt=1)
     for state in ("writing", "complete", "verified"):
         writer.event("checkpoint", step=5, tier="disk", state=state)
     writer.close()
