@@ -96,11 +96,11 @@ class GradientCompression:
         return future
 
     def _with_feedback(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        sizes = [parameter.numel() for parameter in bucket.parameters()]
         if self.kind == "int8":
+            sizes = [parameter.numel() for parameter in bucket.parameters()]
             mean, error = reduce_int8(self._feedback.corrected(bucket), sizes, self._group)
         else:
-            mean, error = reduce_largest(self._feedback.corrected(bucket), sizes, self._group, ratio=self._ratio)
+            mean, error = reduce_largest(self._feedback.corrected(bucket), self._group, ratio=self._ratio)
         self._feedback.keep(bucket, error)
         device = mean.device
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
@@ -229,7 +229,8 @@ class ErrorFeedback:
     """Part of each gradient that compression did not send, by parameter; added to the next gradient.
 
     DDP rebuilds its buckets after the first step of a process, so errors are stored by parameter (`tensors`), under
-    each rank's number, and concatenated for the current buckets.
+    each rank's number, and concatenated for the current buckets. Top-k sends a bucket's largest numbers, so
+    the first step after a restart sends other numbers than the same step of a run that was not interrupted.
     """
 
     def __init__(self, module: nn.Module, rank: int) -> None:

@@ -1,21 +1,21 @@
 """Gradient reductions in int8, or of the largest values only, with error feedback.
 
     mean, error = reduce_int8(corrected, sizes, group)     # the mean as all ranks receive it, and what this rank lost
-    mean, error = reduce_largest(corrected, sizes, group, ratio=0.01)     # sizes: of the parameters in the bucket
+    mean, error = reduce_largest(corrected, group, ratio=0.01)     # `sizes` above: those of the bucket's parameters
 
 * int8: sums of int8 overflow, so each rank reduces one part of each parameter. Every rank sends every other rank that
   rank's parts in int8, with a float32 scale per 256 numbers. The receiver sums in float32, rounds the mean in the same
   way and sends it to all. That is a quarter of the bytes of a float32 all-reduce, for any number of ranks; each
   parameter is padded to 256 numbers per rank. A rank's error is the rounding error of the numbers that it sends, plus
   the rounding error of its parts of the mean times the number of ranks (errors are divided by that number later).
-* top-k: every rank sends the fraction `ratio` of its numbers of each parameter with the largest magnitude, with their
+* top-k: every rank sends the fraction `ratio` of the bucket's numbers with the largest magnitude, with their
   positions; the rest is its error. All ranks sum all lists in rank order. The traffic grows with the number of ranks, 8
   bytes per number and rank, so a ratio of 1 % pays below a hundred ranks.
 
 Both work in place and reuse their temporaries to save memory, because a bucket may be the whole gradient. All ranks get
-the same bytes and process them in the same order, and a parameter's result does not depend on the other parameters of
-its bucket, which DDP forms anew after the first step of a process. So results are bitwise equal on all ranks, in each
-run and after a restart. NaN and Inf arrive as NaN.
+the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. DDP forms
+other buckets in the first step of a process: int8 does not depend on them, so a restart changes no bit; the largest
+numbers of a bucket do. NaN and Inf arrive as NaN.
 """
 
 from __future__ import annotations
@@ -98,21 +98,16 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def largest_count(count: int, ratio: float) -> int:
-    """Numbers that a rank sends of a parameter of `count`."""
+    """Numbers that a rank sends of a bucket of `count`."""
     return max(1, round(count * ratio))
 
 
-def reduce_largest(
-    corrected: Tensor, sizes: Sequence[int], group: dist.ProcessGroup, *, ratio: float
-) -> tuple[Tensor, Tensor]:
+def reduce_largest(corrected: Tensor, group: dist.ProcessGroup, *, ratio: float) -> tuple[Tensor, Tensor]:
     """Return the mean over the group of each rank's largest numbers, and the numbers that this rank did not send.
     `corrected` is overwritten."""
-    size, chosen, at = group.size(), [], 0
-    for own in torch.split(corrected, list(sizes)):
-        # `topk` treats NaN as largest, so a bad gradient is sent and noticed.
-        chosen.append(own.abs().topk(largest_count(own.numel(), ratio), sorted=False).indices + at)
-        at += own.numel()
-    places = torch.cat(chosen)
+    size = group.size()
+    # `topk` treats NaN as largest, so a bad gradient is sent and noticed.
+    places = corrected.abs().topk(largest_count(corrected.numel(), ratio), sorted=False).indices
     own = torch.stack((corrected[places].view(torch.int32), places.to(torch.int32)))
     everywhere = own.new_empty(size, *own.shape)
     _all_gather(everywhere.view(-1, own.shape[1]), own, group=group)

@@ -142,10 +142,10 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
 
 
 def _fed_back(config: Config, size: int, buckets: int, sizes: list[int]) -> list[CollectiveCall]:
-    """Compressed gradients: in int8, reduced by parts and then gathered, or the largest numbers of each replica; each
-    parameter by itself (`trainer.parallel.sparse_hooks`)."""
+    """Compressed gradients: in int8, each parameter by parts and then gathered, or the largest numbers of each
+    replica (`trainer.parallel.sparse_hooks`)."""
     if config.parallel.gradient_compression == "topk":
-        sent = 2 * FLOAT32_BYTES * sum(max(1, round(numel * config.parallel.topk_ratio)) for numel in sizes)
+        sent = 2 * FLOAT32_BYTES * round(sum(sizes) * config.parallel.topk_ratio)
         ways = [("all_gather", "largest gradients", sent)]
     else:
         blocks = size * sum(math.ceil(numel / (size * _INT8_BLOCK)) for numel in sizes)

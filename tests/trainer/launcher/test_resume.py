@@ -43,10 +43,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"dp_replicate": 2, "dp_shard": 1, "gradient_compression": "int8", "ddp_bucket_mb": 0.02},
     ),
-    "ddp, topk": (
-        2,
-        {"dp_replicate": 2, "dp_shard": 1, "gradient_compression": "topk", "topk_ratio": 0.1, "ddp_bucket_mb": 0.02},
-    ),
     "fsdp": (2, {"dp_shard": 2}),
     "fsdp x tp": (4, {"dp_shard": 2, "tp": 2}),
     "ep x tp": (4, {"dp_shard": 1, "ep": 2, "tp": 2}),

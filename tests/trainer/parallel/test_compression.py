@@ -116,5 +116,4 @@ def test_with_error_feedback_a_model_learns_as_without_compression() -> None:
     assert losses["int8"] == losses["int8 again"], "the same bits in each run"
     assert last["none"] < 0.8 * losses["none"][0]
     assert last["int8"] == pytest.approx(last["none"], rel=0.01)
-    # A share of each parameter, not of a bucket, is sent: 12 % behind after so few steps.
-    assert last["topk"] == pytest.approx(last["none"], rel=0.15)
+    assert last["topk"] == pytest.approx(last["none"], rel=0.1)
