@@ -39,7 +39,7 @@ def wanted(environment: Mapping[str, str] | None = None) -> bool:
 
 
 class Otlp:
-    """Encodes and sends in a separate thread. `num_dropped` counts batches that failed or did not fit into the queue."""
+    """Encodes and sends in a separate thread. `num_dropped` counts batches that failed or did not fit the queue."""
 
     def __init__(self, *, run_id: str, node_rank: int) -> None:
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
