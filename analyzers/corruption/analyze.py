@@ -43,7 +43,7 @@ def fingerprints(source: Source, scope: Scope) -> list[Finding]:
     log = EventLog.load(source, RESPONSE_EVENTS)
     findings: list[Finding] = []
     before: tuple[int, Corruption] | None = None
-    for attempt, step, turn, rows in _suspicious_checks(source, scope):
+    for attempt, step, execution, rows in _suspicious_checks(source, scope):
         found = judge(rows)
         if found is None:
             continue
@@ -53,45 +53,46 @@ def fingerprints(source: Source, scope: Scope) -> list[Finding]:
             findings[-1] = replace(findings[-1], last_step=step)
             continue
         before = (attempt, found)
-        findings.append(_finding(source, log, attempt, step, turn, found))
+        findings.append(_finding(source, log, attempt, step, execution, found))
     return findings
 
 
 def _suspicious_checks(source: Source, scope: Scope) -> list[tuple[int, int, int, Sequence[Fingerprint]]]:
-    """Checks in which anything differs, with all rows of those tensors: (attempt, step, turn, rows).
+    """Checks in which anything differs, with all rows of those tensors: (attempt, step, execution, rows).
 
     On a live run, only checks after which all ranks have begun another step are returned. Before that, rows of some
     ranks may still be missing in the store, and the majority is not known.
     """
     found = source.rows(
         """
-        WITH turns AS (
+        WITH executions AS (
             SELECT *, row_number() OVER (PARTITION BY attempt, rank, step, replica_group, tensor ORDER BY taken_ns)
-                   AS turn
+                   AS execution
             FROM fingerprints WHERE step >= ? AND attempt = coalesce(?, attempt)
         ), odd AS (
-            SELECT attempt, step, turn, replica_group, tensor FROM turns
+            SELECT attempt, step, execution, replica_group, tensor FROM executions
             GROUP BY ALL
             HAVING count(DISTINCT hash) > 1 OR bool_or(coalesce(hash <> expected_hash, false))
         )
-        SELECT t.attempt, t.step, t.turn, t.rank, t.replica_group, t.tensor, t.hash, t.expected_hash,
-               max(t.taken_ns) OVER (PARTITION BY t.attempt, t.step, t.turn)
-        FROM turns t SEMI JOIN odd USING (attempt, step, turn, replica_group, tensor)
-        ORDER BY t.attempt, min(t.taken_ns) OVER (PARTITION BY t.attempt, t.step, t.turn), t.step, t.turn, t.rank
+        SELECT t.attempt, t.step, t.execution, t.rank, t.replica_group, t.tensor, t.hash, t.expected_hash,
+               max(t.taken_ns) OVER (PARTITION BY t.attempt, t.step, t.execution)
+        FROM executions t SEMI JOIN odd USING (attempt, step, execution, replica_group, tensor)
+        ORDER BY t.attempt, min(t.taken_ns) OVER (PARTITION BY t.attempt, t.step, t.execution), t.step,
+                 t.execution, t.rank
         """,
         [scope.since_step, scope.attempt],
     )
     settled = dict(source.rows(_SETTLED)) if scope.is_live else {}
     checks: dict[tuple[int, int, int], list[Fingerprint]] = {}
-    for attempt, step, turn, rank, group, tensor, value, expected, taken_ns in found:
+    for attempt, step, execution, rank, group, tensor, value, expected, taken_ns in found:
         if scope.is_live and taken_ns >= settled.get(attempt, 0):
             continue
         one = Fingerprint(rank=rank, group=group or "", tensor=tensor or "", hash=value, expected=expected)
-        checks.setdefault((attempt, step, turn), []).append(one)
+        checks.setdefault((attempt, step, execution), []).append(one)
     return [(*key, rows) for key, rows in checks.items()]
 
 
-def _finding(source: Source, log: EventLog, attempt: int, step: int, turn: int, found: Corruption) -> Finding:
+def _finding(source: Source, log: EventLog, attempt: int, step: int, execution: int, found: Corruption) -> Finding:
     ((healthy,),) = source.rows("SELECT max(step) FROM fingerprints WHERE attempt = ? AND step < ?", [attempt, step])
     response = _response(log, attempt, step)
     cause = found.tensors[0].partition(".")[0] if found.tensors[0] != ALL_TENSORS else "unknown"
@@ -112,7 +113,7 @@ def _finding(source: Source, log: EventLog, attempt: int, step: int, turn: int, 
             "num_replicas": found.num_replicas if found.groups else None,
             "chain_broken_ranks": list(found.broken_ranks),
             "last_healthy_step": healthy,
-            "step_executions": turn,
+            "step_executions": execution,
             **response.evidence(),
         },
         advice="replica-mismatch" if found.kind == "replica_mismatch" else "fingerprint-chain-broken",

@@ -1,6 +1,6 @@
 """Response of the run to a bad step: refused, rolled back, batch skipped.
 
-response = respond(log, attempt=0, step=40, turn=0, committed=False)
+response = respond(log, attempt=0, step=40, execution=0, committed=False)
 response.text        # "Rolled back to step 30 from memory in 12 ms and skipped batch 39."
 """
 
@@ -71,11 +71,11 @@ class Response:
         }
 
 
-def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed: bool | None = None) -> Response:
-    """Response to the `turn`-th run (from 0) of a step in an attempt."""
+def respond(log: EventLog, *, attempt: int, step: int, execution: int = 0, committed: bool | None = None) -> Response:
+    """Response to the `execution`-th run (from 0) of a step in an attempt."""
     rollbacks = [event for event in log.of(event_kinds.ROLLBACK, attempt=attempt) if event.integer("from_step") == step]
     skips = [event.integer("batch_index") for event in log.of(event_kinds.BATCH_SKIPPED, attempt=attempt, step=step)]
-    rollback = rollbacks[min(turn, len(rollbacks) - 1)] if rollbacks else None
+    rollback = rollbacks[min(execution, len(rollbacks) - 1)] if rollbacks else None
     skipped = rollback.integers("skipped_batches") if rollback else []
     restored = rollback.integer("to_step") if rollback else -1
     return Response(

@@ -83,7 +83,7 @@ def non_finite_values(source: Source, scope: Scope) -> list[Finding]:
 class _Episode:
     attempt: int
     step: int
-    turn: int  # number of the step's execution within the attempt, from 0
+    execution: int  # number of the step's execution within the attempt, from 0
     last_step: int
     num_steps: int
 
@@ -91,18 +91,18 @@ class _Episode:
 def _episodes(source: Source, scope: Scope, log: EventLog) -> list[_Episode]:
     """Group consecutive bad steps, in order of execution; a step that ran twice is judged twice."""
     episodes: list[_Episode] = []
-    for attempt, step, turn in _bad_steps(source, scope, log):
+    for attempt, step, execution in _bad_steps(source, scope, log):
         last = episodes[-1] if episodes else None
         continues = last is not None and last.attempt == attempt and step == last.last_step + 1
         if last is not None and continues and not _refused(log, attempt, last.last_step):
-            episodes[-1] = _Episode(attempt, last.step, last.turn, step, last.num_steps + 1)
+            episodes[-1] = _Episode(attempt, last.step, last.execution, step, last.num_steps + 1)
         else:
-            episodes.append(_Episode(attempt, step, turn, step, 1))
+            episodes.append(_Episode(attempt, step, execution, step, 1))
     return episodes
 
 
 def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, int, int]]:
-    """(attempt, step, turn) of each execution of a step with a non-finite value."""
+    """(attempt, step, execution) of each execution of a step with a non-finite value."""
     bad = source.rows(
         "SELECT DISTINCT attempt, step FROM steps WHERE step >= ? AND (NOT isfinite(loss) OR NOT isfinite(local_loss) "
         "OR NOT isfinite(grad_norm) OR nonfinite_count > 0)",
@@ -110,15 +110,15 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
     )
     rows = bad and source.rows(
         """
-        WITH bad AS (SELECT unnest(?::INTEGER[]) AS attempt, unnest(?::BIGINT[]) AS step), turns AS (
+        WITH bad AS (SELECT unnest(?::INTEGER[]) AS attempt, unnest(?::BIGINT[]) AS step), executions AS (
             SELECT attempt, rank, step, start_ns,
-                   row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) - 1 AS turn, duration_ns,
+                   row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) - 1 AS execution, duration_ns,
                    coalesce(NOT isfinite(loss), false) OR coalesce(NOT isfinite(local_loss), false)
                    OR coalesce(NOT isfinite(grad_norm), false) OR coalesce(nonfinite_count > 0, false) AS is_bad
             FROM steps SEMI JOIN bad USING (attempt, step)
         )
-        SELECT attempt, step, turn, min(start_ns), bool_or(is_bad), count(duration_ns)
-        FROM turns GROUP BY ALL ORDER BY attempt, 4
+        SELECT attempt, step, execution, min(start_ns), bool_or(is_bad), count(duration_ns)
+        FROM executions GROUP BY ALL ORDER BY attempt, 4
         """,
         [[attempt for attempt, _ in bad], [step for _, step in bad]],
     )
@@ -129,8 +129,8 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
     absorbed |= dropped_for_overflow(source) if rows else set()
     absorbed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
     found = [
-        (attempt, step, turn)
-        for attempt, step, turn, _, is_bad, num_ends in rows
+        (attempt, step, execution)
+        for attempt, step, execution, _, is_bad, num_ends in rows
         if is_bad and num_ends >= least_ends.get(attempt, 0) and (attempt, step) not in absorbed
     ]
     known = {(attempt, step) for attempt, step, _ in found}
@@ -157,14 +157,14 @@ def _refused(log: EventLog, attempt: int, step: int) -> bool:
     )
 
 
-def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int) -> StepEvidence:
+def _evidence(source: Source, log: EventLog, attempt: int, step: int, execution: int) -> StepEvidence:
     steps = source.rows(
         """
         SELECT rank, start_ns, duration_ns, local_loss, loss, grad_norm, nonfinite_count, committed, batch_index
         FROM steps WHERE attempt = ? AND step = ?
         QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1 ORDER BY rank
         """,
-        [attempt, step, turn],
+        [attempt, step, execution],
     )
     events = [event for event in log.of(event_kinds.NONFINITE, attempt=attempt, step=step) if event.rank >= 0]
     first_losses = _series(source, attempt, step, FIRST_LOSS)
@@ -243,7 +243,7 @@ def _merged(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
-    evidence = _evidence(source, log, episode.attempt, episode.step, episode.turn)
+    evidence = _evidence(source, log, episode.attempt, episode.step, episode.execution)
     where = locate(evidence)
     step = episode.step
     on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
@@ -256,10 +256,10 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
             on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     committed = [row.committed for row in evidence.rows if row.committed is not None]
     response = respond(
-        log, attempt=episode.attempt, step=episode.step, turn=episode.turn,
+        log, attempt=episode.attempt, step=episode.step, execution=episode.execution,
         committed=any(committed) if committed else None,
     )  # fmt: skip
-    replayed = find_replay(log, attempt=episode.attempt, step=episode.step, turn=episode.turn)
+    replayed = find_replay(log, attempt=episode.attempt, step=episode.step, execution=episode.execution)
     if replayed is not None and replayed.origin is not None and _is_narrower(replayed.origin, where):
         origin = replayed.origin
         phase: Phase = "forward" if origin.phase == "forward" else "backward"

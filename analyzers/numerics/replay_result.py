@@ -135,8 +135,8 @@ class ReplayResult:
         return found
 
 
-def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> ReplayResult | None:
-    """The replay that followed the `turn`-th run (from 0) of a step; None if there was none."""
+def find_replay(log: EventLog, *, attempt: int, step: int, execution: int = 0) -> ReplayResult | None:
+    """The replay that followed the `execution`-th run (from 0) of a step; None if there was none."""
     by_rank: dict[int, list[list[Event]]] = {}
     for event in log.of(event_kinds.REPLAY, attempt=attempt, step=step):
         groups = by_rank.setdefault(event.rank, [])
@@ -144,7 +144,7 @@ def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> Rep
             groups.append([event])
         elif groups:
             groups[-1].append(event)
-    chosen = {rank: groups[min(turn, len(groups) - 1)] for rank, groups in sorted(by_rank.items()) if groups}
+    chosen = {rank: groups[min(execution, len(groups) - 1)] for rank, groups in sorted(by_rank.items()) if groups}
     if not chosen:
         return None
     same = {rank: events[0] for rank, events in chosen.items()}

@@ -53,7 +53,7 @@ class Observation:
     lr: float | None = None
     batch_index: int | None = None
     committed: bool | None = None
-    turn: int = 0
+    execution: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +252,17 @@ def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> l
     rows = source.rows(
         """
         WITH own AS (
-            SELECT *, row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns NULLS LAST) AS turn
+            SELECT *, row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns NULLS LAST) AS execution
             FROM steps WHERE step >= ? AND loss IS NOT NULL
         ), ends AS (SELECT attempt, count(DISTINCT rank) AS num_ranks, max(step) AS newest FROM own GROUP BY attempt)
         SELECT attempt, step, CASE WHEN min(loss) = max(loss) THEN min(loss) ELSE avg(loss) END,
                arg_min(grad_norm, rank), arg_min(lr, rank), arg_min(batch_index, rank), arg_min(committed, rank)
-        FROM own JOIN ends USING (attempt) GROUP BY attempt, step, turn, num_ranks, newest
+        FROM own JOIN ends USING (attempt) GROUP BY attempt, step, execution, num_ranks, newest
         HAVING count(*) = num_ranks OR step <= newest - ? ORDER BY attempt, arg_min(start_ns, rank) NULLS LAST, step
         """,
         [since_step, policy.late_steps],
     )
-    return list(_with_turns(rows))
+    return list(_with_executions(rows))
 
 
 def _first_losses(source: Source, since_step: int) -> float:
@@ -277,20 +277,22 @@ def _first_losses(source: Source, since_step: int) -> float:
     return float(highest or 0.0)
 
 
-def _with_turns(rows: Iterable[tuple[Any, ...]]) -> Iterable[Observation]:
+def _with_executions(rows: Iterable[tuple[Any, ...]]) -> Iterable[Observation]:
     seen: dict[tuple[int, int], int] = {}
     for attempt, step, loss, grad_norm, lr, batch_index, committed in rows:
-        turn = seen.get((attempt, step), 0)
-        seen[attempt, step] = turn + 1
+        execution = seen.get((attempt, step), 0)
+        seen[attempt, step] = execution + 1
         norm = math.nan if grad_norm is None else float(grad_norm)
-        yield Observation(attempt, step, float(loss), norm, lr, batch_index, committed, turn)
+        yield Observation(attempt, step, float(loss), norm, lr, batch_index, committed, execution)
 
 
 def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -> Finding:
     worst = max(spike.verdicts, key=lambda verdict: verdict.loss_z)
     first, last = observations[spike.indices[0]], observations[spike.indices[-1]]
-    response = respond(log, attempt=first.attempt, step=first.step, turn=first.turn, committed=first.committed)
-    replayed = find_replay(log, attempt=first.attempt, step=first.step, turn=first.turn)
+    response = respond(
+        log, attempt=first.attempt, step=first.step, execution=first.execution, committed=first.committed
+    )
+    replayed = find_replay(log, attempt=first.attempt, step=first.step, execution=first.execution)
     if replayed is not None and spike.cause == "batch" and replayed.replay_verdict in ("transient", "weights"):
         spike = replace(spike, cause=replayed.replay_verdict)
     batches = [observations[i].batch_index for i in spike.indices]

@@ -117,16 +117,16 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
     if missing_tables(source, "steps"):
         raise SpikeError("No step is recorded.")
     attempt, step, start_ns, batch_index, committed, loss = _chosen(source, step)
-    turn = _turn(source, attempt, step, start_ns)
+    execution = _execution(source, attempt, step, start_ns)
     spike = _spike_at(source, attempt, step, loss)
     if spike is not None:
-        loss = _mean_loss(source, attempt, step, turn)
+        loss = _mean_loss(source, attempt, step, execution)
         before = float(evidence_of(spike)["loss_before"])
     else:
         before = _usual(source, attempt, start_ns)
     since = step if spike is None or spike.first_step is None else spike.first_step
-    replayed = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=attempt, step=step, turn=turn)
-    ranks = _ranks(source, attempt, step, turn, since)
+    replayed = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=attempt, step=step, execution=execution)
+    ranks = _ranks(source, attempt, step, execution, since)
     layers = _layers(source, attempt, step)
     unknown = []
     if not ranks:
@@ -183,7 +183,7 @@ def _spike_at(source: Source, attempt: int, step: int, loss: float) -> Finding |
     return next((one for one in found if (one.first_step or 0) <= step <= (one.last_step or -1)), None)
 
 
-def _mean_loss(source: Source, attempt: int, step: int, turn: int) -> float:
+def _mean_loss(source: Source, attempt: int, step: int, execution: int) -> float:
     """Mean loss over the ranks in one execution of a step, which the detector judged."""
     ((loss,),) = source.rows(
         """
@@ -192,19 +192,19 @@ def _mean_loss(source: Source, attempt: int, step: int, turn: int) -> float:
             QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1
         ) SELECT avg(loss) FROM own
         """,
-        [attempt, step, turn],
+        [attempt, step, execution],
     )
     return float(loss)
 
 
-def _turn(source: Source, attempt: int, step: int, start_ns: int) -> int:
+def _execution(source: Source, attempt: int, step: int, start_ns: int) -> int:
     """Index of this execution of the step within the attempt, from 0, on the rank that reports it."""
-    ((turn,),) = source.rows(
+    ((execution,),) = source.rows(
         "SELECT count(*) FROM steps WHERE attempt = ? AND step = ? AND start_ns < ? AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND step = ? AND start_ns = ?)",
         [attempt, step, start_ns, attempt, step, start_ns],
     )
-    return int(turn)
+    return int(execution)
 
 
 def _usual(source: Source, attempt: int, start_ns: int) -> float:
@@ -216,7 +216,7 @@ def _usual(source: Source, attempt: int, start_ns: int) -> float:
     return median(float(loss) for (loss,) in rows) if rows else math.nan
 
 
-def _ranks(source: Source, attempt: int, step: int, turn: int, since: int) -> tuple[RankShare, ...]:
+def _ranks(source: Source, attempt: int, step: int, execution: int, since: int) -> tuple[RankShare, ...]:
     """Shares of the data ranks. `since`: first step of the spike, before which their losses were usual."""
     rows = source.rows(
         """
@@ -231,7 +231,7 @@ def _ranks(source: Source, attempt: int, step: int, turn: int, since: int) -> tu
         SELECT own.rank, any_value(own.local_loss), median(earlier.local_loss) FROM own JOIN earlier USING (rank)
         GROUP BY own.rank ORDER BY own.rank
         """,
-        [attempt, step, turn, attempt, since, LEVEL_WINDOW],
+        [attempt, step, execution, attempt, since, LEVEL_WINDOW],
     )
     same_rows = _data_ranks(source, attempt)
     seen: dict[Any, tuple[int, float, float]] = {}

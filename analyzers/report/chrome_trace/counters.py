@@ -27,11 +27,11 @@ def run_counters(source: Source, choice: TraceChoice, clock: TraceClock, tracks:
         for at_ns, loss, tokens_per_s in source.rows(
             f"""
             WITH executed AS (
-                SELECT *, row_number() OVER (PARTITION BY rank, step ORDER BY start_ns) AS turn FROM steps
+                SELECT *, row_number() OVER (PARTITION BY rank, step ORDER BY start_ns) AS execution FROM steps
                 WHERE attempt = ? AND rank >= 0 AND start_ns > 0 AND duration_ns > 0 AND {part})
             SELECT max(start_ns + duration_ns), arg_min(loss, rank) FILTER (loss IS NOT NULL),
                    CAST(sum(tokens) AS DOUBLE) / (median(duration_ns) / 1e9)
-            FROM executed GROUP BY step, turn ORDER BY 1
+            FROM executed GROUP BY step, execution ORDER BY 1
             """,
             [attempt],
         ):

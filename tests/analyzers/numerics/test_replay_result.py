@@ -36,8 +36,8 @@ def add_replay(
                 )  # fmt: skip
 
 
-def found(store: MemoryStore, turn: int = 0) -> Any:
-    return find_replay(EventLog.load(store, REPLAY_EVENTS), attempt=0, step=40, turn=turn)
+def found(store: MemoryStore, execution: int = 0) -> Any:
+    return find_replay(EventLog.load(store, REPLAY_EVENTS), attempt=0, step=40, execution=execution)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_each_run_of_a_step_has_its_own_replay() -> None:
     store = MemoryStore()
     add_replay(store, back=True, older=True)
     store.event("replay", rank=0, step=40, wall_ns=9, state="same", came_back=False)
-    assert found(store, turn=0).replay_verdict == "batch"
-    assert [s.replay_verdict for s in (found(store, turn=1),)] == ["batch"], "one rank has a second one, three do not"
+    assert found(store, execution=0).replay_verdict == "batch"
+    assert found(store, execution=1).replay_verdict == "batch", "one rank has a second one, three do not"
     assert find_replay(EventLog.load(store, REPLAY_EVENTS), attempt=0, step=41) is None
 
 
