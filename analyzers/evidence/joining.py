@@ -34,15 +34,15 @@ _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "r
 
 def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """All findings; those about one event are joined into one."""
-    standing = [one for one in found.get("stacks", ()) if one.status == "suspect"]
+    suspects = [one for one in found.get("stacks", ()) if one.status == "suspect"]
     of_plugins = _not_in_logs(found.get("plugin", ()), found.get("log", ()))
-    kept = {source: findings for source, findings in found.items() if source != "stacks" or not standing}
+    kept = {source: findings for source, findings in found.items() if source != "stacks" or not suspects}
     joined = _joined({**kept, "plugin": of_plugins})
     hang = next((one for one in joined if one.kind == "hang" and one.status in ("fired", "suspect")), None)
-    if hang is None or not standing:
-        return [*joined, *standing]
-    with_stacks = replace(hang, evidence={**hang.evidence, "stack_groups": standing[0].evidence["stack_groups"]})
-    others = [one for one in standing if one.ranks and hang.ranks and not set(one.ranks) & set(hang.ranks)]
+    if hang is None or not suspects:
+        return [*joined, *suspects]
+    with_stacks = replace(hang, evidence={**hang.evidence, "stack_groups": suspects[0].evidence["stack_groups"]})
+    others = [one for one in suspects if one.ranks and hang.ranks and not set(one.ranks) & set(hang.ranks)]
     return [with_stacks if one is hang else one for one in joined] + others
 
 

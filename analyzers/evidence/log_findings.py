@@ -27,7 +27,7 @@ from analyzers.finding import Finding
 from analyzers.hangs.logged.logged_calls import call_candidates
 from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
-from analyzers.logs.exceptions import standing, text_of, type_of
+from analyzers.logs.exceptions import relevance, text_of, type_of
 from analyzers.logs.log_events import LogBook, LogLine, quotes
 from analyzers.logs.wording import ANALYZER
 from analyzers.numerics.loss.printed_values import DO
@@ -145,7 +145,7 @@ def _is_another(other: Candidate, first: Candidate) -> bool:
 
 
 def _numerics(book: LogBook) -> list[Candidate]:
-    floor = [entry for entry in book.of("loss_scale_floor") if standing(entry, book) != "survived"]
+    floor = [entry for entry in book.of("loss_scale_floor") if relevance(entry, book) != "survived"]
     if floor and not any(book.of("nonfinite")):
         return [_exhausted_scale(floor, list(book.of("overflow")))]
     norms = [entry for entry in book.of("gradient_norms") if entry.number("nonfinite")]
@@ -196,7 +196,7 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
 
 def _barriers(book: LogBook) -> list[Candidate]:
     """The log ends while ranks wait for others to join: it shows how many are missing, but not which."""
-    lines = [entry for entry in book.of("store_barrier") if standing(entry, book) != "survived"]
+    lines = [entry for entry in book.of("store_barrier") if relevance(entry, book) != "survived"]
     size = book.world_size
     if not lines and size is not None:
         return _members(book, size)
@@ -251,7 +251,7 @@ def _nccls(book: LogBook) -> list[Candidate]:
     failed = [entry for entry, _ in book.of_role("nccl")]
     lines = failed or [entry for entry in book.of("nccl_warning") if _FAILED.search(entry.text("text"))
                        and not _ADVICE.search(entry.text("text"))]  # fmt: skip
-    lines = [entry for entry in lines if standing(entry, book) != "survived"]
+    lines = [entry for entry in lines if relevance(entry, book) != "survived"]
     if not lines:
         return []
     text = lines[0].text("text") or lines[0].message

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from analyzers.deaths.logged.logged_endings import Ended, is_one_node_of_several
 from analyzers.logs.candidate import Candidate, who
-from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, standing, type_of
+from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, relevance, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 
 __all__ = ["of_the_only_end", "order_errors_before_limit", "unmet_before_wait"]
@@ -88,7 +88,7 @@ def unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Ca
         for one in candidates
         if one.cause in _UNMET
         and any(
-            entry.kind in _CALLS_OUT and standing(entry, book) == "own" and book.position(entry) < waited
+            entry.kind in _CALLS_OUT and relevance(entry, book) == "own" and book.position(entry) < waited
             for entry in one.lines
         )
     ]

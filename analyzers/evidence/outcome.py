@@ -17,7 +17,7 @@ from typing import Any
 
 from analyzers.deaths.logged.logged_schedulers import host_of, limited_by
 from analyzers.finding import Finding
-from analyzers.logs.exceptions import is_uncaught, standing, type_of
+from analyzers.logs.exceptions import is_uncaught, relevance, type_of
 from analyzers.logs.log_events import ATTEMPT, SAME_END_LINES, SAME_END_NS, LogBook, LogLine
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
@@ -101,7 +101,7 @@ def _failure_seen(book: LogBook) -> str:
 def _failed_before(book: LogBook) -> list[LogLine]:
     """Errors of programs after which another one began to train in the same file."""
     return [entry for entry in book.of("exception") if entry.number("begins_again") and is_uncaught(entry)
-            and standing(entry, book) == "survived"]  # fmt: skip
+            and relevance(entry, book) == "survived"]  # fmt: skip
 
 
 def _trains_on(logs: Sequence[ReadLog]) -> bool:
@@ -239,7 +239,7 @@ def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
     """Text on the end of the last attempt, as far as the logs show it, and of earlier ones."""
     is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
     is_dead |= ended != "finished" and any(
-        standing(entry, book) != "survived" for entry, _ in book.of_role("exception", "death")
+        relevance(entry, book) != "survived" for entry, _ in book.of_role("exception", "death")
     )
     text = (_stated_end(book) or "not in the logs") if is_dead else ended
     if is_dead and (failed := _failed_before(book)):

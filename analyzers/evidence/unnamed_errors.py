@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, from_lines
-from analyzers.logs.exceptions import standing
+from analyzers.logs.exceptions import relevance
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import NCCL_PARTS
 from analyzers.run.ends.endings import LOST_PEER
@@ -108,7 +108,7 @@ def _errors(book: LogBook) -> list[LogLine]:
         and not _CONSEQUENCE.search(entry.text("text"))
         and not _HARMLESS.search(entry.text("text"))
         and LOST_PEER.search(entry.text("text")) is None
-        and standing(entry, book) == "own"
+        and relevance(entry, book) == "own"
     ]
 
 

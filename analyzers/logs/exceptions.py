@@ -12,19 +12,19 @@ from analyzers.run.ends.exceptions import read_traceback
 from store.readers.logs.rules import cause_of
 
 __all__ = [
-    "Standing",
+    "Relevance",
     "is_cut_start",
     "is_launchers",
     "is_stop",
     "is_uncaught",
     "is_victims",
-    "standing",
+    "relevance",
     "text_of",
     "type_of",
     "words_of",
 ]
 
-Standing = Literal["own", "survived", "after", "aside", "ignored"]
+Relevance = Literal["own", "survived", "after", "aside", "ignored"]
 """own: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
 after: the launcher was already ending the job. aside: from a thread or task, which does not end the process, or cut off
 at the end of the file. ignored: raised in a destructor or while logging, which Python only prints."""
@@ -166,8 +166,8 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
     return _LIBRARIES.search(text) is not None and (not links or _CALLS.search(links[-1].frames[-1].path) is not None)
 
 
-def standing(entry: LogLine, book: LogBook) -> Standing:
-    """Classify a line by its place in its file."""
+def relevance(entry: LogLine, book: LogBook) -> Relevance:
+    """Classify whether a line is about the job's end ("own"), from what follows it in its file."""
     if entry.number("is_cut"):
         return "aside"  # the file ends before the line's message
     if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, from_lines, who
-from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, standing, type_of
+from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, relevance, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.wording import cut
@@ -57,18 +57,18 @@ def endings(book: LogBook) -> Ended:
     """Victims, signals and exit codes by rank."""
     ended = Ended()
     for entry, _ in book.of_role("victim"):
-        if standing(entry, book) == "survived":
+        if relevance(entry, book) == "survived":
             continue
         ended.victim_lines.append(entry)
         if entry.rank is not None:
             ended.victims.setdefault(entry.rank, entry)
     for entry in book.of("exception"):
-        if is_victims(entry) and standing(entry, book) != "survived" and not entry.number("is_cut"):
+        if is_victims(entry) and relevance(entry, book) != "survived" and not entry.number("is_cut"):
             ended.victim_lines.append(entry)
             if entry.rank is not None:
                 ended.victims.setdefault(entry.rank, entry)
     for entry in book.of(*_ENDS):
-        if entry.kind in _OF_ANY_PROGRAM and standing(entry, book) == "survived":
+        if entry.kind in _OF_ANY_PROGRAM and relevance(entry, book) == "survived":
             continue
         _take_ending(entry, ended)
     for entry in book.of("trainers_aborted"):
@@ -283,7 +283,7 @@ def _unlisted(book: LogBook) -> Iterator[Candidate]:
 
 
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:
-    lines = [entry for entry in book.of("ray_actor_died", "worker_proc_died") if standing(entry, book) != "survived"]
+    lines = [entry for entry in book.of("ray_actor_died", "worker_proc_died") if relevance(entry, book) != "survived"]
     ranks = tuple(
         sorted({entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None})
     )

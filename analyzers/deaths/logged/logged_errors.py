@@ -19,12 +19,12 @@ from analyzers.deaths.logged.logged_endings import Ended
 from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import (
-    Standing,
+    Relevance,
     is_cut_start,
     is_launchers,
     is_stop,
     is_victims,
-    standing,
+    relevance,
     text_of,
     type_of,
     words_of,
@@ -63,7 +63,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     has_timeout = any(book.of("device_task_timeout"))
     chains = _chains(book)
     unstarted = [one for one in book.of("exception") if is_cut_start(one)]
-    found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
+    found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]] = {}
     for entry in book.of("exception"):
         if is_launchers(entry) or is_victims(entry) or is_stop(entry) or _is_closed_by_loss(entry, book):
             continue
@@ -84,7 +84,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
             continue
         message = entry.text("message").partition("\n")[0][:120]
         key = _NUMBERS.sub("#", f"{type_of(entry)}: {message}") if cause == "exception" else ""
-        how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else standing(entry, book)
+        how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else relevance(entry, book)
         found.setdefault((cause, key), []).append((entry, how))
     for entry, rule in book.of_role("root"):
         if _repeats(entry, unstarted):
@@ -94,7 +94,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
             continue
         if _is_closed_by_loss(entry, book):
             continue
-        found.setdefault((_cause(entry, rule), ""), []).append((entry, standing(entry, book)))
+        found.setdefault((_cause(entry, rule), ""), []).append((entry, relevance(entry, book)))
     candidates = []
     for (cause, _), group in found.items():
         aside = [entry for entry, how in group if how in ("aside", "ignored")]

@@ -9,7 +9,7 @@ from analyzers.causes import COLLECT
 from analyzers.deaths.logged.logged_schedulers import host_of, outside_causes, went_on
 from analyzers.health.xids import xid_table
 from analyzers.logs.candidate import Candidate, from_lines, host_in, ranks_of, who
-from analyzers.logs.exceptions import standing
+from analyzers.logs.exceptions import relevance
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
@@ -131,8 +131,8 @@ def _switches(book: LogBook) -> Iterator[Candidate]:
 
 def _tested(book: LogBook) -> Iterator[Candidate]:
     """Candidates for DCGM tests that a device failed, and for devices that a tool reports as not healthy."""
-    lines = [entry for entry in book.of("dcgm_failed") if not entry.text("what")]
-    for entry in book.of("dcgm_failed"):
+    lines = [entry for entry in book.of("device_check_failed") if not entry.text("what")]
+    for entry in book.of("device_check_failed"):
         if what := entry.text("what"):
             yield from_lines(
                 "device_error",
@@ -268,7 +268,7 @@ def _killed_ranks(book: LogBook) -> set[int]:
 def _links(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("link_down") if not went_on(entry, book)]
     # Such a line alone does not show a rank's end: every host logs some when it boots (`kernel_warnings`).
-    if lines and any(standing(entry, book) != "survived" for entry, _ in book.of_role(*_OF_END)):
+    if lines and any(relevance(entry, book) != "survived" for entry, _ in book.of_role(*_OF_END)):
         host, interface = lines[0].host, lines[0].text("interface")
         yield from_lines(
             "link_down",

@@ -133,15 +133,15 @@ def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
     parts = _parts(order, stages)
     shown = [part[[np.argmax(score[part])]] if score[part].max() >= NAMED_SCORE else part for part in parts]
     ranks = np.array([matrix.ranks[part[0]] for part in shown], dtype=np.int64)
-    standing = tuple(sorted(found, key=lambda one: -one.score)[:MAX_NAMED])
+    outliers = tuple(sorted(found, key=lambda one: -one.score)[:MAX_NAMED])
     place_of = {int(rank): place for place, rank in enumerate(matrix.ranks.tolist())}
     return Excess(
         ranks=ranks, members=np.array([len(part) for part in shown], dtype=np.int64), steps=matrix.steps,
         values=np.array([_mean(values[part]) for part in shown]).reshape(len(parts), len(matrix.steps)), unit=unit,
         noise=float(np.hypot(noise, lasting)), steps_per_cell=matrix.steps_per_cell, every_steps=matrix.every_steps,
-        standing_out=standing, groups=_groups(ranks, places),
+        standing_out=outliers, groups=_groups(ranks, places),
         row_of={int(matrix.ranks[place]): row for row, part in enumerate(parts) for place in part},
-        named_values={one.rank: values[place_of[one.rank]] for one in standing},
+        named_values={one.rank: values[place_of[one.rank]] for one in outliers},
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from analyzers.hangs.logged.watchdogs import watchdog_candidates
 from analyzers.hangs.mismatches import compare_calls, smaller_side
 from analyzers.logs.candidate import Candidate, from_lines, named_by, ranks_of, who
-from analyzers.logs.exceptions import is_victims, standing
+from analyzers.logs.exceptions import is_victims, relevance
 from analyzers.logs.log_events import LogBook
 from analyzers.logs.policy import LogPolicy
 from analyzers.run.calls.recorded_calls import Call
@@ -288,7 +288,7 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
 def _unnumbered(book: LogBook) -> Iterator[Candidate]:
     """A call timed out without a printed number (torch before 1.12, vLLM, excerpts), so ranks cannot be compared."""
     lines = list(book.of("watchdog_timeout", "call_timeout"))
-    lines = [entry for entry in lines if standing(entry, book) != "survived"]
+    lines = [entry for entry in lines if relevance(entry, book) != "survived"]
     if lines:
         waiting = list(ranks_of(lines))
         yield from_lines(

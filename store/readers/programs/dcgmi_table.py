@@ -51,7 +51,8 @@ def read(path: Path) -> ProgramRows:
 def failed_test(test: str, devices: list[str], text: str, line: int, host: str | None) -> dict[str, Any]:
     """Log event for a test that failed on these GPUs."""
     return {
-        "kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host, "message": f"{test}: {text}"[:MAX_TEXT],
+        "kind": "device_check_failed", "line": line, "wall_ns": None, "host": host,
+        "message": f"{test}: {text}"[:MAX_TEXT],
         "fields": {"test": test, "devices": ", ".join(devices), "text": text[:MAX_TEXT]},
     }  # fmt: skip
 

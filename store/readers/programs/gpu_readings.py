@@ -95,4 +95,11 @@ def unhealthy(device: str, what: str, do: str, line: int, host: str | None) -> d
     """
     fields = {"devices": device, "what": what, "do": do}
     message = what.format(of="")
-    return {"kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host, "message": message, "fields": fields}
+    return {
+        "kind": "device_check_failed",
+        "line": line,
+        "wall_ns": None,
+        "host": host,
+        "message": message,
+        "fields": fields,
+    }
