@@ -29,7 +29,7 @@ def _why_lost(finding: Finding) -> str:
     code = "" if facts.get("exit_code") is None else f"exit code {facts['exit_code']}"
     if finding.cause == "launcher_lost":
         return sentence(
-            f"process {facts.get('launcher_pid')} was gone: killed, crashed, or stopped by a disk that took no records"
+            f"process {facts.get('launcher_pid')} had ended: killed, crashed, or unable to write its records to disk"
         )
     if finding.cause == "node_failed":
         return sentence(

@@ -1,4 +1,4 @@
-"""Stragglers: slow ranks, nodes and links, with onset, cost and cause; and drops of the throughput.
+"""Stragglers: slow ranks, nodes and links, with onset, cost and cause; and drops in throughput.
 
     for finding in stragglers(store, Scope()):
         finding.ranks, finding.cause, finding.first_step, finding.evidence["pattern"]

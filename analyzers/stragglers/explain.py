@@ -1,4 +1,4 @@
-"""Evidence and next step of stragglers and of drops of the throughput."""
+"""Evidence and next step of stragglers and of drops in throughput."""
 
 from __future__ import annotations
 
@@ -54,7 +54,11 @@ def _straggler(finding: Finding) -> str:
     if gaps and is_number(total) and abs(excess.get(gaps[0], 0) - total) >= SHARED.equal_ratio * total:  # type: ignore[operator]
         phases += f", all together {total:+.1f} ms"
     longer = facts.get("host_excess_ms")
-    hidden = f" Its host takes {number(longer)} ms longer there, of which its lead hides a part." if longer else ""
+    hidden = (
+        f" Its host takes {number(longer)} ms longer there, partly hidden because it runs ahead of its device."
+        if longer
+        else ""
+    )
     return f"Against {others}: {phases}{share and f'. It {share}'}.{hidden}{_profile(facts) or _line(facts) or where}"
 
 
@@ -113,7 +117,7 @@ def _host_next(finding: Finding) -> str:
 def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     if finding.status == "advice":
-        return f"All wait for {rank} while it may log or evaluate for them: do that less often, or in a thread."
+        return f"All ranks wait for {rank}, which may log or evaluate for them: do that less often, or in a thread."
     return {
         "compute": _compute_next(finding, rank),
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",

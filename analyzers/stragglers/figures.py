@@ -1,4 +1,4 @@
-"""Figures of stragglers, slow links and drops of the throughput."""
+"""Figures of stragglers, slow links and drops in throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thresholds of stragglers and of drops of the throughput.
+"""Thresholds of stragglers and of drops in throughput.
 
 Ratios are parts of the peers' own time, observations are steps. Source of all numbers unless a field names another:
 measured on the simulator, drills and healthy runs on quiet, busy and busy machines

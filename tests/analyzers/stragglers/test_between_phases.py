@@ -59,7 +59,7 @@ def test_what_rank_0_does_after_the_optimizer_may_be_its_duty(
     assert (found.status, found.ranks, found.evidence["place"]) == (status, (0,), gap)
     assert found.evidence["excess_ms"] == pytest.approx(20, abs=2)
     assert [one.status for one in live if one.ranks] == ([] if status == "advice" else ["fired"])
-    assert ("while it may log or evaluate for them" in next_step(found)) == (status == "advice")
+    assert ("which may log or evaluate for them" in next_step(found)) == (status == "advice")
 
 
 def test_gaps_of_a_rank_on_a_gpu_are_not_own_work(tmp_path: Path) -> None:
