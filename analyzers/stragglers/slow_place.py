@@ -21,7 +21,7 @@ from typing import Any
 from analyzers.account.named_phases import KNOWN_KINDS, phase_name
 from analyzers.account.time_classes import COMPUTE_PHASES
 from analyzers.policy import SHARED
-from analyzers.run.calls.recorded_calls import MAX_NAME
+from analyzers.run.calls.recorded_calls import MAX_NAME, P2P
 from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from analyzers.stragglers.comparison.newest_steps import in_newest_steps
@@ -36,7 +36,6 @@ __all__ = [
 
 _NAMES = [column.name.removesuffix("_ns") for column in TABLES["steps"].columns]
 _GAP_BEFORE = {kind: _NAMES[columns.gap] for kind, columns in PHASE_COLUMNS.items()}
-_TRANSFERS = ("send", "recv")
 _PLACES = (*COMPUTE_PHASES, *GAPS)
 
 PLACE_TEXTS = {
@@ -128,7 +127,7 @@ def _places_sql() -> str:
     """Relation `sums`: phases and gaps of each rank and step. A gap is named by the phase that follows, as the step
     clock does."""
     names = "CASE kind " + " ".join(f"WHEN '{kind}' THEN '{gap}'" for kind, gap in _GAP_BEFORE.items()) + " END"
-    known = ", ".join(f"'{kind}'" for kind in (*_GAP_BEFORE, *_TRANSFERS))
+    known = ", ".join(f"'{kind}'" for kind in (*_GAP_BEFORE, *P2P))
     parts = [f"sum(end_ns - start_ns) FILTER (kind = '{phase}')" for phase in COMPUTE_PHASES]
     parts += [f"sum(took) FILTER (gap = '{gap}')" for gap in GAPS]
     sums = ", ".join(f"coalesce({part}, 0) / 1e6 AS {place}" for part, place in zip(parts, _PLACES, strict=True))

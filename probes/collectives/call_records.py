@@ -50,7 +50,6 @@ MAX_LISTED_SHAPES = 4
 MAX_ADRIFT = 64  # handles of running calls that no other object holds
 _NONE_I64 = int(UNSET["i64"])
 _NONE_I32 = int(UNSET["i32"])
-_NONE_BOOL = int(UNSET["bool"])
 _monotonic_ns = time.monotonic_ns
 _python_threads = threading._active  # type: ignore[attr-defined]  # get_ident() in it: a thread that Python started
 
@@ -127,7 +126,7 @@ class Calls:
         recorder = self.recorder
         if self._adrift:
             self._settle()
-        nonfinite = _NONE_BOOL
+        nonfinite = _UNKNOWN
         if reduces and self._check_nonfinite:
             if self.measures_peaks and group.dimension and recorder.phase == self._backward:
                 nonfinite, peak = nonfinite_and_peak(tensors)

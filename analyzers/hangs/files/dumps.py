@@ -32,7 +32,7 @@ from store.readers.dumps.flight_recorder import RankDump
 from store.readers.dumps.many_dumps import read_dumps
 from store.readers.untrusted.external_files import Survey
 
-__all__ = ["FILES", "hangs_of_dumps"]
+__all__ = ["FILES", "hangs_not_checked", "hangs_of_dumps", "hangs_partly_checked"]
 
 MAX_LISTED = 16
 
@@ -54,9 +54,9 @@ def hangs_of_dumps(read: _Dumps) -> list[Finding]:
     """Findings on the hang that the dumps show, and on what they do not allow to judge."""
     world = read.world
     if world is None:
-        return [_insufficient("no dump could be read")]
+        return [hangs_not_checked("no dump could be read")]
     if not any(dump.num_entries for dump in read.dumps):
-        return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)")]
+        return [hangs_not_checked("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)")]
     hang = _hang(world)
     if hang is None:
         return _absent(world)
@@ -67,7 +67,7 @@ def hangs_of_dumps(read: _Dumps) -> list[Finding]:
         missing = [rank for rank in evidence_of(hang)["unseen_ranks"] if rank in world.rows.undumped]
         where = hang.evidence.get("op", "a collective")
         unsure = f"whether {ranks_text(missing)} entered {where} is unknown without a dump"
-        return [_lost(world, missing, hang), _in_part(unsure)]
+        return [_lost(world, missing, hang), hangs_partly_checked(unsure)]
     return [with_calls_of_each(hang, world), *_absent(world)]
 
 
@@ -164,7 +164,7 @@ def _absent(world: DumpedWorld) -> list[Finding]:
     absent = world.rows.undumped
     if not absent:
         return []
-    return [_in_part(f"there is no dump of {ranks_text(absent)}")]
+    return [hangs_partly_checked(f"there is no dump of {ranks_text(absent)}")]
 
 
 def _facts(read: _Dumps) -> dict[str, Any]:
@@ -186,6 +186,6 @@ def _facts(read: _Dumps) -> dict[str, Any]:
     return facts
 
 
-_insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not checked")
-_in_part = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked", in_part=True)
+hangs_not_checked = partial(Finding.not_judged, "hang", "hang", "Hangs were not checked")
+hangs_partly_checked = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked", in_part=True)
 FILES = FileAnalysis(format="flight_recorder", kind="hang", read=_read, run=hangs_of_dumps, facts=_facts)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from analyzers.analysis import FileAnalysis
 from analyzers.finding import Finding
 from analyzers.hangs.analyze import hang_finding
 from analyzers.hangs.culprits import cause_of_mismatch
+from analyzers.hangs.files.dumps import hangs_not_checked, hangs_partly_checked
 from analyzers.hangs.mismatches import Mismatch, compare_calls
 from analyzers.run.calls.recorded_calls import Call
 from analyzers.run.calls.snapshot import AttemptView, RankView
@@ -31,10 +31,10 @@ __all__ = ["FILES", "mismatches_of_traces"]
 def mismatches_of_traces(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
     """The first mismatch, or why none can be determined."""
     if len(traces) < 2:
-        return [_insufficient("execution traces of two ranks are needed")]
+        return [hangs_not_checked("execution traces of two ranks are needed")]
     is_counted = any(trace.is_counted for trace in traces.values())
     if is_counted and any(len(trace.sizes) > 1 for trace in traces.values()):
-        return [_insufficient("these execution traces number no calls, and the job has several groups")]
+        return [hangs_not_checked("these execution traces number no calls, and the job has several groups")]
     num_compared = 0
     for group in dict.fromkeys(group for trace in traces.values() for group in trace.calls):
         calls = {rank: trace.calls[group] for rank, trace in traces.items() if group in trace.calls}
@@ -45,10 +45,10 @@ def mismatches_of_traces(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
                 return [_mismatch(found, is_counted=is_counted)]
     ranks = ranks_text(sorted(traces))
     if not num_compared:
-        return [_insufficient(f"the execution traces of {ranks} have no collective in common")]
+        return [hangs_not_checked(f"the execution traces of {ranks} have no collective in common")]
     same = "1 collective" if num_compared == 1 else f"{num_compared:,} collectives"
     agree = f"{same} of {ranks} agree{'s' * (num_compared == 1)}, and execution traces have no times"
-    return [_in_part(agree)]
+    return [hangs_partly_checked(agree)]
 
 
 def _calls(group: str, seq: int, made: Mapping[int, TracedCall]) -> list[Call]:
@@ -71,10 +71,6 @@ def _mismatch(found: Mismatch, *, is_counted: bool) -> Finding:
         evidence={**finding.evidence, "silent_s": None},
         cost_s=None,
     )
-
-
-_insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not checked")
-_in_part = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked", in_part=True)
 
 
 def _facts(traces: Mapping[int, ExecutionTrace]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from analyzers.finding import Finding, evidence_of
 from analyzers.kinds import KINDS
 from analyzers.policy import SHARED
 from analyzers.profiling.captures import capture_line
+from analyzers.report.terminal.rank_table import SEVERITY_STYLES
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["evidence_rows", "excluded_text", "render", "saves_line", "title", "validation_line"]
 
-_COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _UNFOUND = {"clean": "bold green", "failed": "yellow", "unjudged": "bold"}
 """Colours of a verdict without findings."""
 _NOT_SHOWN = {
@@ -110,7 +110,7 @@ def title(finding: Finding) -> str:
 def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
     worst = diagnosis.fired[0] if diagnosis.fired else None
     first, *further = diagnosis.verdict.splitlines()
-    lines = [("Verdict", first, _COLOURS[worst.severity] if worst else _UNFOUND[outcome(diagnosis.run)])]
+    lines = [("Verdict", first, SEVERITY_STYLES[worst.severity] if worst else _UNFOUND[outcome(diagnosis.run)])]
     lines += [("", line, "") for line in further]
     if worst:
         reason = why(worst)
@@ -129,7 +129,7 @@ def _finding(finding: Finding, console: Console, run: object, *, shown_above: bo
     ranks = f"  {ranks_text(finding.ranks)}" if finding.ranks else ""
     attempt = f"  attempt {finding.attempt}" if finding.attempt else ""
     suspect = "  suspected" if finding.status == "suspect" else ""
-    head = _text(title(finding), _COLOURS[finding.severity])
+    head = _text(title(finding), SEVERITY_STYLES[finding.severity])
     over = f"  {closed}" if closed else ""
     head.append(visible(f"  {finding.severity}{suspect}{where}{ranks}{attempt}{over}"), style="dim")
     console.print(head)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-__all__ = ["Heading", "fold", "heading_height", "rank_table"]
+__all__ = ["SEVERITY_STYLES", "Heading", "fold", "heading_height", "rank_table"]
 
 COLUMNS = ("rank", "state", "step", "own work", "waiting", "memory", "GPU", "for", "doing", "finding")
-_COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _STATES = {"dead": "bold red", "stopped": "bold red", "stalled": "red", "ended": "dim"}
 _RUN_STATES = {
     "training": "green", "finished": "green", "recovering": "yellow", "stalled": "red", "died": "red", "failed": "red",
@@ -68,7 +68,7 @@ def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> Renderabl
     rows += [("dim", _folded(group, is_rest=len(groups) == 1)) for group in groups]
     table = FittedTable(names=COLUMNS, rows=rows)
     lines: list[RenderableType] = [_head(found, heading)]
-    lines += [_text(visible(sentence), _COLOURS.get(severity, "")) for severity, sentence in heading.findings]
+    lines += [_text(visible(sentence), SEVERITY_STYLES.get(severity, "")) for severity, sentence in heading.findings]
     return Group(*lines, table) if found.rows else Group(*lines)
 
 
@@ -156,7 +156,7 @@ def _cells(row: RankRow) -> list[Text | str]:
 def _finding(row: RankRow) -> Text:
     known = KINDS.get(row.finding)
     name = (known.title if known is not None else row.finding).lower()
-    return _text(f"{name}, over", "dim") if row.is_over else _text(name, _COLOURS.get(row.severity, ""))
+    return _text(f"{name}, over", "dim") if row.is_over else _text(name, SEVERITY_STYLES.get(row.severity, ""))
 
 
 def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:

@@ -19,6 +19,7 @@ from analyzers.wording import group_text
 
 __all__ = [
     "MAX_NAME",
+    "P2P",
     "Call",
     "CallSite",
     "CallsInFlight",
