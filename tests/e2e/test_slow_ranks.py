@@ -20,9 +20,9 @@ PROFILED_STEPS = 2
 
 
 def test_a_rank_that_computes_is_named_and_profiled_beside_a_peer(tmp_path: Path) -> None:
-    """Rank 1 computes ten times as long as the others; its trace and a peer's come while the run goes on."""
+    """Rank 1 computes twenty times as long as the others; its trace and a peer's come while the run goes on."""
     run = start(
-        tmp_path, "elastic", faults=["slow_compute@step=2,rank=1,factor=10"],
+        tmp_path, "elastic", faults=["slow_compute@step=2,rank=1,factor=20"],
         settings=[
             "train.steps=20000", "train.global_batch_size=6", "checkpoint.interval=0", "profiler.on_anomaly=true",
             f"profiler.anomaly_steps={PROFILED_STEPS}", "profiler.max_captures=1",
