@@ -35,7 +35,7 @@ CHANNEL = "TESTS_FORKING_CHANNEL"
 PRELOADED = (
     "torch", "torch._inductor.compile_fx", "functorch.compile",
     "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
-    "torchao.float8.fsdp_utils", "numpy.ma",
+    "numpy.ma",
     "trainer.launcher.start", "trainer.launcher.launch", "trainer.rank.worker",
     "tests.trainer.training_runs",
     "watch.node_process", "analyzers.live", "analyzers.settings.live_advice",
