@@ -381,8 +381,6 @@ def changed(before: Finding, now: Finding) -> bool:
     """Return True if a finding that was reported is to be reported again."""
     if (before.status, before.cause, before.ranks) != (now.status, now.cause, now.ranks):
         return True
-    if why_closed(now, None) and not why_closed(before, None):
-        return True  # an incident that was open: the loss is back, or the step was refused
     # not if less severe, because the severity may alternate
     if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):
         return True

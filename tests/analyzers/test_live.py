@@ -19,7 +19,6 @@ from analyzers.live import (
     remembered,
     standstill_findings,
 )
-from analyzers.run.findings.open_findings import why_closed
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
@@ -283,30 +282,6 @@ def test_a_straggler_is_told_once_and_once_more_when_it_is_over() -> None:
     store, now_ns = straggling(80, 140)
     assert told(store, state, now_ns, ticks=20) == [("straggler", "ok", (2,))]
     assert told(store, state, now_ns, ticks=20) == []
-
-
-def test_a_loss_that_came_back_is_reported_as_closed_once() -> None:
-    store, state = MemoryStore(), LiveState()
-    store.add("ranks", [{"attempt": 0, "rank": 0, "wall_ns": 1, "world_size": 1}])
-
-    def train(first: int, last: int, loss: float) -> list[Finding]:
-        store.add(
-            "steps",
-            [
-                {"attempt": 0, "rank": 0, "step": step, "start_ns": step * S, "duration_ns": S,
-                 "loss": loss + 0.01 * math.sin(step), "grad_norm": 1.0, "committed": True}
-                for step in range(first, last + 1)
-            ],
-        )  # fmt: skip
-        found = [one for _ in range(5) for one in live_findings(store, state, last * S)]
-        return [one for one in found if one.kind == "loss_spike" and one.status == "fired"]
-
-    assert train(1, 60, 2.0) == []
-    (risen,) = train(61, 62, 8.0)
-    assert why_closed(risen, None) == ""
-    (back,) = train(63, 80, 2.0)
-    assert (back.identity, why_closed(back, None)) == (risen.identity, "over")
-    assert train(81, 90, 2.0) == []
 
 
 def test_an_empty_store_is_no_error() -> None:

@@ -34,7 +34,7 @@ def test_skimming_over_old_entries_changes_nothing(tmp_path: Path, monkeypatch: 
     job.write(tmp_path, ranks=[0])
     path = tmp_path / "nccl_trace_rank_0"
     skimmed = read_dump(path, 0)
-    monkeypatch.setattr(flight_recorder, "_skimmed", lambda entries, dump: entries)
+    monkeypatch.setattr(flight_recorder, "_without_old_entries", lambda entries, dump: entries)
     assert skimmed == read_dump(path, 0)
 
 
