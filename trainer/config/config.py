@@ -116,7 +116,7 @@ class OptimConfig(Section):
     """muon = Muon for the blocks' matrices, AdamW for embedding, head and norms; adamw8bit = AdamW with 8-bit moments
     for all matrices but the embedding."""
     lr: float = Field(default=3e-4, gt=0)
-    """Highest learning rate."""
+    """Peak learning rate."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
     """AdamW's decay rates of first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
@@ -130,9 +130,9 @@ class OptimConfig(Section):
     warmup_steps: int = Field(default=20, ge=0)
     """Steps of linear warm-up."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
-    """Last learning rate / highest one."""
+    """Final / peak learning rate."""
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
     """With `wsd`: share of the steps in which the learning rate falls."""
     reference_batch_size: int = Field(default=0, ge=0)

@@ -27,9 +27,9 @@ class ProfilerConfig(Section):
     anomaly_steps: int = taken(ProfilerSettings, "anomaly_steps")
     """Steps of a capture for a finding."""
     cooldown_s: float = taken(ProfilerSettings, "cooldown_s")
-    """Shortest time between two such captures (seconds)."""
+    """Minimum time between two captures for findings (seconds)."""
     max_captures: int = taken(ProfilerSettings, "max_captures")
-    """Maximum number of such captures per run."""
+    """Maximum number of captures for findings per run."""
     ranges: bool = taken(ProfilerSettings, "ranges")
     """Ranges around phases in every step, for Nsight (NVTX on CUDA) and your own profilers; a capture has them
     anyway."""

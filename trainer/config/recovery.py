@@ -25,7 +25,7 @@ class RecoveryConfig(Section):
     max_replays: int = Field(default=8, ge=0)
     """Refused steps per attempt that are replayed to see whether the fault recurs; 0 = none."""
     hang_floor_s: float = taken(RecoverySettings, "hang_floor_s")
-    """A step shorter than this is never called a hang (seconds)."""
+    """A silence shorter than this is never called a hang (seconds)."""
     startup_s: float = taken(RecoverySettings, "startup_s")
     """Silence before the first step that is not yet a hang (seconds), counted from when a rank was last seen computing
     or reading files."""
@@ -46,12 +46,12 @@ class RecoveryConfig(Section):
     """What to do about a slow rank whose device is the cause: report it; exclude the device if the run gains more than
     it loses; replace it only if a spare device or node can take its place."""
     straggler_after_s: float = taken(RecoverySettings, "straggler_after_s")
-    """How long a rank must have been reported as slow before that (seconds)."""
+    """How long a rank must have been reported as slow before it is excluded or replaced (seconds)."""
     straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
-    """Step time / step time without the slow rank at which it is acted on."""
+    """Minimum ratio of step time with and without the slow rank for acting on it."""
     on_xid: DeviceResponse = "exclude"
     """What to do about a device with an XID for which NVIDIA's catalogue asks for another device."""
     exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
-    """Seconds between two such actions."""
+    """Seconds between two exclusions or replacements."""
     exclusion_dry_run: bool = taken(RecoverySettings, "exclusion_dry_run")
     """Only write events that say what these settings would do."""
