@@ -162,7 +162,7 @@ def test_a_second_signal_and_the_last_records_wait_for_the_round_that_runs(
         def tick() -> None:
             has_begun.wait()
             os.kill(os.getpid(), signal.SIGTERM)
-            wait_for(lambda: ingest._watch_is_finishing, "the end")
+            wait_for(lambda: ingest._has_left, "the end")
             try:
                 ingest.close()
             except StoreError as error:
