@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,29 +89,26 @@ def load_graph(
 
 
 def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) -> list[int]:
-    """Consecutive steps that all ranks have finished exactly once: the newest, or the longest run if these are few."""
-    stamped = is_stamped(source, attempt)
+    """The newest consecutive steps that every rank has finished exactly once."""
     rows = source.rows(
         f"""
-        SELECT step, {"max(stamped_steps)" if stamped else "1"} FROM steps
-        WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL
-          {"AND stamped_steps > 0" if stamped else ""}
+        SELECT step FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL
+          {"AND stamped_steps > 0" if is_stamped(source, attempt) else ""}
         GROUP BY step HAVING count(*) = (SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND rank >= 0)
           AND count(DISTINCT rank) = count(*) AND bool_and(coalesce(committed, true)) ORDER BY step DESC LIMIT ?
         """,
         [attempt, max(first_step, last_step - 4 * MAX_STEPS_ONLY), last_step, attempt, MAX_STEPS_ONLY],
     )
-    runs: list[list[int]] = [[]]
-    later_interval = 1
-    for step, interval in rows:
-        # only every N-th step may be stamped, and N may change
-        if runs[-1] and runs[-1][-1] - step > max(interval, later_interval):
-            if len(runs[-1]) >= MAX_STEPS:
+    run: list[int] = []
+    # only every N-th step may be stamped
+    apart = min((later - earlier for (later,), (earlier,) in pairwise(rows)), default=1)
+    for (step,) in rows:
+        if run and step != run[-1] - apart:
+            if len(run) >= MAX_STEPS:
                 break
-            runs.append([])
-        runs[-1].append(int(step))
-        later_interval = interval
-    return max(runs, key=len)[::-1]
+            run = []  # a gap: the older, longer run may still follow
+        run.append(int(step))
+    return run[::-1]
 
 
 def _waits_agree(source: Source, attempt: int, steps: Sequence[int]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from analyzers.account.timings import load_timings
 from analyzers.scope import Scope
 from analyzers.stragglers.analyze import stragglers
 from analyzers.stragglers.throughput import step_times
-from analyzers.whatif.step_graph import load_graph
 from probes.step_clock import GAPS, PHASES
 from tests.analyzers.memory_store import MemoryStore
 
@@ -126,35 +124,6 @@ def test_a_slow_rank_has_place_side_and_onset(slow: dict[str, float], place: str
     assert abs(finding.first_step - 40) <= 2
     assert text in finding.summary
     assert finding.evidence["speedup_without_it_ratio"] == pytest.approx(127 / 97, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("interval_of", "is_lost"),
-    [
-        (lambda step: 4 if step <= 45 else 1, lambda step: False),
-        (lambda step: 1 if step <= 45 else 4, lambda step: False),
-        (lambda step: 1, lambda step: step == 44),
-    ],
-    ids=["denser since 46", "sparser since 46", "stamps of step 44 were lost"],
-)
-def test_a_straggler_is_replayed_where_the_stamps_change(
-    interval_of: Callable[[int], int], is_lost: Callable[[int], bool]
-) -> None:
-    """Only the oldest slow steps were taken: too few to replay, or those of another interval."""
-    rows = []
-    for step in range(1, 73):
-        more_ms, interval = 30 if step >= 40 else 0, interval_of(step)
-        times: list[dict[str, Any]] = [_waiting(more_ms), {"forward": 30 + more_ms}]
-        for rank, more in enumerate(times):
-            has_stamps = step % interval == 0
-            row = stamped(rank, step, interval=interval, **more) if has_stamps else left_out(rank, step, 97 + more_ms)
-            rows.append(row | {"stamped_steps": None} if is_lost(step) else row)
-    graph = load_graph(run_of(rows), 0, 40, 72)
-    assert graph is not None
-    assert graph.step_span[1] == 72
-    assert graph.measured_ms == pytest.approx(127)
-    assert graph.replay_error_ratio < 0.01
-    assert len(graph.graph.steps) >= 8
 
 
 def _waiting(ms: float) -> dict[str, float]:
