@@ -118,10 +118,17 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
         slow = _without_ends_of_links(source, timings, slow, policy)
         slow = [one for one in slow if not any(_follows(source, timings, one, other) for other in slow)]
     found = _suspects(source, timings, without_side_effects(slow), policy)
+    more_work = find_more_work(source, timings, policy)
+    # Its wait for a core follows from its work: the more it computes, the longer it waits.
+    found = [one for one in found if not (_is_work(one) and {rank.rank for rank in more_work}.issuperset(one.ranks))]
     known = {rank for suspect in found for rank in suspect.ranks}
-    more_work = [one for one in find_more_work(source, timings, policy) if one.rank not in known]
-    found += _suspects(source, timings, more_work, policy)
+    found += _suspects(source, timings, [one for one in more_work if one.rank not in known], policy)
     return [_finding(source, timings, suspect) for suspect in found], found
+
+
+def _is_work(suspect: Suspect) -> bool:
+    """Return True if the extra time is work on the host's CPU or waiting for a core."""
+    return suspect.cause == "compute" or (suspect.cause == "host" and suspect.reason == "core")
 
 
 def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool:

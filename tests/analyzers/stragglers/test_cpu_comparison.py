@@ -36,6 +36,16 @@ def test_a_rank_that_works_more_is_named_by_its_cpu_time(seed: int) -> None:
     assert "Other processes use the cores" in finding.summary
 
 
+def test_more_work_explains_why_a_rank_also_waits_longer_for_a_core() -> None:
+    """As in the demo beside four endless loops: the wait shows in wall time, and begins to show late."""
+    store = crowded(1)
+    waits = ", ".join(f"{column} = {column} + 1500000000" for column in ("forward_ns", "duration_ns", "run_delay_ns"))
+    store.connection.execute(f"UPDATE steps SET {waits} WHERE rank = 3 AND step >= 80")
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.cause, finding.evidence["measured_by"]) == ((3,), "compute", "CPU time")
+    assert abs((finding.first_step or 0) - 60) <= 1
+
+
 def test_steps_that_ran_again_after_a_rollback_are_told_apart() -> None:
     """As in the demo, which rolls back before its rank is slow; one step lacks its CPU time."""
     store = crowded(5)
