@@ -119,16 +119,21 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
         slow = [one for one in slow if not any(_follows(source, timings, one, other) for other in slow)]
     found = _suspects(source, timings, without_side_effects(slow), policy)
     more_work = find_more_work(source, timings, policy)
-    # Its wait for a core follows from its work: the more it computes, the longer it waits.
-    found = [one for one in found if not (_is_work(one) and {rank.rank for rank in more_work}.issuperset(one.ranks))]
+    found = [one for one in found if not any(_is_part_of(one, work) for work in more_work)]
     known = {rank for suspect in found for rank in suspect.ranks}
     found += _suspects(source, timings, [one for one in more_work if one.rank not in known], policy)
     return [_finding(source, timings, suspect) for suspect in found], found
 
 
-def _is_work(suspect: Suspect) -> bool:
-    """Return True if the extra time is work on the host's CPU or waiting for a core."""
-    return suspect.cause == "compute" or (suspect.cause == "host" and suspect.reason == "core")
+def _is_part_of(suspect: Suspect, work: Straggler) -> bool:
+    """Return True if a rank is slow by its work or its wait for a core in only part of the steps in which it uses more
+    CPU time. On a busy machine a rank waits the longer the more it computes, but its wall time may show this only later
+    or for fewer steps.
+    """
+    slow = suspect.worst
+    is_work = suspect.cause == "compute" or (suspect.cause == "host" and suspect.reason == "core")
+    is_longer = max(slow.first_step - work.first_step, work.last_step - slow.last_step) >= SHARED.min_steps
+    return is_work and suspect.ranks == (work.rank,) and is_longer
 
 
 def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool:
