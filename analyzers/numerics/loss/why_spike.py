@@ -198,9 +198,9 @@ def _mean_loss(source: Source, attempt: int, step: int, execution: int) -> float
 
 
 def _execution(source: Source, attempt: int, step: int, start_ns: int) -> int:
-    """Index of this execution of the step within the attempt, from 0, on the rank that reports it."""
+    """Index of this execution among those of the step with a loss, from 0, on the rank that reports it."""
     ((execution,),) = source.rows(
-        "SELECT count(*) FROM steps WHERE attempt = ? AND step = ? AND start_ns < ? AND rank = "
+        "SELECT count(loss) FROM steps WHERE attempt = ? AND step = ? AND start_ns < ? AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND step = ? AND start_ns = ?)",
         [attempt, step, start_ns, attempt, step, start_ns],
     )
@@ -221,8 +221,9 @@ def _ranks(source: Source, attempt: int, step: int, execution: int, since: int) 
     rows = source.rows(
         """
         WITH own AS (
-            SELECT rank, start_ns, local_loss FROM steps WHERE attempt = ? AND step = ? AND isfinite(local_loss)
-            QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1
+            SELECT rank, start_ns, local_loss FROM steps
+            WHERE attempt = ? AND step = ? AND coalesce(loss, local_loss) IS NOT NULL
+            QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1 AND isfinite(local_loss)
         ), earlier AS (
             SELECT s.rank, s.local_loss FROM steps s JOIN own USING (rank)
             WHERE s.attempt = ? AND s.committed AND s.step < ? AND s.start_ns < own.start_ns AND isfinite(s.local_loss)

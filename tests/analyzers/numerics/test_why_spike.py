@@ -92,6 +92,22 @@ def test_a_spike_in_a_descent_rose_from_one_level_in_the_finding_and_in_its_expl
     assert f"from {loss_text(found.loss_before)} to 9.0" in finding.summary
 
 
+@pytest.mark.parametrize("first", [None, math.nan])
+def test_an_execution_of_the_step_without_a_finite_loss_does_not_hide_the_next_one(first: float | None) -> None:
+    """Step 40 is interrupted before its loss is known, or has a NaN, and runs again."""
+    store = run_with_spike()
+    store.add(
+        "steps",
+        [{"attempt": 0, "rank": rank, "step": 40, "start_ns": 40 * 10**8 - 10**7 + rank, "duration_ns": None,
+          "loss": first, "local_loss": first, "committed": False} for rank in range(4)],
+    )  # fmt: skip
+    found = explain(store, 40)
+    if first is None:
+        assert (found.loss, found.ranks[0].rank) == (3.575, 2)
+    else:  # a non-finite loss counts as the highest
+        assert (math.isnan(found.loss), found.ranks) == (True, ())
+
+
 def test_what_is_missing_is_said() -> None:
     found = explain(run_with_spike(gradients=False, replayed=False), 40)
     assert [line.partition(":")[0] for line in found.unknown] == ["Samples", "Layers"]
