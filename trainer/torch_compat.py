@@ -32,6 +32,7 @@ __all__ = [
     "foreach_norm",
     "graph_task_id",
     "ignore_profiler_marks",
+    "is_rendezvous_host",
     "keep_device_busy",
     "overlap_products_of",
     "storage_info",
@@ -51,6 +52,15 @@ _PROFILER_MARKS = (
 foreach_norm: Callable[..., Any] = torch._foreach_norm
 foreach_mul: Callable[..., None] = torch._foreach_mul_
 foreach_copy: Callable[..., None] = torch._foreach_copy_
+
+
+def is_rendezvous_host(host: str) -> bool:
+    """Return True if torch takes this machine for the host of a c10d rendezvous. Raises OSError if the machine's name
+    has no address.
+    """
+    from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
+
+    return bool(_matches_machine_hostname(host))
 
 
 def graph_task_id() -> int:

@@ -177,20 +177,14 @@ def _refuse_no_run(folder: Path) -> None:
 
 
 def _await_rendezvous(options: argparse.Namespace) -> None:
-    """Wait until somebody listens at the endpoint of another node; exits with code 2 if nobody does."""
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
-
+    """Wait until the node listens that hosts the rendezvous; exits with code 2 if it does not."""
     from trainer.launcher.node import NodeRendezvousError
-    from trainer.launcher.nodes.endpoint import await_endpoint, host_and_port
-    from trainer.launcher.nodes.host_address import is_own
+    from trainer.launcher.nodes.endpoint import await_torchrun
 
     if options.standalone or options.rdzv_backend != "c10d" or not options.rdzv_endpoint:
         return
-    says_who_hosts = any(pair.strip().startswith("is_host") for pair in options.rdzv_conf.split(","))
     try:
-        host, _ = host_and_port(options.rdzv_endpoint, default_port=DEFAULT_PORT)
-        if not says_who_hosts and not is_own(host):
-            await_endpoint(options.rdzv_endpoint, default_port=DEFAULT_PORT)
+        await_torchrun(options.rdzv_endpoint, options.rdzv_conf)
     except NodeRendezvousError as error:
         fail(str(error))
 

@@ -9,12 +9,14 @@ unknown name are tried again for as long as torch does.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
 from trainer.launcher.node import NodeRendezvousError
+from trainer.launcher.nodes.host_address import is_own
 
-__all__ = ["REACH_S", "await_endpoint", "host_and_port"]
+__all__ = ["REACH_S", "await_endpoint", "await_torchrun", "host_and_port"]
 
 REACH_S = 60.0
 """Seconds to wait for a listener, as torch does by default (`read_timeout`)."""
@@ -45,6 +47,29 @@ def await_endpoint(endpoint: str, *, within_s: float | None = None, default_port
         if time.monotonic() > deadline_s:
             raise NodeRendezvousError(f"--rdzv-endpoint {endpoint}: {problem}, tried for {within_s:.0f} s.")
         time.sleep(RETRY_S)
+
+
+def await_torchrun(endpoint: str, conf: str) -> None:
+    """Wait for the node that hosts the c10d rendezvous of torchrun, unless torch hosts it here or in a file. `conf`:
+    KEY=VALUE,... as in --rdzv-conf. Raises NodeRendezvousError.
+    """
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    from trainer.torch_compat import is_rendezvous_host
+
+    settings = {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in conf.split(","))}
+    if "is_host" in settings or settings.get("store_type", "tcp") != "tcp":
+        return
+    try:
+        host, _ = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+    except ValueError as error:
+        raise NodeRendezvousError(f"--rdzv-endpoint {endpoint}: {error}") from None
+    with contextlib.suppress(OSError):  # the name of this machine does not resolve: torch says so
+        if is_own(host) or is_rendezvous_host(host):
+            return
+    timeout = settings.get("read_timeout", "")
+    await_endpoint(endpoint, within_s=float(timeout) if timeout.isdecimal() else None, default_port=DEFAULT_PORT)
 
 
 def _unreachable(host: str, port: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 from rankscope.cli import main
 from trainer.launcher.node import Node, NodeRendezvousError
 from trainer.launcher.nodes import endpoint
-from trainer.launcher.nodes.endpoint import await_endpoint, host_and_port
+from trainer.launcher.nodes.endpoint import await_endpoint, await_torchrun, host_and_port
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
 
 
@@ -54,6 +54,26 @@ def test_a_node_that_starts_later_is_waited_for() -> None:
     waiting.start()
     with socket.create_server(("127.0.0.1", port)):
         assert begun.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("given", "conf"),
+    [("localhost:0", ""), ("this-machine.invalid:29500", ""), ("/shared/rendezvous", "store_type=file"),
+     ("gpu-01.invalid:29500", "read_timeout=5, is_host=true")],
+    ids=["free port", "own name with the address of a service", "file", "told to host"],
+)  # fmt: skip
+def test_a_rendezvous_that_torch_hosts_itself_is_not_waited_for(
+    given: str, conf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "REACH_S", 0.0)
+    monkeypatch.setattr(socket, "gethostname", lambda: "this-machine.invalid")
+    await_torchrun(given, conf)
+
+
+def test_the_other_node_may_take_as_long_as_torch_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "REACH_S", 0.0)
+    with pytest.raises(NodeRendezvousError, match=r"cannot be resolved .*, tried for 1 s"):
+        await_torchrun("gpu-01.invalid:29500", "read_timeout=1")
 
 
 @pytest.mark.parametrize(
