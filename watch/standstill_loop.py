@@ -2,9 +2,9 @@
 
 1. Poll this node's tapes and events (`watch.live_tapes`), the launcher, and the ranks' processes in /proc.
 2. With several nodes, send a digest of this node's ranks, or judge the digests of all nodes (`watch.digests.exchange`).
-3. If nothing is recorded, or a rank has ended, run the analyzers of hangs and deaths on the newest records. If the next
-   attempt has begun already, they judge the end of the one before.
+3. If nothing is recorded, or a rank has ended, run the analyzers of hangs and deaths on the newest records.
 4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
+5. After a restart, report how the previous attempt ended.
 
 No store is opened and no wall clock is read here, so neither a reader that keeps the store open nor a change of the
 clock can hide a hang or kill a healthy rank. The store is written in another thread (`watch.ingest_loop`).
@@ -107,12 +107,12 @@ class StandstillLoop:
         if self._job is not None:
             self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.placed)
             self._judge.add_nodes(self._job.digests, self._job.offsets_ns)
-        self._report_ends()
         findings = self._findings()
         self._judge.report(findings)
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         # A finding may be about the end of an earlier attempt, for which no rank of this attempt may be killed.
         self._act([finding for finding in fired if finding.attempt == attempt], attempt)
+        self._report_ends()  # last: if it fails, the newest attempt has been judged
 
     def _report_ends(self) -> None:
         """Report how attempts ended since the last round, in the round after the next one was seen: until then their

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from analyzers.finding import Finding
 from tests.factories import make_run, still_training
-from tests.watch.test_standstill_loop import Watched
+from tests.stand_ins import take_in
+from tests.watch.test_standstill_loop import HOUR_NS, Watched, processes
+
+__all__ = ["processes"]
 
 
 def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
@@ -49,3 +54,23 @@ def test_a_failed_round_loses_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
             watched.loop.tick()
     watched.loop.tick()
     assert told(watched) == [("rank_lost", 0, [1], "signal")]
+
+
+def test_an_end_that_cannot_be_judged_delays_no_verdict_on_a_hang(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(still_training(make_run(tmp_path, steps=20, end="")), monkeypatch)
+    watched.loop.tick()
+    where = {rank: {"pid": process.pid} for rank, process in enumerate(processes)}
+    make_run(tmp_path, run=watched.run, attempt=1, steps=20, first_step=21, hang={3: 40}, identities=where)
+    take_in(watched.run, processes)
+
+    def fail(source: object, ended: object) -> list[Finding]:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(watched.judge, "ended_findings", fail)
+    watched.loop.tick()
+    watched.advance(HOUR_NS / 1e9)
+    with pytest.raises(MemoryError):
+        watched.loop.tick()
+    assert [(kind, attempt, ranks) for kind, attempt, ranks, _ in told(watched)] == [("hang", 1, [3])]
