@@ -74,7 +74,8 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
         )  # fmt: skip
     for name, _, row in excess.groups[1:]:
         if name != "node_rank" or not is_labelled:
-            figure.add_hline(y=row - 0.5, line={"color": "rgba(128,140,155,0.7)", "width": 1})
+            between = {"x0": 0, "x1": 1, "xref": "x domain", "y0": row - 0.5, "y1": row - 0.5}  # add_hline takes 15 ms
+            figure.add_shape(type="line", **between, line={"color": "rgba(128,140,155,0.7)", "width": 1})
     for mark in marks:
         if mark.rank in excess.row_of and len(figure.layout.shapes) < 24:
             row = excess.row_of[mark.rank]

@@ -79,9 +79,11 @@ EIGHT_RANKS: dict[str, Sections] = {
 FOUR_RANKS = usually(
     FOUR_RANKS,
     later=[
-        "ddp", "fsdp", "fsdp, two microbatches", "tp", "hsdp", "cp x tp", "fsdp x ep, grouped",
+        "ddp", "fsdp", "fsdp, two microbatches", "tp", "hsdp", "fsdp x ep, grouped",
         "ddp x ep, two microbatches", "ep x tp", "ep x cp, grouped", "ddp x tp, experts", "pp x tp, experts",
         "pp x cp, experts", "ddp x tp", "ep x cp",
+        # "cp x tp", "fsdp x tp"; experts under each, without sequence parallel, in two microbatches: test_variants.py
+        "cp x tp, experts, two microbatches", "fsdp x tp, experts, without sequence parallel",
     ],
 )  # fmt: skip
 

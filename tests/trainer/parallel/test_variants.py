@@ -125,6 +125,7 @@ VARIANTS = usually(
         "cp, ring, compiled, recomputation, two microbatches", "fsdp, loss in chunks, compiled",
         "fsdp, loss in chunks, tied embeddings",  # "ddp, loss in chunks" and "tp, tied embeddings"
         "tp, experts choose, recomputation",  # experts that choose under ep and cp, recomputed experts under tp
+        "experts under fsdp, compiled",  # "fsdp, compiled, full recomputation", "experts under ddp"
     ],
 )  # fmt: skip
 
