@@ -32,6 +32,8 @@ EPILOG = (
     "rankscope run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 train.py"
 )
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
+_ONE_VALUE = ("--nproc-per-node", "--nnodes", "--node-rank", "--max-restarts", "--run-dir", "--run-name", "--set")
+_DEVICES = ("cpu", "gpu", "auto", "xpu")
 _RENDEZVOUS = ("--rdzv", "--master", "--standalone", "--nnodes", "--node-rank", "--node_rank")
 
 
@@ -49,6 +51,8 @@ def run(
     (repeatable) a setting of recording or `watch` (sections: probes, profiler, recovery, metrics, alerts, otel,
     publish, trackers). On one machine no rendezvous options are needed.
     """
+    words = [*(arguments or [])]
+    _refuse_before_torch(words)
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -64,7 +68,6 @@ def run(
     from trainer.launcher.script.recorded_agent import recorded
     from trainer.launcher.stop_signals import StopSignals
 
-    words = [*(arguments or [])]
     options = _parsed(words)
     if not options.no_python:
         _refuse_unrunnable(options.training_script, is_module=options.module)
@@ -121,12 +124,35 @@ def run(
         followed.conclude(exit_code=0, reason="finished")
 
 
+def _refuse_before_torch(words: list[str]) -> None:
+    """Refuse the most common mistakes at once: importing torch takes up to a minute on a busy machine.
+
+    It reads only options that it knows to take one value; `_parsed` checks all.
+    """
+    if not words:
+        fail("name a script: rankscope run --nproc-per-node 4 train.py")
+    left = [*words]
+    while left and left[0].partition("=")[0].replace("_", "-") in _ONE_VALUE:
+        name, sign, value = left.pop(0).partition("=")
+        if not sign and left:
+            value = left.pop(0)
+        if name[2:7] == "nproc" and value and not _is_number_of_ranks(value):
+            fail(f"{name} {value}: give a number of ranks, or one of {', '.join(_DEVICES)}")
+    if left and not left[0].startswith("-") and not os.path.isfile(left[0]):
+        fail(f"{left[0]}: no such script; name a file, or -m MODULE")
+
+
+def _is_number_of_ranks(text: str) -> bool:
+    """Also true for any word if a package adds a device to torch, whose name only torch knows."""
+    from importlib.metadata import entry_points
+
+    return text.isdigit() or text in _DEVICES or bool(entry_points(group="torch.backends"))
+
+
 def _parsed(words: list[str]) -> argparse.Namespace:
     """Parse the options of torchrun and Rankscope; exits with one line if one of them is wrong."""
     from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
-    if not words:
-        fail("name a script: rankscope run --nproc-per-node 4 train.py")
     parser = get_args_parser()
     parser.prog = "rankscope run"
     parser.add_argument("--run-dir", default="", metavar="DIR")

@@ -223,3 +223,22 @@ def test_a_package_that_is_installed_and_cannot_be_imported_is_one_line(tmp_path
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "duckdb cannot be imported (libmissing.so: cannot open): pip install" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "name a script"),
+        (["--nproc-per-node", "two", "train.py"], "--nproc-per-node two: give a number of ranks"),
+        (["--nnodes=1", "--nproc_per_node=2", "nothing.py", "--lr", "1"], "nothing.py: no such script"),
+    ],
+)
+def test_common_mistakes_of_run_are_refused_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], given: list[str], words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    monkeypatch.setattr(sys, "argv", ["rankscope", "run", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert words in capfd.readouterr().err
