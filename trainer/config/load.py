@@ -12,7 +12,7 @@ import difflib
 import importlib.util
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
@@ -46,7 +46,7 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Config
             raise ConfigError(f"{path}: not valid TOML: {_one_line(str(error))}") from error
     for override in overrides or []:
         _apply_override(values, override)
-    return _checked(values)
+    return _checked(values, path, overrides or ())
 
 
 def given_settings(overrides: list[str]) -> dict[str, dict[str, Any]]:
@@ -57,7 +57,7 @@ def given_settings(overrides: list[str]) -> dict[str, dict[str, Any]]:
     values: dict[str, Any] = {}
     for override in overrides:
         _apply_override(values, override)
-    config = _checked(values)
+    config = _checked(values, None, overrides)
     check_trackers(config)
     checked = config.model_dump(mode="json")
     return {section: {name: checked[section][name] for name in settings} for section, settings in values.items()}
@@ -125,13 +125,21 @@ def _refuse_redacted(values: dict[str, Any]) -> None:
             del settings[name]
 
 
-def _checked(values: dict[str, Any]) -> Config:
+def _checked(values: dict[str, Any], path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         first, *others = _of_a_setting_each(error.errors(include_url=False))
         more = f" (and {len(others)} more)" if others else ""
-        raise ConfigError(_describe(first) + more) from error
+        raise ConfigError(_origin(first["loc"], path, overrides) + _describe(first) + more) from error
+
+
+def _origin(where: tuple[int | str, ...], path: Path | None, overrides: Sequence[str]) -> str:
+    """`--set ` or `my.toml: `, where the setting was given; empty if unknown, or if settings of both disagree."""
+    given = {override.partition("=")[0].strip() for override in overrides}
+    if ".".join(map(str, where[:2])) in given or (given and path is None):
+        return "--set "
+    return "" if path is None or (given and len(where) < 2) else f"{path}: "
 
 
 def _of_a_setting_each(errors: list[ErrorDetails]) -> list[ErrorDetails]:

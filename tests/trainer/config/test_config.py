@@ -94,8 +94,22 @@ def test_a_value_in_place_of_a_section(tmp_path: Path, value: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"train = {value}\n")
     for overrides in ([], ["train.steps=3"]):
-        with pytest.raises(ConfigError, match=r"^train = .*: is a section, not a value$"):
+        with pytest.raises(ConfigError, match=r"(^|run\.toml: )train = .*: is a section, not a value$"):
             load_config(path, overrides)
+
+
+def test_a_mistake_names_the_file_or_the_option_that_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nstepz = 5\n[model]\nnum_heads = 4\n")
+    with pytest.raises(ConfigError, match=rf"^{path}: train\.stepz = 5: unknown key"):
+        load_config(path, ["optim.lr=0.1"])
+    path.write_text("[train]\nsteps = 5\n[model]\nnum_heads = 4\n")
+    with pytest.raises(ConfigError, match=r"^--set train\.steps = 'many': must be"):
+        load_config(path, ["train.steps=many"])
+    with pytest.raises(ConfigError, match=r"^model\.num_heads = 4: "):  # neither alone is wrong
+        load_config(path, ["model.dim=130"])
+    with pytest.raises(ConfigError, match=r"^--set optim\.lr = -1: "):
+        given_settings(["optim.lr=-1"])
 
 
 @pytest.mark.parametrize(
