@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["render", "tables"]
 
 MAX_ROWS = 40
+MAX_UNSHARED = 3
+"""Maximum number of settings of only one run that keep separate rows: a trainer's run and a script's share none."""
 _LEAST_SHARE = 0.005
 _VERSIONS = ("schema_version", "rankscope_version")
 
@@ -30,7 +32,7 @@ def render(comparison: Comparison, console: Console) -> None:
     from rich.text import Text
 
     console.print(Text(visible(comparison.sentence), style="bold yellow" if comparison.findings else "bold"))
-    for heading, rows in tables(comparison):
+    for heading, rows in tables(comparison, is_short=True):
         if not rows:
             continue
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -45,9 +47,11 @@ def render(comparison: Comparison, console: Console) -> None:
         console.print(table)
 
 
-def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
-    """(heading, rows of name and both values) of everything that differs."""
-    yield "Setting", [(name, a or "-", b or "-") for name, a, b in comparison.settings]
+def tables(comparison: Comparison, *, is_short: bool = False) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
+    """(heading, rows of name and both values) of everything that differs. `is_short`: settings that only one run has
+    are one row.
+    """
+    yield "Setting", _settings(comparison.settings, is_short=is_short)
     yield "Condition", [(name, a or "-", b or "-") for name, a, b in comparison.conditions]
     yield (
         "Step, ms (mean over the ranks)",
@@ -72,6 +76,20 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, st
     yield "Finding", rows
     yield "Advice", [(name.replace("_", " "), a or "-", b or "-") for name, a, b in comparison.advice]
     yield from _version_tables(comparison.versions)
+
+
+def _settings(settings: Sequence[Difference], *, is_short: bool) -> list[tuple[str, str, str]]:
+    unshared = [one for one in settings if one[1] is None or one[2] is None]
+    if not is_short or len(unshared) <= MAX_UNSHARED:
+        return [(name, a or "-", b or "-") for name, a, b in settings]
+    only_a, only_b = ([one[0] for one in unshared if one[place] is not None] for place in (1, 2))
+    rows = [(name, a or "-", b or "-") for name, a, b in settings if a is not None and b is not None]
+    return [*rows, ("only in this run", _few(only_a), _few(only_b))]
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - MAX_UNSHARED
+    return ", ".join(names[:MAX_UNSHARED]) + (f" and {more} more" if more > 0 else "") or "-"
 
 
 def _version_tables(facts: Sequence[Difference]) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:

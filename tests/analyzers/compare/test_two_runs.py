@@ -109,6 +109,19 @@ def test_what_changed_is_listed(tmp_path: Path) -> None:
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_settings_that_only_one_run_has_are_one_row_in_a_terminal(tmp_path: Path) -> None:
+    """A run of the trainer and one of a script share no setting."""
+    many = {f"key{number}": float(number) for number in range(30)}
+    a = make_run(tmp_path / "a", ranks=2, steps=40, **config(lr=1e-3, **many))
+    b = make_run(tmp_path / "b", ranks=2, steps=40, **config(lr=3e-3))
+    found = compared(a, b)
+    assert len(dict(tables(found))["Setting"]) == 31
+    short = dict(tables(found, is_short=True))["Setting"]
+    named = "optim.key0, optim.key1, optim.key2 and 27 more"
+    assert short == [("optim.lr", "0.001", "0.003"), ("only in this run", named, "-")]
+    assert len(text_of(found).splitlines()) < 40
+
+
 def test_a_run_without_records_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
     empty = MemoryStore()
     a = Side(source=empty, manifest={}, diagnosis=diagnose(empty, {}))
