@@ -29,7 +29,7 @@ def draw(curve: Mapping[str, Any], *, height: int = 420) -> Figure:
         xaxis={"anchor": "y2"},
     )
     hover = "step %{x}: %{y:,.4g}"
-    add_band(figure, step, low, middle, high, name="10th to 90th %", median="median of the ranks", hover=hover)
+    add_band(figure, step, low, middle, high, name="10th to 90th percentile", median="median of the ranks", hover=hover)
     add_line(figure, step, rate, name="tokens/s", colour=SEQUENCE[2], hover=hover, yaxis="y2")
     limit_start(figure, step, [high], unit="ms")
     return figure

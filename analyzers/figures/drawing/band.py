@@ -1,6 +1,6 @@
 """Spread and median of many ranks as a band and a line, for all figures that compare one rank with many.
 
-    add_band(figure, steps, low, middle, high, name="10th to 90th %", median="median of the ranks")
+    add_band(figure, steps, low, middle, high, name="10th to 90th percentile", median="median of the ranks")
 
 Both edges of the band are downsampled at the same points, so that they never cross; the median is downsampled
 separately.

@@ -71,7 +71,7 @@ def test_speed_has_the_ranks_above_and_the_tokens_below() -> None:
              "tokens_per_s": np.full(5, 700.0)}  # fmt: skip
     by_name = {trace.name: trace for trace in speed.draw(curve).data if trace.name}
     assert set(by_name["median of the ranks"].y) == {2}
-    assert set(by_name["10th to 90th %"].y) == {3}
+    assert set(by_name["10th to 90th percentile"].y) == {3}
     assert (set(by_name["tokens/s"].y), by_name["tokens/s"].yaxis) == ({700}, "y2")
     assert by_name["median of the ranks"].yaxis in (None, "y")
 

@@ -105,7 +105,7 @@ def test_a_rollback_is_told_once_with_its_replay(tmp_path: Path) -> None:
         "step     7  Loss spike, which came again in a replay. Rolled back to step 4 from memory in 0.2 s and skipped "
         "batch 6.",
         "STRAGGLER  Loss rose to 9 at step 7.",
-        "STRAGGLER  Rank 1: seen most often at train.py:7 step.",
+        "STRAGGLER  Rank 1: most stack samples are at train.py:7 step.",
     ]
 
 
@@ -127,7 +127,7 @@ def test_a_finding_is_announced_once(tmp_path: Path) -> None:
         wait_for(lambda: "Again" in written.getvalue(), "the last sentence")
     assert written.getvalue().splitlines() == [
         "STRAGGLER  slow by 20 ms",
-        "STRAGGLER  Rank 1: seen most often at train.py:50 step.",
+        "STRAGGLER  Rank 1: most stack samples are at train.py:50 step.",
         "STRAGGLER  Update: slow by 50 ms",
         "STRAGGLER  Over: slow by 50 ms",
         "STRAGGLER  Again: slow by 21 ms",

@@ -76,7 +76,7 @@ class FindingLines:
             return f"[{colour}]{title}[/]  Update: {escape(now.summary)}"
         if (code := now.evidence.get("line")) and code != before.evidence.get("line"):
             who = ranks_text(now.ranks)
-            return f"[{colour}]{title}[/]  {who[:1].upper()}{who[1:]}: seen most often at {escape(str(code))}."
+            return f"[{colour}]{title}[/]  {who[:1].upper()}{who[1:]}: most stack samples are at {escape(str(code))}."
         if (place := _stuck_at(now)) and place != _stuck_at(before):
             return f"[{colour}]{title}[/]  {escape(place)}."
         return ""
