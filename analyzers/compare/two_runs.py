@@ -95,13 +95,15 @@ class Comparison:
         """Summary for all outputs: which run is better, speed and loss of B against A, ranks and phases that differ."""
         against_a, against_b = self.shortcomings
         sizes = [(a, b) for name, a, b in self.versions if name == "num_parameters" and a and b and "0" not in (a, b)]
-        other_model = ""
+        against_either = ""
+        if any(name == "attached" for name, _, _ in self.versions):
+            against_either = "one is a run of `rankscope train` and the other of a script, which may train other models"
         if sizes:
             in_a, in_b = (f"{int(size):,}" if size.isdigit() else size for size in sizes[0])
-            other_model = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
+            against_either = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
         found = answer(
             self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,
-            against_either=other_model, load=self.load_caveat,
+            against_either=against_either, load=self.load_caveat,
         )  # fmt: skip
         return " ".join(part for part in (found, self.main_difference) if part)
 

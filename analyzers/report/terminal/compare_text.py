@@ -21,7 +21,7 @@ __all__ = ["render", "tables"]
 
 MAX_ROWS = 40
 MAX_UNSHARED = 3
-"""Maximum number of settings of only one run that keep separate rows: a trainer's run and a script's share none."""
+"""Maximum number of settings that only one run has and that keep separate rows: a script has none of the trainer's."""
 _LEAST_SHARE = 0.005
 _VERSIONS = ("schema_version", "rankscope_version")
 
@@ -48,10 +48,10 @@ def render(comparison: Comparison, console: Console) -> None:
 
 
 def tables(comparison: Comparison, *, is_short: bool = False) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
-    """(heading, rows of name and both values) of everything that differs. `is_short`: settings that only one run has
-    are one row.
+    """(heading, rows of name and both values) of everything that differs. `is_short`: settings and facts that only one
+    run has are one row of each table.
     """
-    yield "Setting", _settings(comparison.settings, is_short=is_short)
+    yield "Setting", _both_values(comparison.settings, is_short=is_short)
     yield "Condition", [(name, a or "-", b or "-") for name, a, b in comparison.conditions]
     yield (
         "Step, ms (mean over the ranks)",
@@ -75,29 +75,25 @@ def tables(comparison: Comparison, *, is_short: bool = False) -> Iterator[tuple[
     rows += [(title(finding), "found here too", finding.summary) for finding in comparison.both]
     yield "Finding", rows
     yield "Advice", [(name.replace("_", " "), a or "-", b or "-") for name, a, b in comparison.advice]
-    yield from _version_tables(comparison.versions)
+    facts = [(name.removeprefix("versions."), a, b) for name, a, b in comparison.versions]
+    are_versions = [name.startswith("versions.") or name in _VERSIONS for name, _, _ in comparison.versions]
+    for heading, wanted in (("Version", True), ("Launch", False)):
+        kept = [fact for fact, is_version in zip(facts, are_versions, strict=True) if is_version is wanted]
+        yield heading, _both_values(kept, is_short=is_short)
 
 
-def _settings(settings: Sequence[Difference], *, is_short: bool) -> list[tuple[str, str, str]]:
-    unshared = [one for one in settings if one[1] is None or one[2] is None]
+def _both_values(differences: Sequence[Difference], *, is_short: bool) -> list[tuple[str, str, str]]:
+    unshared = [one for one in differences if one[1] is None or one[2] is None]
     if not is_short or len(unshared) <= MAX_UNSHARED:
-        return [(name, a or "-", b or "-") for name, a, b in settings]
+        return [(name, a or "-", b or "-") for name, a, b in differences]
     only_a, only_b = ([one[0] for one in unshared if one[place] is not None] for place in (1, 2))
-    rows = [(name, a or "-", b or "-") for name, a, b in settings if a is not None and b is not None]
+    rows = [(name, a or "-", b or "-") for name, a, b in differences if a is not None and b is not None]
     return [*rows, ("only in this run", _few(only_a), _few(only_b))]
 
 
 def _few(names: Sequence[str]) -> str:
     more = len(names) - MAX_UNSHARED
     return ", ".join(names[:MAX_UNSHARED]) + (f" and {more} more" if more > 0 else "") or "-"
-
-
-def _version_tables(facts: Sequence[Difference]) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    """(heading, rows) of what else differs in the manifests: versions of software, and facts of the launch."""
-    rows = [(name.removeprefix("versions."), a or "-", b or "-") for name, a, b in facts]
-    are_versions = [name.startswith("versions.") or name in _VERSIONS for name, _, _ in facts]
-    yield "Version", [row for row, is_version in zip(rows, are_versions, strict=True) if is_version]
-    yield "Launch", [row for row, is_version in zip(rows, are_versions, strict=True) if not is_version]
 
 
 def _number(value: float | None) -> str:

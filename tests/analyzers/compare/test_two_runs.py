@@ -67,6 +67,14 @@ def test_a_smaller_model_is_faster_and_not_better(tmp_path: Path) -> None:
     assert "another model" not in compared(a, unknown).sentence
 
 
+def test_a_script_is_not_better_than_a_run_of_the_trainer(tmp_path: Path) -> None:
+    """A script's run need not record the size of its model."""
+    a = make_run(tmp_path, steps=80, step_ms=60.0, **config())
+    b = make_run(tmp_path, steps=80, step_ms=30.0, **config(), attached=True)
+    found = compared(a, b).sentence
+    assert f"{b.run_id} is faster than {a.run_id}, but one is a run of `rankscope train`" in found, found
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     """Two folders of runs, and launches in one second."""
     before = make_run(tmp_path / "a", ranks=2, steps=60, loss=wobbling)
@@ -120,6 +128,9 @@ def test_settings_that_only_one_run_has_are_one_row_in_a_terminal(tmp_path: Path
     named = "optim.key0, optim.key1, optim.key2 and 27 more"
     assert short == [("optim.lr", "0.001", "0.003"), ("only in this run", named, "-")]
     assert len(text_of(found).splitlines()) < 40
+    facts = {f"planned{number}": number for number in range(9)}
+    c = make_run(tmp_path / "c", ranks=2, steps=40, **facts, **config(lr=1e-3))
+    assert len(dict(tables(compared(b, c), is_short=True))["Launch"]) == 1
 
 
 def test_a_run_without_records_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
