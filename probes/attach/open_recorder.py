@@ -104,7 +104,10 @@ def open_recorder(
                 fresh = {name: value for name, value in manifest.items() if name not in known}
                 if identity.is_started_by_script:  # the ranks' parent recorded as a run of one rank
                     fresh["world_size"] = identity.world_size
-                run.add_to_manifest(fresh)
+                if known or attempt:
+                    run.add_to_manifest(fresh)
+                else:  # the rank that made the run has not written yet: whichever of both is last must be whole
+                    run.begin_manifest(manifest)
     if identity.local_rank == 0:
         with failing_open("attach.announce"):
             announce(run, attempt)

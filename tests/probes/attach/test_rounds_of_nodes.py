@@ -8,6 +8,7 @@ import pytest
 
 from probes.attach.launch.identity import LAUNCH, ROUND, Identity
 from probes.attach.launch.joining import join_run
+from probes.attach.open_recorder import open_recorder
 from probes.tape.attempts import claims
 from probes.tape.rundir import RunDir
 
@@ -37,3 +38,24 @@ def test_a_node_leaves_and_comes_back_with_another_count_of_restarts(
     assert [joined("c", 0, 2, 1), joined("c", 1, 2, 0)] == [2, 2], "the launcher of node 1 is a new one"
     (path,) = tmp_path.glob("train-*")
     assert [claimed["world_size"] for claimed in claims(RunDir(path)).values()] == [2, 1, 2]
+
+
+def test_run_json_is_whole_if_rank_0_comes_before_the_rank_that_made_the_run_has_written_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {
+        "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0,
+        "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "node", "MASTER_PORT": "29500",
+    }  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(tmp_path)
+    identity = Identity.from_environment()
+    made, is_first = RunDir.join(tmp_path / "runs", identity.job(), "train")  # by rank 1, which writes next
+    assert is_first
+    opened = open_recorder(identity, [], name="train", run_dir=None, config={})
+    assert opened is not None
+    recorder, run = opened
+    recorder.close()
+    assert run.path == made.path
+    assert run.manifest().keys() >= {"run_id", "schema_version", "created_wall_ns", "attached", "command"}
