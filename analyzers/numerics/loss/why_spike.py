@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from analyzers.finding import Finding, evidence_of
@@ -101,8 +101,8 @@ class WhySpike:
         jump = f"Loss rose from its median of {loss_text(self.loss_before)} to {loss} {at}."
         if not self.ranks:
             return f"{jump} The losses of single ranks are not recorded."
-        largest = self.ranks[0]
-        if largest.jump_ratio > SHARED.doubled_factor / len(self.ranks):
+        largest, *others = self.ranks
+        if others and largest.jump_ratio > SHARED.doubled_factor * fmean(rank.jump_ratio for rank in others):
             return f"{jump} Rank {largest.rank} accounts for {100 * largest.jump_ratio:.0f} % of the rise."
         if len(self.ranks) == 1:
             return f"{jump} One data-parallel rank has a recorded loss."

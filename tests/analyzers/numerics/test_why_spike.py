@@ -65,6 +65,17 @@ def test_the_rank_the_sample_and_the_layer_that_made_it_come_first(step: int | N
     assert_plain(found.summary)
 
 
+def test_one_of_two_ranks_that_made_the_whole_rise_is_named() -> None:
+    store = run_with_spike()
+    store.connection.execute("DELETE FROM steps WHERE rank < 2")
+    store.connection.execute("DELETE FROM ranks WHERE rank < 2")
+    found = explain(store, 40)
+    assert [rank.rank for rank in found.ranks] == [2, 3]
+    assert "Rank 2 accounts for 98 % of the rise." in found.summary, found.summary
+    store.connection.execute("UPDATE steps SET local_loss = 7.5 WHERE rank = 3 AND step = 40")
+    assert "All 2 data-parallel ranks rose about equally." in explain(store, 40).summary
+
+
 def test_one_data_rank_is_not_called_all_of_them() -> None:
     store = run_with_spike()
     store.connection.execute("DELETE FROM steps WHERE rank > 0")
