@@ -129,8 +129,8 @@ def ended_findings(source: Source, state: LiveState, ended: Sequence[int]) -> li
 
 
 def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-    """New and changed findings of all other kinds, and those on earlier attempts that nobody has reported: how they
-    ended, and incidents in their last steps, or in all of their steps if no `watch` ran meanwhile.
+    """New and changed findings of all other kinds, and those on earlier attempts that have not been reported: how
+    they ended, and incidents in their last steps, or in all of their steps if no `watch` ran meanwhile.
 
     `num_ticks`: ticks since the last call, if calls are less frequent than ticks.
     """

@@ -66,7 +66,7 @@ class SharedPolicy:
     """Value / the usual or planned one at which it stands out (ratio): transfers of a ring vary by 10 to 20 %, and a
     plan assumes half of the devices' peak. Source: convention."""
     doubled_factor: float = 2.0
-    """Value / the usual, earlier or other ranks' value at which it is clearly larger (ratio). Source: convention."""
+    """Value / usual value (earlier, or of other ranks) from which it is clearly larger (ratio). Source: convention."""
     clear_factor: float = 3.0
     """Value / the usual one that is sufficient evidence by itself (ratio): a transfer that still costs little, a
     learning rate (warm-up grows by less per step), an expert's load, a switch's latency, the age of a save. Source:

@@ -110,7 +110,7 @@ def ints(column: npt.NDArray[Any], missing: int = -1) -> npt.NDArray[np.int64]:
 
 
 def missing_tables(source: TypedSource, *tables: str) -> list[str]:
-    """Those of `tables` that are missing or empty: a run without records is not thereby healthy."""
+    """Return the names in `tables` that are missing or empty: no records do not mean a healthy run."""
     return [t for t in tables if not source.has(t) or not source.rows(f"SELECT 1 FROM {t} LIMIT 1")]
 
 

@@ -120,7 +120,7 @@ def _phase_events(write: Callable[[StampedStep], None]) -> PhaseEvents:
 
 
 def _column_value(column: str, value: float) -> float:
-    """Convert a number to its column's type: int for counts. Raises the errors of `int`."""
+    """Convert a number to its column's type: int for counts. Raises ValueError or OverflowError for NaN or Inf."""
     if column not in _COUNTS:
         return float(value)
     whole = int(value)

@@ -249,7 +249,7 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int |
 
 
 def attach(connection: DuckDBPyConnection, paths: Mapping[str, Path], *, wait_s: float) -> None:
-    """Attach stores read-only; a locked connection takes those again that it had when it was locked."""
+    """Attach stores read-only. A locked connection accepts only the files that were attached when it was locked."""
     for name, path in paths.items():
         require_regular_file(path)
         literal = str(path).replace("'", "''")

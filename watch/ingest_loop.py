@@ -9,7 +9,7 @@
 2. Run the live analyzers that need more than the newest records, and write new findings and advice as events.
 3. Measure and export; end processes of older attempts.
 
-While nothing but readings of the host is new and no exporter is read, 2 and 3 are left out for some seconds.
+If only readings of the host are new and no exporter is read, steps 2 and 3 are skipped for up to some seconds.
 
 A reader that keeps the store's file open, or a full disk, delays only this thread. Hangs are detected in another thread
 (`watch.standstill_loop`).
@@ -100,7 +100,7 @@ class IngestLoop:
         self._num_rows = 0
         self._pace = TickPace()
         self._unjudged_ticks = 0
-        """Seconds covered by rounds since the last one that judged."""
+        """Ticks covered by the rounds since the last one that judged."""
         self._eager_of, self._eager_since_s = -1, 0.0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
@@ -229,7 +229,8 @@ class IngestLoop:
         return now_s - self._eager_since_s < EAGER_START_S or tapes.news_s < EAGER_S or tapes.quiet_s >= QUIET_S
 
     def _ingest(self, *, thorough: bool = False) -> bool:
-        """Ingest new records from the tapes into the store. Returns True if there were any but readings of the host."""
+        """Ingest new records from the tapes into the store. Returns True if there were any other than readings of the
+        host."""
         now_ns = self._tapes.recorded_now_ns()
         result = self._ingester.tick(thorough=thorough)
         self._num_rows += result.num_rows

@@ -206,8 +206,8 @@ class LiveTapes:
 
     @contextmanager
     def source_since(self, attempt: int) -> Iterator[Store]:
-        """The newest records of an earlier attempt, which was seen to run, and of those after it, from every node with
-        tapes in the run's folder.
+        """The newest records of `attempt` and of all later attempts, from every node with tapes in the run's folder.
+        `attempt` must have run since this process started.
         """
         folders = NewestFolders(self._run, self.node_rank, since=attempt, all_nodes=True, with_health=True)
         with RecentRecords(self._run, folders, anchor_ns=self._anchor_ns) as recent:

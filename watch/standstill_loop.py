@@ -77,7 +77,7 @@ class StandstillLoop:
         self._seen: int | None = None
         """The newest attempt at the last round."""
         self._unjudged: int | None = None
-        """The oldest attempt that was seen to run and of whose end nothing has been judged since the next one began."""
+        """The oldest attempt that ran and was followed by another, and whose end has not been judged yet."""
 
     def tick(self) -> None:
         """Do one round. After an error the newest records are read again, because memory may hold only part of them."""
@@ -115,8 +115,8 @@ class StandstillLoop:
         self._report_ends()  # last: if it fails, the newest attempt has been judged
 
     def _report_ends(self) -> None:
-        """Report how attempts ended since the last round, in the round after the next one was seen: until then their
-        last records may be on their way. A leader does it for the nodes that it leads.
+        """Report how attempts ended, one round after the next attempt was first seen, because their last records may
+        arrive until then. A leader does it for the nodes that it leads.
         """
         attempt, seen = self._tapes.attempt, self._seen
         self._seen = attempt

@@ -260,7 +260,7 @@ def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int,
 
 
 def stages_of_messages(source: Source, attempt: int) -> dict[int, int]:
-    """{rank: position} in a pipeline whose ranks recorded no place in a mesh; empty where messages are not chains.
+    """{rank: pipeline stage}, derived from messages where no mesh is recorded; empty if they do not form chains.
 
     The first stage begins with a send, every other one with a receive from the stage before it. Ranks that exchange
     messages in another pattern (a ring) have no order, and nothing is returned.

@@ -24,8 +24,8 @@ class LossSpikePolicy:
     divergence_steps: int = 8
     """Number of spike steps at which the loss has diverged. Source: a bad batch is felt for one to three steps."""
     late_steps: int = 8
-    """Newest steps (count) that are judged only once all ranks' records of them have arrived. Source: convention,
-    beyond these a rank's record is lost rather than late."""
+    """Newest steps (count) that are judged only once all ranks' records of them have arrived. Source: convention; a
+    record that is missing for longer is lost, not late."""
     stayed_ratio: float = 1.15
     """Last printed loss / level before the spikes at which the loss counts as diverged (ratio). Source: convention; a
     loss that recovers comes back to within a tenth."""

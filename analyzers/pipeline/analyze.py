@@ -206,7 +206,7 @@ def _imbalance(
 
 
 def better_cut(factor: float, layers: float, stages: float) -> bool:
-    """True if the pipeline is shorter with one layer of the heavy coordinate on another. Pure.
+    """True if moving one layer from the heavy coordinate to another shortens the pipeline. Pure.
 
     `layers` and `stages`: numbers of each coordinate. A layer is 1 / layers of a coordinate's work, and every stage
     keeps at least one layer.

@@ -13,4 +13,5 @@ class PipelinePolicy:
     """When a stage is too heavy, and how much of a run is read."""
 
     excess_ratio: float = 1.15
-    """Work / median of the other stages: less than one layer more in ten comes from uneven division."""
+    """Minimum work of a heavy stage / median of the other stages (ratio). A smaller excess may come from uneven
+    division: one layer more than the ten or more of the other stages."""

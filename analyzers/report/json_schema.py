@@ -126,7 +126,7 @@ def _goodput() -> dict[str, Any]:
         "steps_discarded": {"type": "integer", "description": "executions that were refused or rolled back"},
         "steps_not_known": {
             "type": "integer",
-            "description": "of steps_kept, those before a restart that may have lost them",
+            "description": "steps in steps_kept that a later restart may have discarded",
         },
         "waits_split_by": {"enum": ["collectives", "steps", None]},
         "communication_not_judged": _or_null(

@@ -31,8 +31,9 @@ class StallPolicy:
     """Limit before an attempt's first finished step and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
     startup_at_work_s: float = 1800.0
-    """Limit of a start while `watch` sees a rank compute or read files outside of any collective (seconds): `startup_s`
-    then counts from the last such sign. Source: convention; first builds of large kernels take tens of minutes.
+    """Limit of a start in which `watch` sees a rank compute or read files outside of any collective (seconds). In such
+    a start, `startup_s` counts from the last sign of work. Source: convention; first builds of large kernels take tens
+    of minutes.
     """
     startup_busy_ratio: float = 0.05
     """CPU time / wall time from which a rank and its children count as working during start-up (ratio). Source:

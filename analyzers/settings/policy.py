@@ -60,6 +60,6 @@ class LiveAdvicePolicy:
 
     at_steps: tuple[int, ...] = (20, 80, 320, 1280)
     """Numbers of finished steps of an attempt at which advice is sought (count). Source: convention; the analyses need
-    the first number of steps, and later ones include costs that need a minute or a checkpoint to show. A change after
-    the last one is a finding, not advice.
+    at least 20 steps, and some costs show only after a minute or a checkpoint. A change after the last of these steps
+    is a finding, not advice.
     """

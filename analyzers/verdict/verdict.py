@@ -44,7 +44,7 @@ def verdict(
 ) -> str:
     """Return the first finding's summary, then one line per further finding, then the checks that were not made.
 
-    `findings` are in reading order; those that are over (`closed`: their ids) come last.
+    `findings` are in reading order; findings that are over come last (`closed` has their ids).
     """
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
     failed = {plugin for finding in findings if (plugin := failed_plugin(finding))}

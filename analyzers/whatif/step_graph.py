@@ -284,7 +284,7 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
             elif call >= 0:
                 graph.add_wait(int(rank[row]), call)
                 cursor += waited
-            # A wait for a call of which only this rank's side is recorded counts as its own time.
+            # If the records of the other ranks in a call are missing, the wait for it counts as this rank's own time.
         graph.add_work(int(rank[row]), int(step[row]), place, max(0, int(end[row]) - cursor) / 1e6)
         _spread_delay(graph, first, between_ms, float(missing[row]) / 1e6)
         graph.end_step(int(rank[row]), int(step[row]))

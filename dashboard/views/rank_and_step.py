@@ -23,7 +23,7 @@ __all__ = ["rank_and_step"]
 MAX_LINES = 16
 """Maximum log lines, so that the content below stays visible; the Logs page has all lines."""
 MAX_CALLS, CALLS_HEIGHT = 7, 300
-"""Number of rows of the table of calls visible at once, and its height in pixels if there are more."""
+"""A table of at most `MAX_CALLS` calls is shown whole; a longer one scrolls in `CALLS_HEIGHT` pixels."""
 
 
 def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def attached_config(config: Mapping[str, Any], *, warn: bool = True) -> dict[str
     if any(section in config for section in SECTIONS):
         with failing_open("attach.config"):
             given |= _usable({section: given[section] for section in SECTIONS if section in given}, warn=warn)
-    # Only now: where `recovery.enabled` is left out, it is off, and not what `watch` takes for a missing setting.
+    # Add the defaults last: a loop without `recovery.enabled` has no recovery, while `watch` would assume it is on.
     return _merged(_DEFAULTS, given)
 
 

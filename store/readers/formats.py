@@ -56,7 +56,7 @@ _DUMP_KEYS = (b"pg_config", b"comm_lib_version", b"nccl_version", b"entries", b"
 MIN_TEXT = 0.85
 """Minimum share of printable bytes in a text."""
 MIN_LINES = 3
-"""Minimum lines of a text that contains runs of zero bytes."""
+"""A file with runs of zero bytes counts as text only if its head has at least this many lines."""
 
 
 def format_of(path: Path) -> Format | None:

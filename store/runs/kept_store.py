@@ -1,12 +1,12 @@
-"""The stores of a run, opened again and again by one process: `watch`, once a round.
+"""Keep the database of a run's stores between the rounds of `watch`, which opens the stores in each round.
 
     with KeptStore(run) as kept:
-        with kept.opened() as store: ...           # the files are attached for this block alone
+        with kept.opened() as store: ...           # the files are attached only in this block
 
-Opening a store takes most of its CPU time for a database in memory and a view for each table. They are kept, and only
-the files are attached again, so that writers get their turn in between. Files with few rows, which are copied, files of
-another version of Rankscope, and runs whose norms are computed from parts (`store.derived.global_norms`), are opened
-anew each time.
+Most of the CPU time of opening a store goes into a database in memory with a view for each table. The database is kept
+and only the files are attached again, so that writers can use them in between. A full open is needed each time for
+files with few rows (they are copied), for files of another version of Rankscope, and for runs whose norms are computed
+from parts (`store.derived.global_norms`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["KeptStore"]
 
 
 class KeptStore(Closing):
-    """For one thread."""
+    """Not safe to use from several threads."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -61,7 +61,7 @@ class KeptStore(Closing):
             connection.close()
 
     def _store(self, paths: tuple[Path, ...]) -> tuple[Store, bool]:
-        """The store, and whether its views show all that a later one has to show."""
+        """Return the store, and True if its views remain valid for the next round."""
         if self._connection is not None and self._paths == paths:
             attach(self._connection, _named(paths), wait_s=WAIT_S)
             if not has_global_norms(self._connection):

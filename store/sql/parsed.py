@@ -1,9 +1,9 @@
-"""Statements that a process has parsed: analyzers ask the same for each run and, of a live one, with each tick.
+"""Cache of parsed statements: analyzers run the same queries for each run, and at each tick of a live run.
 
     connection.execute(parsed(connection, "SELECT max(step) FROM steps WHERE rank = ?"), [3])
 
-On a small run a quarter of the CPU time of a diagnosis was parsing. Values belong in parameters: a text with another
-number in it is another statement.
+Without it, a quarter of the CPU time of a small run's diagnosis is parsing. Pass values as parameters: a text with
+another number in it is another statement.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["parsed"]
 
 _MOST = 500
-"""A report asks some hundred."""
+"""Maximum number of cached statements; a report runs some hundred different ones."""
 _statements: dict[str, Statement] = {}
 
 
 def parsed(connection: DuckDBPyConnection, sql: str) -> str | Statement:
-    """What `execute` takes in place of the text; the text itself where it is not one statement. Raises duckdb.Error."""
+    """Return the parsed statement for `execute`, or the text if it is not one statement. Raises duckdb.Error."""
     statement = _statements.get(sql)
     if statement is None:
         found = connection.extract_statements(sql)

@@ -136,7 +136,7 @@ class OptimConfig(Section):
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
     """With `wsd`: share of the steps in which the learning rate falls."""
     reference_batch_size: int = Field(default=0, ge=0)
-    """Global batch size for which `lr` is meant; it scales linearly with the actual one; 0 = no scaling."""
+    """Global batch size for which `lr` is meant; `lr` scales linearly with the actual batch size; 0 = no scaling."""
     fused: bool = True
     """One kernel for AdamW's whole update: several times faster with sharded parameters."""
 

@@ -100,4 +100,4 @@ class TrackersConfig(Section):
     wandb_entity: str = taken(TrackersSettings, "wandb_entity")
     """Team or user; without it, W&B's default."""
     wandb_mode: Literal["", "online", "offline"] = taken(TrackersSettings, "wandb_mode")
-    """Without it WANDB_MODE, else online where W&B has a key and offline where it has none."""
+    """Default: WANDB_MODE if set, else online if W&B has a key and offline if not."""

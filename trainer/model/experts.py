@@ -47,7 +47,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 _IGNORED_BITS = 13
-"""Of a probability's mantissa: those that differ by less than a thousandth, of any size, count as equal."""
+"""Number of mantissa bits ignored: probabilities whose relative difference is below a thousandth count as equal."""
 
 
 class Experts(nn.Module):

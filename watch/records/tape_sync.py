@@ -57,7 +57,7 @@ class TapeSync:
         """
         self._is_running, self._started = is_running, started
         self._synced = (-1, 0)
-        """What `started` returned before the last sync."""
+        """Result of `started` before the last sync."""
         self._run, self._node_rank, self._every_s = run, node_rank, every_s
         self._folders = NodeFolders(run, node_rank)
         self._done: set[str] = set()  # segments that are complete, synced and in the index

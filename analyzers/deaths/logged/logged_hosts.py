@@ -23,7 +23,7 @@ FOLLOWING_XIDS = (45, 66)
 _OF_END = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
-"""Names of a training process in the kernel's log: Python's, and those that torch gives its threads."""
+"""Names of a training process in the kernel's log: the name of Python, or of a thread of torch."""
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.\d)?")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 

@@ -177,11 +177,11 @@ def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class _Lowest:
-    """The lowest block up to a block."""
+    """The lowest block among a block and all blocks before it."""
 
     number: int
     largest_rise: float
-    """Largest rise from one block to the next since the lowest block; 0 if that is the newest."""
+    """Largest rise between successive blocks after the lowest one; 0 if the lowest block is the newest."""
     range_before: float
     """Highest minus lowest level up to that block."""
 

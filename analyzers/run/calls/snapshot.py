@@ -120,7 +120,7 @@ class AttemptView:
     next_calls: Mapping[tuple[str, CallSite], frozenset[CallSite]] = field(default_factory=dict)
     """{(group, call): collectives that followed it in this group in the newest steps}."""
     differing: Mapping[tuple[str, int], tuple[Call, ...]] = field(default_factory=dict)
-    """{(group, number) of a collective in flight: calls of all ranks, ended or not}, if these differ."""
+    """{(group, number): calls of all ranks, ended or not}, for collectives in flight whose calls differ."""
     newest_calls: Mapping[str, CallSite] = field(default_factory=dict)
     """Number of the newest collective of a group that the group's first member has finished."""
     median_step_ns: int = 0

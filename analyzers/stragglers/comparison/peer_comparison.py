@@ -281,8 +281,8 @@ def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
     """Limit the excess of a device that waits for its host to the growth of the step. If the step did not grow, the
-    device was also idle before: then it waited for other ranks, now it waits for its host. If the earlier steps vary by
-    as much among themselves, the growth means nothing.
+    device was idle for as long before, when it waited for other ranks instead of its host. The growth is ignored if the
+    earlier steps vary by as much.
     """
     before_ms = step_before_ms(timings, slow)
     if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:

@@ -28,7 +28,7 @@ logger = logging.getLogger("rankscope.watch")
 RESTART_S = 2.0
 MAX_RESTART_S = 60.0
 SILENT_S = 15.0
-"""A tick takes a second, the analysis of a hang on a busy machine a few."""
+"""A watch beats after each tick: once a second, or every few seconds if it judges a hang on a busy machine."""
 STARTING_S = 90.0
 """Silence allowed before the first heartbeat (imports, the store, a busy machine), twice as long after each start
 without one: on a machine that is too busy, the same limit would kill one watch after the other."""

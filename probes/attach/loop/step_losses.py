@@ -50,7 +50,7 @@ FIRST_LOSS = "loss_of_first_pass"
 LARGEST_WEIGHT = "largest_weight_of_last_pass"
 """Series of steps whose passes have different weights."""
 MIN_SCALE = 128.0
-"""Least loss scale that a loop begins with; those in use are 128 to 2^32."""
+"""Minimum initial loss scale. Common initial values range from 128 to 2^32."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
 _OTHER_LOSSES = frozenset(("val", "valid", "validation", "eval", "test", "best", "scaled"))
@@ -132,9 +132,10 @@ class StepLosses:
         self._losses.append(loss.item() if is_plain else loss.detach().reshape(()))
 
     def _is_scale(self, factor: float) -> bool:
-        """Return True for a loss scale of the loop's own: a power of two too large for a weight, and what follows it.
+        """Return True if the loop itself scales the loss by `factor`. The first such factor is a power of two and too
+        large for a loss weight; after it any factor above 1 counts.
 
-        It must not be part of the loss: each time it grows, the loss would jump.
+        A scale must not be part of the loss, or the loss would jump each time the scale grows.
         """
         self._has_scale = self._has_scale or (factor >= MIN_SCALE and math.frexp(factor)[0] == 0.5)
         return self._has_scale and factor > 1

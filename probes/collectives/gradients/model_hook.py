@@ -27,7 +27,7 @@ _OUR_FRAMES = 3
 """Frames between `torch.jit.script` and its caller: `replaced`, `script_without_hooks` and `without_hooks`."""
 _DICTIONARIES = ("_forward_pre_hooks", "_forward_hooks")
 _FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
-"""By the number of a hook, which another process gives to a hook of its own."""
+"""Dictionaries with the numbers of hooks as keys. In another process the same number may belong to another hook."""
 
 
 _hooked: WeakSet[nn.Module] = WeakSet()

@@ -180,7 +180,7 @@ _TAPE_TABLES = (
     Table(
         "fingerprints",
         "A checksum of parameters and optimizer state: the same on all ranks of a replica group, and the same before "
-        "an optimizer step as after the last. One row for all tensors of a group, and one each where one differs.",
+        "an optimizer step as after the last. One row covers all tensors of a group; differing tensors have their own.",
         "tape",
         (
             _STEP,
@@ -228,7 +228,7 @@ _EVENT_TABLES = (
         (
             _text("process_group", "label, as in collectives.process_group"),
             _text("description", "torch's description of the group, e.g. mesh_tp"),
-            _text("group_name", "torch's name of the group, as in NCCL's communicator where torch hands it over"),
+            _text("group_name", "torch's name of the group, as in NCCL's communicator if torch passes it to NCCL"),
             _text("recorded_by", "wrapper, nccl_plugin, flight_recorder, nothing: source of its calls; NULL: wrapper"),
             Column("members", "list_i64", "1", "global ranks of the members, in order"),
         ),
@@ -275,7 +275,7 @@ _EVENT_TABLES = (
 
 _HEALTH = Table(
     "health",
-    "One reading of a device or host at about 1 Hz. NULL: not supported. Disk, and all from `num_cpus` on: hosts only.",
+    "One reading of a device or host at about 1 Hz. NULL: not supported. Only hosts: disk, and `num_cpus` and later.",
     "tape",
     (
         _time("sample_ns", "when it was read"),

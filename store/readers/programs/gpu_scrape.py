@@ -53,7 +53,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read all samples of whole GPUs; those of their MIG instances are left out."""
+    """Read all samples of whole GPUs, not of their MIG instances."""
     found, host_of_file = ProgramRows(), host_of_log(path)
     open_rows: dict[tuple[str, str], dict[str, Any]] = {}
     counts: dict[tuple[str, str], int] = {}

@@ -1,10 +1,10 @@
-"""Check the address of a rendezvous before torch connects: torch repeats a C++ stack for a minute, then a traceback.
+"""Check the address of a rendezvous before torch connects: torch prints C++ stacks for a minute, then a traceback.
 
     host, port = host_and_port("gpu-01:29500")     # NodeRendezvousError if it cannot be an address
-    await_endpoint("gpu-01:29500")                 # returns once somebody listens there
+    await_endpoint("gpu-01:29500")                 # returns once a process listens there
 
 Nodes start at different times, and the name of a container may resolve only once it runs: a refused connection and an
-unknown name are tried again for as long as torch does.
+unknown name are retried for as long as torch retries them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def host_and_port(endpoint: str, *, default_port: int = 0) -> tuple[str, int]:
 
 
 def await_endpoint(endpoint: str, *, within_s: float | None = None, default_port: int = 0) -> None:
-    """Wait until somebody listens at HOST:PORT. Raises NodeRendezvousError, with the last reason, after `within_s`
+    """Wait until a process listens at HOST:PORT. Raises NodeRendezvousError, with the last reason, after `within_s`
     (default: `REACH_S`).
     """
     host, port = host_and_port(endpoint, default_port=default_port)

@@ -133,7 +133,7 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Middle:
-    """The feed-forward part of a block: for one token, `kept` and `backward` in bytes, `products` in numbers."""
+    """The feed-forward part of a block, per token: `kept` and `backward` in bytes, `products` in elements."""
 
     kept: float
     products: float
