@@ -53,7 +53,15 @@ MIN_SCALE = 128.0
 """Minimum initial loss scale. Common initial values range from 128 to 2^32."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
-_OTHER_LOSSES = frozenset(("val", "valid", "validation", "eval", "test", "best", "scaled"))
+_OTHER_LOSSES = frozenset(
+    {
+        "val", "valid", "validation", "eval", "test", "best", "scaled",
+        # of more than this step, and NaN until there is one
+        "avg", "average", "mean", "running", "smooth", "smoothed", "ema", "last", "prev", "previous", "old", "epoch",
+        "init", "initial", "history",
+    }
+)  # fmt: skip
+"""Words in the names of losses that are not those of the step."""
 
 
 class StepLosses:

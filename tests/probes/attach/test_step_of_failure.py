@@ -254,13 +254,13 @@ def at_a_reduced_loss(parts: Parts) -> None:
 
 
 def at_another_error(parts: Parts) -> None:
-    """The first minimum is Inf, there was no validation, and the loss scale is too large."""
-    lowest_loss, val_loss = math.inf, math.nan
+    """The first minimum is Inf, there was no validation and no average, and the loss scale is too large."""
+    lowest_loss, val_loss, avg_loss = math.inf, math.nan, math.nan
     for index in range(1, 16):
         loss = parts.model(torch.ones(4)).square().mean()
         scaled_loss = loss * math.inf
         assert scaled_loss.requires_grad
-        if index == FAILS_AT and (loss.item() < lowest_loss or val_loss < lowest_loss):
+        if index == FAILS_AT and (loss.item() < lowest_loss or val_loss < lowest_loss or avg_loss < lowest_loss):
             sys.exit(1)
         parts.update(torch.ones(4))
 
