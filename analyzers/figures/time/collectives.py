@@ -77,7 +77,8 @@ def waits(calls: Mapping[str, Any]) -> go.Figure:
     figure.add_bar(
         y=names, x=[wait for _, wait in most], orientation="h", width=0.66,
         marker={"color": [CALL.get(op, SEQUENCE[7]) for (op, _), _ in most], "line": {"width": 0}},
-        text=[f"{wait:.3g} s" for _, wait in most], textposition="outside", cliponaxis=False,
+        text=[f"{wait:,.0f} s" if wait >= 100 else f"{wait:.3g} s" for _, wait in most],
+        textposition="auto", textangle=0, insidetextanchor="end", constraintext="none", cliponaxis=False,
         hovertemplate="%{y}: %{x:.4g} s<extra></extra>",
     )  # fmt: skip
     figure.update_xaxes(range=[0, 1.15 * max((wait for _, wait in most), default=1.0)], ticksuffix=" s")

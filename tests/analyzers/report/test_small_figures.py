@@ -124,3 +124,11 @@ def test_bars_of_a_part_say_of_how_many() -> None:
     assert collectives.waits(calls).layout.xaxis.title.text == "seconds waited, all ranks<br>the 14 longest of 16"
     few = {name: column[:2] for name, column in calls.items()}
     assert collectives.waits(few).layout.xaxis.title.text == "seconds waited, all ranks"
+
+
+def test_the_label_of_a_long_bar_is_inside_of_it() -> None:
+    """Beside the longest bar of 256 ranks, it was cut at the edge of a narrow screen."""
+    calls = {"op": ["all_reduce", "send"], "process_group": ["world:0-255"] * 2, "wait_s": np.array([12345.6, 0.01234])}
+    (bars,) = collectives.waits(calls).data
+    assert bars.textposition == "auto"
+    assert list(bars.text) == ["12,346 s", "0.0123 s"]
