@@ -97,7 +97,7 @@ class Comparison:
         sizes = [(a, b) for name, a, b in self.versions if name == "num_parameters" and a and b and "0" not in (a, b)]
         against_either = ""
         if any(name == "attached" for name, _, _ in self.versions):
-            against_either = "one is a run of `rankscope train` and the other of a script, which may train other models"
+            against_either = "may train another model (only one of both is a run of `rankscope train`)"
         if sizes:
             in_a, in_b = (f"{int(size):,}" if size.isdigit() else size for size in sizes[0])
             against_either = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
