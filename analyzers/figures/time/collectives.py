@@ -24,6 +24,8 @@ __all__ = ["draw", "waits"]
 
 MAX_OPS = 8
 MAX_PER_OP = 600
+MAX_NAME_CHARS = 30
+"""Longest name of a bar in one line: a longer one takes the place of the bars on a narrow screen."""
 MAX_BARS = 14
 
 
@@ -72,8 +74,10 @@ def waits(calls: Mapping[str, Any]) -> go.Figure:
     x = "seconds waited, all ranks"
     if len(most) < len(total):
         x += f"<br>the {len(most)} longest of {len(total):,}"
-    figure = new_figure(height=int(110 + 28 * len(most)), x=x, showlegend=False)
-    names = [f"{label(op, 20)} · {label(group_text(group), 26)}" for (op, group), _ in most]
+    parts = [(label(op, 20), label(group_text(group), 26)) for (op, group), _ in most]
+    is_long = any(len(op) + len(group) > MAX_NAME_CHARS for op, group in parts)
+    names = [("<br>" if is_long else " · ").join(part) for part in parts]
+    figure = new_figure(height=int(110 + (36 if is_long else 28) * len(most)), x=x, showlegend=False)
     figure.add_bar(
         y=names, x=[wait for _, wait in most], orientation="h", width=0.66,
         marker={"color": [CALL.get(op, SEQUENCE[7]) for (op, _), _ in most], "line": {"width": 0}},

@@ -132,3 +132,6 @@ def test_the_label_of_a_long_bar_is_inside_of_it() -> None:
     (bars,) = collectives.waits(calls).data
     assert bars.textposition == "auto"
     assert list(bars.text) == ["12,346 s", "0.0123 s"]
+    assert list(bars.y) == ["all_reduce · world:0-255", "send · world:0-255"]
+    (bars,) = collectives.waits(calls | {"process_group": ["dp_shard:131-255, every 4th", "tp:0-3"]}).data
+    assert [name.count("<br>") for name in bars.y] == [1, 1], "a long name leaves no place for the bars"
