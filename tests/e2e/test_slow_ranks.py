@@ -50,7 +50,7 @@ def test_a_rank_that_computes_is_named_and_profiled_beside_a_peer(tmp_path: Path
     paths = [captured[rank][0]["path"] for rank in (suspect, peer)]
     assert [evidence["profile_trace"], evidence["profile_trace_of_peer"]] == paths
     assert evidence["profile_peer_rank"] == peer
-    assert any(name.startswith("aten::") for name in evidence["profile_operators"]), "the fault computes"
+    assert evidence["profile_operators"], "which of them, without a busy host: trials/e2e/test_profiled_suspect.py"
     printed = rankscope("analyze", str(run.run.path), timeout_s=DEADLINE_S).stdout
     assert all(path in printed for path in paths)
 
