@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from analyzers.account.device.device_timings import is_stamped
 from analyzers.account.named_phases import KNOWN_KINDS, phase_name
 from analyzers.account.time_classes import COMPUTE_PHASES
 from analyzers.policy import SHARED
@@ -104,7 +105,8 @@ def host_places_ms(
     """Typical time per step in each phase, and in each gap between the spans of phases and transfers."""
     typical_ms = ", ".join(f"CAST({typical}({place}) AS DOUBLE)" for place in _PLACES)
     rows = source.rows(
-        f"{_places_sql()} SELECT {typical_ms} FROM sums", [attempt, list(ranks), first_step, last_step, attempt]
+        f"{_places_sql(source, attempt)} SELECT {typical_ms} FROM sums",
+        [attempt, list(ranks), first_step, last_step, attempt],
     )
     return {place: ms for place, ms in zip(_PLACES, rows[0], strict=True) if ms is not None}
 
@@ -114,7 +116,7 @@ def host_places_by_step(
 ) -> dict[int, dict[int, float]]:
     """{step: {rank: time of its host in a phase or gap}}, in ms."""
     rows = source.rows(
-        f"{_places_sql()} SELECT step, rank, CAST({place} AS DOUBLE) FROM sums",
+        f"{_places_sql(source, attempt)} SELECT step, rank, CAST({place} AS DOUBLE) FROM sums",
         [attempt, list(ranks), first_step, last_step, attempt],
     )
     found: dict[int, dict[int, float]] = {}
@@ -123,9 +125,13 @@ def host_places_by_step(
     return found
 
 
-def _places_sql() -> str:
+def _places_sql(source: Source, attempt: int) -> str:
     """Relation `sums`: phases and gaps of each rank and step. A gap is named by the phase that follows, as the step
-    clock does."""
+    clock does. The duration of a stamped step is its device's: on its host it ends where the next one begins."""
+    finish = "start_ns + duration_ns"
+    if is_stamped(source, attempt):
+        has_next = "stamped_steps > 0 AND lead(step) OVER in_order = step + 1"
+        finish = f"CASE WHEN {has_next} THEN lead(start_ns) OVER in_order ELSE {finish} END"
     names = "CASE kind " + " ".join(f"WHEN '{kind}' THEN '{gap}'" for kind, gap in _GAP_BEFORE.items()) + " END"
     known = ", ".join(f"'{kind}'" for kind in (*_GAP_BEFORE, *P2P))
     parts = [f"sum(end_ns - start_ns) FILTER (kind = '{phase}')" for phase in COMPUTE_PHASES]
@@ -133,9 +139,10 @@ def _places_sql() -> str:
     sums = ", ".join(f"coalesce({part}, 0) / 1e6 AS {place}" for part, place in zip(parts, _PLACES, strict=True))
     return f"""
         WITH bounds AS (
-            SELECT rank, step, start_ns AS begin_ns, start_ns + duration_ns AS finish_ns FROM steps
+            SELECT rank, step, start_ns AS begin_ns, {finish} AS finish_ns FROM steps
             WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) AND step BETWEEN ? AND ?
                   AND duration_ns IS NOT NULL
+            WINDOW in_order AS (PARTITION BY rank ORDER BY start_ns)
             QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1),
         of_phases AS (
             SELECT rank, step, begin_ns, finish_ns, kind, s.start_ns, s.end_ns, {names} AS gap
@@ -143,7 +150,7 @@ def _places_sql() -> str:
             WHERE s.attempt = ? AND s.start_ns >= begin_ns AND s.end_ns IS NOT NULL AND s.kind IN ({known})),
         parts AS (
             SELECT rank, step, begin_ns, kind, start_ns, end_ns, gap FROM of_phases
-            UNION ALL  -- a stamped step lasted so long on its device, and may take longer on its host
+            UNION ALL
             SELECT rank, step, begin_ns, '', finish_ns, finish_ns, 'after_optimizer' FROM (
                 SELECT rank, step, begin_ns, greatest(any_value(finish_ns), max(end_ns)) AS finish_ns FROM of_phases
                 GROUP BY rank, step, begin_ns)),

@@ -14,8 +14,11 @@ MS = 1_000_000
 GAPS = ("before_forward", "forward_to_backward", "backward_to_optimizer", "after_optimizer")
 
 
-def hosts(longer: dict[str, float], *, usual: dict[str, float] | None = None) -> MemoryStore:
-    """Three ranks; gaps of rank 1 are longer by so many ms, and those of all ranks so long."""
+def hosts(
+    longer: dict[str, float], *, usual: dict[str, float] | None = None, on_device_ms: int | None = None
+) -> MemoryStore:
+    """Three ranks; gaps of rank 1 are longer by so many ms, and those of all ranks so long. `on_device_ms`: by how much
+    its stamped steps are longer on its device."""
     store = MemoryStore()
     rows: dict[str, list[dict[str, Any]]] = {"steps": [], "spans": []}
     for rank in range(3):
@@ -27,7 +30,9 @@ def hosts(longer: dict[str, float], *, usual: dict[str, float] | None = None) ->
                 if kind:
                     rows["spans"].append(same | {"kind": kind, "start_ns": at * MS, "end_ns": (at + 20) * MS})
                     at += 20
-            rows["steps"].append(same | {"start_ns": begin * MS, "duration_ns": (at - begin) * MS})
+            more_ms = (on_device_ms or 0) * (rank == 1)
+            stamps = {} if on_device_ms is None else {"stamped_steps": 1}
+            rows["steps"].append(same | stamps | {"start_ns": begin * MS, "duration_ns": (at - begin + more_ms) * MS})
     for table, of in rows.items():
         store.add(table, of)
     return store
@@ -54,6 +59,11 @@ def test_a_gap_that_holds_a_part_of_it_is_no_place() -> None:
 def test_where_the_peers_wait_for_their_devices_the_host_says_nothing() -> None:
     """A value is read back there: a slow device makes this gap longer, wherever it is slow."""
     assert place(hosts({"forward_to_backward": 40.0}, usual={"forward_to_backward": 30.0})) == ""
+
+
+def test_a_stamped_step_ends_on_its_host_where_the_next_one_begins() -> None:
+    """Its duration is that of its device, which is 70 ms longer: its host seemed late after the optimizer."""
+    assert place(hosts({"forward_to_backward": 40.0}, on_device_ms=70)) == "forward_to_backward"
 
 
 def test_without_spans_there_is_no_place() -> None:
