@@ -10,6 +10,7 @@ are in the order of execution, by each rank's own order of records, so clocks th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,11 +20,12 @@ import numpy.typing as npt
 
 from analyzers.account.device.device_timings import DEVICE, device_rows, has_device_calls, is_stamped
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
+from analyzers.policy import SHARED
 from analyzers.source import Ints, Source, floats, ints
 
 __all__ = [
     "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "WHOLE_STEP", "Matrix", "Timings", "has_host_gaps", "has_uncompared_gaps",
-    "load_places", "load_timings", "stages_of_messages",
+    "load_places", "load_timings", "observations_for", "stages_of_messages",
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
@@ -74,6 +76,15 @@ class Timings:
         return self.is_stamped or DEVICE in self.own
 
     @property
+    def stamped(self) -> Ints | None:
+        """Steps of the observations if only one in some steps may be stamped; None if each observation is a step."""
+        return self.steps if self.is_stamped else None
+
+    def observations_for(self, num_steps: int, of: slice = slice(None)) -> int:
+        """Number of observations, among those of `of`, that are worth so many steps."""
+        return observations_for(num_steps, self.steps[of]) if self.is_stamped else num_steps
+
+    @property
     def compute(self) -> Matrix:
         """Own time of all phases and gaps except data."""
         first, *others = self.places("compute")
@@ -108,11 +119,22 @@ class Timings:
         return tuple(place for place in known if place in self.own)
 
 
+def observations_for(num_steps: int, steps: Ints) -> int:
+    """Number of observations that are worth `num_steps` consecutive steps. Where one in two or more is observed, each
+    also stands for steps that were not, but a median that removes jitters still needs three values for a block.
+    """
+    apart = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+    block = max(SHARED.min_times, math.ceil(SHARED.block_steps / max(apart, 1.0)))
+    return math.ceil(num_steps * block / SHARED.block_steps)
+
+
 def load_timings(
     source: Source, attempt: int, *, since_step: int = 0, until_step: int | None = None, skip_first: int = 0
 ) -> Timings | None:
-    """Read finished steps, except the first `skip_first` observations; None if there are none. `until_step`: the last
+    """Read finished steps, except the first `skip_first` of the attempt; None if there are none. `until_step`: the last
     step to read; ignored if steps are timed by calls on a device.
+
+    A step that at most half of the ranks stamped is left out: they cannot be compared in it.
     """
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
@@ -144,7 +166,10 @@ def load_timings(
     ranks, first = np.unique(rank, return_index=True)
     counts = np.diff(np.append(first, len(rank)))
     place = _Placement(ranks, first, counts, step)
-    keep = slice(skip_first, None)
+    num_skipped = _num_within(source, attempt, place.steps, skip_first)
+    keep: slice | Ints = slice(num_skipped, None)
+    if stamped and len(compared := np.flatnonzero(place.share > SHARED.explained_ratio)) < len(place.steps):
+        keep = compared[compared >= num_skipped]
     peers, loaders = _peers(source, attempt, ranks)
     values = {name: place.matrix(table[name])[:, keep] for name in (*places, "wait", "duration")}
     if on_device:  # phases without a gap between their calls are unknown, not free of work
@@ -160,6 +185,20 @@ def load_timings(
         loaders=loaders,
         is_stamped=stamped,
     )
+
+
+def _num_within(source: Source, attempt: int, steps: Ints, num_first: int) -> int:
+    """Number of observations in the first `num_first` steps of the attempt: not every step is observed."""
+    if not num_first:
+        return 0
+    ((first,),) = source.rows(
+        "SELECT coalesce(arg_min(step, start_ns), min(step)) FROM steps WHERE attempt = ? AND rank >= 0 "
+        "AND duration_ns IS NOT NULL",
+        [attempt],
+    )
+    num = int(np.count_nonzero(steps[:num_first] < first + num_first))
+    # the next one also stands for steps before it that are not observed
+    return num + bool(num and steps[num - 1] < first + num_first - 1)
 
 
 def has_host_gaps(source: Source, attempt: int) -> bool:
@@ -193,7 +232,7 @@ def _is_on_device(source: Source, attempt: int) -> bool:
 
 
 class _Placement:
-    """Places rows into a matrix [ranks, observations]; NaN if a rank has no row."""
+    """Places rows into a matrix [ranks, observations]; NaN if a rank has no row. `share`: ranks with a row / all."""
 
     def __init__(self, ranks: Ints, first: Ints, counts: Ints, step: Ints) -> None:
         self._shape_is_full = bool((counts == counts[0]).all()) and bool(
@@ -202,6 +241,7 @@ class _Placement:
         if self._shape_is_full:
             self.steps = step[: counts[0]]
             self._shape = (len(ranks), int(counts[0]))
+            self.share = np.ones(len(self.steps))
             return
         row = np.repeat(np.arange(len(ranks)), counts)
         back = np.zeros(len(step), dtype=np.int64)
@@ -213,6 +253,7 @@ class _Placement:
         self.steps = keys % _EPOCH
         self._shape = (len(ranks), len(keys))
         self._row, self._column = row, column
+        self.share = np.bincount(column, minlength=len(keys)) / len(ranks)
 
     def matrix(self, values: npt.NDArray[Any]) -> Matrix:
         flat = values.astype(np.float32, copy=False) if values.dtype.kind == "f" else floats(values).astype(np.float32)

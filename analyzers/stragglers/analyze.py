@@ -186,8 +186,10 @@ def _without_ends_of_links(
 
 def _can_judge(timings: Timings) -> bool:
     """Check that there are enough steps to compare a rank with its peers, or with its own past if it has none."""
-    num_steps, has_peers = len(timings.steps), any(len(peers) > 1 for peers in timings.peers)
-    return num_steps >= SHARED.min_steps + (0 if has_peers else SHARED.history)
+    has_peers = any(len(peers) > 1 for peers in timings.peers)
+    if has_peers:
+        return len(timings.steps) >= timings.observations_for(SHARED.min_steps)
+    return len(timings.steps) >= SHARED.min_steps + SHARED.history
 
 
 def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy) -> list[Suspect]:

@@ -103,7 +103,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
     policy = policy or StragglerPolicy()
     found: list[Straggler] = []
     for peers in timings.peers:
-        if len(peers) < 2 or len(timings.steps) < SHARED.min_steps:
+        if len(peers) < 2 or len(timings.steps) < timings.observations_for(SHARED.min_steps):
             continue
         compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
         together = compute + data
@@ -154,7 +154,7 @@ def _steady(
     excess_ms = values - others_median(values)
     least = steps_for_crowding(crowding(of_rank), policy)
     by_row: dict[int, list[Segment]] = {}
-    for segment in find_segments(excess_ms / of_peers, policy.persistence):
+    for segment in find_segments(excess_ms / of_peers, policy.persistence, steps=timings.stamped):
         if outlasts_bursts(timings, segment, policy, least):
             by_row.setdefault(segment.row, []).append(segment)
     for segment in find_changes(excess_ms / of_peers, values, of_rank, policy.change):
@@ -183,7 +183,7 @@ def _in_one_place(
         if is_large(values, together, policy):
             continue
         excess_ms = values - others_median(values)
-        found = find_segments(excess_ms / whole, policy.persistence)
+        found = find_segments(excess_ms / whole, policy.persistence, steps=timings.stamped)
         found += find_changes(excess_ms / whole, values, together, clear)
         for segment in found:
             row, at = segment.row, slice(segment.begin, segment.end)

@@ -10,7 +10,8 @@
    (k grows with the number of places tried), and the spread of the peers in the same observations; and most of its
    single observations must agree. Where a run with single other blocks in it fails, its parts are tried.
 4. Its begin and end are the observations that maximise the sum of (excess - half the effect).
-5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show.
+5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show, and with blocks of three if only one
+   step in two or more is observed: there ten observations are many steps.
 6. Precedent: the excess must be well above that of any rank in any other window of the same length. Lasting noise
    (another job on a shared machine) is not part of a block's noise, but has precedents.
 """
@@ -24,9 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.timings import Matrix
+from analyzers.account.timings import Matrix, observations_for
 from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma, sigma
+from analyzers.source import Ints
 from analyzers.stragglers.policy import PersistencePolicy
 
 __all__ = ["Segment", "find_segments"]
@@ -45,14 +47,19 @@ class Segment:
     peer_spread: float
     ongoing: bool
     num_required: float
-    """Observations that it had to last, given the noise."""
+    """Steps that it had to last, given the noise."""
 
 
 def find_segments(
-    excess: Matrix, policy: PersistencePolicy | None = None, *, min_length: int = SHARED.min_steps
+    excess: Matrix,
+    policy: PersistencePolicy | None = None,
+    *,
+    min_length: int = SHARED.min_steps,
+    steps: Ints | None = None,
 ) -> list[Segment]:
     """Find all segments of a group of peers, the largest effect first. `excess[rank, observation]` is a ratio;
-    `min_length`: minimum number of observations of a segment that lasts to the end, if the noise allows so few.
+    `min_length`: minimum number of steps of a segment that lasts to the end, if the noise allows so few; `steps`: the
+    step of each observation if some steps are not observed, None if each observation is a step.
     """
     policy = policy or PersistencePolicy()
     found: list[Segment] = []
@@ -60,16 +67,16 @@ def find_segments(
     num_rows, num_observations = excess.shape
     if num_rows < 2:
         return found
-    for scale in policy.scales:
-        length = SHARED.block_steps * scale
+    steps = np.arange(num_observations) if steps is None else steps
+    lengths = {SHARED.block_steps * scale: scale for scale in policy.scales}
+    lengths[observations_for(SHARED.block_steps, steps)] = 1
+    for length, scale in lengths.items():
         num_blocks = num_observations // length
-        if num_blocks < 2 and scale > 1:
-            break
-        if num_observations < min_length:
-            break
+        if num_blocks < 2 or num_observations < observations_for(min_length, steps):
+            continue
         offset = num_observations - num_blocks * length  # blocks end at the newest observation
         blocks = np.median(excess[:, offset:].reshape(num_rows, num_blocks, length), axis=2)
-        finest = finest or _noise(blocks, policy)
+        finest = _noise(blocks, policy) if scale == 1 else finest
         # a few long blocks give a poor estimate of the noise
         noise = max(_noise(blocks, policy), finest / math.sqrt(scale))
         smallest = _smallest(policy, scale, num_rows)
@@ -82,19 +89,21 @@ def find_segments(
                 begin, end = offset + first * length, offset + last * length
                 if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
                     continue
-                segment = _judge(excess, (row, begin, end), limits, policy, found)
+                segment = _judge(excess, steps, (row, begin, end), limits, policy, found)
                 if segment is not None:
                     found.append(segment)
-    found = [segment for segment in found if not _has_precedent(excess, segment, found, policy)]
+    found = [segment for segment in found if not _has_precedent(excess, steps, segment, found, policy)]
     return sorted(found, key=lambda segment: -segment.effect)
 
 
-def _has_precedent(excess: Matrix, segment: Segment, found: list[Segment], policy: PersistencePolicy) -> bool:
+def _has_precedent(
+    excess: Matrix, steps: Ints, segment: Segment, found: list[Segment], policy: PersistencePolicy
+) -> bool:
     """Search windows as long as the segment, outside of all segments, that come near its effect."""
     length = min(segment.end - segment.begin, SHARED.block_steps * max(policy.scales))
     num_rows, num_observations = excess.shape
     if num_observations < 2 * length:
-        length = max(SHARED.min_steps, num_observations // 4)
+        length = max(observations_for(SHARED.min_steps, steps), num_observations // 4)
     taken = np.zeros(excess.shape, dtype=bool)
     for other in found:
         taken[other.row, other.begin : other.end] = True
@@ -138,7 +147,7 @@ def _runs(blocks: npt.NDArray[np.float32], threshold: float, gap: int) -> Iterat
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
     """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried, and
-    the observations that a slowdown must have."""
+    the steps that a slowdown must last."""
 
     smallest: float
     length: int
@@ -149,23 +158,26 @@ class _Limits:
 
 
 def _judge(
-    excess: Matrix, place: tuple[int, int, int], limits: _Limits, policy: PersistencePolicy, found: list[Segment]
+    excess: Matrix,
+    steps: Ints,
+    place: tuple[int, int, int],
+    limits: _Limits,
+    policy: PersistencePolicy,
+    found: list[Segment],
 ) -> Segment | None:
     """Refine begin and end of a run of blocks, and test it."""
     row, begin, end = place
     num_rows, num_observations = excess.shape
     rough = float(np.median(excess[row, begin:end]))
     begin, end = _refine(excess[row], begin, end, limits.length, rough / 2)
-    if end - begin < limits.least:
-        return None
     own = excess[row, begin:end]
     effect = float(np.median(own))
     agreement = float(np.mean(own > min(effect / 2, policy.clear_excess_ratio)))
-    ongoing = end >= num_observations - SHARED.block_steps
+    ongoing = end >= num_observations - observations_for(SHARED.block_steps, steps)
     smallest = limits.smallest if ongoing else policy.lone_effect_ratio
     least = limits.least if ongoing else policy.min_length_ended
     num_required = least * max(1.0, SHARED.burst_sigmas * limits.finest / max(effect, 1e-9))
-    if end - begin < num_required:
+    if end - begin < observations_for(math.ceil(num_required), steps[begin:end]):
         return None
     slow = {seen.row for seen in found if seen.begin < end and begin < seen.end}
     others = [i for i in range(num_rows) if i != row and i not in slow]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from analyzers.account.step_account import step_accounts
 from analyzers.account.timings import load_timings
+from analyzers.finding import Finding
 from analyzers.scope import Scope
 from analyzers.stragglers.analyze import stragglers
 from analyzers.stragglers.throughput import step_times
@@ -128,3 +130,73 @@ def test_a_slow_rank_has_place_side_and_onset(slow: dict[str, float], place: str
 
 def _waiting(ms: float) -> dict[str, float]:
     return {"backward": 60 + ms, "backward_wait": ms}
+
+
+def thinly_stamped(
+    interval: int, num_steps: int, slow: range, *, more_ms: float = 30, longer_ms: Callable[[int], float] = lambda _: 0
+) -> MemoryStore:
+    """Two ranks, of which one in `interval` steps has stamps after the first four; rank 1 is slow in forward.
+
+    `longer_ms(step)`: by how much all ranks wait longer.
+    """
+    rows = []
+    for step in range(1, num_steps + 1):
+        late_ms, jitter_ms, all_ms = more_ms if step in slow else 0.0, step * 7 % 5 / 100, longer_ms(step)
+        if step > 4 and step % interval:
+            rows += [left_out(rank, step, 97 + late_ms + all_ms) for rank in (0, 1)]
+            continue
+        rows += [
+            stamped(1, step, interval=interval, forward=30 + late_ms + jitter_ms, **_waiting(all_ms)),
+            stamped(0, step, interval=interval, **_waiting(late_ms + all_ms)),
+        ]
+    return run_of(rows)
+
+
+def slow_ranks(store: MemoryStore) -> list[Finding]:
+    return [one for one in stragglers(store, Scope()) if one.status == "fired"]
+
+
+@pytest.mark.parametrize("interval", [2, 4, 8])
+def test_a_rank_that_is_slow_for_six_stamped_steps_that_stand_for_more(interval: int) -> None:
+    """Ten stamped ones were wanted: of every eighth step those are 80."""
+    since = 10 * interval
+    (slow,) = slow_ranks(thinly_stamped(interval, 16 * interval, range(since, 1000)))
+    assert (slow.ranks, slow.first_step, slow.evidence["place"]) == ((1,), since, "forward")
+    assert slow.evidence["excess_ms"] == pytest.approx(30, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "slow", [range(61, 81), range(60, 61), range(69, 1000)], ids=["a burst", "a jitter", "three of them"]
+)
+def test_a_few_stamped_steps_prove_nothing(slow: range) -> None:
+    """A burst of another job lasts up to twenty steps, of which each fourth has stamps."""
+    assert not slow_ranks(thinly_stamped(4, 80 if slow.stop > 100 else 160, slow))
+
+
+def test_the_first_steps_are_left_out_and_not_the_first_stamped_ones() -> None:
+    """Step 8 also stands for step 5. Of later steps, which a live analysis reads, none is the first."""
+    store = thinly_stamped(4, 40, range(0))
+    for since, first in ((0, 12), (20, 20)):
+        timings = load_timings(store, 0, since_step=since, skip_first=5)
+        assert timings is not None
+        assert timings.steps[0] == first
+
+
+def test_a_step_that_only_one_of_two_ranks_stamped_is_not_compared() -> None:
+    rows = [stamped(rank, step) for rank in (0, 1) for step in range(1, 9) if (rank, step) != (1, 5)]
+    store = run_of([*rows, left_out(1, 5, 97)])
+    timings = load_timings(store, 0)
+    assert timings is not None
+    assert 5 not in timings.steps
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_a_straggler_costs_what_steps_grew_in_the_median(interval: int) -> None:
+    """The network was slower by 5 ms before. Each eighth step saves, so a mean is 15 ms longer than a median: the mean
+    of the steps since, against the median before, let all 8 ms be the cost."""
+    store = thinly_stamped(
+        interval, 160, range(80, 1000), more_ms=8, longer_ms=lambda step: 120 * (step % 8 == 0) + 5 * (step < 80)
+    )
+    (slow,) = slow_ranks(store)
+    of: Mapping[str, Any] = slow.evidence
+    assert of["step_ms"] - of["step_without_it_ms"] == pytest.approx(3, abs=0.5)
