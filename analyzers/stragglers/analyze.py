@@ -295,7 +295,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     host_ms = 0.0
     if side == "host":
         _, host_ms = host_place(source, timings.attempt, worst, peers, place=place)
-        worst = with_host_onset(source, timings, within_step_growth(timings, worst), place, peers)
+        worst = within_step_growth(timings, with_host_onset(source, timings, worst, place, peers))
         suspect = replace(suspect, members=(worst, *suspect.members[1:]))
     cost = cost_of(source, timings, suspect)
     counters = suspect.counters if worst.by_cpu else suspect.counters.within(worst.excess_ms)

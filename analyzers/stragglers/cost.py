@@ -20,9 +20,8 @@ from analyzers.account.timings import Timings
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Severity
 from analyzers.policy import SHARED
-from analyzers.robust import complete, sigma
 from analyzers.source import Source
-from analyzers.stragglers.comparison.peer_comparison import Straggler, step_before_ms
+from analyzers.stragglers.comparison.peer_comparison import Growth, Straggler, step_growth
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
 from analyzers.whatif.what_if import why_withheld, without
@@ -100,11 +99,11 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
         with_peers = [rank for rank in suspect.ranks if rank not in before]
         replayed_ms = without(found, with_peers, peers, share=_share(worst), pauses=pauses, faster_ranks=before)
         without_ms = step_ms if withheld else min(step_ms, replayed_ms)
-    if (before_ms := step_before_ms(timings, worst)) is not None:
-        least_ms = max(without_ms, min(step_ms, before_ms))
-        if not withheld and _is_lost_in_noise(timings, worst, step_ms - without_ms, step_ms - least_ms):
+    if (growth := step_growth(timings, worst)) is not None:
+        gain_ms = step_ms - without_ms
+        if not withheld and _is_lost_in_noise(growth, gain_ms):
             withheld = "the steps before it took as long for other reasons"
-        without_ms = step_ms if withheld else least_ms
+        without_ms = step_ms if withheld else step_ms - min(gain_ms, growth.ms)
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
         step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error,
@@ -118,12 +117,11 @@ def _run_s(timings: Timings) -> float:
     return float(np.nansum(np.nanmax(timings.duration, axis=0) * stands_for)) / 1e3
 
 
-def _is_lost_in_noise(timings: Timings, slow: Straggler, gain_ms: float, grown_ms: float) -> bool:
+def _is_lost_in_noise(growth: Growth, gain_ms: float) -> bool:
     """Return True if the step grew by much less than the gain that the replay predicts, and the earlier steps differ
     among themselves by as much: then neither number is the cost.
     """
-    before = np.nanmedian(complete(timings.duration[:, : slow.segments[0].begin]), axis=0)
-    return grown_ms < (1 - SHARED.agreement_ratio) * gain_ms <= gain_ms <= sigma(before)
+    return growth.ms < (1 - SHARED.agreement_ratio) * gain_ms <= gain_ms <= growth.sigma_ms
 
 
 def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | None:

@@ -46,7 +46,7 @@ __all__ = [
     "num_steps_of",
     "outlasts_bursts",
     "places_of",
-    "step_before_ms",
+    "step_growth",
     "within_step_growth",
     "without_side_effects",
 ]  # fmt: skip
@@ -271,12 +271,24 @@ def num_steps_of(steps: Ints, segment: Segment) -> int:
     return 1 + int(np.maximum(np.diff(own), 1).sum())
 
 
-def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
-    """Median step (ms) before a rank became slow, a bound for the step without it. None without a history."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """By how much the step grew when a rank became slow, measured alike before and since; and the noise before."""
+
+    ms: float
+    sigma_ms: float
+
+
+def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
+    """Growth of the step when a rank became slow, a bound for what it costs. None without a history."""
     begin = slow.segments[0].begin
-    if begin < SHARED.history:
+    while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:  # its host was late before
+        begin -= 1
+    if begin < timings.observations_for(SHARED.history, slice(begin)):
         return None
-    return float(np.median(np.nanmedian(complete(timings.duration[:, :begin]), axis=0)))
+    before = np.nanmedian(complete(timings.duration[:, :begin]), axis=0)
+    typical = np.mean if slow.paused_ratio else np.median
+    return Growth(ms=max(0.0, slow.step_ms - float(typical(before))), sigma_ms=sigma(before))
 
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
@@ -284,15 +296,11 @@ def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
     device was idle for as long before, when it waited for other ranks instead of its host. The growth is ignored if the
     earlier steps vary by as much.
     """
-    before_ms = step_before_ms(timings, slow)
-    if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
+    growth = step_growth(timings, slow)
+    if growth is None or slow.excess_ms <= max(growth.ms, growth.sigma_ms):
         return slow
-    before = np.nanmedian(complete(timings.duration[:, : slow.segments[0].begin]), axis=0)
-    if slow.excess_ms <= sigma(before):
-        return slow
-    grown_ms = max(slow.step_ms - before_ms, 0.0)
-    share = grown_ms / slow.excess_ms
-    return replace(slow, excess_ms=grown_ms, factor=1 + (slow.factor - 1) * share)
+    share = growth.ms / slow.excess_ms
+    return replace(slow, excess_ms=growth.ms, factor=1 + (slow.factor - 1) * share)
 
 
 def measured(

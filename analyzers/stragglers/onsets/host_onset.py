@@ -3,8 +3,9 @@
     slow = with_host_onset(source, timings, slow, "before_forward", peers)      # slow.first_step: 41 instead of 46
 
 The lead of a host, and a slow network, hide its first late steps from its device; the spans of the host show them. The
-onset is where the sum of (excess over the peers - half of its level) from there on is largest. It is used only if the
-steps before it were calm, and if the host's excess before the device's onset lasts as long per step as after it.
+onset is where the sum of (excess over the peers - half of its level) from there on is largest. It is used only if few
+steps before it reached half of the level, as where a rank prints at times, and if the host's excess before the device's
+onset lasts as long per step as after it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,6 @@ def with_host_onset(source: Source, timings: Timings, slow: Straggler, place: st
     onset = int(np.argmax(np.cumsum(votes[: begin + 1][::-1])[::-1]))
     before = excess[:onset]
     is_late = level >= SHARED.explained_ratio * slow.excess_ms and level >= SHARED.min_excess_ms
-    if not is_late or len(before) < SHARED.trend_values or np.quantile(before, SHARED.nearly_all_ratio) >= level / 2:
+    if not is_late or len(before) < SHARED.trend_values or np.mean(before >= level / 2) > SHARED.minor_ratio:
         return slow
     return replace(slow, first_step=int(steps[onset]))
