@@ -154,7 +154,7 @@ def _steady(
     excess_ms = values - others_median(values)
     least = steps_for_crowding(crowding(of_rank), policy)
     by_row: dict[int, list[Segment]] = {}
-    for segment in find_segments(excess_ms / of_peers, policy.persistence, steps=timings.stamped):
+    for segment in _own_segments(timings, values, excess_ms, of_peers, policy):
         if outlasts_bursts(timings, segment, policy, least):
             by_row.setdefault(segment.row, []).append(segment)
     for segment in find_changes(excess_ms / of_peers, values, of_rank, policy.change):
@@ -164,6 +164,27 @@ def _steady(
         straggler = measured(timings, (ranks, row), cause, segments, excess_ms)
         if is_significant(straggler):
             yield row, straggler
+
+
+def _own_segments(
+    timings: Timings, values: Matrix, excess_ms: Matrix, whole: Matrix, policy: StragglerPolicy
+) -> list[Segment]:
+    """Segments of slow ranks. If these are half of several ranks, the others may have become faster: then their own
+    time must have grown.
+    """
+    segments = find_segments(excess_ms / whole, policy.persistence, steps=timings.stamped)
+
+    def is_own(one: Segment) -> bool:
+        together = {other.row for other in segments if other.begin < one.end and one.begin < other.end}
+        if len(values) == 2 or 2 * len(together) < len(values):
+            return True
+        before, since = values[one.row, : one.begin], slice(one.begin, one.end)
+        if len(before) < timings.observations_for(SHARED.history, slice(one.begin)):
+            return False
+        grown_ms = float(np.median(values[one.row, since]) - np.median(before))
+        return grown_ms >= SHARED.explained_ratio * float(np.median(excess_ms[one.row, since]))
+
+    return [segment for segment in segments if is_own(segment)]
 
 
 def _in_one_place(
@@ -183,7 +204,7 @@ def _in_one_place(
         if is_large(values, together, policy):
             continue
         excess_ms = values - others_median(values)
-        found = find_segments(excess_ms / whole, policy.persistence, steps=timings.stamped)
+        found = _own_segments(timings, values, excess_ms, whole, policy)
         found += find_changes(excess_ms / whole, values, together, clear)
         for segment in found:
             row, at = segment.row, slice(segment.begin, segment.end)

@@ -59,7 +59,8 @@ def find_segments(
 ) -> list[Segment]:
     """Find all segments of a group of peers, the largest effect first. `excess[rank, observation]` is a ratio;
     `min_length`: minimum number of steps of a segment that lasts to the end, if the noise allows so few; `steps`: the
-    step of each observation if some steps are not observed, None if each observation is a step.
+    step of each observation if some steps are not observed, None if each observation is a step. Of those on devices,
+    which other jobs do not disturb, up to half of the ranks may be slow together.
     """
     policy = policy or PersistencePolicy()
     found: list[Segment] = []
@@ -67,6 +68,7 @@ def find_segments(
     num_rows, num_observations = excess.shape
     if num_rows < 2:
         return found
+    num_together = 1 if steps is None else num_rows // 2
     steps = np.arange(num_observations) if steps is None else steps
     lengths = {SHARED.block_steps * scale: scale for scale in policy.scales}
     lengths[observations_for(SHARED.block_steps, steps)] = 1
@@ -81,8 +83,9 @@ def find_segments(
         noise = max(_noise(blocks, policy), finest / math.sqrt(scale))
         smallest = _smallest(policy, scale, num_rows)
         limits = _Limits(
-            smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size, least=min_length
-        )
+            smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size, least=min_length,
+            num_together=num_together,
+        )  # fmt: skip
         threshold = max(smallest, SHARED.outlier_sigmas * noise) / 2
         for gap in (2, 1):  # if a run of nearly all blocks fails the test, parts of it may pass
             for row, first, last in _runs(blocks, threshold, gap):
@@ -147,7 +150,7 @@ def _runs(blocks: npt.NDArray[np.float32], threshold: float, gap: int) -> Iterat
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
     """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried, and
-    the steps that a slowdown must last."""
+    the steps that a slowdown must last, and how many ranks may be slow at the same time as far as the peers tell."""
 
     smallest: float
     length: int
@@ -155,6 +158,7 @@ class _Limits:
     noise: float
     num_places: int
     least: int
+    num_together: int
 
 
 def _judge(
@@ -180,14 +184,25 @@ def _judge(
     if end - begin < observations_for(math.ceil(num_required), steps[begin:end]):
         return None
     slow = {seen.row for seen in found if seen.begin < end and begin < seen.end}
+    if len(alike := slow | _as_slow(excess[:, begin:end], effect)) <= limits.num_together:
+        slow = alike
     others = [i for i in range(num_rows) if i != row and i not in slow]
-    spread, dominated = _spread(excess[others, begin:end], effect)
+    apart = excess[others, begin:end]
+    if 2 * len(slow) == num_rows:  # the two halves are as far from each other
+        apart = apart - np.median(apart)
+    spread, dominated = _spread(apart, effect)
     sigmas = max(SHARED.outlier_sigmas, 1 + math.sqrt(2 * math.log(max(limits.num_places, 2))))
     uncertainty = math.hypot(limits.noise / math.sqrt(max(1.0, (end - begin) / limits.length)), spread)
     if effect < max(smallest, sigmas * uncertainty) or dominated or agreement < SHARED.agreement_ratio:
         return None
     return Segment(row=row, begin=begin, end=end, effect=effect, agreement=agreement, noise=limits.noise,
                    peer_spread=spread, ongoing=ongoing, num_required=num_required)  # fmt: skip
+
+
+def _as_slow(values: Matrix, effect: float) -> set[int]:
+    """Rows that are nearly as far off in most of these observations, the judged one among them."""
+    least = effect / SHARED.beyond_few_factor
+    return set(np.flatnonzero(np.mean(values >= least, axis=1) >= SHARED.agreement_ratio).tolist())
 
 
 def _spread(others: Matrix, effect: float) -> tuple[float, bool]:

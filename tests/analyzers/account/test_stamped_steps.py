@@ -200,3 +200,33 @@ def test_a_straggler_costs_what_steps_grew_in_the_median(interval: int) -> None:
     (slow,) = slow_ranks(store)
     of: Mapping[str, Any] = slow.evidence
     assert of["step_ms"] - of["step_without_it_ms"] == pytest.approx(3, abs=0.5)
+
+
+def with_forward(forward_ms: Callable[[int, int], float], num_ranks: int) -> MemoryStore:
+    """Ranks that wait in the backward pass for the slowest of them; `forward_ms(rank, step)`."""
+    rows = []
+    for step in range(1, 91):
+        times = [forward_ms(rank, step) + (rank + step) * 7 % 5 / 10 for rank in range(num_ranks)]
+        rows += [stamped(rank, step, forward=ms, **_waiting(max(times) - ms)) for rank, ms in enumerate(times)]  # type: ignore[arg-type]
+    return run_of(rows)
+
+
+@pytest.mark.parametrize(("num_ranks", "slow"), [(4, {1, 2}), (8, {1, 2, 5})])
+def test_ranks_that_are_slow_together_are_named_while_half_of_them_are_not(num_ranks: int, slow: set[int]) -> None:
+    """Each was as far off as the other, so neither was named."""
+    found = slow_ranks(with_forward(lambda rank, step: 60 if rank in slow and step >= 40 else 30, num_ranks))
+    assert {one.ranks[0] for one in found} == slow
+    assert all(one.first_step == 40 and one.evidence["place"] == "forward" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "changed", "forward_ms"),
+    [(4, {0, 3}, 10), (4, {0, 1, 2}, 60), (2, {0, 1}, 60)],
+    ids=["half of them are faster", "all but one are slower", "both are slower"],
+)
+def test_who_is_slow_is_left_open_where_too_few_are_as_before(
+    num_ranks: int, changed: set[int], forward_ms: float
+) -> None:
+    assert not slow_ranks(
+        with_forward(lambda rank, step: forward_ms if rank in changed and step >= 40 else 30, num_ranks)
+    )
