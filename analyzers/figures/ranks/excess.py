@@ -190,7 +190,9 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
     least = max(MIN_STRETCH, num // 20)
     if num >= 2 * least:  # a rise: subtracting the rank's earlier excess removes its lasting difference
         after = np.arange(least, num - least + 1)
-        rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - clipped[:, after] / after
+        usual = np.median(filled, axis=1, keepdims=True)
+        own = _running(np.clip(filled - usual, -CLIP_SIGMAS * noise, CLIP_SIGMAS * noise))
+        rise = (own[:, [num]] - own[:, after]) / (num - after) - own[:, after] / after
         score = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
         at = score.argmax(axis=1)
         is_rise = score[every, at] > named

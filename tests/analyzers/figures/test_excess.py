@@ -102,6 +102,19 @@ def test_no_rank_of_a_clean_run_is_named(seed: int) -> None:
     assert found.standing_out == ()
 
 
+@pytest.mark.parametrize("seed", range(tried(4, nightly=20)))
+def test_two_pauses_in_the_last_steps_of_a_rank_name_nobody(seed: int) -> None:
+    """Ranks differ for good by more than their cells change: a pause is not as long as the first allows."""
+    rng = np.random.default_rng(seed)
+    values = 96.0 * np.exp(0.002 * rng.standard_normal((256, 60)) + 0.004 * rng.standard_normal((256, 1)))
+    values[77, 58:] *= 1.03
+    assert excess_over_peers(matrix(values.tolist()), places(*[0] * 256)).standing_out == ()
+    values[77, 40:] *= 1.01
+    (one,) = excess_over_peers(matrix(values.tolist()), places(*[0] * 256)).standing_out
+    assert (one.rank, one.is_rise) == (77, True)
+    assert 39 <= one.first_step <= 42
+
+
 def test_one_long_step_of_a_rank_is_bright_and_names_nobody() -> None:
     rng = np.random.default_rng(1)
     values = 96.0 * np.exp(0.004 * rng.standard_normal((512, 100)))
