@@ -13,7 +13,7 @@ from analyzers.compare.delta_words import delta_words
 from analyzers.compare.two_runs import Comparison
 from analyzers.figures.drawing import series
 from analyzers.figures.drawing.theme import SEQUENCE
-from analyzers.report.terminal.compare_text import tables
+from analyzers.report.terminal.compare_text import manifest_tables, tables
 from analyzers.source import floats, ints
 from dashboard.data.run_access import RunAccess
 from dashboard.drawing.elements import chart, empty_state, markdown_text, table, unique_names
@@ -152,14 +152,10 @@ def _summary(baseline: str, found: dict[str, dict[str, Any]]) -> None:
 def _settings(baseline: str, found: dict[str, dict[str, Any]]) -> None:
     """Settings and versions in which any run differs from the baseline, side by side."""
     headings = unique_names(("", baseline, *found))
-    parts = {name: dict(tables(one["comparison"])) for name, one in found.items()}
-    for heading in _OF_MANIFESTS:
-        changed = {name: {key: b for key, _, b in part[heading]} for name, part in parts.items()}
-        of_base = {key: a for part in parts.values() for key, a, _ in part[heading]}
-        if of_base:
+    for heading, rows in manifest_tables([one["comparison"] for one in found.values()]):
+        if rows:
             st.subheader(heading, anchor=False)
-            columns = [list(of_base), list(of_base.values())]
-            columns += [[own.get(key, value) for key, value in of_base.items()] for own in changed.values()]
+            columns = [list(column) for column in zip(*rows, strict=True)]
             table(dict(zip(headings, columns, strict=True)), key=f"compare-all-{heading}")
 
 

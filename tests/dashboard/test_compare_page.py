@@ -57,6 +57,18 @@ def test_speed_settings_and_losses_of_two_runs_stand_beside_one_another(tmp_path
     assert "Step, ms (mean over the ranks)" in {element.value for element in app.subheader}
 
 
+def test_settings_that_only_one_run_has_are_one_row_of_the_page(tmp_path: Path) -> None:
+    folder = two_runs(tmp_path)
+    many = {f"key{number}": number for number in range(20)}
+    script = make_run(tmp_path, ranks=2, steps=60, step_ms=20.0, config={"optim": {"lr": 0.3, **many}})
+    script.path.rename(folder / "more")
+    app = open_page(folder, "compare", run="more", **{"with": "before"})
+    wait_for(lambda: len(app.dataframe) > 1 or app.run() is None, "the comparison", deadline_s=200)
+    assert not app.exception
+    settings = app.dataframe[0].value.set_index("")
+    assert settings.index.tolist() == ["optim.lr", "only in this run"]
+
+
 def test_a_name_with_control_signs_is_shown_without_them(tmp_path: Path) -> None:
     app = compared(open_page(two_runs(tmp_path, name="\u202eolleh\x1b[31m"), "compare", run="before"))
     assert not app.exception

@@ -17,11 +17,11 @@ from probes.tape.redaction.printable import visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["render", "tables"]
+__all__ = ["manifest_tables", "render", "tables"]
 
 MAX_ROWS = 40
 MAX_UNSHARED = 3
-"""Maximum number of settings that only one run has and that keep separate rows: a script has none of the trainer's."""
+"""Maximum number of settings that some run lacks and that keep separate rows: a script has none of the trainer's."""
 _LEAST_SHARE = 0.005
 _VERSIONS = ("schema_version", "rankscope_version")
 
@@ -32,7 +32,7 @@ def render(comparison: Comparison, console: Console) -> None:
     from rich.text import Text
 
     console.print(Text(visible(comparison.sentence), style="bold yellow" if comparison.findings else "bold"))
-    for heading, rows in tables(comparison, is_short=True):
+    for heading, rows in tables(comparison):
         if not rows:
             continue
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -47,11 +47,10 @@ def render(comparison: Comparison, console: Console) -> None:
         console.print(table)
 
 
-def tables(comparison: Comparison, *, is_short: bool = False) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
-    """(heading, rows of name and both values) of everything that differs. `is_short`: settings and facts that only one
-    run has are one row of each table.
-    """
-    yield "Setting", _both_values(comparison.settings, is_short=is_short)
+def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
+    """(heading, rows of name and both values) of everything that differs."""
+    setting, *facts = manifest_tables([comparison])
+    yield setting
     yield "Condition", [(name, a or "-", b or "-") for name, a, b in comparison.conditions]
     yield (
         "Step, ms (mean over the ranks)",
@@ -75,20 +74,41 @@ def tables(comparison: Comparison, *, is_short: bool = False) -> Iterator[tuple[
     rows += [(title(finding), "found here too", finding.summary) for finding in comparison.both]
     yield "Finding", rows
     yield "Advice", [(name.replace("_", " "), a or "-", b or "-") for name, a, b in comparison.advice]
-    facts = [(name.removeprefix("versions."), a, b) for name, a, b in comparison.versions]
-    are_versions = [name.startswith("versions.") or name in _VERSIONS for name, _, _ in comparison.versions]
+    yield from facts
+
+
+def manifest_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """(heading, rows of name, the baseline's value and that of each run) of the settings and facts that differ in runs
+    compared with one baseline. Those that some run lacks are one row, if there are many.
+    """
+    settings = [comparison.settings for comparison in comparisons]
+    found = [("Setting", _side_by_side(settings))]
     for heading, wanted in (("Version", True), ("Launch", False)):
-        kept = [fact for fact, is_version in zip(facts, are_versions, strict=True) if is_version is wanted]
-        yield heading, _both_values(kept, is_short=is_short)
+        kept = [
+            [
+                (name.removeprefix("versions."), a, b)
+                for name, a, b in comparison.versions
+                if (name.startswith("versions.") or name in _VERSIONS) is wanted
+            ]
+            for comparison in comparisons
+        ]
+        found.append((heading, _side_by_side(kept)))
+    return found
 
 
-def _both_values(differences: Sequence[Difference], *, is_short: bool) -> list[tuple[str, str, str]]:
-    unshared = [one for one in differences if one[1] is None or one[2] is None]
-    if not is_short or len(unshared) <= MAX_UNSHARED:
-        return [(name, a or "-", b or "-") for name, a, b in differences]
-    only_a, only_b = ([one[0] for one in unshared if one[place] is not None] for place in (1, 2))
-    rows = [(name, a or "-", b or "-") for name, a, b in differences if a is not None and b is not None]
-    return [*rows, ("only in this run", _few(only_a), _few(only_b))]
+def _side_by_side(parts: Sequence[Sequence[Difference]]) -> list[tuple[str, ...]]:
+    of_base = {name: a for part in parts for name, a, _ in part}
+    of_runs = [{name: b for name, _, b in part} for part in parts]
+    values = {name: (a, *(run.get(name, a) for run in of_runs)) for name, a in of_base.items()}
+    unshared = [name for name, row in values.items() if None in row]
+    if len(unshared) <= MAX_UNSHARED:
+        unshared = []
+    rows = [(name, *(value or "-" for value in row)) for name, row in values.items() if name not in unshared]
+    if unshared:
+        heading = "only in this run" if len(parts) == 1 else "not in all runs"
+        places = range(len(parts) + 1)
+        rows.append((heading, *(_few([name for name in unshared if values[name][one] is not None]) for one in places)))
+    return rows
 
 
 def _few(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from analyzers.compare.two_runs import Comparison, Side, compare
 from analyzers.diagnose import diagnose
-from analyzers.report.terminal.compare_text import render, tables
+from analyzers.report.terminal.compare_text import manifest_tables, render, tables
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
@@ -117,20 +117,30 @@ def test_what_changed_is_listed(tmp_path: Path) -> None:
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_settings_that_only_one_run_has_are_one_row_in_a_terminal(tmp_path: Path) -> None:
+def test_settings_that_only_one_run_has_are_one_row(tmp_path: Path) -> None:
     """A run of the trainer and one of a script share no setting."""
     many = {f"key{number}": float(number) for number in range(30)}
     a = make_run(tmp_path / "a", ranks=2, steps=40, **config(lr=1e-3, **many))
     b = make_run(tmp_path / "b", ranks=2, steps=40, **config(lr=3e-3))
     found = compared(a, b)
-    assert len(dict(tables(found))["Setting"]) == 31
-    short = dict(tables(found, is_short=True))["Setting"]
+    short = dict(tables(found))["Setting"]
     named = "optim.key0, optim.key1, optim.key2 and 27 more"
     assert short == [("optim.lr", "0.001", "0.003"), ("only in this run", named, "-")]
     assert len(text_of(found).splitlines()) < 40
     facts = {f"planned{number}": number for number in range(9)}
     c = make_run(tmp_path / "c", ranks=2, steps=40, **facts, **config(lr=1e-3))
-    assert len(dict(tables(compared(b, c), is_short=True))["Launch"]) == 1
+    assert len(dict(tables(compared(b, c)))["Launch"]) == 1
+
+
+def test_settings_that_some_of_several_runs_lack_are_one_row(tmp_path: Path) -> None:
+    many = {f"key{number}": float(number) for number in range(9)}
+    base, other, script = (
+        make_run(tmp_path / name, ranks=2, steps=40, **config(lr=lr, **more))
+        for name, lr, more in (("a", 1e-3, many), ("b", 2e-3, many), ("c", 1e-3, {}))
+    )
+    rows = dict(manifest_tables([compared(base, other), compared(base, script)]))["Setting"]
+    named = "optim.key0, optim.key1, optim.key2 and 6 more"
+    assert rows == [("optim.lr", "0.001", "0.002", "0.001"), ("not in all runs", named, named, "-")]
 
 
 def test_a_run_without_records_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
