@@ -12,8 +12,9 @@ through `parameter.data` cannot be detected: there the step ends where gradients
 
 The *leader* is the optimizer whose step ends the loop's. A process may train several times, as in a sweep or
 cross-validation, each time with a new optimizer. The new one leads from its first update if it shares a parameter with
-the leader, or if the leader has made `TAKES_OVER` updates with no other between them, else after `TAKES_OVER` updates
-without one by the leader. Should the former leader step again within as many updates, it leads on: a discriminator may
+the leader, if the leader has made `TAKES_OVER` updates with no other between them, or if the leader and all others
+that stepped have been deleted (each client of federated learning has a copy of the model and a new optimizer), else
+after `TAKES_OVER` updates without one by the leader. Should the former leader step again within as many updates, it leads on: a discriminator may
 join its generator late. If the two share no parameter, another model is trained; an event records this, because the
 losses before and after it are not one series. Optimizers that have stepped after one backward pass are *partners*
 (Muon for matrices, AdamW for the others): they train one model, and the first of them to step after a pass leads.
@@ -169,6 +170,11 @@ class Updates:
         return self._awaits
 
     def _is_successor(self, optimizer: Any, leader: Any) -> bool:
+        """Return True if a new optimizer leads from its first update."""
+        if (
+            isinstance(leader, Remnant) and len(list(self._counted)) == 1
+        ):  # of all that have stepped, only it still exists
+            return True
         return self._num_alone >= TAKES_OVER or bool(parameters_of(optimizer) & parameters_of(leader))
 
     def _leads(self, optimizer: Any) -> None:

@@ -1,0 +1,49 @@
+"""Steps of federated learning: each client trains a copy of the model for a few updates, with an optimizer of its own."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from probes.attach.attach import detach
+from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.tape import event_kinds
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from store import Store
+
+UPDATES, CLIENTS, ROUNDS = 4, 3, 2
+
+
+def train(shared: nn.Module, client: int, *, decays: bool) -> dict[str, torch.Tensor]:
+    """Train a copy, and return its weights."""
+    model = copy.deepcopy(shared)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1) if decays else None
+    for _ in range(UPDATES):
+        optimizer.zero_grad()
+        (model(torch.ones(2, 4)).sum() * 0.0 + float(client)).backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_each_update_of_each_client_is_a_step(decays: bool, tmp_path: Path) -> None:
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    shared = nn.Linear(4, 1)
+    for _ in range(ROUNDS):
+        weights = [train(shared, client, decays=decays) for client in range(CLIENTS)]
+        shared.load_state_dict({name: sum(one[name] for one in weights) / CLIENTS for name in weights[0]})
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        losses = store.rows("SELECT loss FROM steps WHERE committed ORDER BY step")
+    assert losses == [(float(client),) for _ in range(ROUNDS) for client in range(CLIENTS) for _ in range(UPDATES)]
+    events = [event for path in (tmp_path / "run").rglob("*.jsonl") for event in read_events(path)[0]]
+    began = [event["step"] for event in events if event["kind"] == event_kinds.TRAINING_BEGAN]
+    assert began == [1 + UPDATES * number for number in range(1, ROUNDS * CLIENTS)]
