@@ -12,12 +12,13 @@ through `parameter.data` cannot be detected: there the step ends where gradients
 
 The *leader* is the optimizer whose step ends the loop's. A process may train several times, as in a sweep or
 cross-validation, each time with a new optimizer. The new one leads from its first update if it shares a parameter with
-the leader, if the leader has made `TAKES_OVER` updates with no other between them, or if the leader and all others
-that stepped have been deleted (each client of federated learning has a copy of the model and a new optimizer), else
-after `TAKES_OVER` updates without one by the leader. Should the former leader step again within as many updates, it leads on: a discriminator may
-join its generator late. If the two share no parameter, another model is trained; an event records this, because the
-losses before and after it are not one series. Optimizers that have stepped after one backward pass are *partners*
-(Muon for matrices, AdamW for the others): they train one model, and the first of them to step after a pass leads.
+the leader, if the leader has made `TAKES_OVER` updates with no other between them, or if the leader and all others that
+stepped have been deleted (each client of federated learning has a copy of the model and a new optimizer), else after
+`TAKES_OVER` updates without one by the leader. Should the former leader step again within as many updates, it leads on:
+a discriminator may join its generator late. If the two share no parameter, another model is trained; an event records
+this, because the losses before and after it are not one series. Optimizers that have stepped after one backward pass
+are *partners* (Muon for matrices, AdamW for the others): they train one model, and the first of them to step after a
+pass leads.
 
 In the first iteration nothing is known of an optimizer that is yet to step. If the first step begins with the fetch of
 a batch and such an optimizer exists, the step lasts until the next fetch, and the last one to step after a separate

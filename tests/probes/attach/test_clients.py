@@ -1,4 +1,4 @@
-"""Steps of federated learning: each client trains a copy of the model for a few updates, with an optimizer of its own."""
+"""Steps of federated learning: each client trains a copy of the model for a few updates, with a new optimizer."""
 
 from __future__ import annotations
 
