@@ -67,6 +67,15 @@ def test_a_host_that_sleeps_is_named_by_its_gap_though_all_phases_of_its_device_
     assert grown_ms == pytest.approx(slow.evidence["excess_ms"], abs=2)
 
 
+def test_a_late_host_costs_what_steps_grew_since_its_first_late_step(tmp_path: Path) -> None:
+    """Its device is late from step 40 on: the steps in between, already longer, counted as steps before. The rank also
+    prints in each tenth step."""
+    (slow,) = fired(FSDP2, tmp_path, Delay(rank=0, ms=80, where="after", on="host", since=31))
+    assert (slow.ranks, slow.evidence["late_side"], slow.evidence["place"]) == ((0,), "host", "after_optimizer")
+    assert slow.first_step == pytest.approx(31, abs=2)
+    assert slow.evidence["excess_ms"] == pytest.approx(57.4, rel=0.1), "longer than the same replay without the fault"
+
+
 @pytest.mark.parametrize(
     ("name", "delay", "place"),
     [
