@@ -354,6 +354,8 @@ class LoopPhases:
                     self._losses.keep_newest()
                 self.leader = leader
             if optimizer is self.leader:
+                if not self._updates.are_awaited(is_fetch=False):
+                    self._losses.hold_later()
                 self.begin()
             if self._updates.enters(optimizer, is_inside=self.is_in("optimizer")):
                 self.leave("optimizer")  # of a step that raised
@@ -386,6 +388,7 @@ class LoopPhases:
     def _taken(self) -> None:
         """Handle the step's update."""
         self._taken_ns = _monotonic_ns()
+        self._losses.updated(may_go_on=self._updates.are_awaited(is_fetch=False))
         self._evaluations.may_begin()
         while self.at_first_update:
             self.at_first_update.pop()()

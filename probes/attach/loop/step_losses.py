@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,6 +65,23 @@ _OTHER_LOSSES = frozenset(
 """Words in the names of losses that are not those of the step."""
 
 
+@dataclass
+class _Passes:
+    """What the passes of a step have added up to."""
+
+    losses: list[float | Tensor]
+    factors: list[float]
+    forwards: Counter[int]
+    groups: int
+    tokens: int
+    padded: int | Tensor
+
+    def __sub__(self, before: _Passes) -> _Passes:
+        losses, factors = self.losses[len(before.losses) :], self.factors[len(before.factors) :]
+        added = self.groups - before.groups, self.tokens - before.tokens, self.padded - before.padded
+        return _Passes(losses, factors, self.forwards - before.forwards, *added)
+
+
 class StepLosses:
     """The losses of one loop."""
 
@@ -84,6 +102,8 @@ class StepLosses:
         self._version: tuple[int, int] | None = None  # of a weight in the last forward pass
         self._largest_weight: Tensor | None = None
         self._logged: set[str] = set()
+        self._updated: _Passes | None = None  # the passes before an update after which others may follow
+        self._held: _Passes | None = None  # those of the step that is about to begin
 
     def watch(self, model: nn.Module) -> None:
         """Count the tokens of `model` if it is a language model."""
@@ -98,7 +118,31 @@ class StepLosses:
         self._logged.clear()
         self._forwards.clear()
         self._unseen = self._groups = self._tokens = self._padded = 0
-        self._version = self._largest_weight = None
+        self._version = self._largest_weight = self._updated = None
+        if self._held is not None:
+            self._set(self._held)
+            self._held = None
+
+    def updated(self, *, may_go_on: bool) -> None:
+        """Note the step's update. `may_go_on`: a pass after it belongs to the step if another optimizer uses it."""
+        if may_go_on:
+            self._updated = self._passes()
+
+    def hold_later(self) -> None:
+        """The passes since that update belong to the step that is about to begin: the same optimizer uses them."""
+        if (before := self._updated) is not None:
+            self._held = self._passes() - before
+            self._set(before)
+            self._largest_weight = self._updated = None
+
+    def _passes(self) -> _Passes:
+        return _Passes(
+            self._losses[:], self._factors[:], self._forwards.copy(), self._groups, self._tokens, self._padded
+        )
+
+    def _set(self, passes: _Passes) -> None:
+        self._losses, self._factors, self._forwards = passes.losses, passes.factors, passes.forwards
+        self._groups, self._tokens, self._padded = passes.groups, passes.tokens, passes.padded
 
     def forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Note a forward pass with gradients."""

@@ -1,0 +1,45 @@
+"""The first steps of a loop in which optimizers exist that are yet to step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from probes.attach.attach import detach
+from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.tape.rundir import RunDir
+from store import Store
+
+UPDATES = 10
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+@pytest.mark.parametrize("is_called", [True, False])
+def test_layers_that_are_trained_one_after_the_other_on_one_batch_have_a_loss_each_step(
+    is_called: bool, num_passes: int, tmp_path: Path
+) -> None:
+    """As the forward-forward algorithm trains them, each layer with an optimizer of its own."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    layers = [nn.Linear(4, 4) for _ in range(2)]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in layers]
+    (batch,) = next(iter(DataLoader(TensorDataset(torch.ones(2, 4)), batch_size=2)))
+    losses = []
+    for layer, optimizer in zip(layers, optimizers, strict=True):
+        for _ in range(UPDATES):
+            optimizer.zero_grad()
+            total = 0.0
+            for _ in range(num_passes):
+                loss = (layer(batch) if is_called else layer.forward(batch)).square().mean()
+                loss.backward()
+                total += loss.item()
+            losses.append(total / num_passes)
+            optimizer.step()
+        batch = layer(batch).detach()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        recorded = store.rows("SELECT loss FROM steps ORDER BY step")
+    assert [loss for (loss,) in recorded] == pytest.approx(losses)
