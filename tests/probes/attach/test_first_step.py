@@ -1,4 +1,4 @@
-"""The first steps of a loop in which optimizers exist that are yet to step."""
+"""First steps of unusual loops: optimizers that are yet to step, a program that pretends to have a GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import detach
 from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.fail_open import error_counts
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -43,3 +44,23 @@ def test_layers_that_are_trained_one_after_the_other_on_one_batch_have_a_loss_ea
     with Store.open(RunDir(tmp_path / "run")) as store:
         recorded = store.rows("SELECT loss FROM steps ORDER BY step")
     assert [loss for (loss,) in recorded] == pytest.approx(losses)
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build of torch has CUDA")
+def test_a_program_that_pretends_to_have_a_gpu_is_timed_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As wrappers do that run a program written for GPUs on a CPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(UPDATES):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        timed = store.rows("SELECT count(*) FROM steps WHERE backward_ns > 0 AND optimizer_ns > 0")
+    assert timed == [(UPDATES,)]
+    assert not error_counts["phase_events"]
