@@ -140,7 +140,8 @@ def _device_of(models: list[nn.Module], local_rank: int) -> str:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch: no types
         return f"cuda:{torch.cuda.current_device()}"
     # Counted by NVML: initialised, CUDA would ignore devices that the script chooses by a variable, and fail in forks.
-    count = torch.cuda.device_count() if torch.backends.cuda.is_built() else 0  # a program may redirect CUDA to the CPU
+    is_built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]  # torch: no types
+    count = torch.cuda.device_count() if is_built else 0  # a program may redirect CUDA to the CPU
     return f"cuda:{local_rank % count}" if count else "cpu"
 
 
