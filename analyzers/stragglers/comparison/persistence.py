@@ -188,7 +188,7 @@ def _judge(
         slow = alike
     others = [i for i in range(num_rows) if i != row and i not in slow]
     apart = excess[others, begin:end]
-    if 2 * len(slow) == num_rows:  # the two halves are as far from each other
+    if row in slow and 2 * len(slow) == num_rows:  # the two halves are as far from each other
         apart = apart - np.median(apart)
     spread, dominated = _spread(apart, effect)
     sigmas = max(SHARED.outlier_sigmas, 1 + math.sqrt(2 * math.log(max(limits.num_places, 2))))
