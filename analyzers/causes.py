@@ -20,8 +20,10 @@ from analyzers.wording import ranks_text
 
 __all__ = ["CAUSES", "COLLECT", "SIGNALS", "Blame", "Cause", "anchor", "names", "next_step"]
 
-Blame = Literal["rank", "link", "job"]
-"""Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings."""
+Blame = Literal["rank", "link", "job", "outside"]
+"""Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings. outside: in
+a file system, quota or server that the ranks only use.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,8 @@ _LOST_RANKS = (
     Cause(name="shared_memory", kind="rank_lost",
           do="Enlarge /dev/shm (docker run --ipc=host or --shm-size, an emptyDir with medium: Memory).",
           text="{who} ran out of shared memory (/dev/shm){at}"),
-    Cause(name="disk_full", kind="rank_lost", do="Free space on the file system, or write somewhere else.",
+    Cause(name="disk_full", kind="rank_lost", blame="outside",
+          do="Free space on the file system, or write somewhere else.",
           text="{who} could not write: the disk or its quota is full{at}"),
     Cause(name="too_many_files", kind="rank_lost",
           do="Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system').",
@@ -121,10 +124,10 @@ _LOST_RANKS = (
           do="Raise the process limit (`ulimit -u`, the cgroup's pids.max), or start fewer threads "
           "(OMP_NUM_THREADS).",
           text="{who} could not start a thread or process{at}: {error}"),
-    Cause(name="file_system", kind="rank_lost",
+    Cause(name="file_system", kind="rank_lost", blame="outside",
           do="Check that mount on that host (`mount`, `dmesg -T`) and its server, then start again from a checkpoint.",
           text="{who} got a file system error{at}: {error}"),
-    Cause(name="download", kind="rank_lost",
+    Cause(name="download", kind="rank_lost", blame="outside",
           do="Give every node access to that address, or download beforehand and set HF_HUB_OFFLINE=1.",
           text="{who} could not load from or save to a remote address{at}: {error}"),
     Cause(name="checkpoint_damaged", kind="rank_lost",

@@ -145,9 +145,27 @@ def test_what_a_launcher_kills_after_the_end_is_no_failure_of_the_job(tmp_path: 
 def test_a_tracker_that_does_not_answer_is_no_lost_rank(tmp_path: Path) -> None:
     error = "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec."
     (found,) = diagnose(tmp_path, job=raised("[rank0]: ", error)).fired
-    assert (found.cause, found.status, found.ranks) == ("download", "fired", (0,))
+    assert (found.cause, found.status, found.ranks) == ("download", "fired", ())
     other = diagnose(tmp_path, job=raised("[rank0]: ", "subprocess.TimeoutExpired: Command 'x' timed out")).fired[0]
     assert (other.cause, other.ranks) == ("exception", (0,))
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("OSError: [Errno 116] Stale file handle: '/shared/run7/shard-3.bin'", "file_system"),
+        ("OSError: [Errno 122] Disk quota exceeded: '/home/u/ckpt/step-40'", "disk_full"),
+        (
+            "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://hub/m",
+            "download",
+        ),
+    ],
+)
+def test_what_lies_outside_the_ranks_names_only_who_printed_it(tmp_path: Path, error: str, cause: str) -> None:
+    (found,) = diagnose(tmp_path, job=raised("[rank2]: ", error) + raised("[rank5]: ", error)).fired
+    assert (found.cause, found.status, found.ranks) == (cause, "fired", ())
+    assert found.evidence["reported_by_ranks"] == [2, 5]
+    assert "anks 2 and 5" in found.summary
 
 
 def test_a_loss_that_is_not_printed_is_not_called_finite(tmp_path: Path) -> None:
