@@ -120,7 +120,7 @@ class RunDir:
         if not path.exists():
             raise RunError(f"no run at {path}: {where_else(path)}")
         if not path.is_dir():
-            raise RunError(f"{path} is not a run's folder: {NAME_ONE}")
+            raise RunError(f"{path} is a file, not a run's folder: {NAME_ONE}; `rankscope analyze` reads files")
         run = cls(path.resolve())
         if not cls.is_run(path):
             raise RunError(f"{path} {what_instead(path, [entry for entry in path.glob('*') if cls.is_run(entry)])}")

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -139,7 +139,12 @@ def _refuse_before_torch(words: list[str]) -> None:
         if name[2:7] == "nproc" and value and not _is_number_of_ranks(value):
             fail(f"{name} {value}: give a number of ranks, or one of {', '.join(_DEVICES)}")
     if left and not left[0].startswith("-") and not os.path.isfile(left[0]):
-        fail(f"{left[0]}: no such script; name a file, or -m MODULE")
+        _fail_without_script(left[0])
+
+
+def _fail_without_script(path: str) -> NoReturn:
+    what = "is a folder" if os.path.isdir(path) else "no such script"
+    fail(f"{path}: {what}; name a file, or -m MODULE")
 
 
 def _is_number_of_ranks(text: str) -> bool:
@@ -188,7 +193,7 @@ def _refuse_unrunnable(target: str, *, is_module: bool) -> None:
         if problem := module_problem(target):
             fail(f"-m {target}: {problem}")
     elif not os.path.isfile(target):
-        fail(f"{target}: no such script; name a file, or -m MODULE")
+        _fail_without_script(target)
     elif problem := script_problem(Path(target)):
         fail(f"{target}: {problem}")
 

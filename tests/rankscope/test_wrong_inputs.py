@@ -231,6 +231,7 @@ def test_a_package_that_is_installed_and_cannot_be_imported_is_one_line(tmp_path
         ([], "name a script"),
         (["--nproc-per-node", "two", "train.py"], "--nproc-per-node two: give a number of ranks"),
         (["--nnodes=1", "--nproc_per_node=2", "nothing.py", "--lr", "1"], "nothing.py: no such script"),
+        (["--nproc-per-node=2", "/"], "/: is a folder; name a file"),
     ],
 )
 def test_common_mistakes_of_run_are_refused_before_torch_is_imported(

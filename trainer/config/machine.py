@@ -21,14 +21,14 @@ __all__ = ["check_compiler", "check_float8_on", "check_machine", "check_ranks_he
 
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 """Device files of NVIDIA, AMD and WSL."""
-_PACKAGES = ("safetensors", "fsspec")
-"""Packages that every rank imports, in addition to torch."""
+_PACKAGES = ("torch", "safetensors", "fsspec")
+"""Packages that every rank imports."""
 
 
 def check_machine(config: Config, *, has_gpu: bool) -> None:
     """Raise ConfigError for a setting that needs a GPU if there is none, or a package that is not installed."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"training needs {' and '.join(missing)}: pip install 'rankscope[train]'")
+        raise ConfigError(f"training needs {', '.join(missing)}: pip install 'rankscope[train]'")
     if config.train.device == "cuda" and not has_gpu:
         raise ConfigError("train.device = 'cuda': no CUDA device is available; allowed here: cpu, auto")
     on_cpu = config.train.device == "cpu" or not has_gpu

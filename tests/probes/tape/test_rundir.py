@@ -30,6 +30,13 @@ def test_a_name_without_its_folder_is_looked_for_in_runs(tmp_path: Path, monkeyp
         RunDir.open(Path(made.name))
 
 
+def test_a_file_in_place_of_a_run_names_the_command_that_reads_files(tmp_path: Path) -> None:
+    log = tmp_path / "dead.log"
+    log.write_text("step 1\n")
+    with pytest.raises(RunError, match=r"dead\.log is a file, not a run's folder: .*; `rankscope analyze` reads files"):
+        RunDir.open(log)
+
+
 def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()

@@ -80,3 +80,10 @@ def test_more_ranks_than_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         check_ranks_here(on_cuda, 4, tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     check_ranks_here(on_cuda, 4, tmp_path)
+
+
+def test_every_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "fsspec"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"^training needs torch, fsspec: pip install 'rankscope\[train\]'$"):
+        check_machine(Config(), has_gpu=False)
