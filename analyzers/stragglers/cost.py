@@ -49,7 +49,7 @@ class Cost:
 
     @property
     def speedup(self) -> float:
-        """Step time as it ran / without it."""
+        """Recorded step time / step time without the straggler."""
         return self.step_ms / max(self.step_without_ms, 1e-9)
 
     def severity(self) -> Severity:
@@ -125,7 +125,7 @@ def _is_lost_in_noise(growth: Growth, gain_ms: float) -> bool:
 
 
 def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | None:
-    """Cost of a slow link, if its groups' transfers took as long as those of other groups, or as before."""
+    """Return what a slow link costs: the gain if its groups' transfers were as fast as other groups', or as before."""
     found: StepGraph | None = load_graph(source, timings.attempt, link.first_step, link.last_step)
     if found is None or found.basis != "calls":
         return None
@@ -144,7 +144,7 @@ def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | Non
 
 
 def _share(straggler: Straggler) -> float:
-    """Share of this cause in the whole excess of the rank."""
+    """Return this cause's share of the rank's total excess."""
     if straggler.cause == "data":
         of_cause = straggler.phase_excess_ms.get("data", 0.0)
     else:

@@ -146,7 +146,7 @@ class ThroughputPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicPolicy:
-    """When steps at regular distances are slow. Source: convention, and that a healthy job's evaluations and saves,
+    """When steps at regular intervals are slow. Source: convention, and that a healthy job's evaluations and saves,
     which are outside of its steps, do not count."""
 
     min_cost_ratio: float = 0.04

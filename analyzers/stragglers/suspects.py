@@ -57,7 +57,7 @@ class Suspect:
 
     @property
     def waits_for_core(self) -> str:
-        """CPU time and waits for a core, if most of a compute excess is waiting; else empty."""
+        """Describe CPU time and waits for a core if most of a compute excess is waiting; else empty."""
         if self.cause != "compute" or self.worst.by_cpu:
             return ""
         return self.counters.waiting_part(self.worst.excess_ms)
@@ -195,7 +195,7 @@ def _join(own: Sequence[Suspect]) -> Suspect:
 
 
 def _at_the_same_time(own: Sequence[Suspect]) -> list[Suspect]:
-    """Suspects that overlap mostly in time with the one that is slow the longest."""
+    """Return the suspects whose slow time mostly overlaps that of the longest-lasting suspect."""
     if not own:
         return []
     longest = max(own, key=lambda suspect: suspect.last_step - suspect.first_step)

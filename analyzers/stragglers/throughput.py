@@ -58,7 +58,7 @@ class StepTimes:
 
     @property
     def shared(self) -> Floats:
-        """Own work of the median rank, and the transfer."""
+        """Sum of the median rank's own work and the transfer."""
         return self.data + self.compute + self.communication
 
 

@@ -92,7 +92,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
 
 
 def _num_required(effect: float, noise_of_work: float, noisy: list[tuple[int, float]], policy: ChangePolicy) -> float:
-    """Return the observations required after the onset because of noise; 0 if the change is far above the noise."""
+    """Return how many observations must follow the onset, given the noise; 0 if the change is far above the noise."""
     crowded = min(noise_of_work / policy.calm_noise_ratio, SHARED.burst_sigmas * noise_of_work / effect)
     disturbing = (size for size, noise in noisy if SHARED.burst_sigmas * noise / math.sqrt(size) > effect)
     lasting = next((size for size in disturbing if size >= SHARED.min_steps), 0)
@@ -178,7 +178,7 @@ def _uncertainty(per_window: list[tuple[int, float]], onset: int, total: int) ->
 def _judge(
     values: Floats, clipped: Floats, row: int, onset: int, per_window: list[tuple[int, float]], policy: ChangePolicy
 ) -> Segment | None:
-    """Test size, agreement, peers and precedents of a change."""
+    """Test a change: its size, agreement and precedents, and its peers."""
     before, after = np.median(values[:, :onset], axis=1), np.median(values[:, onset:], axis=1)
     change = after - before
     effect = float(change[row])

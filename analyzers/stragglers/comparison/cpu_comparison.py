@@ -31,7 +31,7 @@ __all__ = ["core_waits", "cpu_times", "find_more_work", "is_crowded"]
 
 
 def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
-    """Ranks that persistently work more than their peers by CPU time, on a busy machine; else none."""
+    """Find ranks that persistently use more CPU time than their peers; empty unless the machine is busy."""
     limits = policy.corroboration
     if DEVICE in timings.own or not is_crowded(source, timings.attempt, int(timings.steps[0])):
         return []
@@ -58,12 +58,12 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
 
 
 def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
-    """CPU time of each step (ms), by rank and observation; None where it is missing in many."""
+    """Return the CPU time of each step (ms), by rank and observation; None if many steps have none."""
     return _times(source, timings, rows, "nullif(cpu_ns, 0)")
 
 
 def core_waits(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
-    """Wait for a core in each step (ms), by rank and observation; None where it is missing in many."""
+    """Return the wait for a core in each step (ms), by rank and observation; None if many steps have none."""
     return _times(source, timings, rows, "run_delay_ns")
 
 

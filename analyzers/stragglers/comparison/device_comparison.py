@@ -36,7 +36,7 @@ class DeviceComparison:
     load_per_cpu: float | None = None
 
     def explains(self, factor: float) -> str:
-        """Sentence on why the rank takes `factor` times as long, if the clock is the reason; else an empty text."""
+        """Return a sentence if the GPU's clock explains why the rank takes `factor` times as long; else empty."""
         if not self.clock_hertz or not self.peers_clock_hertz or factor <= 1:
             return ""
         if self.peers_clock_hertz / self.clock_hertz - 1 < SHARED.explained_ratio * (factor - 1):
@@ -129,7 +129,7 @@ def _readings(
 
 
 def _load(source: Source, host: str | None, begin: int, end: int) -> float | None:
-    """Runnable processes for each CPU of the host, median."""
+    """Return the median number of runnable processes per CPU of the host."""
     if not host:
         return None
     rows = source.rows(

@@ -80,7 +80,7 @@ def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence
 def _late_ms(
     source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str
 ) -> dict[str, float]:
-    """Typical time per step (ms) in which devices waited for their hosts; for a rank that pauses, the mean."""
+    """Return how long devices waited for their hosts per step (ms): typically, or the mean for a rank that pauses."""
     total = " + ".join(late(place) for place in (*OWN_PHASES, *GAPS))
     ((ms,),) = source.rows(
         f"SELECT {typical}({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "
