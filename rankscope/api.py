@@ -194,7 +194,7 @@ class Run(_Diagnosed):
         return QueryResult(answer.names, answer.rows, answer.types)
 
     def steps(self, *columns: str) -> QueryResult:
-        """Rows of `steps` by attempt, rank and step: all columns, or those named."""
+        """Return rows of `steps` in order of attempt, rank and step, with all columns or only the named ones."""
         keys = ("attempt", "rank", "step")
         names = ", ".join(f'"{name.replace(chr(34), "")}"' for name in dict.fromkeys((*keys, *columns)))
         return self.sql(f"SELECT {names if columns else '*'} FROM steps WHERE rank >= 0 ORDER BY attempt, rank, step")
@@ -219,7 +219,7 @@ class Run(_Diagnosed):
         return {name: text for name, text in texts.items() if text.strip()}  # a rank opens its file as it starts
 
     def figures(self, finding: Finding) -> tuple[Drawing, ...]:
-        """Figures of a finding, as on the dashboard's pages: each has a title and a Plotly figure."""
+        """Return the figures that the dashboard shows for a finding, each with a title and a Plotly figure."""
         from analyzers.report.evidence import drawings
         from store import Store
 
@@ -247,7 +247,7 @@ class Run(_Diagnosed):
         return f"Run({str(self.path)!r}): {self.verdict}"
 
     def _version(self) -> object:
-        """Value that changes whenever a record is added to the store."""
+        """Return a value that changes whenever a record is added to the store."""
         return tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._run_folder.stores())
 
 

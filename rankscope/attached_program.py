@@ -72,7 +72,7 @@ def main(words: list[str]) -> int:
 
 
 class _Record:
-    """The events of a rank whose calls the plugin records."""
+    """Writes the events of a rank whose calls the plugin records."""
 
     def __init__(self, identity: Any, words: list[str]) -> None:
         from rankscope.probes.attach.attached_config import attached_config

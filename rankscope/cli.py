@@ -222,7 +222,7 @@ def _keys(section: Any) -> Collection[str]:
 
 
 def _sentence(message: str) -> str:
-    """The message on one line, with a full stop."""
+    """Return the message on one line, with a full stop."""
     text = " ".join(message.split()).replace(": Value error, ", ": ")
     return text if text.endswith((".", "?")) else f"{text}."
 

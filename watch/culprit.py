@@ -92,7 +92,7 @@ class CulpritKiller:
         self._events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=gil_holders(running))
 
     def _overdue(self, attempt: int, *, hang_is_open: bool) -> str:
-        """Reason to act on a hang that was left to other nodes and has lasted too long, else ""."""
+        """Return why to act on a hang that was left to other nodes but has lasted too long; else ""."""
         if self._left_to_others is None:
             return ""
         of_attempt, since_s, reason = self._left_to_others

@@ -151,7 +151,7 @@ def _stacks(pids: Sequence[int]) -> tuple[bytes, str]:
 
 
 def _dumps(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:
-    """Flight-recorder dumps of the ranks on this node, requested through the pipe that torch opens for each rank."""
+    """Request flight-recorder dumps of this node's ranks through the pipe that torch opens for each rank."""
     asked: dict[str, Path] = {}
     before: dict[Path, tuple[int, int]] = {}
     for pid in pids:

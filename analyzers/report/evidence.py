@@ -50,7 +50,7 @@ def figures_of(kind: str) -> Figures:
 
 
 def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The figures of a plug-in's finding, or one that says why there are none."""
+    """Return the figures of a plug-in's finding, or one figure with the reason why there are none."""
     plugin = plugin_of(finding.kind)
     if plugin is None or finding.kind not in plugin.explains.get("FIGURES", ()):
         return
@@ -65,7 +65,7 @@ def _drawings(answer: Any) -> list[Drawing]:
 
 
 def reason_as_figure(whose: str, reason: str) -> Drawing:
-    """An empty figure with the reason why there is none; `whose`: the analysis or the plug-in."""
+    """Return an empty figure that shows why nothing was drawn; `whose` names the analysis or the plug-in."""
     figure = go.Figure()
     figure.add_annotation(text=html.escape(reason)[:300], showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     figure.update_layout(height=120, xaxis_visible=False, yaxis_visible=False)

@@ -131,7 +131,7 @@ def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
 
 
 def _worst(findings: Sequence[Finding], attempt: int, closed: Collection[str]) -> dict[int, Finding]:
-    """The worst open finding of each rank in this attempt; the worst that is over for a rank without any."""
+    """Return each rank's worst open finding in this attempt; if it has none, its worst closed finding."""
     found: dict[int, Finding] = {}
 
     def place(finding: Finding) -> tuple[bool, int]:
@@ -169,7 +169,7 @@ def _memory(source: Source, attempt: int) -> Mapping[int, int]:
 
 
 def _places(source: Source, attempt: int) -> dict[int, tuple[str, float | None]]:
-    """Host of each rank, and the load of its GPU where one is recorded."""
+    """Return the host of each rank, and the load of its GPU if recorded."""
     if not source.has("ranks"):
         return {}
     hosts = source.rows(

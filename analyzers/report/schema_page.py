@@ -150,7 +150,7 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
 
 
 def _new_columns(table: Table, columns: list[Column]) -> Iterator[str]:
-    """One line per column; neighbouring columns for the same part of others (`data_wait_ns`, ...) share a line."""
+    """Return one line per column; neighbouring columns with the same suffix (`data_wait_ns`, ...) share a line."""
     for (part, letters), group in groupby(columns, key=lambda column: (_part(column), _shown(table, column))):
         names = list(group)
         if part and len(names) > 1:
@@ -164,7 +164,7 @@ def _names(columns: list[Column]) -> str:
 
 
 def _usual(table: Table) -> str:
-    """Letters of the surfaces that show most columns of the table."""
+    """Return the letters of the surfaces that show most columns of the table."""
     counts = Counter(_of_column(table, column) for column in store_columns(table))
     return counts.most_common(1)[0][0]
 
