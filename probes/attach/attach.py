@@ -153,7 +153,7 @@ class Attached:
         self._undo.append(undo)
 
     def _forked(self) -> None:
-        """Stop recording in a process that this one has forked, whose records they are; hooks stay until `detach`."""
+        """Stop recording in a forked child, since the records belong to its parent; hooks stay until `detach`."""
         phases, self._phases, self.recorder, self.is_watched = self._phases, None, NullRecorder(), False
         self._undo_records.clear()
         self.end.is_of_rank = lambda: False
@@ -336,12 +336,12 @@ def attach(
 
 
 def current() -> Attached | None:
-    """The handle of this process; one that records nothing if it is not attached."""
+    """Return the handle of this process; without `attach`, a handle that records nothing."""
     return _current
 
 
 def detach() -> None:
-    """Undo `attach`; harmless without."""
+    """Undo `attach`; no-op without `attach`."""
     if _current is not None:
         _current.detach()
 
@@ -353,12 +353,12 @@ def log(**values: float | Tensor) -> None:
 
 
 def phase(kind: str) -> contextlib.AbstractContextManager[object]:
-    """`Attached.phase` of this process; nothing if it is not attached."""
+    """`Attached.phase` of this process; no-op without `attach`."""
     return contextlib.nullcontext() if _current is None else _current.phase(kind)
 
 
 def describe(*, mesh: Any) -> None:
-    """`Attached.describe` of this process; nothing if it is not attached."""
+    """`Attached.describe` of this process; no-op without `attach`."""
     if _current is not None:
         _current.describe(mesh=mesh)
 

@@ -44,7 +44,7 @@ def attached_config(config: Mapping[str, Any], *, warn: bool = True) -> dict[str
 
 
 def _usable(given: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
-    """The sections without wrong settings; one that is wrong as a whole is empty. Raises if they cannot be checked."""
+    """Drop wrong settings; a section that is wrong as a whole becomes empty. Raises if they cannot be checked."""
     command, environment = own_process("trainer.config.attached_settings")
     done = subprocess.run(
         command, input=json.dumps(given, default=str), env=environment, capture_output=True, text=True,
@@ -57,7 +57,7 @@ def _usable(given: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
 
 
 def _merged(*several: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections; the later ones override the earlier ones."""
+    """Merge sections; later ones override earlier ones."""
     merged: dict[str, Any] = {}
     for settings_of in several:
         for section, settings in settings_of.items():

@@ -74,7 +74,7 @@ class _Search:
                 self._attached.called(module, args)  # torch has put together this call's hooks already
 
     def _steps(self, optimizer: Any, *unused: Any) -> None:
-        """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""
+        """Called before the optimizer's own step hooks. The first optimizer that steps ends the loop's steps."""
         if self._attached.is_in_loop():
             is_new = not self._attached.watches(unwrapped(optimizer))
             is_another = self._has_stepped and is_new

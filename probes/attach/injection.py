@@ -38,7 +38,7 @@ SAVE_S = 1.0
 
 
 def inject(text: str) -> Callable[[], None]:
-    """Prepare this rank for the faults that `text` names, with `;` between them; returns what undoes it."""
+    """Prepare this rank for the faults in `text`, separated by `;`. Returns a function that undoes it."""
     attached = current()
     if attached is None or attached.run_dir is None:
         return lambda: None
@@ -193,7 +193,7 @@ class _Injection:
             _ACTIONS[self._fault.name](module)
 
     def _slow_loader(self) -> None:
-        """Delay the fetch, inside the wrapper of `attach`, which is the outermost."""
+        """Delay the fetch inside the wrapper of `attach`, so that the delay is recorded."""
         base = SINGLE_PROCESS_LOADER_ITERATOR
         real = base._next_data
 

@@ -21,7 +21,7 @@ _ORDER = ("critical", "warning", "info")
 
 
 def last_line(run: RunDir, node_rank: int) -> str:
-    """One line: the most severe finding that is open, their number, and the command for the whole verdict."""
+    """Return one line: the most severe open finding, the number of open findings, and the command for the verdict."""
     command = f"rankscope analyze {_short(run.path)}"
     path = run.node_dir(node_rank) / "events.jsonl"
     try:

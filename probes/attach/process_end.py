@@ -186,7 +186,7 @@ def _unhandled() -> BaseException | None:
 
 
 def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | None) -> dict[str, Any]:
-    """Fields of the event of an exit; those of the exception that is being handled, where the exit is only a number."""
+    """Return the fields of an exit event; for a bare number, those of the exception that is being handled."""
     if isinstance(code, int) and isinstance(handled, Exception) and not isinstance(handled, argparse.ArgumentError):
         without_our_frames(handled)
         return described(handled)

@@ -28,7 +28,7 @@ def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
 
 
 def goodput_line(account: Account) -> str:
-    """Shares of the wall time, training first (unless it was not measured) and then the largest; together 100 %."""
+    """Return shares of the wall time that add up to 100 %: training first, if measured, then in order of size."""
     shares = {name: value / account.wall_s for name, value in account.seconds.items()} if account.wall_s else {}
     ordered = sorted(shares, key=lambda name: (name != "training", -shares[name]))
     always = "training" if account.goodput_ratio is not None else ""
@@ -44,7 +44,7 @@ def claims_gain(what_if: WhatIf) -> bool:
 
 
 def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
-    """The cost of all differences between ranks, and those that cause it. No gain is claimed within the error.
+    """Return the cost of all differences between ranks, and their causes. A gain within the error is not claimed.
 
     `findings`: the findings of the report; the line must not seem to contradict them or repeat their gain.
     """

@@ -72,7 +72,7 @@ def finding_path(facts: Mapping[str, Any], finding: Finding) -> str:
 
 
 def finding_link(facts: Mapping[str, Any], finding: Finding) -> str:
-    """The complete address; empty if the finding has no page, or if no address of a dashboard is known."""
+    """Return the complete address; empty if the finding has no page or the dashboard's address is unknown."""
     path = finding_path(facts, finding)
     if not path:
         return ""
