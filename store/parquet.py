@@ -33,7 +33,7 @@ class ParquetError(Exception):
 
 
 class Batches(Protocol):
-    """The methods of a store that are used here."""
+    """The methods of a store that this module calls."""
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 

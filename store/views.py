@@ -35,7 +35,7 @@ FROM ({steps}) s LEFT JOIN global_norms g ON g.attempt = s.attempt AND g.step = 
 
 
 def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
-    """Create one view per table over all nodes. Where a store of another version lacks a column, it is NULL.
+    """Create one view per table over all nodes. A column that a store of another version lacks is NULL.
 
     Only the files' tables are read, never their views: a view in an untrusted file may compute anything.
 

@@ -252,7 +252,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def _mapping(name: str, values: Mapping[Any, Any]) -> str:
-    """Each key with its value, which is a list of ranks for `..._calls` and similar names."""
+    """Return each key with its value; the values of `..._calls` and similar names are lists of ranks."""
     parts = [
         f"{key}: {ranks_text(each)}" if isinstance(each, (list, tuple)) else f"{key} {shown(name, each)}"
         for key, each in values.items()

@@ -45,7 +45,7 @@ class AlertLinks:
 
     @property
     def runbook_prefix(self) -> str:
-        """Address before an anchor: a page with all sections, or the dashboard's Runbook page."""
+        """Address to which an anchor is appended: a page with all sections, or the dashboard's Runbook page."""
         if self.runbook_url:
             return f"{self.runbook_url.partition('#')[0]}#"
         return f"{self.dashboard_url}/runbook?section=" if self.dashboard_url else ""
