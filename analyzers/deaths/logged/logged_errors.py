@@ -210,7 +210,8 @@ def _candidate(
         at = f"{at}, {before}" if at else before
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
     what = (row.text or CAUSES["exception"].text).format(who=subject, error=name, at=f" ({at})" if at else "")
-    lies_between = row.blame != "rank" or _compares(text)
+    is_shared = row.blame == "outside" and len(ranks) > 1  # what one rank alone met may be its node's
+    lies_between = is_shared or row.blame in ("link", "job") or _compares(text)
     reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
     evidence: dict[str, Any] = {
         "reported_by_ranks": list(reported_by),

@@ -145,7 +145,7 @@ def test_what_a_launcher_kills_after_the_end_is_no_failure_of_the_job(tmp_path: 
 def test_a_tracker_that_does_not_answer_is_no_lost_rank(tmp_path: Path) -> None:
     error = "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec."
     (found,) = diagnose(tmp_path, job=raised("[rank0]: ", error)).fired
-    assert (found.cause, found.status, found.ranks) == ("download", "fired", ())
+    assert (found.cause, found.status, found.ranks) == ("download", "fired", (0,))
     other = diagnose(tmp_path, job=raised("[rank0]: ", "subprocess.TimeoutExpired: Command 'x' timed out")).fired[0]
     assert (other.cause, other.ranks) == ("exception", (0,))
 
@@ -166,6 +166,9 @@ def test_what_lies_outside_the_ranks_names_only_who_printed_it(tmp_path: Path, e
     assert (found.cause, found.status, found.ranks) == (cause, "fired", ())
     assert found.evidence["reported_by_ranks"] == [2, 5]
     assert "anks 2 and 5" in found.summary
+    (tmp_path / "alone").mkdir()
+    (alone,) = diagnose(tmp_path / "alone", job=raised("[rank2]: ", error)).fired
+    assert (alone.cause, alone.ranks) == (cause, (2,))
 
 
 def test_a_loss_that_is_not_printed_is_not_called_finite(tmp_path: Path) -> None:
