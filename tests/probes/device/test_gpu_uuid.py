@@ -61,6 +61,7 @@ def test_cuda_is_left_alone_until_the_program_initialises_it(
     monkeypatch.setenv("LOCAL_RANK", "1")
     for name in ("is_available", "current_device", "get_device_name", "get_device_properties", "init"):
         monkeypatch.setattr(torch.cuda, name, touches)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     attached = attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
     recorder = attached.recorder
