@@ -6,11 +6,14 @@ Trials (tests/trials), which have a rate and not a truth value, may.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forked import run_python
 
 TESTS = Path(__file__).parent
 LEAST_S = 30.0
@@ -144,3 +147,17 @@ def test_a_sleep_is_found(line: str) -> None:
 )  # fmt: skip
 def test_a_small_bound_is_found(line: str) -> None:
     assert [*small_bounds(ast.parse(line))] == [1]
+
+
+def test_a_test_with_a_thread_or_process_is_one_that_may_fail_by_chance(tmp_path: Path) -> None:
+    """Only such a test runs again by itself when it fails."""
+    records = tmp_path / "records.jsonl"
+    bodies = ("1 + 1", "threading.Thread(target=str).start()", "subprocess.run(['true'])")
+    for number, body in enumerate(bodies):
+        path = tmp_path / f"test_kind_{number}.py"
+        path.write_text(f"import subprocess, threading\n\n\ndef test_it() -> None:\n    {body}\n")
+    arguments = ["-p", "tests.support.results", "--results", str(records), "-p", "no:cacheprovider", str(tmp_path)]
+    done = run_python(["-m", "pytest", "-q", *arguments])
+    assert done.returncode == 0, done.stdout
+    rows = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [row["real"] for row in rows if "outcome" in row] == [False, True, True]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -20,13 +21,11 @@ import pytest
 
 from tests.forked import forks_cpu_s
 
-# Audit events (docs.python.org/3/library/audit_events.html) of what another process or thread can delay.
+# Audit events (docs.python.org/3/library/audit_events.html) of what another process can delay. A thread's start has
+# none before Python 3.12.
 _REAL = frozenset(
-    {
-        "_thread.start_new_thread", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect",
-        "socket.sendmsg", "subprocess.Popen",
-    }
-)  # fmt: skip
+    {"os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect", "socket.sendmsg", "subprocess.Popen"}
+)
 _RANK = {"passed": 0, "skipped": 1, "failed": 2}
 
 
@@ -49,6 +48,16 @@ class _Recorder:
         self._real_modules: set[str] = set()
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
         sys.addaudithook(self._on_event)
+        self._watch_threads()
+
+    def _watch_threads(self) -> None:
+        start = threading.Thread.start
+
+        def started(thread: threading.Thread) -> None:
+            self._is_real = True
+            start(thread)
+
+        threading.Thread.start = started  # type: ignore[method-assign]
 
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
         if event in _REAL:
