@@ -22,7 +22,7 @@ __all__ = ["CAUSES", "COLLECT", "SIGNALS", "Blame", "Cause", "anchor", "names", 
 
 Blame = Literal["rank", "link", "job", "outside"]
 """Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings. outside: in
-a file system, quota or server: several ranks that report it only used it; one alone is named, as it may be its node's.
+a file system, quota or server that the reporting ranks share; one alone is named, since its node may be at fault.
 """
 
 

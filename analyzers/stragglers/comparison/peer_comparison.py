@@ -294,14 +294,14 @@ def num_steps_of(steps: Ints, segment: Segment) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """By how much the step grew when a rank became slow, measured alike before and since; and the noise before."""
+    """Increase of the step time when a rank became slow, in medians (or means), and the noise of the steps before."""
 
     ms: float
     sigma_ms: float
 
 
 def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
-    """Growth of the step when a rank became slow, a bound for what it costs. None without a history."""
+    """Return by how much the step grew when a rank became slow, an upper bound of its cost; None without a history."""
     begin = slow.segments[0].begin
     while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:  # its host was late before
         begin -= 1

@@ -59,7 +59,7 @@ def find_segments(
 ) -> list[Segment]:
     """Find all segments of a group of peers, the largest effect first. `excess[rank, observation]` is a ratio;
     `min_length`: minimum number of steps of a segment that lasts to the end, if the noise allows so few; `steps`: the
-    step of each observation if some steps are not observed, None if each observation is a step. Of those on devices,
+    step of each observation if only some steps are stamped on a device, None if each observation is a step. On devices,
     which other jobs do not disturb, up to half of the ranks may be slow together.
     """
     policy = policy or PersistencePolicy()
@@ -149,8 +149,8 @@ def _runs(blocks: npt.NDArray[np.float32], threshold: float, gap: int) -> Iterat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
-    """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried, and
-    the steps that a slowdown must last, and how many ranks may be slow at the same time as far as the peers tell."""
+    """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried, the
+    steps that a slowdown must last, and how many ranks may be slow at the same time."""
 
     smallest: float
     length: int
@@ -184,11 +184,12 @@ def _judge(
     if end - begin < observations_for(math.ceil(num_required), steps[begin:end]):
         return None
     slow = {seen.row for seen in found if seen.begin < end and begin < seen.end}
-    if len(alike := slow | _as_slow(excess[:, begin:end], effect)) <= limits.num_together:
-        slow = alike
+    together = slow | _as_slow(excess[:, begin:end], effect)
+    if len(together) <= limits.num_together:
+        slow = together
     others = [i for i in range(num_rows) if i != row and i not in slow]
     apart = excess[others, begin:end]
-    if row in slow and 2 * len(slow) == num_rows:  # the two halves are as far from each other
+    if row in slow and 2 * len(slow) == num_rows:  # the slow half would be an offset of the whole spread
         apart = apart - np.median(apart)
     spread, dominated = _spread(apart, effect)
     sigmas = max(SHARED.outlier_sigmas, 1 + math.sqrt(2 * math.log(max(limits.num_places, 2))))
@@ -200,7 +201,7 @@ def _judge(
 
 
 def _as_slow(values: Matrix, effect: float) -> set[int]:
-    """Rows that are nearly as far off in most of these observations, the judged one among them."""
+    """Return the rows whose excess is near `effect` in most of these observations, including the judged row."""
     least = effect / SHARED.beyond_few_factor
     return set(np.flatnonzero(np.mean(values >= least, axis=1) >= SHARED.agreement_ratio).tolist())
 

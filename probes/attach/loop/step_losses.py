@@ -67,7 +67,7 @@ _OTHER_LOSSES = frozenset(
 
 @dataclass
 class _Passes:
-    """What the passes of a step have added up to."""
+    """Losses and counts of the passes of a step so far."""
 
     losses: list[float | Tensor]
     factors: list[float]
@@ -129,7 +129,7 @@ class StepLosses:
             self._updated = self._passes()
 
     def hold_later(self) -> None:
-        """The passes since that update belong to the step that is about to begin: the same optimizer uses them."""
+        """Move the passes since that update to the step that is about to begin: the same optimizer uses them."""
         if (before := self._updated) is not None:
             self._held = self._passes() - before
             self._set(before)

@@ -172,11 +172,10 @@ class Updates:
 
     def _is_successor(self, optimizer: Any, leader: Any) -> bool:
         """Return True if a new optimizer leads from its first update."""
-        if (
-            isinstance(leader, Remnant) and len(list(self._counted)) == 1
-        ):  # of all that have stepped, only it still exists
-            return True
-        return self._num_alone >= TAKES_OVER or bool(parameters_of(optimizer) & parameters_of(leader))
+        is_only_one_left = isinstance(leader, Remnant) and len(list(self._counted)) == 1
+        return (
+            is_only_one_left or self._num_alone >= TAKES_OVER or bool(parameters_of(optimizer) & parameters_of(leader))
+        )
 
     def _leads(self, optimizer: Any) -> None:
         """The optimizer ends the loop's step."""
