@@ -143,7 +143,8 @@ def test_killed_in_the_middle_of_a_rollback(moment: str, tmp_path: Path) -> None
             load = recovery.guard.load
             recovery.guard.load = lambda state: (load(state), killed())  # type: ignore[method-assign]
 
-    config = with_steps(small(), 16)
+    # A save in the background would outlive the killed attempt here: its thread ends with a process, not with the loop.
+    config = with_steps(small(checkpoint={"asynchronous": False}), 16)
     # The batch itself is bad, so that an attempt that does not know of it meets it again.
     spoil = ["bad_batch@batch=9"]
     with pytest.raises(ProcessEnd):
