@@ -61,7 +61,7 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
         # The first node's manifest has the launcher's process and the mesh; use another node's only if it has none.
         best = max(runs, key=lambda run: (run.node_dir(0).is_dir(), bool(run.manifest())))
         if manifest := best.manifest():
-            RunDir(into).write_manifest(manifest)
+            RunDir(into).write_manifest(manifest | {"run_id": best.recorded_id()})
     except OSError as error:
         raise RunError(f"{error.filename or into}: cannot be copied: {error.strerror}") from None
     made = RunDir(into.resolve())
@@ -76,7 +76,7 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
 
 
 def _same_run(runs: Sequence[RunDir], *, force: bool) -> None:
-    ids = {str(run.manifest().get("run_id", run.run_id)): run.path for run in runs}
+    ids = {run.recorded_id(): run.path for run in runs}
     if len(ids) > 1 and not force:
         (first, place), (second, other) = list(ids.items())[:2]
         raise RunError(f"{place} is run {first} and {other} is run {second}: if they belong to one job, add --force")

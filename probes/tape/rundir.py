@@ -245,9 +245,14 @@ class RunDir:
     def manifest(self) -> dict[str, Any]:
         """`run.json`, or an empty dict where it is missing or unreadable: a dead run must still be readable.
 
-        `problems` says why it is empty.
+        `problems` says why it is empty. `run_id` is the folder's present name, also if it was copied or renamed.
         """
-        return {key: value for key, value in self._read("run.json").items() if key != _DIGEST}
+        found = {key: value for key, value in self._read("run.json").items() if key != _DIGEST}
+        return found and found | {"run_id": self.run_id}
+
+    def recorded_id(self) -> str:
+        """The run's name when it started: that of its folder unless `run.json` has another."""
+        return str(self._read("run.json").get("run_id", self.run_id))
 
     def private_manifest(self) -> dict[str, Any]:
         """`run.json` including secret settings: for use, never for display."""

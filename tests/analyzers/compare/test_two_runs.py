@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import fields
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 from rich.console import Console
@@ -79,10 +80,17 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     """Two folders of runs, and launches in one second."""
     before = make_run(tmp_path / "a", ranks=2, steps=60, loss=wobbling)
     after = make_run(tmp_path / "b", ranks=2, steps=60, loss=wobbling, step_ms=75.0)
-    after.write_manifest(after.manifest() | {"run_id": before.run_id})
-    found = compared(before, after)
+    found = compared(before, RunDir.open(after.path.rename(after.path.parent / before.run_id)))
     assert (found.run_a, found.run_b) == (f"{before.run_id} (A)", f"{before.run_id} (B)")
     assert found.sentence.startswith(f"{before.run_id} (A) is better than {before.run_id} (B). ")
+
+
+def test_a_copied_run_is_called_by_its_folder(tmp_path: Path) -> None:
+    """The page heads its columns with the folders' names, and the sentence names the same."""
+    run = make_run(tmp_path, ranks=2, steps=60, loss=wobbling)
+    found = compared(run, RunDir.open(Path(copytree(run.path, tmp_path / "kept"))))
+    assert (found.run_a, found.run_b) == (run.run_id, "kept")
+    assert "kept shows no difference in speed" in found.sentence
 
 
 def test_what_changed_is_listed(tmp_path: Path) -> None:

@@ -101,3 +101,14 @@ def test_a_manifest_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeyp
     assert run.manifest() == before | {"num_parameters": 3}
     with Store.open(run) as store:
         assert store.rows("SELECT * FROM ingest_problems") == [], "the disk is well again"
+
+
+def test_a_renamed_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    """The name that the list of runs, addresses and commands use; the recorded one stays in the file."""
+    run = RunDir.create(tmp_path, name="before", manifest={"command": ["train.py"]})
+    moved = RunDir.open(run.path.rename(tmp_path / "after"))
+    assert moved.manifest()["run_id"] == "after"
+    assert moved.recorded_id() == run.run_id
+    (moved.path / "run.json").write_text("{}")
+    assert moved.manifest() == {}
+    assert moved.recorded_id() == "after"
