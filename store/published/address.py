@@ -23,6 +23,16 @@ REQUEST_S = 10.0
 _OPTIONS = {"file": (), "s3": ("endpoint_override", "region")}
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _PATH = re.compile(rf"({'|'.join(SCHEMES)}):/+(.*)", re.DOTALL)
+_AWS_ERROR = re.compile(r"AWS Error (\w+)")
+_NEXT = {
+    "NETWORK_CONNECTION": "check the network and the endpoint (endpoint_override=, AWS_ENDPOINT_URL)",
+    "NO_SUCH_BUCKET": "check the bucket's name, and region= or AWS_DEFAULT_REGION",
+    **dict.fromkeys(
+        ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "INVALID_CLIENT_TOKEN_ID", "SIGNATURE_DOES_NOT_MATCH"),
+        "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE) and their rights",
+    ),
+}
+"""What to check after an error of S3, by the name that AWS's library gives it."""
 _ENDPOINT = re.compile(r"\b(https?):/(?=[^/])")
 
 
@@ -89,9 +99,13 @@ def open_address(text: str) -> tuple[Any, str]:
 
 
 def one_line(error: Exception) -> str:
-    """First line of an error, without the AWS keys from the environment."""
-    text = str(error).partition("\n")[0][:300]
+    """First line of an error and what to check, without the AWS keys from the environment."""
+    text = str(error).partition("\n")[0]
+    match = _AWS_ERROR.search(text)
+    if match:
+        text = text[match.start() :]  # before it, the address in AWS's words
+    text = text[:300]
     for name in _SECRETS:
         if value := os.environ.get(name):
             text = text.replace(value, "(redacted)")
-    return text
+    return f"{text}; {_NEXT[match[1]]}" if match and match[1] in _NEXT else text

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import rankscope
+import rankscope.api
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Ingester, is_watched
-from store.published.address import AddressError
+from store.published.address import AddressError, one_line
+from store.published.listing import runs_at
 from store.published.mirror import Mirror
 from store.published.publish import Publisher
 from tests.factories import make_run
 from tests.object_store import KEYS, Fault, ObjectStore, s3_server
+from tests.ports import free_port
 from tests.waiting import wait_for
 from watch.records.publishing import Publishing
 
@@ -101,7 +103,17 @@ def test_what_a_bucket_refuses_waits_and_is_named(tmp_path: Path, server: Object
 
 
 def test_a_bucket_that_is_not_there_is_named_without_keys(tmp_path: Path, server: ObjectStore) -> None:
-    with pytest.raises(AddressError) as raised:
+    with pytest.raises(AddressError, match="no run is published there") as raised:
         Mirror(address(server, "runs/demo", bucket="sea"), tmp_path).refresh()
     assert not [key for key in KEYS.values() if key in str(raised.value)]
     assert "\n" not in str(raised.value)
+
+
+def test_what_to_check_follows_the_failure(server: ObjectStore) -> None:
+    nobody = f"s3://lake/x?endpoint_override=http://127.0.0.1:{free_port()}"
+    with pytest.raises(AddressError, match=r": AWS Error NETWORK_CONNECTION.*; check the network and the endpoint"):
+        runs_at(nobody)
+    denied = OSError("When listing objects in 'lake': AWS Error ACCESS_DENIED during ListObjectsV2: Denied")
+    assert one_line(denied).startswith("AWS Error ACCESS_DENIED during ListObjectsV2: Denied; check the credentials (")
+    assert "; check the bucket's name, and region=" in one_line(OSError("AWS Error NO_SUCH_BUCKET: none"))
+    assert one_line(OSError("disk on fire")) == "disk on fire"
