@@ -49,7 +49,7 @@ SCHEMA_VERSION = 2
 identity of the finding's kind (`straggler-0-r3`), no longer of its first step."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
 _REDACTOR = Redactor()
-_SEGMENT = re.compile(r"\.\d+\.tape(#checksum)?$")
+_RECORDED = re.compile(r"\.\d+\.tape(#checksum)?$|^run\.json$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -97,10 +97,10 @@ class Diagnosis:
         return "\n".join([f"**{escaped(self.verdict)}**", "", *(f"- {escaped(one.summary)}" for one in self.fired)])
 
     @property
-    def damaged_tapes(self) -> tuple[Mapping[str, str], ...]:
-        """Tape segments that could not be read completely: `path` and `problem`."""
+    def damaged_records(self) -> tuple[Mapping[str, str], ...]:
+        """Tape segments and `run.json` if they could not be read completely: `path` and `problem`."""
         facts: Mapping[str, Any] = self.run
-        return tuple(found for found in facts.get("file_problems", ()) if _SEGMENT.search(found["path"]))
+        return tuple(found for found in facts.get("file_problems", ()) if _RECORDED.search(found["path"]))
 
 
 def diagnose(

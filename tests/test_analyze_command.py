@@ -43,6 +43,19 @@ def test_a_damaged_tape_is_said_and_the_rest_is_reported(
     assert json.loads(done.stdout)["run"]["num_ranks"] == 4
 
 
+@pytest.mark.parametrize("content", ["", '{"run_id": "beg'])
+def test_a_damaged_manifest_is_said_and_the_rest_is_reported(tmp_path: Path, content: str) -> None:
+    """Without it, limits and missing ranks are unknown: as for a damaged tape. The folder of runs is given."""
+    run = make_run(tmp_path, ranks=4, steps=60)
+    (run.path / "run.json").write_text(content)
+    done = rankscope("analyze", str(run.path.parent), "--format", "json")
+    assert done.returncode == 2, done.stderr
+    assert f"{run.path / 'run.json'}: is damaged: what was configured is not known; the report cov" in done.stderr
+    report = json.loads(done.stdout)
+    assert (report["run"]["run_id"], report["run"]["num_ranks"]) == (run.run_id, 4)
+    assert "run.json is missing or damaged" in str([f for f in report["findings"] if f["kind"] == "configuration"])
+
+
 @pytest.mark.parametrize(("fail_on", "code"), [("critical", 0), ("warning", 1)])
 def test_exit_codes_follow_the_worst_finding(tmp_path: Path, fail_on: str, code: int) -> None:
     run = make_run(tmp_path, ranks=4, steps=80, slow={2: 1.6}, phase="forward")

@@ -49,6 +49,8 @@ Advice = tuple[str, dict[str, Any]] | None
 def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | None = None) -> list[Finding]:
     """One piece of advice for each rule that applies."""
     manifest = scope.manifest
+    if manifest.keys() <= {"run_id"}:
+        return [_insufficient("run.json is missing or damaged")]
     if not isinstance(manifest.get("config"), Mapping):
         return [_insufficient("run.json contains no configuration, which an attached loop can pass to `attach`")]
     if absent := lacking(source, steps=("duration_ns",)):

@@ -62,6 +62,9 @@ def analyze(
     A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
 
     Files are recognised by their content, also inside .gz, .zst, .tar and .zip, and judged together.
+
+    Exit codes: 0 reported, 1 a --fail-on condition holds, 2 wrong options, nothing to read, or damaged records of a
+    run (the report covers what could be read).
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
@@ -75,6 +78,7 @@ def analyze(
     from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunError
     from store import StoreError
+    from store.open import what_is
     from store.published.address import AddressError
     from store.readers.untrusted.external_files import SourceError
 
@@ -83,9 +87,10 @@ def analyze(
     except (RunError, StoreError, TapeError, SourceError, SpikeError, AddressError) as error:
         fail(str(error))
     _print(diagnosis, spike, output, paths[0] if len(paths) == 1 else "")
-    if damaged := diagnosis.damaged_tapes:  # the verdict covers what could be read
+    if damaged := diagnosis.damaged_records:
         others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
-        fail(f"{paths[0] / damaged[0]['path']}: {damaged[0]['problem']}{others}")
+        place = what_is(paths[0]).run / damaged[0]["path"]
+        fail(f"{place}: {damaged[0]['problem']}{others}; the report covers what could be read")
     if fail_on and (worst := reaching(diagnosis.findings, "critical" if fail_on == "critical" else "warning")):
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
         echo(f"rankscope: {worst[0].severity}: {worst[0].summary}{more}", err=True)

@@ -59,7 +59,8 @@ def diagnosed_run(run: RunDir, *, is_over: bool = False, **options: Any) -> Iter
 def _judge(run: RunDir, store: Store, phase: RunPhase) -> Diagnosis:
     is_live = phase.word in ("running", "ending") or (phase.word == "unknown" and is_watched(run.stores()))
     now_ns = recorded_until_ns(run) if is_live else None
-    diagnosis = diagnose(store, run.manifest(), now_ns=now_ns, stacks_dir=run.stacks)
+    manifest = run.manifest() or {"run_id": run.run_id}
+    diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=run.stacks)
     if phase.word != "ending" or any(_explains_end(found) for found in diagnosis.fired):
         return diagnosis
     have = "has" if len(phase.ended) == 1 else "have"
