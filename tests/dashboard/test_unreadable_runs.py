@@ -100,7 +100,7 @@ def read_a_held_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: It
         apps = {}
         for page in pages:  # all of one run
             app = apps[page] = open_page(run.path.parent, page, until_whole=False)
-            told = ("held open by another process", READ_ANYHOW[page])
+            told = ("Another process has the store open", READ_ANYHOW[page])
 
             def is_told(app: AppTest = app, told: tuple[str, ...] = told) -> bool:
                 text = shown(app.run())
@@ -112,4 +112,4 @@ def read_a_held_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: It
         holder.stdin.close()
         holder.wait(60)
     for page, app in apps.items():
-        wait_for(lambda app=app: "held open" not in shown(app.run()), f"{page} without the complaint", deadline_s=60)  # type: ignore[misc]
+        wait_for(lambda app=app: "has the store open" not in shown(app.run()), f"{page} without the complaint", deadline_s=60)  # type: ignore[misc]
