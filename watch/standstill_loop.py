@@ -28,7 +28,7 @@ from probes.tape.rundir import RunDir
 from watch.culprit import CulpritKiller
 from watch.digests.exchange import JobWatch
 from watch.digests.link import Verdict
-from watch.health.startup_work import StartupWork
+from watch.health.silent_work import SilentWork
 from watch.launcher_loss import LauncherLoss
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
@@ -71,7 +71,7 @@ class StandstillLoop:
         )
         self._culprits = CulpritKiller(run, events, may_kill=recovery.enabled)
         self._floor_s = stall_policy(manifest).floor_s
-        self._startup = StartupWork(events)
+        self._work = SilentWork(events, floor_s=self._floor_s)
         self._gone_since_s: float | None = None
         self._refused: Verdict | None = None
         self._seen: int | None = None
@@ -103,7 +103,8 @@ class StandstillLoop:
             )
             tapes.poll()  # again, so that the event written above is judged, too
         self._judge.is_stopping = tapes.is_stopping
-        self._startup.poll(tapes.pids, quiet_s=tapes.quiet_s, has_stepped=self._has_stepped)
+        if self._work.poll(tapes.pids, quiet_s=tapes.quiet_s):
+            tapes.poll()
         if self._job is not None:
             self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.placed)
             self._judge.add_nodes(self._job.digests, self._job.offsets_ns)
@@ -127,15 +128,6 @@ class StandstillLoop:
                 with self._tapes.source_since(self._unjudged) as source:
                     self._judge.report(self._judge.ended_findings(source, range(self._unjudged, attempt)))
             self._unjudged = None
-
-    def _has_stepped(self) -> bool:
-        """Return True if a rank of this node has finished a step of the attempt."""
-        source = self._tapes.source(
-            all_nodes=self._judges_all
-        )  # use the source of `_findings`, because a second source would be read separately
-        sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
-        placed = [*self._tapes.placed]
-        return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0
 
     def is_needed(self) -> bool:
         """Return True while there is something to watch."""

@@ -30,19 +30,18 @@ class StallPolicy:
     startup_s: float = _DEFAULT.startup_s
     """Limit before an attempt's first finished step and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
-    startup_at_work_s: float = 1800.0
-    """Limit of a start in which `watch` sees a rank compute or read files outside of any collective (seconds). In such
-    a start, `startup_s` counts from the last sign of work. Source: convention; first builds of large kernels take tens
-    of minutes.
+    at_work_s: float = 1800.0
+    """Limit of a silence in which `watch` sees ranks compute or read files and no rank waits for them in a collective
+    (seconds). Within it, `startup_s` counts from the last sign of work in a start, and the usual limit from the end of
+    the work after it. Source: convention; first builds of large kernels take tens of minutes.
     """
-    startup_busy_ratio: float = 0.05
-    """CPU time / wall time from which a rank and its children count as working during start-up (ratio). Source:
-    measured, a rank of `rankscope train` that waits takes below 0.01, and a compiler on a busy machine some tenths of a
-    core.
+    busy_ratio: float = 0.05
+    """CPU time / wall time from which a silent rank and its children count as working (ratio). Source: measured, a rank
+    of `rankscope train` that waits takes below 0.01, and a compiler on a busy machine some tenths of a core.
     """
-    startup_read_bytes_per_s: float = 1 << 20
-    """Rate of reading files from which a rank and its children also count as working during start-up (bytes per
-    second). Source: convention; imports from a slow disk take little CPU time.
+    busy_read_bytes_per_s: float = 1 << 20
+    """Rate of reading files from which a silent rank and its children also count as working (bytes per second).
+    Source: convention; imports from a slow disk take little CPU time.
     """
     compile_s: float = 600.0
     """Limit in a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""

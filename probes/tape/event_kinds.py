@@ -272,9 +272,9 @@ RANK_STATE = _kind(
     _int("state_rank"), _PID, _text("state", "running, stopped, dead"), _text("os_state", "letter of /proc"),
     by="watch, on a change", meaning="State of a rank's process.",
 )
-STARTUP_WORK = _kind(
-    "startup_work", _ranks("ranks"), _float("cores", "that they and their children use together"),
-    by="watch, every 30 s of a silent start", meaning="Ranks before their first step compute or read files.",
+SILENT_WORK = _kind(
+    "silent_work", _ranks("ranks", "at work"), _ranks("idle_ranks", "no longer"), _float("cores", "of all and children"),
+    by="watch, on a change and every 30 s of a silence", meaning="Ranks that record nothing compute or read files.",
 )
 STACKS = _kind(
     "stacks",

@@ -43,6 +43,48 @@ for step in range(30):
 """
 
 
+LARGE_BATCH = """
+import sys, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.set_num_threads(1)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        if index == 30 and sys.argv[1] == "busy":
+            begin = time.process_time()
+            while time.process_time() - begin < 8:
+                sum(range(10_000))
+        while index == 30 and sys.argv[1] == "blocked" and not is_reported():
+            time.sleep(0.2)
+        return torch.randn(64)
+
+def is_reported():
+    return any('"analyzer":"hang"' in path.read_text() for path in Path("runs").rglob("events.jsonl"))
+
+model = nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for x in DataLoader(Data()):
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("doing", ["busy", "blocked"])
+def test_a_fetch_that_takes_longer_than_the_hang_limit_is_one_unless_it_computes(tmp_path: Path, doing: str) -> None:
+    (tmp_path / "train.py").write_text(LARGE_BATCH)
+    done = run_python(["-m", "rankscope", "run", "train.py", doing], cwd=tmp_path, timeout_s=200, forks_python=True)
+    assert done.returncode == 0, done.stderr
+    assert ("HANG" in done.stderr) == (doing == "blocked"), done.stderr
+    assert ("Rank 0 stood still" in done.stderr) == (doing == "blocked"), done.stderr
+
+
 def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     command = ["-m", "rankscope", "run", "--nproc-per-node", "2", "train.py", end]

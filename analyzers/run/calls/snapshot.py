@@ -28,6 +28,7 @@ from probes.tape import event_kinds
 
 __all__ = ["SNAPSHOT_EVENTS", "AttemptView", "RankView", "attempts", "first_end_ns", "take_snapshot"]
 
+_WORK = ("startup_work", event_kinds.SILENT_WORK)  # the first: in records of earlier versions
 SNAPSHOT_EVENTS = (
     event_kinds.RANK_STATE,
     event_kinds.RANK_EXIT,
@@ -35,7 +36,7 @@ SNAPSHOT_EVENTS = (
     event_kinds.EXCEPTION,
     event_kinds.RUN_ENDED,
     event_kinds.CULPRIT_KILLED,
-    event_kinds.STARTUP_WORK,
+    *_WORK,
     event_kinds.STACKS,
     event_kinds.FINDING,
     event_kinds.ATTEMPT_STARTED,
@@ -85,7 +86,9 @@ class RankView:
     """State of the process when `watch` last saw it: running, stopped, dead."""
     os_state: str = ""
     worked_ns: int = 0
-    """Time at which `watch` last saw its process at work before the first step; 0: never."""
+    """Time at which `watch` last saw its process at work while it recorded nothing; 0: never."""
+    is_at_work: bool = False
+    """False if `watch` has since seen it idle."""
     holds_gil: bool = False
     """True if `watch` saw it asleep in C while holding the GIL, after its last record."""
 
@@ -307,10 +310,12 @@ def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut
         rank = event.integer("state_rank")
         if rank in views and event.wall_ns <= cut_ns:
             views[rank] = replace(views[rank], state=event.text("state", "running"), os_state=event.text("os_state"))
-    for event in log.of(event_kinds.STARTUP_WORK, attempt=attempt):
-        for rank in event.integers("ranks"):
-            if rank in views and event.wall_ns <= cut_ns:
-                views[rank] = replace(views[rank], worked_ns=max(views[rank].worked_ns, event.wall_ns))
+    work = (event for kind in _WORK for event in log.of(kind, attempt=attempt) if event.wall_ns <= cut_ns)
+    for event in work:
+        for field_name in ("ranks", "idle_ranks"):
+            for rank in views.keys() & event.integers(field_name):
+                at_work = field_name == "ranks"
+                views[rank] = replace(views[rank], worked_ns=event.wall_ns, is_at_work=at_work)
     for event in log.of(event_kinds.STACKS, attempt=attempt):
         for rank in event.integers("gil_ranks"):
             if rank in views and event.wall_ns > views[rank].last_ns:

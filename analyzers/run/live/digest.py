@@ -25,7 +25,7 @@ from analyzers.wording import spans_of
 
 __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", "joined", "joined_log", "of_ranks"]
 
-VERSION = 5
+VERSION = 6
 MAX_BYTES = 64 << 10
 """Maximum size of one digest as sent."""
 MAX_PLAIN_BYTES = 4 << 20
@@ -193,7 +193,7 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         "ranks": [
             [r.rank, r.last_ns, r.step, r.step_is_open, r.finished_steps, list(r.phases), r.closed, r.state, r.os_state,
              r.num_in_flight, plain_calls(r.calls[: None if calls else 1]), plain_calls(r.unwaited if texts else ()),
-             r.worked_ns, plain_calls(r.enqueued[: None if calls else 1]), r.last_phase]
+             r.worked_ns, plain_calls(r.enqueued[: None if calls else 1]), r.last_phase, r.is_at_work]
             for r in view.ranks.values()
         ],
         "seq": [[group, rank, seq] for (group, rank), seq in view.last_seq.items()],
@@ -230,7 +230,7 @@ def _digest(plain: Mapping[str, Any]) -> Digest:
 
 def _rank(row: Sequence[Any]) -> RankView:
     rank, last_ns, step, is_open, finished, phases, closed, state, os_state, in_flight, calls, unwaited, *more = row
-    worked_ns, enqueued, last_phase = more
+    worked_ns, enqueued, last_phase, is_at_work = more
     if state not in _STATES:
         raise ValueError(state)
     number = _int(rank)
@@ -249,6 +249,7 @@ def _rank(row: Sequence[Any]) -> RankView:
         enqueued=tuple(_call(number, call) for call in enqueued),
         unwaited=tuple(_call(number, call) for call in unwaited),
         worked_ns=_int(worked_ns),
+        is_at_work=bool(is_at_work),
         last_phase=str(last_phase),
     )
 

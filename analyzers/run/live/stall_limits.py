@@ -4,8 +4,8 @@
     stalled_s(view, now_ns, StallPolicy())  # seconds without progress, None while within the limit
 
 Any record of any rank is progress: if one rank hangs, the others block in a collective within a step and stop recording
-as well, so the limit does not depend on which rank hangs. During start-up (imports, compilation) nothing is recorded,
-so CPU time or file reads of a process count as progress. The values are in `analyzers.run.policy`.
+as well, so the limit does not depend on which rank hangs. Imports, compilation or a large batch leave no record, so CPU
+time and file reads count as progress while no rank waits in a collective. The values are in `analyzers.run.policy`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 
 from analyzers.policy import SHARED
-from analyzers.run.calls.snapshot import AttemptView, first_end_ns
+from analyzers.run.calls.snapshot import AttemptView, RankView, first_end_ns
 from analyzers.run.calls.step_ends import NEVER_NS
 from analyzers.run.ends.endings import all_exited_with_zero
 from analyzers.run.ends.stop_requests import stop_of_standstill_ns
@@ -55,20 +55,26 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
 
 def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> float | None:
     """Seconds of silence at the reference time (epoch nanoseconds); None while that is within the limit."""
-    silent_s = (reference_ns - view.last_ns) / 1e9
-    if not view.ranks or silent_s <= limit_s(view, policy):
+    silent_s, limit = (reference_ns - view.last_ns) / 1e9, limit_s(view, policy)
+    if not view.ranks or silent_s <= limit:
         return None
-    worked_ns = _at_work_ns(view)
-    if worked_ns is None or silent_s > policy.startup_at_work_s:
-        return silent_s
-    return None if (reference_ns - worked_ns) / 1e9 <= policy.startup_s else silent_s
+    return None if silent_s <= policy.at_work_s and _works(view, reference_ns, limit, policy) else silent_s
 
 
-def _at_work_ns(view: AttemptView) -> int | None:
-    """Time at which any rank without a finished step last used CPU or read files (epoch nanoseconds); None if none did.
-    Ranks in a collective are excluded, since waiting there may also use CPU time."""
-    starting = [rank for rank in view.ranks.values() if not (rank.finished_steps or rank.calls or rank.closed)]
-    return max((rank.worked_ns for rank in starting if rank.worked_ns and rank.state == "running"), default=None)
+def _works(view: AttemptView, reference_ns: int, limit: float, policy: StallPolicy) -> bool:
+    """Return True if `watch` saw work in this silence: of a rank before its first step, else of every rank. Ranks in a
+    collective are excluded, since waiting there may also use CPU time.
+    """
+
+    def works(rank: RankView) -> bool:
+        allowed_s = policy.startup_s if rank.is_at_work else min(limit, policy.startup_s)
+        is_free = rank.state == "running" and not rank.calls and rank.worked_ns > view.last_ns
+        return is_free and (reference_ns - rank.worked_ns) / 1e9 <= allowed_s
+
+    alive = [rank for rank in view.ranks.values() if not rank.closed]
+    if any(rank.finished_steps == 0 and works(rank) for rank in alive):
+        return True
+    return bool(alive) and all(works(rank) and not rank.enqueued for rank in alive)
 
 
 def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None, *, is_last: bool = True) -> bool:

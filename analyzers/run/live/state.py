@@ -96,6 +96,9 @@ def _word(
     silence_s = stalled_s(view, now_ns, policy)
     if silence_s is not None:
         return "stalled", f"no record for {silence_s:.0f} s, the limit is {limit_s(view, policy):.0f} s"
+    unrecorded_s = (now_ns - view.last_ns) / 1e9
+    if unrecorded_s > limit_s(view, policy):
+        return "training", f"no record for {unrecorded_s:.0f} s, while its ranks compute or read files"
     return "training", again
 
 

@@ -15,7 +15,17 @@ from analyzers.finding import Finding
 from analyzers.hangs import analyze as hang
 from analyzers.run.calls.recorded_calls import Call
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, take_snapshot
-from analyzers.run.live.digest import MAX_BYTES, Digest, DigestError, decode, encode, joined, joined_log, of_ranks
+from analyzers.run.live.digest import (
+    MAX_BYTES,
+    VERSION,
+    Digest,
+    DigestError,
+    decode,
+    encode,
+    joined,
+    joined_log,
+    of_ranks,
+)
 from analyzers.run.policy import StallPolicy
 from analyzers.run.records.event_log import EventLog
 from tests.analyzers.standstill import SECOND, World
@@ -63,9 +73,11 @@ def test_a_hang_on_another_node_is_named_from_its_digest() -> None:
 
 
 def test_what_is_sent_is_what_comes() -> None:
-    digest = sent(hung())
-    again = decode(encode(digest))
-    assert again == digest
+    world = hung()
+    world.event("silent_work", 4.0, ranks=[3], idle_ranks=[], cores=1.0)
+    digest = sent(world)
+    assert decode(encode(digest)) == digest
+    assert digest.view.ranks[3].is_at_work
 
 
 @pytest.mark.parametrize("ahead_s", [-600, 600])
@@ -107,8 +119,8 @@ def test_a_digest_is_small_and_stays_below_its_bound() -> None:
 
 def test_another_version_and_a_bomb_are_refused() -> None:
     plain = json.loads(zlib.decompress(encode(sent(hung()))))
-    with pytest.raises(DigestError, match="version 6"):
-        decode(zlib.compress(json.dumps(plain | {"v": 6}).encode()))
+    with pytest.raises(DigestError, match=f"version {VERSION + 1}"):
+        decode(zlib.compress(json.dumps(plain | {"v": VERSION + 1}).encode()))
     with pytest.raises(DigestError):
         decode(zlib.compress(b"[" * (64 << 20)))
     with pytest.raises(DigestError, match="at most"):

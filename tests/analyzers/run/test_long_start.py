@@ -1,6 +1,8 @@
-"""A start that compiles for minutes is no hang while a process is at work, and one that waits for nothing is."""
+"""A silence is no hang while processes are at work that no rank waits for; one that waits for nothing is."""
 
 from __future__ import annotations
+
+import pytest
 
 from analyzers.run.policy import StallPolicy, stall_policy
 from tests.analyzers.judged import judged_hangs
@@ -9,13 +11,15 @@ from tests.analyzers.standstill import World
 POLICY = StallPolicy()
 
 
-def starting(*, at_work: tuple[int, ...] = (), until_s: float = 0.0, in_call: tuple[int, ...] = ()) -> World:
+def starting(
+    *, at_work: tuple[int, ...] = (), until_s: float = 0.0, in_call: tuple[int, ...] = (), kind: str = "silent_work"
+) -> World:
     """Two ranks before the end of their first step; `watch` sees some at work every 30 s until `until_s`."""
     world = World(ranks=2, steps=0)
     for rank in in_call:
         world.enter(rank)
     for seconds in range(30, round(until_s) + 1, 30):
-        world.event("startup_work", float(seconds), ranks=list(at_work), cores=0.5)
+        world.event(kind, float(seconds), ranks=list(at_work), cores=0.5)
     return world
 
 
@@ -30,8 +34,9 @@ def test_a_silent_start_is_a_hang_after_its_limit() -> None:
     assert hangs(world, 70, stall_policy({"config": {"recovery": {"startup_s": 60.0}}}))
 
 
-def test_a_start_at_work_is_none_while_it_works() -> None:
-    world = starting(at_work=(1,), until_s=300, in_call=(0,))
+@pytest.mark.parametrize("kind", ["silent_work", "startup_work"])
+def test_a_start_at_work_is_none_while_it_works(kind: str) -> None:
+    world = starting(at_work=(1,), until_s=300, in_call=(0,), kind=kind)
     assert not hangs(world, 310)
     assert not hangs(world, 470)
     assert hangs(world, 490), "the limit counts from the last sign of work"
@@ -47,8 +52,58 @@ def test_no_start_takes_for_ever() -> None:
     assert hangs(world, 1810)
 
 
-def test_work_after_the_first_step_changes_nothing() -> None:
+def working(*ranks: int, until_s: float = 4.0) -> World:
+    """Two ranks in their sixth step, in no call; `watch` sees some at work from 4 s on."""
     world = World(ranks=2, steps=5)
+    for seconds in [4.0, *range(30, round(until_s) + 1, 30)]:
+        world.event("silent_work", float(seconds), ranks=list(ranks), idle_ranks=[], cores=1.0)
+    return world
+
+
+def test_work_that_a_rank_waits_for_in_a_call_extends_nothing() -> None:
+    world = working(1)
     world.enter(0)
-    world.event("startup_work", 5.0, ranks=[1], cores=1.0)
-    assert hangs(world, 7)
+    assert hangs(world, 6)
+
+
+def test_ranks_that_all_work_are_no_hang() -> None:
+    world = working(0, 1, until_s=60)
+    assert not hangs(world, 70)
+    assert hangs(world, 250), "no sign of work for longer than `startup_s`: nobody looked any more"
+
+
+def test_a_rank_that_does_not_work_is_a_hang_beside_one_that_does() -> None:
+    assert hangs(working(1, until_s=60), 6)
+
+
+def test_a_silence_after_work_is_a_hang() -> None:
+    world = working(0, 1, until_s=60)
+    world.event("silent_work", 70.0, ranks=[0], idle_ranks=[1], cores=1.0)
+    assert not hangs(world, 74)
+    assert hangs(world, 76)
+    world.event("silent_work", 77.0, ranks=[0, 1], idle_ranks=[], cores=1.0)
+    assert not hangs(world, 90)
+
+
+def test_no_work_takes_for_ever() -> None:
+    world = working(0, 1, until_s=1830)
+    assert not hangs(world, 1790)
+    assert hangs(world, 1810)
+
+
+def test_work_in_an_earlier_silence_says_nothing_of_this_one() -> None:
+    world = World(ranks=2, steps=5)
+    world.event("silent_work", -1.0, ranks=[0, 1], idle_ranks=[], cores=1.0)
+    assert hangs(world, 6)
+
+
+def test_a_stopped_rank_does_not_work() -> None:
+    world = working(0, 1)
+    world.event("rank_state", 5.0, state_rank=1, pid=1, state="stopped", os_state="T")
+    assert hangs(world, 6)
+
+
+def test_work_counts_alike_once_the_run_was_killed() -> None:
+    world = working(0, 1, until_s=60)
+    world.event("rank_exit", 70.0, exit_rank=0, pid=1, exit_code=-9, signal="SIGKILL")
+    assert not judged_hangs(world.store, POLICY)

@@ -17,3 +17,10 @@ def test_a_run_that_nothing_updates_says_where_its_records_are_from(is_copy: boo
         "a copy of its published records, no longer updated" if is_copy else "no watch process; read from its tapes"
     )
     assert (state.word, state.reason) == ("training", reason)
+
+
+def test_a_silence_in_which_its_ranks_work_is_told_with_the_word() -> None:
+    world = World(ranks=1)
+    world.event("silent_work", 4.0, ranks=[0], idle_ranks=[], cores=1.0)
+    state = run_state(world.store, StallPolicy(), now_ns=world.after(20), is_watched=True)
+    assert (state.word, state.reason) == ("training", "no record for 20 s, while its ranks compute or read files")
