@@ -256,6 +256,9 @@ SIGNALS: Mapping[str, Cause] = {
         do="Check whether /dev/shm or a mapped file's disk was full on the host of {ranks} (`df -h`), and enlarge it "
            "(docker run --ipc=host or --shm-size).",
         collect=("df -h /dev/shm # on the host of that rank", _KERNEL)),
+    "SIGABRT": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
+        do="Read the lines before the abort in the log of {ranks}: the library that called it states why.",
+        collect=("python -X faulthandler", _KERNEL)),
 }  # fmt: skip
 """Rows of the cause `signal` for signals with a more specific next step."""
 COLLECT: Mapping[str, tuple[str, ...]] = {

@@ -67,7 +67,7 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         what = f'{candidate.what}. NCCL warns of "{text[:MAX_SHOWN]}" ({failed.place})'
         if do is None:
             return replace(candidate, what=what)
-        what = f"NCCL could not set up {part}: {failed.message[failed.message.find('NCCL WARN') + 10 :][:MAX_SHOWN]}"
+        what = f"NCCL could not set up {part}: {failed.message.rpartition('NCCL WARN ')[2][:MAX_SHOWN]}"
         return replace(candidate, what=what, why=failed.quoted, evidence={**candidate.evidence, "do": do})
     end = min(book.position(entry) for entry in candidate.lines)
     known = {(entry.source, entry.line) for entry in candidate.lines}

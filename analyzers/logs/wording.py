@@ -41,6 +41,9 @@ DO_OF_LINE: Mapping[str, str] = {
     "of requests, and the route from that node; save to a local disk first and upload from there (a tracker: offline).",
     "fabric_provider": "The library found no transport that works here: list what libfabric or UCX has (`fi_info`, "
     "`ucx_info -d`), and set FI_PROVIDER and FI_PROVIDER_PATH, or UCX_TLS, to one that all nodes have.",
+    "fabric_setup": "The network plugin cannot open its device: see what libfabric lists in that container and job "
+    "(`fi_info`), whether its version and the plugin's fit, and whether the job may use the device (Slingshot: a "
+    "service and VNI; EFA: the security group and /dev/infiniband). NCCL_NET=Socket does without.",
     "device_held": "A process of the last job most often still holds the device: end it, wait ten seconds, start again "
     "(`npu-smi info`, `fuser -v /dev/davinci*`).",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
@@ -48,16 +51,19 @@ DO_OF_LINE: Mapping[str, str] = {
 }
 """Next step by kind of line, for causes with lines that require different steps."""
 
+_P2P = (
+    "direct access between GPUs (P2P)",
+    "See `nvidia-smi topo -p2p r`, and on PCIe whether ACS or the IOMMU is on. NCCL_P2P_DISABLE=1 does without.",
+)
 NCCL_PARTS: Mapping[str, tuple[str, str]] = {
     "transport/nvls.cc": (
         "NVLink SHARP (NVLS)",
         "NVLS needs the fabric manager in order: see `systemctl status nvidia-fabricmanager` and `nvidia-smi -q | grep "
         "-A2 Fabric`, and reboot that host where it was restarted under load. NCCL_NVLS_ENABLE=0 does without.",
     ),
-    "transport/p2p.cc": (
-        "direct access between GPUs (P2P)",
-        "See `nvidia-smi topo -p2p r`, and on PCIe whether ACS or the IOMMU is on. NCCL_P2P_DISABLE=1 does without.",
-    ),
+    "transport/p2p.cc": _P2P,
+    "peer access is not supported": _P2P,
+    "peer mapping resources exhausted": _P2P,
     "mnnvl.cc": (
         "NVLink between hosts (MNNVL)",
         "See whether IMEX runs on all of these hosts (`nvidia-imex-ctl -N`). NCCL_MNNVL_ENABLE=0 does without.",
@@ -67,4 +73,4 @@ NCCL_PARTS: Mapping[str, tuple[str, str]] = {
         "See the aggregation manager of the fabric. NCCL_COLLNET_ENABLE=0 does without.",
     ),
 }
-"""Parts of NCCL that a job can do without, by the source file that its warning names: name, and next step."""
+"""Parts of NCCL that a job can do without, by the source file or CUDA error in its line: name, and next step."""

@@ -12,6 +12,7 @@ from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, relevance, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
+from analyzers.run.ends.exceptions import Frame, own_frame, read_traceback
 from analyzers.wording import cut
 
 __all__ = ["Ended", "death_candidates", "endings", "is_one_node_of_several"]
@@ -37,6 +38,10 @@ _ENDS = (
 )  # fmt: skip
 _OF_ANY_PROGRAM = ("shell_killed", "signal_caught")
 """Ends that a shell or library reports for any program; they are not the job's end if its steps continue."""
+_LOADER_HANGS = (
+    "If the job had hung before, a worker of its loader did not deliver: py-spy dump of the workers, or num_workers=0, "
+    "shows where. Else check who or what ended the job."
+)
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 
 
@@ -341,13 +346,26 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
 
 
 def _stops(book: LogBook) -> Iterator[Candidate]:
+    """Candidate for an interruption, with the user's line at which it came: a job is often stopped since it hangs."""
     stops = [entry for entry in book.of("exception") if is_stop(entry)]
-    if stops:
-        yield from_lines(
-            "cancelled",
-            stops,
-            rank_class="death",
-            what="The job was interrupted from outside (Ctrl-C or SIGTERM)",
-            why=f"{stops[0].place}: {type_of(stops[0])}",
-            severity="warning",
-        )
+    if not stops:
+        return
+    links = [link for entry in stops for link in read_traceback(entry.text("traceback"))]
+    own = [link for link in links if (frame := own_frame(link)) is not None and not frame.is_library]
+    waited = bool(own) and all(any(_waits_for_data(frame) for frame in link.frames) for link in own)
+    what = "The job was interrupted from outside (Ctrl-C or SIGTERM)"
+    what += " while it waited for its data loader" if waited else ""
+    at = frame.text if own and (frame := own_frame(own[0])) is not None else ""
+    yield from_lines(
+        "cancelled",
+        stops,
+        rank_class="death",
+        what=f"{what} ({at})" if at else what,
+        why=f"{stops[0].place}: {type_of(stops[0])}",
+        severity="warning",
+        evidence={"do": _LOADER_HANGS} if waited else {},
+    )
+
+
+def _waits_for_data(frame: Frame) -> bool:
+    return frame.path.endswith("torch/utils/data/dataloader.py") and frame.function == "__next__"

@@ -75,6 +75,13 @@ class LearnedPrefixes:
         return {prefix.rank for prefix in self._sample.values() if prefix.rank is not None}
 
     @property
+    def tasks(self) -> set[int]:
+        """Labels of srun in the sample, if nearly all of its lines have one; a program's own list has other lines."""
+        tasks = [prefix.task for text, prefix in self._sample.items() if text.strip()]
+        found = {task for task in tasks if task is not None}
+        return found if tasks.count(None) <= (1 - MIN_SHARE) * len(tasks) else set()
+
+    @property
     def hold_levels(self) -> bool:
         """Return True if a learned prefix holds the level of the program that collected the lines."""
         return any("DEBUG" in one.pattern for one in self._learned)

@@ -106,6 +106,7 @@ def identities(logs: Sequence[ReadLog]) -> Identities:
             known.by_file.setdefault(log.path, set()).add(prefix.rank)
         _take_offset(known, log, event)
         _take(known, log, event, max(sizes, default=0))
+    tasks.update(task for log in logs for task in log.tasks)
     for prefix in (line.prefix for log in logs for line in log.steps):
         is_marked |= prefix.rank is not None or prefix.local_rank is not None
         tasks.update(() if prefix.task is None else (prefix.task,))

@@ -55,6 +55,8 @@ class ReadLog:
     steps: list[LogStep] = field(default_factory=list)
     printed: set[int] = field(default_factory=set)
     """Ranks of lines with steps, and of lines at the file's start and end."""
+    tasks: set[int] = field(default_factory=set)
+    """Labels of srun at the file's start and end."""
     first_step_line: int = 0
     last_step_line: int = 0
     num_lines: int = 0

@@ -78,7 +78,8 @@ _WRITTEN_OVER = re.compile(
     r"\[rank\d{1,6}\]: ?(?=Traceback \(most|(?:\w{1,40}\.){0,6}\w{1,40}Error: )"
 )
 """Start of a torch log line behind a progress bar, which prints no newline."""
-_INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)")
+_INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)|\d{1,6}: ")
+"""Prefixes with spaces before them: srun aligns its labels."""
 _BAR = re.compile(r"[ \t]+\|(?= |$)")
 """Separator that CloudWatch and loguru write between a time and the line."""
 _GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")

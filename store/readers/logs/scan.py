@@ -125,6 +125,7 @@ class _Scan:
         if not self.log.num_bytes:
             lines = self._prefixes.learn(window)
             self.log.printed |= self._prefixes.ranks
+            self.log.tasks |= self._prefixes.tasks
             self._starts.learn(text[self._prefixes.read(text).length :] for text in lines)
         counted, at = self.log.num_lines, 0
         for begin, rules in sorted(self._lines(window, end).items()):

@@ -19,6 +19,22 @@ RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in
          "device_setup", "fabric manager"),
         ("OSError: [Errno 122] Disk quota exceeded", "disk_full", "quota -s"),
         ("OSError: [Errno 28] No space left on device", "disk_full", "Free space"),
+        ("safetensors_rust.SafetensorError: Error while serializing: I/O error: Operation not permitted (os error 1)",
+         "file_system", "Check that mount"),
+        ('SafetensorError: Error while serializing: IoError(Os { code: 5, kind: Uncategorized, message: "x" })',
+         "file_system", "Check that mount"),
+        ('SafetensorError: Error while serializing: IoError(Os { code: 28, message: "No space left on device" })',
+         "disk_full", "Free space"),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooSmall", "checkpoint_damaged",
+         "previous checkpoint"),
+        ("ValueError: Error while serializing: IoError of the reward's text", "exception", "Check job/train"),
+        ("OSError: [Errno 16] Device or resource busy: '/home/a/.cache/k/tmp' -> '/home/a/.cache/k/b'", "file_system",
+         "Check that mount"),
+        ("OSError: No such device (os error 19)", "file_system", "Check that mount"),
+        ("botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the UploadPart operation (reached "
+         "max retries: 4): Please reduce your request rate.", "download", "limits of requests"),
+        ("botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: 'https://s3.x/b'",
+         "download", "route from that node"),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", "device_error", "compute-sanitizer"),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "device_error", "Drain the node"),
         ("requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://hub/x", "download", "log in"),
@@ -220,6 +236,30 @@ def test_the_part_of_nccl_that_failed_is_named_with_what_does_without(
     assert (first.cause, first.status, first.ranks) == ("nccl_error", "suspect", ())
     assert part in first.summary
     assert variable in next_step(first)
+
+
+@pytest.mark.parametrize("error", ["peer access is not supported between these two devices",
+                                   "peer mapping resources exhausted"])  # fmt: skip
+def test_a_cuda_error_of_direct_access_says_what_does_without(tmp_path: Path, error: str) -> None:
+    text = RAISED.format(
+        error="torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled cuda error, NCCL "
+        f"2.21.5\nncclUnhandledCudaError: Call to CUDA failed.\nLast error:\nCuda failure 217 '{error}'"
+    )
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert first.summary.startswith(
+        f"NCCL could not set up direct access between GPUs (P2P): Cuda failure 217 '{error}'"
+    )
+    assert "NCCL_P2P_DISABLE=1" in next_step(first)
+
+
+def test_a_network_plugin_that_cannot_open_its_device_is_not_asked_for_its_cables(tmp_path: Path) -> None:
+    text = (
+        "nid7:71:90 [0] open_ep:80 NCCL WARN NET/OFI Couldn't open a fabric provider. RC: -38, ERROR: Not implemented\n"
+    )
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert first.cause == "infiniband"
+    assert "fi_info" in next_step(first)
+    assert "ibstat` and the switch" not in next_step(first)
 
 
 def test_a_handle_of_an_ended_ray_job_is_not_why_it_ended(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.report.wording.explained import next_step
 from tests.analyzers.evidence.written import diagnosed
 
 RAY = "(TrainController pid=77, ip=10.0.0.1) "
@@ -208,3 +209,51 @@ def test_further_wordings_of_a_cause(text: str, cause: str, words: str, tmp_path
     (finding,) = diagnosed(tmp_path, "job.log", text).fired
     assert finding.cause == cause
     assert words in finding.summary
+
+
+def test_a_process_of_spawn_is_the_rank_of_its_number(tmp_path: Path) -> None:
+    text = "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGSEGV\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("signal", (3,))
+    of_nodes = "  nnodes           : 2:2\n  min_nodes        : 2\n"
+    assert diagnosed(tmp_path, "job.log", of_nodes + text).fired[0].ranks == ()
+
+
+def test_labels_that_srun_aligns_are_ranks(tmp_path: Path) -> None:
+    lines = [f"{task:3d}: loading shard {task}" for task in (0, 9, 10, 118)]
+    text = "\n".join(
+        [*lines, "118: !!!!!!! Segfault encountered !!!!!!!", '118:   File "<unknown>", line 0, in mz_crc\n']
+    )
+    first = diagnosed(tmp_path, "slurm.out", text).fired[0]
+    assert (first.cause, first.ranks) == ("signal", (118,))
+
+
+def test_a_programs_own_list_has_no_ranks(tmp_path: Path) -> None:
+    layers = [f"  {place}: Layer{place}" for place in range(3)]
+    text = "\n".join(["building the model", *layers, "start", "1: !!!!!!! Segfault encountered !!!!!!!", "end of it\n"])
+    assert diagnosed(tmp_path, "slurm.out", text).fired[0].ranks == ()
+
+
+LOADER = "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+INTERRUPTED = 'Traceback (most recent call last):\n  File "/job/fit.py", line 31, in main\n{at}KeyboardInterrupt\n'
+
+
+def test_an_interruption_says_where_it_came(tmp_path: Path) -> None:
+    waits = f'    for batch in loader:\n  File "{LOADER}", line 701, in __next__\n    data = self._next_data()\n'
+    first = diagnosed(tmp_path, "job.log", INTERRUPTED.format(at=waits)).fired[0]
+    assert first.cause == "cancelled"
+    assert "while it waited for its data loader (job/fit.py:31 in main)" in first.summary
+    assert "py-spy dump" in next_step(first)
+    computes = diagnosed(tmp_path, "job.log", INTERRUPTED.format(at="    loss.backward()\n")).fired[0]
+    assert computes.summary.startswith(
+        "The job was interrupted from outside (Ctrl-C or SIGTERM) (job/fit.py:31 in main)"
+    )
+    assert "loader" not in next_step(computes)
+
+
+def test_an_assertion_in_native_code_is_not_looked_for_in_the_kernels_log(tmp_path: Path) -> None:
+    text = "train: src/swap.cpp:80: int swap_in(): Assertion `num_read == num_bytes' failed.\n"
+    text += "[2026-03-01 10:00:00,101] [ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = -6\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert first.cause == "signal"
+    assert "lines before the abort" in next_step(first)
