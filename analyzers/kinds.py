@@ -21,7 +21,7 @@ from functools import cache
 from analyzers.causes import names
 from analyzers.plugins import installed
 
-__all__ = ["KINDS", "OUR_KINDS", "Kind", "packages"]
+__all__ = ["KINDS", "OUR_KINDS", "Kind", "heading", "packages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,11 @@ OUR_KINDS = frozenset(kind.name for kind in _KINDS)
 """Names reserved for Rankscope's own kinds."""
 KINDS: Mapping[str, Kind] = _Kinds()
 """Kinds by name, in the order of the verdict."""
+
+
+def heading(name: str) -> str:
+    """The title of a kind in capitals, as it heads a finding."""
+    return (KINDS[name].title if name in KINDS else name.replace("_", " ")).upper()
 
 
 def packages() -> tuple[str, ...]:

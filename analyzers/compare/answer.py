@@ -15,13 +15,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzers.compare.loss_change import LossChange
+from analyzers.kinds import heading
 from analyzers.policy import SHARED
 from analyzers.stragglers.throughput import Change
 
 if TYPE_CHECKING:
     from analyzers.diagnose import Diagnosis
 
-__all__ = ["answer", "loss_sentence", "shortcoming", "speed_words"]
+__all__ = ["answer", "loss_sentence", "nonfinite_sentence", "shortcoming", "speed_words"]
 
 FACTOR_FROM = 1.5
 """Ratio of times from which "1.50x faster" is printed instead of a percentage."""
@@ -36,13 +37,17 @@ _ENDS = {
 
 def answer(
     run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = "",
-    against_either: str = "", load: str = "",
+    against_either: str = "", load: str = "", nonfinite_since: tuple[int | None, int | None] = (None, None),
 ) -> str:  # fmt: skip
     """Return which run is better and why. `against_a` and `against_b`: shortcomings of that run. `against_either`: a
-    reason to call neither better. `load`: a sentence on hosts whose load may explain the speed."""
+    reason to call neither better. `load`: a sentence on hosts whose load may explain the speed.
+    `nonfinite_since`: for both, the step from which the loss is NaN or Inf, which is worse than any loss."""
     # +1: B wins, -1: A wins, 0: undecided.
     by_speed = 0 if speed is None or load else int(speed.high < 1) - int(speed.low > 1)
     by_loss = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
+    since_a, since_b = nonfinite_since
+    if (since_a is None) != (since_b is None):
+        by_loss = 1 if since_b is None else -1
     parts = []
     if by_speed * by_loss < 0:
         fast, low = (run_b, run_a) if by_speed > 0 else (run_a, run_b)
@@ -65,7 +70,9 @@ def answer(
         parts.append(f"{run_b} and {run_a} have too few steps to compare their speed.")
     else:
         parts.append(f"{run_b} {speed_words(speed)}.{f' {load}' if load else ''}")
-    return " ".join([*parts, loss_sentence(loss)])
+    lost = [nonfinite_sentence(run, since) for run, since in ((run_a, since_a), (run_b, since_b)) if since is not None]
+    compared = [] if loss is None and lost else [loss_sentence(loss)]
+    return " ".join([*parts, *compared, *lost])
 
 
 def speed_words(speed: Change) -> str:
@@ -106,6 +113,11 @@ def loss_sentence(loss: LossChange | None) -> str:
     return f"{end}, and differs from step {loss.first_different_step:,} on.{other}"
 
 
+def nonfinite_sentence(run: str, since: int) -> str:
+    """Sentence on a run whose loss is NaN or Inf from a step to its end."""
+    return f"The loss of {run} is NaN or Inf from step {since:,} on."
+
+
 def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
     """Return a clause, without a subject, on the shortcomings that only `run` has; empty if none.
 
@@ -119,6 +131,6 @@ def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
     has = {finding.kind for finding in other.fired if finding.severity == "critical"}
     kinds = [finding.kind for finding in run.fired if finding.severity == "critical" and finding.kind not in has]
     if kinds:
-        named = ", ".join(dict.fromkeys(kind.replace("_", " ").upper() for kind in kinds))
+        named = ", ".join(dict.fromkeys(heading(kind) for kind in kinds))
         found.append(f"has a critical finding ({named})")
     return " and ".join(found)

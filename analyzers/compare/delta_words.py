@@ -35,9 +35,11 @@ def delta_words(comparison: Comparison) -> DeltaWords:
     """Describe the differences; "not known" if one of the runs did not record enough."""
     load = "; the load of the hosts differs" if comparison.load_caveat else ""
     return DeltaWords(
-        speed=_speed(comparison.speed) + load, loss=_loss(comparison.loss), findings=_findings(comparison),
+        speed=_speed(comparison.speed) + load,
+        loss=_loss(comparison.loss, comparison.nonfinite_since[1]),
+        findings=_findings(comparison),
         settings=_named([name for name, _, _ in comparison.settings], "the same"),
-    )  # fmt: skip
+    )
 
 
 def _speed(speed: Change | None) -> str:
@@ -49,7 +51,9 @@ def _speed(speed: Change | None) -> str:
     return f"{'faster' if speed.high < 1 else 'slower'}: {words}"
 
 
-def _loss(loss: LossChange | None) -> str:
+def _loss(loss: LossChange | None, nonfinite_since: int | None) -> str:
+    if nonfinite_since is not None:
+        return f"NaN or Inf from step {nonfinite_since:,} on"
     if loss is None:
         return "not known: too few common steps"
     if loss.first_different_step is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analyzers.compare.answer import loss_sentence, speed_words
+from analyzers.compare.answer import loss_sentence, nonfinite_sentence, speed_words
 from analyzers.compare.two_runs import Comparison
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
@@ -70,6 +70,9 @@ def _reason(comparison: Comparison, gate: Gate) -> str:
             f"{run} is slower: it {speed_words(speed)}; the limit is {100 * gate.limit_ratio:g} %" if is_slower else ""
         )
     if gate.name == "loss":
+        since_a, since_b = comparison.nonfinite_since
+        if since_b is not None:
+            return nonfinite_sentence(run, since_b) if since_a is None else ""
         if loss is None:
             return f"{run} was not compared in its loss: there are too few common steps"
         is_higher = loss.is_real and loss.difference > 0

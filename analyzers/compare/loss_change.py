@@ -6,6 +6,7 @@ change.difference, change.noise, change.first_different_step
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from analyzers.policy import SHARED
 from analyzers.robust import MAD_TO_SIGMA
 from analyzers.source import Source, floats, ints, missing_tables
 
-__all__ = ["LossChange", "loss_change"]
+__all__ = ["LossChange", "loss_change", "nonfinite_since"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +39,33 @@ def _losses(source: Source) -> dict[int, float]:
     table = source.query(
         """
         SELECT step, arg_max(loss, (attempt, start_ns)) AS loss FROM steps
-        WHERE isfinite(loss) AND coalesce(committed, true)
+        WHERE loss IS NOT NULL AND coalesce(committed, true)
           AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
-        GROUP BY step
+        GROUP BY step ORDER BY step
         """
     )
     return dict(zip(ints(table["step"]).tolist(), floats(table["loss"]).tolist(), strict=True))
 
 
+def nonfinite_since(source: Source) -> int | None:
+    """First step from which each recorded loss is NaN or Inf; None if the last one is finite, or none is recorded."""
+    if missing_tables(source, "steps"):
+        return None
+    since = None
+    for step, loss in reversed(_losses(source).items()):
+        if math.isfinite(loss):
+            break
+        since = step
+    return since
+
+
 def loss_change(a: Source, b: Source, *, equal_tokens: bool = True) -> LossChange | None:
-    """The second run's loss minus the first one's; None with fewer than 20 common steps."""
+    """The second run's loss minus the first one's; None with fewer than 20 common steps with finite losses."""
     if missing_tables(a, "steps") or missing_tables(b, "steps"):
         return None
     losses_a, losses_b = _losses(a), _losses(b)
-    steps = sorted(losses_a.keys() & losses_b.keys())
+    common = sorted(losses_a.keys() & losses_b.keys())
+    steps = [step for step in common if math.isfinite(losses_a[step]) and math.isfinite(losses_b[step])]
     if len(steps) < 20:
         return None
     curve_a, curve_b = (np.array([losses[step] for step in steps]) for losses in (losses_a, losses_b))

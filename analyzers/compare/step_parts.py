@@ -20,7 +20,7 @@ from analyzers.policy import SHARED
 from analyzers.source import READ_ROWS, Source, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import Change
-from analyzers.wording import signed
+from analyzers.wording import number, signed
 
 __all__ = ["PLACES", "WAITING", "StepParts", "main_difference", "step_parts"]
 
@@ -97,10 +97,11 @@ def main_difference(speed: Change | None, before: StepParts | None, after: StepP
     if not named:
         return ""
     parts = ", ".join(f"{place}{who} {signed(ms)} ms" for place, ms in named.items())
+    changed = f"A step takes {number(abs(growth))} ms {'more' if growth > 0 else 'less'}"
     rest = growth - sum(named.values())
     if rest * growth < 0:  # the named parts exceed the whole change
-        return f"A step takes {signed(growth)} ms: {parts}, all other parts together {signed(rest)} ms."
-    return f"Most of the {signed(growth)} ms a step: {parts}."
+        return f"{changed}: {parts}, all other parts together {signed(rest)} ms."
+    return f"{changed}, mostly: {parts}."
 
 
 def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:

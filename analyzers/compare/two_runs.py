@@ -29,7 +29,7 @@ from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..stragglers.throughput import Change, StepTimes, between, regression, step_times
 from .conditions import Difference
-from .loss_change import LossChange, loss_change
+from .loss_change import LossChange, loss_change, nonfinite_since
 
 __all__ = ["Comparison", "Side", "arguments", "compare"]
 
@@ -75,6 +75,8 @@ class Comparison:
     """A sentence if the load of the hosts may explain the difference of speed; empty otherwise."""
     loss: LossChange | None
     """None with fewer than 20 common steps."""
+    nonfinite_since: tuple[int | None, int | None] = (None, None)
+    """(A's, B's) step from which the loss is NaN or Inf to the end; None: the last loss is finite."""
     only_a: tuple[Finding, ...]
     """Findings of A without one of the same kind, cause and ranks in B."""
     only_b: tuple[Finding, ...]
@@ -103,7 +105,7 @@ class Comparison:
             against_either = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
         found = answer(
             self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,
-            against_either=against_either, load=self.load_caveat,
+            against_either=against_either, load=self.load_caveat, nonfinite_since=self.nonfinite_since,
         )  # fmt: skip
         return " ".join(part for part in (found, self.main_difference) if part)
 
@@ -127,6 +129,7 @@ class Comparison:
             "main_difference": self.main_difference,
             "load_caveat": self.load_caveat,
             "shortcomings": [*self.shortcomings],
+            "nonfinite_since": [*self.nonfinite_since],
             "speed": None if self.speed is None else asdict(self.speed),
             "loss": None if self.loss is None else asdict(self.loss),
             **{name: [{"name": n, "a": a, "b": b} for n, a, b in getattr(self, name)] for name in _NAMED},
@@ -162,6 +165,7 @@ def compare(a: Side, b: Side) -> Comparison:
         main_difference=main_difference(speed, parts_a, parts_b) if equal_tokens else "",
         phases={name: (phases_a[name], phases_b[name]) for name in PLACES},
         loss=loss_change(a.source, b.source, equal_tokens=equal_tokens),
+        nonfinite_since=(nonfinite_since(a.source), nonfinite_since(b.source)),
         validation=_validation(a.source, b.source),
         only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),

@@ -131,6 +131,8 @@ def _compare() -> dict[str, Any]:
         load_caveat=STRING | {"description": "the load of the hosts, where it may explain the speed; empty otherwise"},
         shortcomings={"type": "array", "items": STRING, "minItems": 2, "maxItems": 2,
                       "description": "why A, and why B, is not called better; empty: no reason"},
+        nonfinite_since={"type": "array", "items": or_null(INTEGER), "minItems": 2, "maxItems": 2,
+                         "description": "step from which A's, and B's, loss is NaN or Inf; null: the last is finite"},
         speed=or_null(of_type(Change), "B's time over A's, with its 95 % interval; null: too few steps"),
         loss=or_null(of_type(LossChange), "B's loss minus A's; null: fewer than 20 common steps"),
         settings=difference, versions=difference, conditions=difference, advice=difference,

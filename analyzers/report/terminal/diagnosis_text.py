@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding, evidence_of
-from analyzers.kinds import KINDS
+from analyzers.kinds import heading
 from analyzers.policy import SHARED
 from analyzers.profiling.captures import capture_line
 from analyzers.report.terminal.rank_table import SEVERITY_STYLES
@@ -103,8 +103,7 @@ def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
 
 def title(finding: Finding) -> str:
     """The title of the kind, in capitals."""
-    kind = KINDS.get(finding.kind)
-    return (kind.title if kind is not None else finding.kind.replace("_", " ")).upper()
+    return heading(finding.kind)
 
 
 def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
@@ -136,8 +135,8 @@ def _finding(finding: Finding, console: Console, run: object, *, shown_above: bo
     if not shown_above:
         console.print(_indented(finding.summary, ""))
     console.print(_pairs(evidence_rows(finding), console.width))
-    for heading, frames in stack_texts(finding.evidence):
-        console.print(_indented(heading, "dim"))
+    for who, frames in stack_texts(finding.evidence):
+        console.print(_indented(who, "dim"))
         for frame in frames:
             console.print(_indented(f"  {frame}", ""))
     for what, ranks_of in (evidence_of(finding).get("differs") or {}).items():

@@ -88,3 +88,13 @@ def test_the_arguments_of_a_script_are_settings() -> None:
     }  # fmt: skip
     assert arguments({"command": words}) == {}
     assert arguments({"attached": True}) == {}
+
+
+def test_a_loss_that_ended_as_nan_is_the_higher_one() -> None:
+    text = answer("A", "B", speed(1.0), loss(-0.2, is_real=True), nonfinite_since=(None, 32))
+    assert text.startswith("A is better than B. ")
+    assert text.endswith(" The loss of B is NaN or Inf from step 32 on.")
+    text = answer("A", "B", speed(0.8), None, nonfinite_since=(None, 5))
+    assert text.startswith("B is faster, A has the lower loss. ")
+    assert "Too few common steps" not in text
+    assert answer("A", "B", speed(1.0), None, nonfinite_since=(5, 9)).startswith("Neither B nor A")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzers.compare.gate import GateError, failures, gates_of
@@ -51,3 +53,11 @@ def test_new_findings_by_severity() -> None:
 def test_what_is_no_condition(text: str) -> None:
     with pytest.raises(GateError):
         gates_of([text])
+
+
+def test_a_loss_that_ended_as_nan_is_not_as_low_as_before() -> None:
+    def failed(since: tuple[int | None, int | None]) -> list[str]:
+        return list(failures(replace(comparison(), nonfinite_since=since), gates_of(["loss"])))
+
+    assert failed((None, 1_032)) == ["The loss of after is NaN or Inf from step 1,032 on."]
+    assert failed((5, 1_032)) == [], "as before"

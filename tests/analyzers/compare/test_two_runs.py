@@ -93,6 +93,17 @@ def test_a_copied_run_is_called_by_its_folder(tmp_path: Path) -> None:
     assert "kept shows no difference in speed" in found.sentence
 
 
+def test_a_loss_that_ends_as_nan_is_told(tmp_path: Path) -> None:
+    """A script that goes on after a NaN: its finite losses are the same as those of the other."""
+    lost = make_run(tmp_path, ranks=2, steps=60, loss=lambda step: math.nan if step > 30 else wobbling(step))
+    found = compared(make_run(tmp_path, ranks=2, steps=60, loss=wobbling), lost)
+    assert found.nonfinite_since == (None, 31)
+    assert found.loss is not None
+    assert found.loss.common_steps == 30
+    assert f"in 30 steps. The loss of {lost.run_id} is NaN or Inf from step 31 on." in found.sentence
+    assert "NON-FINITE" in text_of(found)
+
+
 def test_what_changed_is_listed(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", steps=100, loss=wobbling, **config(lr=1e-3, decay=0.1))
     b = make_run(
