@@ -32,7 +32,9 @@ def test_a_line_of_code_that_a_hang_shows_later_stands_alone() -> None:
     lines = FindingLines()
     known = hang(5.6, {})
     later = hang(6.6, {"stacks": {"1": ["train.py:18 fetch", "train.py:30 main"]}})
-    assert lines.line(known) == "[red]HANG[/]  Rank 1 hangs. Rank 0 waited for 5.6 s."
+    assert lines.line(known) == (
+        "[red]HANG[/]  Rank 1 hangs. Rank 0 waited for 5.6 s. Inspect the stack of rank 1 and the code around the call."
+    )
     assert lines.line(later) == "[red]HANG[/]  Rank 1 is at train.py:18 fetch."
     assert lines.line(later) == ""
 
@@ -52,9 +54,9 @@ def test_a_plug_in_with_many_findings_has_a_few_lines() -> None:
     lines = FindingLines()
     shown = [lines.line(event(number)) for number in range(20)]
     assert [line for line in shown if line] == [
-        "[yellow]TEAM-RULE[/]  Number 0.",
-        "[yellow]TEAM-RULE[/]  Number 1.",
-        "[yellow]TEAM-RULE[/]  Number 2.",
+        "[yellow]TEAM RULE[/]  Number 0.",
+        "[yellow]TEAM RULE[/]  Number 1.",
+        "[yellow]TEAM RULE[/]  Number 2.",
         "[dim]More findings of team_rule are in the report.[/]",
     ]
 

@@ -19,9 +19,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from analyzers.finding import Finding
-from analyzers.kinds import OUR_KINDS
+from analyzers.kinds import OUR_KINDS, heading
 from analyzers.live import changed
 from analyzers.plugin_calls.named import MAX_OF_A_KIND
+from analyzers.report.wording.explained import next_step
 from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 
@@ -61,12 +62,15 @@ class FindingLines:
         if before is None and now.status == "ok":  # it was announced to an earlier launch, if at all
             return ""
         now = self._announced[key] = self._without_rollback(now)
-        title = escape(now.kind.upper().replace("_", "-"))
+        title = escape(heading(now.kind))
         if now.status == "ok":
             return f"[green]{title}[/]  {escape(now.summary)}"
         colour = _COLOURS.get(now.severity, "cyan")
         if before is None:
-            return f"[{colour}]{title}[/]  {escape(now.summary)}" if self._has_place(now) else self._last_line(now)
+            # what to do, where the run may stand still from now on and print nothing more
+            advised = f" {next_step(now).partition(' See `rankscope explain ')[0]}" if now.kind == "hang" else ""
+            text = f"{now.summary}{advised}"
+            return f"[{colour}]{title}[/]  {escape(text)}" if self._has_place(now) else self._last_line(now)
         if before.status == "ok":
             return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
         # A new line of code is printed alone: the rest of the sentence repeats the last one with other figures.
