@@ -30,10 +30,10 @@ class StallPolicy:
     startup_s: float = _DEFAULT.startup_s
     """Limit before an attempt's first finished step and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
-    at_work_s: float = 1800.0
-    """Limit of a silence in which `watch` sees ranks compute or read files and no rank waits for them in a collective
-    (seconds). Within it, `startup_s` counts from the last sign of work in a start, and the usual limit from the end of
-    the work after it. Source: convention; first builds of large kernels take tens of minutes.
+    startup_at_work_s: float = 1800.0
+    """Limit of a start in which `watch` sees a rank compute or read files outside of any collective (seconds). In such
+    a start, `startup_s` counts from the last sign of work. Once a step has ended, work of all ranks extends a
+    silence up to `startup_s`. Source: convention; first builds of large kernels take tens of minutes.
     """
     busy_ratio: float = 0.05
     """CPU time / wall time from which a silent rank and its children count as working (ratio). Source: measured, a rank

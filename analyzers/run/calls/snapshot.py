@@ -89,6 +89,8 @@ class RankView:
     """Time at which `watch` last saw its process at work while it recorded nothing; 0: never."""
     is_at_work: bool = False
     """False if `watch` has since seen it idle."""
+    has_accelerator: bool = False
+    """True if it trains on another device than the host's CPU."""
     holds_gil: bool = False
     """True if `watch` saw it asleep in C while holding the GIL, after its last record."""
 
@@ -157,7 +159,10 @@ def attempts(source: Source) -> list[int]:
 def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     """Read the end of an attempt. Missing tables leave their part empty."""
     identities = _identities(source, attempt)
-    views = {rank: RankView(rank=rank, last_ns=wall_ns) for rank, (wall_ns, _) in identities.items()}
+    views = {
+        rank: RankView(rank=rank, last_ns=wall_ns, has_accelerator=device not in ("", "cpu"))
+        for rank, (wall_ns, _, device) in identities.items()
+    }
     still = last_standstill(source, attempt, log)
     still_ns = still.reported_ns if still else None
     cut_ns = min(_cut(source, attempt, log), still_ns or NEVER_NS)
@@ -181,7 +186,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     before = None if since_step is None else since_step - ORDER_STEPS
     next_calls, newest_calls = call_order(source, attempt, before, cut_ns)
     _process_states(log, attempt, views, cut_ns, closed_until_ns=still_ns or NEVER_NS)
-    world_size = max([len(views), *(size for _, size in identities.values())])
+    world_size = max([len(views), *(size for _, size, _ in identities.values())])
     last_ns = max((view.last_ns for view in views.values()), default=0)
     return AttemptView(
         attempt=attempt,
@@ -237,11 +242,13 @@ def _cut(source: Source, attempt: int, log: EventLog) -> int:
     return cut_ns if last_ns is None or last_ns <= cut_ns + SKEW_NS else NEVER_NS
 
 
-def _identities(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
+def _identities(source: Source, attempt: int) -> dict[int, tuple[int, int, str]]:
     if not source.has("ranks"):
         return {}
-    sql = "SELECT rank, max(wall_ns), max(world_size) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank"
-    return {rank: (wall_ns or 0, size or 0) for rank, wall_ns, size in source.rows(sql, [attempt])}
+    sql = """
+        SELECT rank, max(wall_ns), max(world_size), max(device) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank
+    """
+    return {rank: (ns or 0, size or 0, device or "") for rank, ns, size, device in source.rows(sql, [attempt])}
 
 
 def _steps(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> tuple[int, int]:

@@ -193,7 +193,8 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         "ranks": [
             [r.rank, r.last_ns, r.step, r.step_is_open, r.finished_steps, list(r.phases), r.closed, r.state, r.os_state,
              r.num_in_flight, plain_calls(r.calls[: None if calls else 1]), plain_calls(r.unwaited if texts else ()),
-             r.worked_ns, plain_calls(r.enqueued[: None if calls else 1]), r.last_phase, r.is_at_work]
+             r.worked_ns, plain_calls(r.enqueued[: None if calls else 1]), r.last_phase, r.is_at_work,
+             r.has_accelerator]
             for r in view.ranks.values()
         ],
         "seq": [[group, rank, seq] for (group, rank), seq in view.last_seq.items()],
@@ -230,7 +231,7 @@ def _digest(plain: Mapping[str, Any]) -> Digest:
 
 def _rank(row: Sequence[Any]) -> RankView:
     rank, last_ns, step, is_open, finished, phases, closed, state, os_state, in_flight, calls, unwaited, *more = row
-    worked_ns, enqueued, last_phase, is_at_work = more
+    worked_ns, enqueued, last_phase, is_at_work, has_accelerator = more
     if state not in _STATES:
         raise ValueError(state)
     number = _int(rank)
@@ -250,6 +251,7 @@ def _rank(row: Sequence[Any]) -> RankView:
         unwaited=tuple(_call(number, call) for call in unwaited),
         worked_ns=_int(worked_ns),
         is_at_work=bool(is_at_work),
+        has_accelerator=bool(has_accelerator),
         last_phase=str(last_phase),
     )
 

@@ -58,12 +58,13 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
     silent_s, limit = (reference_ns - view.last_ns) / 1e9, limit_s(view, policy)
     if not view.ranks or silent_s <= limit:
         return None
-    return None if silent_s <= policy.at_work_s and _works(view, reference_ns, limit, policy) else silent_s
+    return None if _works(view, silent_s, reference_ns, limit, policy) else silent_s
 
 
-def _works(view: AttemptView, reference_ns: int, limit: float, policy: StallPolicy) -> bool:
-    """Return True if `watch` saw work in this silence: of a rank before its first step, else of every rank. Ranks in a
-    collective are excluded, since waiting there may also use CPU time.
+def _works(view: AttemptView, silent_s: float, reference_ns: int, limit: float, policy: StallPolicy) -> bool:
+    """Return True if `watch` saw work in this silence, and it may take so long: of a rank before its first step, else
+    of every rank, but no endless loop. Excluded are ranks in a collective, and those that may be waiting for their
+    device: both can use CPU time.
     """
 
     def works(rank: RankView) -> bool:
@@ -72,9 +73,10 @@ def _works(view: AttemptView, reference_ns: int, limit: float, policy: StallPoli
         return is_free and (reference_ns - rank.worked_ns) / 1e9 <= allowed_s
 
     alive = [rank for rank in view.ranks.values() if not rank.closed]
-    if any(rank.finished_steps == 0 and works(rank) for rank in alive):
+    if silent_s <= policy.startup_at_work_s and any(rank.finished_steps == 0 and works(rank) for rank in alive):
         return True
-    return bool(alive) and all(works(rank) and not rank.enqueued for rank in alive)
+    may_wait = any(rank.enqueued or (rank.has_accelerator and rank.phases[-1:] != ("data",)) for rank in alive)
+    return silent_s <= policy.startup_s and not may_wait and bool(alive) and all(works(rank) for rank in alive)
 
 
 def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None, *, is_last: bool = True) -> bool:
