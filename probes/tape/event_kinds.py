@@ -273,7 +273,7 @@ RANK_STATE = _kind(
     by="watch, on a change", meaning="State of a rank's process.",
 )
 SILENT_WORK = _kind(
-    "silent_work", _ranks("ranks", "at work"), _ranks("idle_ranks", "no longer"), _float("cores", "of all and children"),
+    "silent_work", _ranks("ranks", "at work"), _ranks("idle_ranks", "not now"), _float("cores", "with their children"),
     by="watch, on a change and every 30 s of a silence", meaning="Ranks that record nothing compute or read files.",
 )
 STACKS = _kind(
