@@ -6,11 +6,13 @@ candidates = [with_facts(candidate, book, ended) for candidate in candidates]
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from analyzers.deaths.logged.logged_endings import Ended
 from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.policy import SHARED
 
 __all__ = ["interface_candidates", "peer_addresses", "with_facts"]
 
@@ -26,6 +28,8 @@ _OWN_NAME = "127.0.1."
 _LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
 _BRIDGE = "172.17."
 """Docker's default bridge: each host has its own."""
+_VIRTUAL = re.compile(r"\](?P<name>(?:br-|veth|docker|virbr|cni|flannel|cali|lxc|tun)[\w.-]*):")
+"""Interfaces of containers and virtual machines in NCCL's list: they lead to no other host."""
 _REFUSED = re.compile(
     r"refused|unreachable|no route|timed? ?out|connectFullMesh|connect(?:ing)? (?:failed|to)", re.IGNORECASE
 )
@@ -44,7 +48,7 @@ def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
     """Add that nothing is lost if a process ended after the training."""
     end = candidate.lines[0]
     done = [one for one in book.of("finished") if one.source == end.source and one.line < end.line
-            and not one.number("later_steps")]  # fmt: skip
+            and (one.number("later_steps") or 0) < SHARED.min_times]  # the last state of a bar  # fmt: skip
     if not done:
         return candidate
     return replace(candidate, what=f"{candidate.what}. The training had finished before it ({done[-1].place})")
@@ -117,6 +121,11 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
         return [_wrong_interface(f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot "
                                  f"reach "
                                  "that address", local, broken, "NCCL_SOCKET_IFNAME")]  # fmt: skip
+    if not broken and len(hosts) > 1 and (names := _virtual(taken)):
+        failed = [one for one in book.of("nccl_error") if one.text("unhandled") == "system"]
+        what = f"A system call of NCCL failed, and its interfaces on {len(hosts)} hosts include some of containers or "
+        what += f"virtual machines ({', '.join(names)}), over which the other hosts cannot be reached"
+        return [_wrong_interface(what, taken[:2], failed, "NCCL_SOCKET_IFNAME")] if failed else []
     reached = [(entry, address) for entry in broken for address in _addresses(entry) if _LINK_LOCAL.match(address)]
     loops = [(entry, address) for entry in broken for address in _addresses(entry) if _LOCAL.match(address)]
     own_name = [(entry, address) for entry, address in loops if address.startswith(_OWN_NAME)]
@@ -141,6 +150,12 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
         what = f"A connection went to {address}, which is valid on one {reach} only: the wrong interface was chosen"
         return [_wrong_interface(what, [entry], [], name)]
     return []
+
+
+def _virtual(taken: Sequence[LogLine]) -> list[str]:
+    """The first virtual interfaces that NCCL's lists name."""
+    names = (match["name"] for entry in taken for match in _VIRTUAL.finditer(entry.message))
+    return list(dict.fromkeys(names))[:4]
 
 
 def _addresses(entry: LogLine) -> list[str]:

@@ -48,6 +48,8 @@ MEANS = replace(THROUGHPUT, block=1, min_blocks=2, skip_first=1, min_rise_ratio=
 as the blocks of a recorded run.
 """
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
+DATA_OF_MEANS = replace(DATA, min_steps=2, block_steps=1)
+"""Policy for such lines: two of them cover more steps than a rhythm needs."""
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
 MIN_STEPS = 2 * SHARED.min_steps
@@ -87,7 +89,7 @@ def printed_step_findings(
         ),
         ("throughput", lambda: _by_rate(_slower(source, steps), steps)),
         ("straggler", lambda: slow_printed_rank(steps)),
-        ("data_bound", lambda: data_bound(source, Scope(), DATA)),
+        ("data_bound", lambda: data_bound(source, Scope(), DATA_OF_MEANS if _are_means(steps) else DATA)),
     )
     for kind, check in checks:
         try:
@@ -212,12 +214,17 @@ def _slower(source: Source, steps: Sequence[Mapping[str, Any]]) -> list[Finding]
 def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if lines that are many steps apart print a measured speed or duration, not the time since the
     previous line."""
-    numbers: list[int] = [row["step"] for row in steps if row.get("duration_ns")]
-    own = not any(row.get("is_between") or row.get("is_of_bar") or row.get("is_counted") for row in steps)
-    if not own or len(numbers) < 2:
+    timed = [row for row in steps if row.get("duration_ns")]
+    if len(timed) < 2 or any(row.get("is_between") or row.get("is_of_bar") for row in steps):
         return False
+    apart = [after["step"] - before["step"] for before, after in pairwise(timed)]
+    if any(row.get("is_counted") for row in steps):  # the lines' times show how many steps lie between them
+        if any(row["start_ns"] is None for row in timed):
+            return False
+        ends = [row["start_ns"] + row["duration_ns"] for row in timed]
+        apart = [(end - ends[at]) / timed[at + 1]["duration_ns"] for at, end in enumerate(ends[1:])]
     usual = ThroughputPolicy()
-    return MEANS.min_blocks * median(b - a for a, b in pairwise(numbers)) >= usual.block * usual.min_blocks
+    return MEANS.min_blocks * median(apart) >= usual.block * usual.min_blocks
 
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:

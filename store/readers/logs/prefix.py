@@ -38,6 +38,7 @@ _PARTS = (
     r"\[[A-Za-z][\w.-]{0,31}\](?= )",  # a logger, a level
     r"\((?:(?P<actor>[\w.]{1,64}) )?(?:rank=(?P<rank>\d{1,6}) )?pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
+    r"\((?P<host>head|worker\d{1,4}), rank=\d{1,4}, pid=(?P<pid>\d{1,10})(?:, ip=[\w.:-]{1,64})?\)",  # SkyPilot
     r"Exception in device=[A-Z]{2,4}:(?P<local>\d{1,4}): (?=\S)",
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?=\[|\d\d-\d\d )",
     r"[a-z]\w{0,31} (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \((?=20\d\d-)|\) - (?=\S)",  # submitit

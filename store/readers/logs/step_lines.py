@@ -32,7 +32,7 @@ _STEPS = (
     ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
     ("", re.compile(
         r"(?<!per )\b(?:step|steps|iteration|iters?|itr)['\"]?\s*[:=]?\s*[\[#]?\s*"
-        r"(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
+        r"(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b(?!%)",  # `Steps:  3%|`: the share of a bar
         re.IGNORECASE,
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),

@@ -22,7 +22,7 @@ _CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2}):(?P<second>\d{2})"
 _FORMS = tuple(
     re.compile(form)
     for form in (
-        rf"\[?(?P<year>20\d\d)[-/](?P<month>\d\d)[-/](?P<day>\d\d)[T _]{_CLOCK}{_FRACTION}"
+        rf"\[?(?P<year>20\d\d)[-/](?P<month>\d\d)[-/](?P<day>\d\d)[T _,]{_CLOCK}{_FRACTION}"
         r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?",
         rf"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} "
         r"(?P<year>20\d\d)\]?",

@@ -119,3 +119,16 @@ def test_the_frames_of_a_traceback_without_its_head_are_read(tmp_path: Path) -> 
     (finding, *_) = diagnosed(tmp_path, "job.log", text).fired
     assert (finding.cause, finding.ranks) == ("device_assert", (3,))
     assert "model.py:210" in finding.summary
+
+
+def test_what_a_node_of_skypilot_wrote_is_read(tmp_path: Path) -> None:
+    prefix = "(worker1, rank=1, pid=3120, ip=10.0.0.8) "
+    (finding,) = diagnosed(tmp_path, "job.log", behind(prefix, f"{FRAMES}ValueError: batch is empty")).fired
+    assert "ValueError: batch is empty (job/sft.py:44 in main)" in finding.summary
+    assert (finding.ranks, finding.evidence["host"]) == ((), "worker1")  # its number is that of a node
+
+
+def test_an_error_of_one_host_names_the_host(tmp_path: Path) -> None:
+    text = behind("node-01: ", "index built") + behind("node-02: ", f"{FRAMES}FileNotFoundError: no index")
+    (finding,) = diagnosed(tmp_path, "job.log", text).fired
+    assert finding.evidence["host"] == "node-02"

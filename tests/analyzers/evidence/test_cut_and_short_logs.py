@@ -8,7 +8,7 @@ import pytest
 
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
-from analyzers.report.wording.explained import why
+from analyzers.report.wording.explained import next_step, why
 
 REPORT = (
     "[rank{rank}]:[E ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation timeout: "
@@ -106,3 +106,25 @@ def test_the_loss_of_an_estimators_evaluation_is_no_training_loss(tmp_path: Path
     steps = "".join(lines)
     end = "INFO:tensorflow:Saving dict for global step 12000: accuracy = 0.85, global_step = 12000, loss = 0.7218\n"
     assert diagnosed(tmp_path, steps + end).fired == ()
+
+
+LISTED = "{host}:71:71 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.{n}<0> [1]{other}:172.18.0.1<0>\n"
+SYSTEM = "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:957, unhandled system error, NCCL version 2.19.3\n"
+
+
+def _listed(other: str, num_hosts: int) -> str:
+    return "".join(LISTED.format(host=f"gpu-{n}", n=n, other=other) for n in range(num_hosts))
+
+
+@pytest.mark.parametrize("other", ["br-7f00aa", "vethe1c2", "docker1", "virbr0"])
+def test_a_failed_call_over_interfaces_of_containers_suspects_them(tmp_path: Path, other: str) -> None:
+    (finding,) = diagnosed(tmp_path, _listed(other, 2) + SYSTEM).fired
+    assert (finding.cause, finding.status, finding.ranks) == ("no_interface", "suspect", ())
+    assert other in finding.summary
+    assert "NCCL_SOCKET_IFNAME" in next_step(finding)
+
+
+@pytest.mark.parametrize("text", [_listed("ib0", 2) + SYSTEM, _listed("docker1", 1) + SYSTEM,
+                                  _listed("docker1", 2) + SYSTEM.replace("system", "cuda")])  # fmt: skip
+def test_other_interfaces_and_other_errors_suspect_none(tmp_path: Path, text: str) -> None:
+    assert [one.cause for one in diagnosed(tmp_path, text).fired] == ["nccl_error"]

@@ -200,3 +200,14 @@ def test_a_program_that_failed_before_another_one_trained_is_named(tmp_path: Pat
     assert "No failure seen" in analyzed(tmp_path, log=resumed).verdict
     caught = error.replace("in <module>", "in try_it")
     assert "No failure seen" in analyzed(tmp_path, log=steps + caught + steps + after).verdict
+
+
+def test_the_last_state_of_a_bar_behind_the_summary_is_the_end_of_training(tmp_path: Path) -> None:
+    bar = "100%|##########| 90/90 [09:00<00:00,  6.00s/it]\n"
+    log = "{'train_runtime': 540.1, 'train_loss': 0.6, 'epoch': 1.0}\n" + bar
+    log += (
+        "Memory on the node (IP: 10.0.0.4, ID: b1) was 95 of 99 GB, which exceeds the memory usage threshold of 0.95.\n"
+    )
+    (finding,) = analyzed(tmp_path, log=bar.replace("90/90", "89/90") + log).fired
+    assert finding.cause == "host_out_of_memory"
+    assert "The training had finished before it (job.log:2)" in finding.summary

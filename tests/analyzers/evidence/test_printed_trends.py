@@ -100,3 +100,29 @@ def test_rows_of_many_ranks_are_read_a_few_times_each() -> None:
     rows = [Row(rank=rank, step=step, loss=3.0 - step / 1000) for rank in range(4) for step in range(500)]
     assert climbing_loss(rows) == []
     assert 0 < reads < 20 * len(rows)
+
+
+CLIP = (
+    "2026-03-01,10:{m:02d}:00 | INFO | Train Epoch: 0 [{n}/80000 (9%)] Data (t): {data:.3f} Batch (t): {took:.3f}, "
+    "90/s Loss: 4.1\n"
+)
+DET = (
+    "2026-03-01 10:{m:02d}:00,100 - mmdet - INFO - Epoch [1][{n}/2000] lr: 0.01, time: {took:.3f}, "
+    "data_time: {data:.3f}, loss: 0.8\n"
+)
+
+
+@pytest.mark.parametrize(("line", "apart"), [(CLIP, 12_800), (DET, 50)])
+def test_three_lines_that_each_cover_many_steps_show_that_data_is_late(tmp_path: Path, line: str, apart: int) -> None:
+    def job(data_s: float) -> str:
+        return "".join(line.format(m=2 * n, n=n * apart, data=data_s, took=2.4) for n in range(1, 5))
+
+    (late,) = diagnosed(tmp_path, "train.log", job(1.9)).fired
+    assert (late.kind, late.cause) == ("data_bound", "steady")
+    assert "79 %" in late.summary
+    assert not diagnosed(tmp_path, "train.log", job(0.1)).fired
+
+
+def test_three_lines_of_single_steps_show_nothing(tmp_path: Path) -> None:
+    text = "".join(DET.format(m=0, n=n, data=1.9, took=2.4) for n in range(1, 5))
+    assert not diagnosed(tmp_path, "train.log", text).fired

@@ -123,3 +123,11 @@ def test_nemo_s_own_loss_stands_before_lightning_s_mean(own: str, loss: float) -
     found = read_step(line)
     assert found is not None
     assert found.loss == pytest.approx(loss, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", ["Steps", "Training steps", "step", "Iteration"])
+def test_the_share_of_a_bar_is_no_step_number(name: str) -> None:
+    found = read_step(f"{name}:  12%|#         | 37/300 [00:40<04:44,  1.08s/it, loss=0.31, lr=1e-5]")
+    assert found is not None
+    assert found.bar is not None
+    assert (found.step, found.bar.step, found.bar.total) == (None, 37, 300)
