@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
+from streamlit.components import v2
 
 from dashboard.data.prefetch import Query
 from dashboard.data.sql import queries
@@ -55,6 +56,21 @@ FIRST_QUERIES: tuple[Query, ...] = (
 """The first queries of the pages, prefetched for a large run."""
 
 
+_closing = v2.component(
+    "rankscope_menu",
+    html="<span></span>",
+    js="""
+export default function () {  // on a phone the sidebar covers the page, and stays open after a link by itself
+  window.rankscopeMenu ??= document.addEventListener("click", (event) => {
+    if (innerWidth <= 768 && event.target.closest(".st-key-menu a"))
+      document.querySelector("[data-testid=stSidebarCollapseButton] button")?.click();
+  }) ?? true;
+}
+""",
+    isolate_styles=False,
+)
+
+
 def pages() -> dict[str, list[Any]]:
     """Sections and their pages for `st.navigation`, created in each run of the script, as Streamlit requires.
 
@@ -92,6 +108,8 @@ def links(run_id: str | None) -> None:
             for page in pages_of_section:
                 of_run = {"run": run_id} if run_id is not None and section != "All runs" else None
                 st.page_link(page, query_params=of_run, width="stretch")
+    with st.container(key="menu-closing"):  # hidden by the style sheet
+        _closing(key="menu-closing-script")
 
 
 def _page(place: tuple[Callable[[], None], str, str]) -> Any:

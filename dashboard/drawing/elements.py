@@ -70,7 +70,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [data-testid="stButtonGroup"] div:has(> button) { flex-wrap: wrap; overflow: visible; max-width: 100%; }
 [data-testid="stSidebarHeader"] { padding-bottom: 0; }
 [data-testid="stSidebar"] [data-testid="stSelectbox"] [data-baseweb="select"] { font-size: 0.82rem; }
-.st-key-chart-library { display: none; }
+.st-key-chart-library, .st-key-menu-closing { display: none; }
 .st-key-menu [data-testid="stCaptionContainer"] { margin-top: 0.5rem; }
 .st-key-menu [data-testid="stElementContainer"]:has([data-testid="stPageLink"]) { margin: 0; height: 1.5rem; }
 .st-key-menu [data-testid="stPageLink-NavLink"] { height: 1.4rem; }

@@ -118,6 +118,17 @@ LEGENDS_BELOW_NOTHING = """
 """No legend covers a plot."""
 
 
+def test_the_menu_of_a_phone_closes_when_a_page_is_chosen(run: Path, opened: tuple[str, Page]) -> None:
+    """It covers the page, and its state is kept over a reload."""
+    url, page = opened
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{url}/{PAGES['goodput']}?run={run.name}")
+    page.locator("[data-testid=stExpandSidebarButton]").click()
+    page.get_by_role("link", name="Findings", exact=True).click()
+    page.get_by_role("heading", name="Findings", exact=True).wait_for()
+    page.locator("[data-testid=stExpandSidebarButton]").wait_for()
+
+
 def test_a_window_that_becomes_narrow_keeps_legends_off_the_plots(run: Path, opened: tuple[str, Page]) -> None:
     url, page = opened
     page.set_viewport_size({"width": 1440, "height": 1000})
