@@ -107,9 +107,9 @@ def loss_sentence(loss: LossChange | None) -> str:
     if not loss.is_real:
         noise = f"which may be chance (less than {factor:.0f} times its noise of {loss.noise:.2g})"
     other = "" if loss.equal_tokens else " This decides nothing: the runs train different numbers of tokens per step."
-    end = f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}"
     if loss.difference == 0:
-        end = "The loss is the same at the end"
+        return f"The loss is the same at the end, and first differs at step {loss.first_different_step:,}.{other}"
+    end = f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}"
     return f"{end}, and differs from step {loss.first_different_step:,} on.{other}"
 
 

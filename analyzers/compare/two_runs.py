@@ -103,6 +103,10 @@ class Comparison:
         if sizes:
             in_a, in_b = (f"{int(size):,}" if size.isdigit() else size for size in sizes[0])
             against_either = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
+        for name, a, b in self.conditions:
+            if name == "ranks" and a and b:
+                ranks = f"has another number of ranks ({a} in {self.run_a}, {b} in {self.run_b})"
+                against_either = " and ".join(filter(None, (against_either, ranks)))
         found = answer(
             self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,
             against_either=against_either, load=self.load_caveat, nonfinite_since=self.nonfinite_since,

@@ -54,7 +54,7 @@ def test_a_difference_of_four_times_its_noise_is_not_called_within_it() -> None:
     assert "0.0242 lower at the end, which may be chance (less than 4 times its noise of 0.0063)" in text
     assert "within" not in text
     same = answer("A", "B", speed(1.0), loss(0.0, is_real=False))
-    assert "The loss is the same at the end, and differs from step" in same
+    assert "The loss is the same at the end, and first differs at step" in same
 
 
 def diagnosis(ended: str, *findings: Finding) -> Diagnosis:

@@ -68,6 +68,17 @@ def test_a_smaller_model_is_faster_and_not_better(tmp_path: Path) -> None:
     assert "another model" not in compared(a, unknown).sentence
 
 
+def test_more_ranks_are_faster_and_not_better(tmp_path: Path) -> None:
+    """Twice the ranks take half the time for a token at the same price."""
+    few = make_run(tmp_path, ranks=2, steps=80, step_ms=60.0, **config())
+    many = make_run(tmp_path, ranks=4, steps=80, step_ms=30.0, **config())
+    found = compared(few, many).sentence
+    ranks = f"(2 in {few.run_id}, 4 in {many.run_id})"
+    assert found.startswith(f"{many.run_id} is faster than {few.run_id}, but has another number of ranks {ranks}."), (
+        found
+    )
+
+
 def test_a_script_is_not_better_than_a_run_of_the_trainer(tmp_path: Path) -> None:
     """A script's run need not record the size of its model."""
     a = make_run(tmp_path, steps=80, step_ms=60.0, **config())
