@@ -23,6 +23,7 @@ __all__ = [
     "is_number",
     "listed",
     "loss_text",
+    "natural",
     "number",
     "number_ranges",
     "percent",
@@ -50,7 +51,10 @@ def listed(values: Sequence[Any], most: int = 12) -> str:
 
 
 def counted(number: Any, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}" if isinstance(number, int) and number else ""
+    if not isinstance(number, int) or not number:
+        return ""
+    plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number} {noun}{plural * (number != 1)}"
 
 
 def ranks_before(facts: Mapping[str, Any]) -> str:
@@ -65,6 +69,11 @@ def counted_ranks(facts: Mapping[str, Any]) -> str:
     """`2 ranks (3 before)`: the ranks of a run, and those of its earlier attempts."""
     ranks, before = counted(facts.get("num_ranks"), "rank"), ranks_before(facts)
     return f"{ranks} ({before} before)" if ranks and before else ranks
+
+
+def natural(text: str) -> list[Any]:
+    """Sort key by which `tp:8-15` stands before `tp:104-111`, and node-9 before node-10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", text)]
 
 
 def is_number(value: Any) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.device.exposure import SIZE_OF_CALL
+from analyzers.account.device.exposure import GROUPS_IN_ORDER, SIZE_OF_CALL
 from analyzers.source import READ_STEPS, Source, every_kth
 from analyzers.wording import group_text
 
@@ -126,7 +126,7 @@ def call_columns(
                           GROUP BY attempt, process_group, op, seq, CASE WHEN peer IS NULL THEN -1 ELSE rank END, peer)
                     GROUP BY attempt, step, op, process_group, bytes)
               GROUP BY op, process_group, bytes)
-        ORDER BY wait_s DESC NULLS LAST, op, process_group, bytes LIMIT {int(limit)}
+        ORDER BY wait_s DESC NULLS LAST, op, {GROUPS_IN_ORDER}, bytes LIMIT {int(limit)}
         """,
         list(phases),
     )

@@ -59,6 +59,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [data-testid="stMetricValue"], [data-testid="stDataFrame"] { font-variant-numeric: tabular-nums; }
 [data-testid="stMetric"] > div:first-child { padding: 0.5rem 0.6rem !important; }
 [data-testid="stMetricValue"] { font-size: 1.2rem; font-weight: 500; }
+[data-testid="stMetricValue"] * { white-space: normal !important; overflow: visible !important; }
 [data-testid="stMetricLabel"] * { white-space: normal !important; overflow: visible; }
 [data-testid="stMetricDelta"] { font-size: 0.72rem; padding: 0.1rem 0.35rem; }
 @media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }

@@ -112,7 +112,12 @@ def _reading(trend: Trend, name: str) -> Figure:
     bounds = trend.all_devices
     if bounds is not None:
         shown.append(
-            series.Series(name="median of all", x=floats(bounds["seconds"]), y=factor * floats(bounds["middle"]))
+            series.Series(
+                name="median of all",
+                x=floats(bounds["seconds"]),
+                y=factor * floats(bounds["middle"]),
+                colour=SEQUENCE[7],
+            )
         )
     figure = series.draw(shown, x="seconds", y=axis, height=240, from_zero=name != "temperature_celsius")
     if bounds is not None:

@@ -101,7 +101,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
         _work_rate(view.manifest, _shown(pulse, diagnosis, "tokens_per_s", is_live=view.state.is_live)[0]),
         ("Goodput", units.percent(goodput_ratio), None, GOODPUT),
         (
-            "Memory", units.data_size(pulse["memory_bytes"], digits=0),
+            "Memory", units.data_size(pulse["memory_bytes"]),
             None if fullest is None else f"rank {fullest:.0f}", "Of the rank with the most memory.",
         ),
     ]  # fmt: skip

@@ -53,8 +53,11 @@ def system(view: View) -> None:
     st.subheader("Topology", anchor=False)
     _topology(found["ranks"])
     st.subheader("Process groups", anchor=False)
-    if found["groups"]:
-        table(found["groups"], key="system-groups")
+    listed, num_others = found["groups"]
+    if listed:
+        table(listed, key="system-groups")
+        if num_others:
+            st.caption(f"The {len(listed)} largest groups; {num_others:,} more are in SQL (`process_groups`).")
     else:
         empty_state("No process group was recorded.", "A rank reports each group at its first call.")
     st.subheader("NCCL", anchor=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.wording import loss_text, rise_text
+from analyzers.wording import counted, loss_text, natural, rise_text
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,12 @@ def test_a_loss_before_it_overflows_is_a_power_of_ten(loss: float, text: str) ->
 @pytest.mark.parametrize(("ratio", "text"), [(0.52, "+52 %"), (193.0, "194x"), (9.87e200, "9.9e+200x")])
 def test_a_rise_of_any_size(ratio: float, text: str) -> None:
     assert rise_text(ratio) == text
+
+
+def test_counted_nouns() -> None:
+    assert [counted(number, "microbatch") for number in (1, 4)] == ["1 microbatch", "4 microbatches"]
+    assert counted(2, "rank") == "2 ranks"
+
+
+def test_numbers_in_names_sort_as_numbers() -> None:
+    assert sorted(["node-10", "node-9", "node-1"], key=natural) == ["node-1", "node-9", "node-10"]

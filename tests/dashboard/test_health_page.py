@@ -39,6 +39,16 @@ def test_throttling_errors_remaps_and_xids_are_told(tmp_path: Path) -> None:
     assert worst["during the run"] == "memory errors, uncorrected 2"
 
 
+def test_counters_that_were_not_read_do_not_look_healthy(tmp_path: Path) -> None:
+    """Beside a device that throttled: an empty cell would say that it had no error."""
+    node = Node(tmp_path)
+    for second in range(5):
+        node.read("GPU-1", second, throttle_reasons=64, temperature_celsius=90.0)
+    node.findings()
+    (row,) = open_page(node.run.path.parent, "health").dataframe[0].value.to_dict("records")
+    assert (row["device"], row["remapping"], row["during the run"]) == ("GPU-1", "not read", "not read")
+
+
 def test_of_many_devices_it_is_said_which_are_drawn(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for device in range(40):

@@ -29,8 +29,10 @@ from analyzers.account.time_classes import TRAINING, WAITED
 from analyzers.run.records.standstills import before_standstill, standstills
 from analyzers.source import READ_CALLS, READ_STEPS, Floats, Ints, Source, every_kth, floats, ints
 
-__all__ = ["SIZE_OF_CALL", "Exposure", "exposed_calls", "measure"]
+__all__ = ["GROUPS_IN_ORDER", "SIZE_OF_CALL", "Exposure", "exposed_calls", "measure"]
 
+GROUPS_IN_ORDER = r"TRY_CAST(regexp_extract(process_group, '\d+') AS BIGINT), process_group"
+"""SQL to sort by: `tp:8-15` before `tp:104-111`."""
 SIZE_OF_CALL = (
     "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
     "ELSE max(bytes) END"
@@ -185,7 +187,7 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
                exposed / num_steps / 1e6 AS exposed_ms, transfer / num_steps / 1e6 AS transfer_ms,
                CAST(exposed / nullif(busy, 0) AS DOUBLE) AS exposed_ratio, count(*) OVER () AS num_classes
         FROM classes, (SELECT CAST(count(*) AS DOUBLE) AS num_steps FROM scales)
-        ORDER BY exposed_ms DESC, op, process_group, bytes LIMIT {int(limit)}
+        ORDER BY exposed_ms DESC, op, {GROUPS_IN_ORDER}, bytes LIMIT {int(limit)}
         """,
         [attempt, every, attempt, every],
     )

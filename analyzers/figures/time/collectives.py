@@ -17,8 +17,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analyzers.figures.drawing.theme import CALL, SEQUENCE, label, new_figure
-from analyzers.source import floats
-from analyzers.wording import group_text
+from analyzers.source import Floats, floats
+from analyzers.wording import group_text, natural
 
 __all__ = ["draw", "waits"]
 
@@ -27,6 +27,9 @@ MAX_PER_OP = 600
 MAX_NAME_CHARS = 30
 """Longest name of a bar in one line: a longer one takes the place of the bars on a narrow screen."""
 MAX_BARS = 14
+AXIS_ROOM, FEW_DECADES = 0.2, 2.5
+"""Powers of ten on each side of the dots, and up to how many in all there are ticks between them."""
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def draw(calls: Mapping[str, Any]) -> go.Figure:
@@ -48,9 +51,25 @@ def draw(calls: Mapping[str, Any]) -> go.Figure:
             },
             hovertext=[_hover(calls, i) for i in rows], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(type="log", exponentformat="SI", dtick=1)
-    figure.update_yaxes(type="log", exponentformat="SI", dtick=1)
+    if good.any():
+        figure.update_xaxes(**_log_axis(size[good]))
+        figure.update_yaxes(**_log_axis(1e9 * bandwidth[good]))
     return figure
+
+
+def _log_axis(values: Floats) -> dict[str, Any]:
+    """A logarithmic axis with room for the dots, and ticks at 1, 2 and 5 where powers of ten would be one or two."""
+    low, high = np.log10(values.min()) - AXIS_ROOM, np.log10(values.max()) + AXIS_ROOM
+    digits = (1, 2, 5) if high - low < FEW_DECADES else (1,)
+    powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in digits if low <= power + np.log10(digit) <= high]
+    return {"type": "log", "range": [low, high], "tickvals": ticks, "ticktext": [_si(tick) for tick in ticks]}
+
+
+def _si(value: float) -> str:
+    """`200 M`."""
+    scale, prefix = next((one for one in _PREFIXES if value >= one[0]), (1.0, ""))
+    return f"{value / scale:g} {prefix}".rstrip()
 
 
 def _hover(calls: Mapping[str, Any], row: int) -> str:
@@ -70,7 +89,7 @@ def waits(calls: Mapping[str, Any]) -> go.Figure:
         if np.isfinite(wait):
             key = (str(op), str(group))
             total[key] = total.get(key, 0.0) + float(wait)
-    most = sorted(total.items(), key=lambda item: -item[1])[:MAX_BARS]
+    most = sorted(total.items(), key=lambda item: (-item[1], natural(" ".join(item[0]))))[:MAX_BARS]
     x = "seconds waited, all ranks"
     if len(most) < len(total):
         x += f"<br>the {len(most)} longest of {len(total):,}"

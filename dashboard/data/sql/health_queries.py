@@ -18,6 +18,7 @@ from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.health.xids import xid_table
 from analyzers.run.records.event_log import Event, EventLog
 from analyzers.source import Floats, Source, floats, ints, missing_tables
+from analyzers.wording import natural
 from dashboard.data.sql.queries import Columns
 from probes.tape import event_kinds
 
@@ -131,7 +132,7 @@ def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *,
         ends = (np.argsort(lowest, kind="stable")[:AT_EACH_END], np.argsort(highest, kind="stable")[-AT_EACH_END:])
         shown = set(having[np.concatenate(ends)].tolist())
     lines = []
-    for place in sorted(shown):
+    for place in sorted(shown, key=lambda place: [natural(name) for name in devices[place]]):
         node, device = devices[place]
         there = np.isfinite(grid[place])
         lines.append(Line(node=node, device=device, at=seconds[there], values=grid[place][there]))
@@ -182,8 +183,9 @@ def device_problems(source: Source, limit: int) -> tuple[list[dict[str, Any]], i
         row = {
             "node": node or "", "device": device or "",
             "throttled by": ", ".join(f"{name} ({_percent(share)})" for name, share in reasons.items()),
-            "remapping": remapping,
-            "during the run": ", ".join(f"{name} {rise:,}" for name, rise in rises_of.items()),
+            "remapping": remapping or ("not read" if device != "host" and pending is None else ""),
+            "during the run": ", ".join(f"{name} {rise:,}" for name, rise in rises_of.items())
+            or ("not read" if all(rise is None for rise, _ in counted.values()) else ""),
             "before the run": ", ".join(f"{name} {total - (counted[name][0] or 0):,}" for name, total in old.items()),
         }  # fmt: skip
         rows.append((rank, row))

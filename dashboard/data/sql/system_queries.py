@@ -29,26 +29,28 @@ def ranks(source: Source) -> Rows:
     return [dict(zip(("rank", *names), row, strict=True)) for row in rows]
 
 
-def groups(source: Source) -> Rows:
-    """Process groups of the newest attempt, largest first."""
+def groups(source: Source) -> tuple[Rows, int]:
+    """Process groups of the newest attempt, largest first, and the number of those beyond `MAX_GROUPS`."""
     if not source.has("process_groups"):
-        return []
+        return [], 0
     rows = source.rows(
         f"""
         SELECT process_group, any_value(description), any_value(group_name), any_value(members),
-               any_value(recorded_by), count(DISTINCT rank)
+               any_value(recorded_by), count(DISTINCT rank), count(*) OVER ()
         FROM process_groups WHERE attempt = (SELECT max(attempt) FROM process_groups)
-        GROUP BY process_group ORDER BY len(any_value(members)) DESC, process_group LIMIT {MAX_GROUPS}
+        GROUP BY process_group ORDER BY len(any_value(members)) DESC, split_part(process_group, ':', 1),
+            any_value(members), process_group LIMIT {MAX_GROUPS}
         """
     )
-    return [
+    found = [
         {
             "group": group, "description": description or "", "torch's name": name or "",
             "size": len(members or []), "ranks": _members(members),
             "used by ranks": used, "calls recorded by": recorded_by or "wrapper",
         }
-        for group, description, name, members, recorded_by, used in rows
+        for group, description, name, members, recorded_by, used, _ in rows
     ]  # fmt: skip
+    return found, rows[0][-1] - len(rows) if rows else 0
 
 
 def communicators(source: Source) -> Rows:
