@@ -1,6 +1,6 @@
 """Error texts for a path that is not a run: what it is, and what to do instead.
 
-f"no run at {path}: {where_else(path)}"
+no_run_at(path)              # "no run at runs/demo-9: see `ls runs`"
 f"{path} {what_instead(path, runs_in_it)}"
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["NAME_ONE", "no_folder", "what_instead", "where_else"]
+__all__ = ["NAME_ONE", "no_folder", "no_run_at", "what_instead"]
 
 NAME_ONE = "name a run's folder, for example runs/latest"
 _MADE = "it is made by the first `rankscope train` or `rankscope run`"
@@ -24,17 +24,28 @@ def no_folder(runs: Path) -> str:
     return f"no folder {runs}{made}: name the folder that holds the runs"
 
 
-def where_else(missing: Path) -> str:
+def no_run_at(missing: Path, but: str = "") -> str:
+    """Complete text for a path at which nothing is, or for an address, whose `//` a path turns into `/`. `but`: what
+    else was looked for at a path.
+    """
+    if address := re.fullmatch(r"(\w{2,}):(?:/(.*))?", str(missing), re.DOTALL):
+        scheme, rest = address[1], (address[2] or "").lstrip("/")
+        read = "an address is read by `rankscope analyze` and `rankscope dashboard`"
+        if scheme not in ("s3", "file") or not rest:
+            read = "an address is s3://bucket/prefix or file:///folder"
+        return f"no run at {scheme}://{'/' * (scheme == 'file')}{rest}: {read}"
+    return f"no run at {missing}{but}: {_where_else(missing)}"
+
+
+def _where_else(missing: Path) -> str:
     """Suggest where the runs are: next to `missing` if its folder exists, else name the missing folder."""
-    if scheme := re.match(r"(\w+):/", str(missing)):
-        if scheme[1] not in ("s3", "file"):
-            return "an address is s3://bucket/prefix or file:///folder"
-        return "an address is read by `rankscope analyze` and `rankscope dashboard`"
     if missing.name == "latest":
         return _MADE
     folder = missing.parent
     if not missing.is_absolute() and (inside := Path("runs") / missing).is_dir():
         return f"did you mean {inside}?"
+    if folder == Path() and Path("runs").is_dir():
+        return "see `ls runs`"
     return f"see `ls {folder}`" if folder.is_dir() else f"there is no folder {folder} either"
 
 

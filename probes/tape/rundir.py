@@ -19,7 +19,7 @@ from typing import Any
 
 from .files.safe_open import file_problem, folder_problem, read_plain, write_private
 from .format.schema import SCHEMA_VERSION
-from .no_run import NAME_ONE, what_instead, where_else
+from .no_run import NAME_ONE, no_run_at, what_instead
 from .redaction.secrets import with_secrets, without_secrets
 
 __all__ = ["NODE_RANK", "RunDir", "RunError", "make_private"]
@@ -118,7 +118,7 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """An existing run. Raises RunError with one line if there is none or it is from a newer rankscope."""
         if not path.exists():
-            raise RunError(f"no run at {path}: {where_else(path)}")
+            raise RunError(no_run_at(path))
         if not path.is_dir():
             raise RunError(f"{path} is a file, not a run's folder: {NAME_ONE}; `rankscope analyze` reads files")
         run = cls(path.resolve())

@@ -98,12 +98,12 @@ def analyze(
 
 
 def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
-    from probes.tape.no_run import where_else
+    from probes.tape.no_run import no_run_at
     from store.open import what_is
 
     given = [what_is(path) for path in paths]
     if gone := [found.path for found in given if found.kind == "missing"]:
-        fail(f"no run at {gone[0]}, and no log or folder either: {where_else(gone[0])}")
+        fail(no_run_at(gone[0], but=", and no log or folder either"))
     if len(given) == 1 and given[0].run_ids:
         echo(f"rankscope: {given[0].path} {_runs_there(given[0].run_ids)}", err=True)
         given = [what_is(given[0].run)]

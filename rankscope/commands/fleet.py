@@ -56,7 +56,7 @@ def fleet(
             fail(no_folder(path))
         histories += _histories(RunsFolder(path))
     if not histories:
-        fail(f"{folders[0]} holds no run")
+        fail(f"{folders[0]} holds no run: name the folder that holds the runs")
     found = judge(histories)
     if exclude:
         excluded = exclude_list(found, exclude)

@@ -51,7 +51,8 @@ def sql(
         else:
             answer = ask(opened, statement, max_rows=max_rows, limit_s=limit_s)
     except (RunError, StoreError) as error:
-        fail(str(error))
+        listed = "; --tables lists the tables" if str(error).startswith("Catalog Error: Table") else ""
+        fail(f"{error}{listed}")
     from rankscope.query_result import distinct_names
 
     _print(distinct_names(answer.names), answer.rows, output)

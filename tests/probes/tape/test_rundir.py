@@ -16,7 +16,9 @@ def test_a_run_that_is_missing_is_looked_for_in_the_folder_it_was_named_in(tmp_p
         (tmp_path / "absent", f"see `ls {tmp_path}`"),
         (tmp_path / "nowhere" / "absent", f"there is no folder {tmp_path / 'nowhere'} either"),
         (tmp_path / "latest", "made by the first `rankscope train`"),
-        (Path("s3:/lake/runs/a"), "address is read by `rankscope analyze`"),
+        (Path("s3://lake/runs/a"), "no run at s3://lake/runs/a: an address is read by `rankscope analyze`"),
+        (Path("s3://"), "no run at s3://: an address is s3://bucket/prefix"),
+        (Path("file:///data/a"), "no run at file:///data/a: an address is read by"),
     ):
         with pytest.raises(RunError) as told:
             RunDir.open(path)
@@ -28,6 +30,8 @@ def test_a_name_without_its_folder_is_looked_for_in_runs(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match=rf"no run at {made.name}: did you mean runs/{made.name}\?"):
         RunDir.open(Path(made.name))
+    with pytest.raises(RunError, match="no run at demo-9: see `ls runs`"):
+        RunDir.open(Path("demo-9"))
 
 
 def test_a_file_in_place_of_a_run_names_the_command_that_reads_files(tmp_path: Path) -> None:
