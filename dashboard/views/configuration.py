@@ -61,7 +61,8 @@ def configuration(view: View) -> None:
         return
     table(
         dict(zip(("section", "setting", "value"), zip(*shown, strict=True), strict=True)), key="settings",
-        height=min(760, 38 + 35 * len(shown)),
+        height=min(760, 36 + 33 * len(shown)),
+        column_config={"section": st.column_config.Column(pinned=True, width=90)},
     )  # fmt: skip
     st.caption(f"{len(shown):,} of {len(settings):,} settings, defaults included. Secrets are not part of `run.json`.")
 

@@ -66,6 +66,7 @@ def _table() -> bool:
             key="filter",
             placeholder="part of a name, state, finding, tag or note",
             bind="query-params",
+            width=640,  # on a narrow screen the buttons stand below
             help="All words must occur. `tag:baseline` asks for runs with exactly that tag.",
         )
         buttons = st.container(horizontal=True, gap="small", width="content")
@@ -104,6 +105,8 @@ def _table() -> bool:
         },
     )  # fmt: skip
     _actions(buttons, [rows[place]["name"] for place in chosen["selection"]["rows"] if place < len(rows)])
+    if len(rows) > MAX_SUMMARIES:
+        st.caption(f"The newest {MAX_SUMMARIES:,} of these {len(rows):,} runs are read: the filter reaches older ones.")
     for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
         st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
     return is_pending
@@ -209,11 +212,13 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
     if problem and not found:
         found = {"state": "cannot be read"}
     loss = found.get("loss")
+    # An empty cell of an unread run would look like a run without findings.
+    unread = "" if found else "reading…" if pending else "not read" if not is_read else ""
     more = f" +{found['num_findings'] - 1}" if found.get("num_findings", 0) > 1 else ""
     step_ms = found.get("step_ms")
     return {
-        "name": name, "run": visible(name), "finding": f"{found['finding']}{more}" if found.get("finding") else "",
-        "state": found.get("state", "reading…" if pending else ""),
+        "name": name, "run": visible(name), "finding": f"{found['finding']}{more}" if found.get("finding") else unread,
+        "state": found.get("state", unread),
         "severity": found.get("severity", ""),
         "step": "" if found.get("step") is None else f"{found['step']:,}",
         "step time": units.duration(step_ms / 1e3) if step_ms is not None else "",

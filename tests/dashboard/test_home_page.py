@@ -101,3 +101,15 @@ def test_cells_of_an_ended_run_are_read_again_only_when_its_folder_has_changed(
     write_notes(run, RunNotes(tags=("baseline",)))
     assert row()["tags"] == ["baseline"]
     wait_for(is_kept, "cells that are not read again")
+
+
+def test_a_run_whose_records_are_not_read_does_not_look_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cell says that nothing was found."""
+    monkeypatch.setattr(home, "MAX_SUMMARIES", 1)
+    make_run(tmp_path, ranks=1, steps=5)
+    folder = make_run(tmp_path, ranks=1, steps=5).path.parent
+    app = open_page(folder, "home")
+    newest, oldest = app.dataframe[0].value[["finding", "state"]].to_dict("records")
+    assert newest["finding"] in ("reading…", "not analysed", "")
+    assert oldest == {"finding": "not read", "state": "not read"}
+    assert "The newest 1 of these 2 runs are read" in shown(app)
