@@ -150,13 +150,18 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
 
 
 def _new_columns(table: Table, columns: list[Column]) -> Iterator[str]:
-    """Return one line per column; neighbouring columns with the same suffix (`data_wait_ns`, ...) share a line."""
-    for (part, letters), group in groupby(columns, key=lambda column: (_part(column), _shown(table, column))):
+    """Return one line per column; neighbours with the same meaning or suffix (`data_wait_ns`, ...) share a line."""
+
+    def _meaning(column: Column) -> tuple[str, ...]:
+        part = _part(column)
+        text = f"part of the column {part}" if part else column.help
+        return _type(column), _unit(column), _shown(table, column), text
+
+    for (sql, unit, letters, text), group in groupby(columns, key=_meaning):
         names = list(group)
-        if part and len(names) > 1:
-            yield f"- {_names(names)}{letters}: part of the column {part}"
-        else:
-            yield from (f"- `{one.name}`{_type(one)}{_unit(one)}{letters}: {one.help}" for one in names)
+        if len(names) == 1:
+            text = names[0].help
+        yield f"- {_names(names)}{sql}{unit}{letters}: {text}"
 
 
 def _names(columns: list[Column]) -> str:

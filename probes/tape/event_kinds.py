@@ -83,17 +83,17 @@ NCCL_PLUGIN = _kind(
     by="rank, before its process groups are made", meaning="Whether NCCL loads the profiler plugin.",
 )
 EXCEPTION = _kind(
-    "exception", _text("type"), _text("message"), _text("traceback"), _text("phase", "it was raised in; empty: none"),
-    _text("package", "folder of the program's own package, if it was run as a module"), by="rank, before it dies of it",
-    meaning="A Python exception ended the rank; SystemExit: an exit with a code or a text.",
+    "exception", _text("type"), _text("message"), _text("traceback"), _text("phase", "that raised it, or empty"),
+    _text("package", "folder of the program's package, if it was run as a module"), by="rank, before it dies of it",
+    meaning="A Python exception ended the rank; SystemExit is an exit with a code or a text.",
 )
 MEMORY_SNAPSHOT = _kind(
     "memory_snapshot", _text("path", "in the run's folder"), _int("bytes", unit="By"), _int("device", "index on CUDA"),
     _int("reserved_bytes", unit="By"), _int("allocated_bytes", "of these, given to tensors", unit="By"),
     _int("unused_bytes", "of these, not allocated at the failure", unit="By"), _int("requested_bytes", unit="By"),
-    _int("device_free_bytes", unit="By"), _text("asked_at", "line that asked; empty: not known"), _bool("has_stacks"),
-    _json("sites", "in use, by the line that allocated: at, bytes, blocks"),
-    _bool("is_at_failure", "the state when the allocation failed, else when the rank ended"),
+    _int("device_free_bytes", unit="By"), _text("asked_at", "line of the request, or empty"), _bool("has_stacks"),
+    _json("sites", "memory in use by line: at, bytes, blocks"),
+    _bool("is_at_failure", "taken when the allocation failed, not when the rank ended"),
     by="rank, before it dies of it", meaning="CUDA memory ran out, and a snapshot of it was written.",
 )
 FENCED = _kind(
@@ -103,17 +103,17 @@ FENCED = _kind(
 GRAPH_REPLAYS = _kind(
     "graph_replays", _int("graph", "number of the graph in this process, from 1"), _int("replays", "so far"),
     by="rank, at the first replay of a CUDA graph and when its records are closed",
-    meaning="A captured CUDA graph runs: what is in it calls no hook, so its phases are not seen.",
+    meaning="A captured CUDA graph runs. It calls no hooks, so its phases are not recorded.",
 )
-FIRST_UPDATE = _kind("first_update", _int("num_before", "by the optimizer's state, or null"),
+FIRST_UPDATE = _kind("first_update", _int("num_before", "updates before it by the optimizer's state, or null"),
                      by="attached rank, once", meaning="First update of the process.")
 TRAINED_IN_TURN = _kind("trained_in_turn", by="attached rank, once",
                         meaning="Several optimizers step in turn, each after a backward pass.")
 TRAINING_BEGAN = _kind("training_began", by="attached rank",
-                       meaning="The optimizer of another model ends the steps from this one on.")
+                       meaning="From this step on, the optimizer of another model ends the steps.")
 MEMORY_PEAK = _kind(
     "memory_peak", _int("allocated_bytes", "largest so far", unit="By"), by="rank on a GPU, when it has grown by 1 %",
-    meaning="Peak of the memory that the CUDA allocator has given out; between steps less is in use.",
+    meaning="Peak of the CUDA allocator's memory; less is in use between steps.",
 )
 ALLOCATION_RETRIES = _kind(
     "allocation_retries", _int("num_retries"),
@@ -122,7 +122,7 @@ ALLOCATION_RETRIES = _kind(
 )
 SETTINGS = _kind(
     "settings", by="attached framework (Accelerate), on rank 0", is_open=True,
-    meaning="Hyperparameters as the framework was given them, one field each.",
+    meaning="Hyperparameters as passed to the framework, one field each.",
 )
 SAVED = _kind(
     "saved", _text("folder"),
@@ -132,15 +132,15 @@ SAVED = _kind(
 # The training.
 
 EVALUATION = _kind(
-    "evaluation", _LOSS, _json("sets", "loss of each validation set by name, where they have names"),
-    by="rank 0", meaning="Loss on the validation batches, the mean over validation sets.",
+    "evaluation", _LOSS, _json("sets", "loss of each named validation set"),
+    by="rank 0", meaning="Validation loss, mean over the validation sets.",
 )
 LOSS_SCALE = _kind(
     "loss_scale", _float("scale", "after it was halved"),
     by="rank 0", meaning="fp16 gradients overflowed: the step was dropped and the loss scale halved.",
 )
-RECOMPILE = _kind("recompile", *_CODE, _text("guard", "what was assumed and does not hold any more"), by="rank",
-                  meaning="A function was compiled again by torch.compile; `line`: its first.")
+RECOMPILE = _kind("recompile", *_CODE, _text("guard", "assumption that no longer holds"), by="rank",
+                  meaning="A function was compiled again by torch.compile; `line` is its first line.")
 GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="A line was left to Python by torch.compile.")
 FAULT_INJECTED = _kind(
     "fault_injected", _text("fault", "kind of fault"), _json("parameters"),
@@ -152,23 +152,23 @@ CHECKPOINT = _kind(
 )
 PEER_COPY = _kind(
     "peer_copy",
-    _text("state", "complete, delayed (the one before was still being sent), failed"),
+    _text("state", "complete, delayed (the previous copy was still being sent), failed"),
     _int("peer_rank"), _int("peer_node"), _int("bytes", unit="By"), _int("duration_ns", unit="ns"), _REASON,
     by="rank with a partner on another node, at the first copy and on each change",
     meaning="State of the copy that a rank keeps in another node's memory.",
 )
 RESUME_DIFFERS = _kind(
     "resume_differs", _json("parts", "of parameters, optimizer, rng, data"),
-    by="rank, after loading", meaning="What was loaded is not what was saved.",
+    by="rank, after loading", meaning="The loaded state differs from the saved state.",
 )
 PREEMPTED = _kind(
     "preempted",
-    _text("signal", "name; null: without a signal"), _int("checkpoint_step", "null: none was saved"),
+    _text("signal", "name, or null"), _int("checkpoint_step", "null if none was saved"),
     by="rank 0; also a rank that runs out of time", meaning="SIGTERM stopped the training.",
 )
 INTERRUPTED = _kind(
     "interrupted",
-    _text("signal", "name"), _int("checkpoint_step", "null: none was saved"),
+    _text("signal", "name"), _int("checkpoint_step", "null if none was saved"),
     by="rank 0", meaning="SIGINT stopped the training.",
 )
 
@@ -176,48 +176,48 @@ INTERRUPTED = _kind(
 
 NONFINITE = _kind(
     "nonfinite",
-    _text("phase"), _json("parameters", "names of those with NaN or Inf"),
+    _text("phase"), _json("parameters", "names of parameters with NaN or Inf"),
     _float("local_loss", unit="nats"), _int("local_nonfinite_count"),
-    _bool("own_gradient_nonfinite", "before any reduction; null: not known"),
+    _bool("own_gradient_nonfinite", "before any reduction, or null"),
     by="every rank", meaning="A step with NaN or Inf was refused.",
 )
 REPLAY = _kind(
     "replay",
     _text("verdict", "non_finite, spike"),
-    _text("state", "same: of the step; restored: the older one after the rollback"),
+    _text("state", "same: before the step; restored: the older state after the rollback"),
     _int("state_step"), _BATCH, _bool("came_back"), _LOSS,
     _float("loss_refused", unit="nats"), _float("loss_level", unit="nats"), _float("grad_norm"),
     _float("local_loss", unit="nats"),
     _json("origin", "null or module, operation, phase, how, microbatch, nonfinite_count, inputs, samples"),
-    _json("samples", "the worst few: id, row, loss, file, byte, text"),
+    _json("samples", "worst samples: id, row, loss, file, byte, text"),
     _int("num_samples"), _int("data_rank"), _json("changed_samples"), _float("duration_s", unit="s"),
-    by="every rank, for each replay", meaning="A refused step was computed again.",
+    by="every rank, for each replay", meaning="A refused step was recomputed.",
 )
 ROLLBACK = _kind(
     "rollback",
     _int("from_step"), _int("to_step"), _text("tier", "memory, disk, none"),
     _text("verdict", "non_finite, spike, corruption"), _REASON, _ranks("skipped_batches"),
-    _ranks("replayed_batches", "that are trained again: the step was good when it was repeated"),
+    _ranks("replayed_batches", "trained again, because the step was good when repeated"),
     _float("duration_s", unit="s"), _int("failures", "of this incident"), _float("rate_scale", "of the learning rate"),
     by="rank 0", meaning="The run went back to an earlier state.",
 )
-BATCH_SKIPPED = _kind("batch_skipped", _BATCH, _REASON, by="rank 0", meaning="A batch is left out of the training.")
+BATCH_SKIPPED = _kind("batch_skipped", _BATCH, _REASON, by="rank 0", meaning="A batch was skipped.")
 RUN_STOPPED = _kind("run_stopped", _REASON, by="rank 0", meaning="The guard gave up.")
 CORRUPTION = _kind(
     "corruption",
     _int("state_step"), _text("finding_kind"), _ranks("ranks"), _json("tensors"), _bool("certain"),
-    _ranks("broken_ranks"), _json("devices"), _int("healthy_step", "last one that was verified"),
-    by="rank 0", meaning="Fingerprints of the state do not agree.",
+    _ranks("broken_ranks"), _json("devices"), _int("healthy_step", "last verified step"),
+    by="rank 0", meaning="Fingerprints of the state differ.",
 )
 DEVICE_SUSPECTED = _kind(
     "device_suspected", _DEVICE, _int("suspect_rank"), _int("count", "so far on this device"),
-    by="rank 0", meaning="State on a device was found changed.",
+    by="rank 0", meaning="State on a device changed between two optimizer steps, or differs from its replicas.",
 )
 GRADIENT_OUTLIER = _kind(
     "gradient_outlier",
     _int("outlier_rank"), _DEVICE, _BATCH, _float("peak"), _float("peak_again", "in the recomputation"),
     _float("ratio"), _float("sigmas"), _bool("came_back"), _int("count", "so far on this device"),
-    by="rank 0", meaning="A step was computed again because one rank's gradients were outliers.",
+    by="rank 0", meaning="A step was recomputed because one rank's gradients were outliers.",
 )
 
 # Launcher.
@@ -231,7 +231,7 @@ RUN_ENDED = _kind(
     _NODE_RANK,
     _text("reason", "finished, preempted, interrupted, given_up, fenced, left_out, failed, launcher_lost"),
     _EXIT_CODE, _text("message"),
-    by="launcher, or watch where it was lost; attached: local rank 0, at a clean end or `detach`",
+    by="launcher, or watch if the launcher was lost; attached: local rank 0, at a clean end or `detach`",
     meaning="The run ended on a node.",
 )
 ATTEMPT_STARTED = _kind(
@@ -241,26 +241,26 @@ ATTEMPT_STARTED = _kind(
 RANK_EXIT = _kind(
     "rank_exit",
     _int("exit_rank"), _PID, _EXIT_CODE, _text("signal", "name or null"),
-    _text("out_of_memory", "what was exhausted, or null"), _text("message"),
+    _text("out_of_memory", "exhausted memory, or null"), _text("message"),
     _bool("blamed", "counts against its device and node"),
     by="launcher", meaning="A rank's process ended by itself.",
 )
 RANK_STOPPED = _kind(
     "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
-    by="launcher; watch where it was lost", meaning="A rank was ended, since others had died or all restart.",
+    by="launcher, or watch if it was lost", meaning="A rank was ended because others had died or all ranks restart.",
 )
 STOP_REQUESTED = _kind(
     "stop_requested", _NODE_RANK, _text("signal"),
-    by="launcher", meaning="A signal asked the run to stop; this does not end findings open until then.",
+    by="launcher", meaning="A signal asked the run to stop; open findings remain open.",
 )
 EXCLUDED = _kind(
-    "excluded", _NODE_RANK, _text("device", "null: the whole node"), _int("excluded_rank"), _int("failures"),
-    _text("cause", "straggler or xid; null: failures"), _REASON,
-    by="launcher", meaning="A device or node is left out from the next attempt on.",
+    "excluded", _NODE_RANK, _text("device", "null for the whole node"), _int("excluded_rank"), _int("failures"),
+    _text("cause", "straggler, xid, or null for failures"), _REASON,
+    by="launcher", meaning="A device or node is excluded from the next attempt on.",
 )
 EXCLUSION_WITHHELD = _kind(
-    "exclusion_withheld", _NODE_RANK, _ranks("ranks"), _bool("dry_run", "it would have been done"), _REASON,
-    by="launcher; watch, where the cause is not the device", meaning="Ranks that were reported stay in the run.",
+    "exclusion_withheld", _NODE_RANK, _ranks("ranks"), _bool("dry_run", "this setting kept them"), _REASON,
+    by="launcher, or watch if the cause is not the device", meaning="Reported ranks stay in the run.",
 )
 
 # The node process `watch`.
@@ -278,7 +278,7 @@ SILENT_WORK = _kind(
 )
 STACKS = _kind(
     "stacks",
-    _text("path"), _ranks("ranks", "that wrote one"), _ranks("gil_ranks", "asleep in C while holding Python's lock"),
+    _text("path"), _ranks("ranks", "that wrote stacks"), _ranks("gil_ranks", "asleep in native code, holding the GIL"),
     by="watch", meaning="Python stacks of the ranks were taken.",
 )
 PROFILE_REQUESTED = _kind(
@@ -289,47 +289,47 @@ PROFILE_REQUESTED = _kind(
 )
 PROFILE_CAPTURED = _kind(
     "profile_captured",
-    _text("path", "trace, in the run's folder; null: larger than the budget alone"), _int("bytes", unit="By"),
-    _int("first_step"), _int("last_step"), _int("request", "number of the request; null: of the schedule"), _REASON,
-    _json("removed", "older traces that the budget had no room for"),
+    _text("path", "trace, in the run's folder; null if larger than the budget"), _int("bytes", unit="By"),
+    _int("first_step"), _int("last_step"), _int("request", "number of the request, or null if scheduled"), _REASON,
+    _json("removed", "older traces removed to keep the budget"),
     by="rank", meaning="Steps were recorded with torch's profiler.",
 )
 PROFILE_SUMMARY = _kind(
     "profile_summary",
     _int("capture_rank"), _text("path"), _int("first_step"), _int("last_step"), _int("request"), _REASON,
-    _json("parts_ms", "mean of a step: step, compute, communication, exposed, copies, idle, data"),
-    _json("operators", "by self time: name, phase, device, self_ms a step, calls a step"),
-    _text("problem", "why the trace was not read, or not wholly"),
-    by="watch, once a trace", meaning="What a trace shows.",
+    _json("parts_ms", "means per step: step, compute, communication, exposed, copies, idle, data"),
+    _json("operators", "by self time: name, phase, device, self_ms and calls per step"),
+    _text("problem", "why the trace was not read completely"),
+    by="watch, once per trace", meaning="Summary of a trace.",
 )
 SLOW_LINE = _kind(
     "slow_line",
     _int("slow_rank"), _int("peer_rank"), _text("line", "file:line function"),
-    _float("share_ratio", "share of its samples in which the slow rank stood there"),
-    _float("peer_share_ratio", "the same of the peer"), _int("num_samples"),
-    by="watch, while a straggler is open", meaning="The line in which a slow rank stands most often.",
+    _float("share_ratio", "share of the slow rank's samples at this line"),
+    _float("peer_share_ratio", "share of the peer's"), _int("num_samples"),
+    by="watch, while a straggler is open", meaning="The line at which a slow rank is sampled most often.",
 )
 RECORDER_DUMPS = _kind(
-    "recorder_dumps", _text("path"), _ranks("ranks", "that wrote one"),
+    "recorder_dumps", _text("path"), _ranks("ranks", "that wrote a dump"),
     by="watch, before it kills", meaning="Dumps of torch's flight recorder were taken, for `rankscope analyze`.",
 )
 CULPRIT_KILLED = _kind(
     "culprit_killed", _int("killed_rank"), _PID, _REASON,
-    by="watch", meaning="The rank that a hang is blamed on was killed.",
+    by="watch", meaning="The culprit of a hang was killed.",
 )
 EXCLUSION_REQUESTED = _kind(
     "exclusion_requested", _NODE_RANK, _ranks("ranks"), _text("mode", "exclude, replace"),
     _text("cause", "straggler, xid"), _bool("dry_run"), _REASON,
-    by="watch", meaning="The launcher of a node was asked to leave ranks out of the run.",
+    by="watch", meaning="The launcher of a node was asked to exclude ranks.",
 )
 VERDICT_REFUSED = _kind(
     "verdict_refused", _ranks("ranks", "that the verdict blames"), _float("quiet_s", "since the last record", unit="s"),
-    by="watch of another node than 0", meaning="Node 0 reported a hang while the ranks of this node record.",
+    by="watch of a node other than 0", meaning="Node 0 reported a hang while the ranks of this node kept recording.",
 )
 MESSAGE_REFUSED = _kind(
-    "message_refused", _int("node_rank", "node that it claims to come from"),
+    "message_refused", _int("node_rank", "claimed sender"),
     _text("purpose", "digest, verdict, leader, clock"), _REASON, _int("num_messages", "since the last such event"),
-    by="watch, each reason once a minute", meaning="Messages between the nodes' watches were forged or replayed.",
+    by="watch, each reason once a minute", meaning="Messages between `watch` processes were forged or replayed.",
 )
 DIGESTS_UNSIGNED = _kind(
     "digests_unsigned", _NODE_RANK,
@@ -341,20 +341,20 @@ WATCH_REPLACED = _kind(
 )
 LAUNCHER_LOST = _kind(
     "launcher_lost", _NODE_RANK, _PID, _ranks("ranks", "of the attempt on this node"),
-    by="watch", meaning="The launcher of a node ended without a record of it; its ranks end too.",
+    by="watch", meaning="The launcher of a node ended without recording its end; its ranks end too.",
 )
 RECORDS_RETIRED = _kind(
-    "records_retired", _float("window_s", "what is kept", unit="s"), _int("segments", "of tapes, removed so far"),
+    "records_retired", _float("window_s", "kept", unit="s"), _int("segments", "tape segments removed so far"),
     _int("used_bytes", "tapes and store of the node", unit="By"),
-    _int("budget_bytes", "by now; null: none is set", unit="By"),
-    by="watch, first and when the window changes", meaning="Ingested tapes and calls beyond the window were retired.",
+    _int("budget_bytes", "so far, or null", unit="By"),
+    by="watch, first and when the window changes", meaning="Ingested tapes and calls before the window were removed.",
 )
 BUDGET_EXCEEDED = _kind(
     "budget_exceeded", _int("used_bytes", "tapes and store of the node", unit="By"), _int("budget_bytes", unit="By"),
     by="watch, once", meaning="Records need more than their budget although no window is left to shorten.",
 )
 PUBLISHED = _kind("published", _text("address"), by="watch", meaning="Records are at the configured address (again).")
-PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="Sending records there failed.")
+PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="Publishing records failed.")
 STALE_KILLED = _kind(
     "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch", meaning="A stale rank was killed."
 )
@@ -364,7 +364,7 @@ NODE_SILENT = _kind(
 )
 NODE_HEARD = _kind("node_heard", _NODE_RANK, by="watch of node 0", meaning="A silent node's digests arrive again.")
 CLOCK_OFFSET = _kind(
-    "clock_offset", _NODE_RANK, _int("offset_ns", "ahead of node 0", unit="ns"), _int("error_ns", "at most", unit="ns"),
+    "clock_offset", _NODE_RANK, _int("offset_ns", "ahead of node 0", unit="ns"), _int("error_ns", "largest", unit="ns"),
     by="watch of node 0, first and at each change by 5 ms", meaning="Offset of a node's clock.",
 )
 XID = _kind(
@@ -388,13 +388,13 @@ TRACKER_FAILED = _kind(
     "tracker_failed", _text("tracker"), _REASON,
     by="watch", meaning="A tracker's process died, could not write, or did not end in time.",
 )
-HOOK_FAILED = _kind("hook_failed", _text("hook"), _REASON, by="watch", meaning="A webhook or command missed a finding.")
+HOOK_FAILED = _kind("hook_failed", _text("hook"), _REASON, by="watch", meaning="Sending a finding failed.")
 ANALYZER_FAILED = _kind("analyzer_failed", _text("analyzer"), _REASON, by="watch", meaning="A check or plug-in failed.")
 FINDING = _kind(
-    "finding", _text("id", "the same live and post-mortem"), _float("cost_s", "wall time lost to it", unit="s"),
+    "finding", _text("id", "equal live and post-mortem"), _float("cost_s", "wall time lost", unit="s"),
     table="findings", by="watch", meaning="A live analyzer reported a finding.",
 )
 ADVICE = _kind(
     "advice", _text("finding_kind"), _text("cause"), _text("summary"), _text("next", "what to do"),
-    by="watch", meaning="The first steps show what could go better; nothing is broken.",
+    by="watch", meaning="Advice from the first steps; nothing is broken.",
 )

@@ -34,14 +34,14 @@ class RunConfig(Section):
 
 class DataConfig(Section):
     path: list[str] = Field(default_factory=list)
-    """Folders written by `rankscope prepare` (several form a mixture), or text, Parquet, `datasets` folders, or one
-    nanoGPT `.bin` with its `.json`; empty = the source of Python's standard library."""
+    """Folders written by `rankscope prepare` (several form a mixture), text files, Parquet files, `datasets` folders,
+    or one nanoGPT `.bin` with its `.json`; empty = the source code of Python's standard library."""
     weights: list[float] = Field(default_factory=list)
     """Mixture: share of the sequences from each folder in `path`, in any unit; empty = by size."""
     epochs: list[float] = Field(default_factory=list)
     """Mixture, instead of `weights`: how often each folder is read per pass over the mixture."""
     validation: dict[str, str] = Field(default_factory=dict)
-    """Validation sets, each a name and a prepared folder; all of `path` is then used for training."""
+    """Prepared folders by name, used as validation sets; all of `path` is then used for training."""
     column: str = ""
     """Column of Parquet and `datasets`: text or lists of tokens; empty = input_ids, tokens, text or content."""
     seq_len: int = Field(default=256, ge=2)
@@ -49,9 +49,9 @@ class DataConfig(Section):
     validation_ratio: float = Field(default=0.05, ge=0, lt=1)
     """Share of the tokens, at the end of each corpus, kept for evaluation; not used with `validation`."""
     cache_dir: str = ""
-    """Folder in which tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
+    """Cache of tokens between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
     document_mask: bool = False
-    """Attention stays within a packed document: it stops at `separator`."""
+    """Restrict attention to a packed document, which ends at `separator`."""
     separator: int = Field(default=0, ge=0)
     """Token that ends a document; 0 for text, 50256 for GPT-2's tokens."""
     num_workers: int = Field(default=0, ge=0)
@@ -91,13 +91,15 @@ class TrainConfig(Section):
     """Matrix products of the blocks in fp8, by torchao (`rankscope[fp8]`): one scale per tensor, or one per row, which
     is more exact and slower."""
     float8_emulated: bool = False
-    """With `float8`: round to fp8 and multiply in float32, on any device: slow, for trying its effect on the loss."""
+    """With `float8`: round to fp8 and multiply in float32, on any device; slow, to see the effect of fp8 on the
+    loss."""
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
     """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
     compile: bool | Literal["auto"] = "auto"
     """Compile each block with `torch.compile`; auto = on CUDA, if its packages and a C compiler are installed."""
     compile_backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
-    """inductor generates kernels; the others only trace, for machines without a C++ compiler or for debugging."""
+    """inductor generates kernels; the other backends only trace, for machines without a C++ compiler or for
+    debugging."""
     chunked_loss: bool | Literal["auto"] = "auto"
     """Compute output layer and loss some thousand tokens at a time, without the logits of a whole batch; not in a
     pipeline; auto = on CUDA."""
@@ -136,9 +138,9 @@ class OptimConfig(Section):
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
     """With `wsd`: share of the steps in which the learning rate falls."""
     reference_batch_size: int = Field(default=0, ge=0)
-    """Global batch size for which `lr` is meant; `lr` scales linearly with the actual batch size; 0 = no scaling."""
+    """Batch size for which `lr` was chosen: `lr` scales linearly with the global batch size; 0 = no scaling."""
     fused: bool = True
-    """One kernel for AdamW's whole update: several times faster with sharded parameters."""
+    """Fused AdamW: one kernel for the whole update, several times faster with sharded parameters."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimConfig:
@@ -153,10 +155,10 @@ class ProbesConfig(Section):
     gradient_interval: int = Field(default=10, ge=0)
     """Steps between per-parameter gradient statistics; 0 = only the global norm."""
     expert_interval: int = Field(default=10, ge=0)
-    """Steps between rows of expert use, which cover all steps in between; 0 = never."""
+    """Steps between rows of expert use, which cover all steps since the previous row; 0 = never."""
     compression_interval: int = Field(default=50, ge=0)
-    """Steps between measurements of what `parallel.gradient_compression` loses, which take one more reduction; 0 =
-    never."""
+    """Steps between measurements of the error of `parallel.gradient_compression`, each of which takes one more
+    reduction; 0 = never."""
     collectives: bool = True
     """Record every collective."""
     nonfinite_flags: bool = True
@@ -165,26 +167,28 @@ class ProbesConfig(Section):
     """Steps between measurements of each rank's gradient norm before reduction, which show the gradient's noise; 0 =
     never."""
     fingerprint_interval: int = Field(default=50, ge=0)
-    """Steps between comparisons of parameters and optimizer state over replicas, in addition to those at every copy; 0
-    = never."""
+    """Steps between comparisons of parameters and optimizer state over replicas, in addition to the comparison at every
+    copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)
-    """Steps between checks for changes between optimizer steps in state without enough replicas; 1 = every step."""
+    """Steps between checks of whether state without enough replicas changed between two optimizer steps; 0 = never."""
     sample_stacks: bool = taken(ProbesSettings, "sample_stacks")
     """While a rank is slow, take about twenty Python stacks of it and of one peer, to report the line of code."""
     sync_s: float = taken(ProbesSettings, "sync_s")
-    """Seconds between syncs of the records to disk, by `watch`: what a power cut can lose; 0 = left to the kernel."""
+    """Seconds between syncs of the records to disk by `watch`: the most that a power cut loses; 0 = left to the
+    kernel."""
     retain: Literal["all", "window"] = taken(ProbesSettings, "retain")
-    """Keep all records, or tapes and single calls of the last `retain_s` seconds only. Older calls are then totals per
-    step and group, except in every 64th step, and older tapes exist only in the store."""
+    """Keep all records, or only tapes and single calls of the last `retain_s` seconds. With `window`, older calls
+    become totals per step and group, except in every 64th step, and the records of older tapes exist only in the
+    store."""
     retain_s: float = taken(ProbesSettings, "retain_s")
     """The window of `retain = "window"`."""
     budget_mb: float = taken(ProbesSettings, "budget_mb")
-    """Limit on records in MB per rank and hour, tapes and store, which `watch` keeps by shortening the window; needs
-    `retain = "window"`; 0 = none."""
+    """Limit on tapes and store in MB per rank and hour; `watch` shortens the window to keep it; needs `retain =
+    "window"`; 0 = none."""
     health: bool = taken(ProbesSettings, "health")
-    """Read host and GPUs once a second, in `watch`."""
+    """`watch` samples host and GPUs once a second."""
     dcgm_url: str = taken(ProbesSettings, "dcgm_url", pattern=r"^(https?://.+)?$")
-    """`/metrics` of a dcgm-exporter from which GPUs are read, instead of NVML."""
+    """`/metrics` of a dcgm-exporter that replaces NVML as source of GPU readings."""
 
     @model_validator(mode="after")
     def _check_budget(self) -> ProbesConfig:
@@ -197,25 +201,26 @@ class CheckpointConfig(Section):
     interval: int = Field(default=50, ge=0)
     """Steps between checkpoints on disk; 0 = only at the end."""
     asynchronous: bool = True
-    """Write to disk while training goes on; it then waits only for the copy to host memory."""
+    """Write to disk in the background; training waits only for the copy to host memory."""
     keep: int = Field(default=3, ge=1)
-    """Good checkpoints kept on disk, in addition to those not yet known to be good."""
+    """Good checkpoints kept on disk, in addition to those not yet marked good."""
     keep_every: int = Field(default=0, ge=0)
-    """Checkpoints of steps that are multiples of this are kept for ever; 0 = none, else a multiple of `interval`."""
+    """Checkpoints of steps that are multiples of this are never removed; 0 = none, else a multiple of `interval`."""
     memory_interval: int = Field(default=10, ge=0)
     """Steps between copies in memory; 0 = none."""
     memory_survives: bool = True
     """Keep the copies in shared memory, so that a restart can use them; turned off if they do not fit."""
     memory_on_peer: bool = True
-    """With several nodes: keep each copy in the memory of another node too, so that they survive a lost node."""
+    """With several nodes: keep each copy in the memory of another node too, so that the copies survive a lost node."""
     resume: bool = True
-    """Start from the newest good checkpoint of the run; false starts over, once, and moves old checkpoints aside."""
+    """Start from the newest good checkpoint of the run; false starts over, in this launch only, and moves old
+    checkpoints aside."""
     remote: str = Field(default="", pattern=r"^([A-Za-z0-9+.:_-]+://.+)?$")
-    """fsspec URL, such as `s3://bucket/folder`, to which each checkpoint is copied, in a folder named after the run,
-    and from which a machine that lost it fetches it; empty = none."""
+    """fsspec URL, such as `s3://bucket/folder`, below which a folder named after the run gets a copy of each
+    checkpoint; empty = none."""
     remote_limit_s: float = Field(default=3600.0, gt=0)
-    """Time limit (seconds) for fetching from there at a start, or for sending one checkpoint. After it, a start
-    continues with what is on disk, or ends; a checkpoint is sent again. Training never waits for it."""
+    """Time limit (seconds) for fetching from `remote` at a start, or for sending one checkpoint. After the limit, a
+    start continues with the checkpoints on disk, or ends; a checkpoint is sent again. Training never waits for it."""
 
     @field_validator("remote")
     @classmethod
@@ -228,8 +233,7 @@ class CheckpointConfig(Section):
 
 class PublishConfig(Section):
     address: str = taken(PublishSettings, "address")
-    """Folder or bucket to which `watch` publishes the records of its node while the run lives: file:// or s3://;
-    empty = nothing is published."""
+    """Folder or bucket (file:// or s3://) to which `watch` publishes the records of its node; empty = none."""
     every_s: float = taken(PublishSettings, "every_s")
     """Seconds between publications, each of which writes a file per table."""
 

@@ -15,7 +15,7 @@ __all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 
 
 class MetricsConfig(Section):
-    """Address at which `watch` serves `/metrics`. Beyond loopback it needs all three files."""
+    """Address at which `watch` serves `/metrics`. An address beyond loopback needs all three files."""
 
     listen: str = taken(MetricsSettings, "listen")
     """HOST:PORT of each node's endpoint; port 0 takes a free one, empty = none."""
@@ -46,9 +46,9 @@ class AlertsConfig(Section):
     at_most_per_hour: int = taken(AlertsSettings, "at_most_per_hour")
     """Maximum number of findings sent per hour; others are counted and left out."""
     dashboard_url: str = Field(default="", pattern=r"^(https?://.+)?$")
-    """Where people reach `rankscope dashboard`; alerts and reports link to it. Empty = RANKSCOPE_DASHBOARD_URL."""
+    """URL of `rankscope dashboard` for links in alerts and reports. Empty = RANKSCOPE_DASHBOARD_URL."""
     runbook_url: str = Field(default="", pattern=r"^(https?://.+)?$")
-    """Your page with the runbook's anchors, to which alerts link. Empty = the dashboard's Runbook page."""
+    """URL of a page with the runbook's anchors, for links in alerts. Empty = the dashboard's Runbook page."""
 
     @field_validator("webhook", "dashboard_url", "runbook_url")
     @classmethod
@@ -81,7 +81,7 @@ class OtelConfig(Section):
     """Signals for an OpenTelemetry collector, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
     group: Literal["default", "per_step", "all"] = taken(OtelSettings, "group")
-    """Which spans are sent: steps; also phases; also microbatches and collectives."""
+    """Spans to send: steps; steps and phases; or steps, phases, microbatches and collectives."""
     ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = taken(OtelSettings, "ranks")
 
 
@@ -95,9 +95,9 @@ class TrackersConfig(Section):
     every_s: float = taken(TrackersSettings, "every_s")
     """Pause between two uploads."""
     tensorboard_dir: str = taken(TrackersSettings, "tensorboard_dir")
-    """Folder in which the run gets a folder for its event files; without it, `tensorboard/` in the run's own."""
+    """Parent of the folder for the run's event files. Empty = `tensorboard/` in the run's folder."""
     wandb_project: str = taken(TrackersSettings, "wandb_project")
     wandb_entity: str = taken(TrackersSettings, "wandb_entity")
-    """Team or user; without it, W&B's default."""
+    """Team or user. Empty = W&B's default."""
     wandb_mode: Literal["", "online", "offline"] = taken(TrackersSettings, "wandb_mode")
-    """Default: WANDB_MODE if set, else online if W&B has a key and offline if not."""
+    """Empty = WANDB_MODE if set, else online if W&B has a key and offline otherwise."""

@@ -19,7 +19,7 @@ class ModelConfig(Section):
     num_layers: int = Field(default=4, ge=1, le=10_000)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1)
-    """Query heads; `dim` must be divisible by it, and the head's width must be even."""
+    """Query heads; they must divide `dim`, and the width of a head must be even."""
     num_kv_heads: int = Field(default=0, ge=0)
     """Key / value heads (grouped-query attention); 0 = as many as `num_heads`."""
     hidden_dim: int = Field(default=0, ge=0)
@@ -27,7 +27,7 @@ class ModelConfig(Section):
     multiple_of: int = Field(default=32, ge=1)
     """Multiple to which the derived feed-forward width is rounded."""
     max_seq_len: int = Field(default=1024, ge=1)
-    """Longest sequence for which rotary angles are computed (tokens)."""
+    """Longest sequence (tokens) for which rotary angles are computed."""
     rope_theta: float = Field(default=10_000.0, gt=0)
     """Base of the rotary angles."""
     norm_eps: float = Field(default=1e-5, gt=0)
@@ -37,7 +37,7 @@ class ModelConfig(Section):
     experts_per_token: int = Field(default=2, ge=1)
     """Experts that the router chooses for a token."""
     expert_routing: Literal["token", "expert"] = "token"
-    """Who chooses: each token its experts, or each expert its tokens of a sequence (later tokens included). With
+    """Each token chooses its experts, or each expert chooses its tokens of a sequence, later tokens included. With
     `expert`, all experts are used equally, and a token can have more experts, fewer or none.
     """
     expert_dim: int = Field(default=0, ge=0)
@@ -46,7 +46,7 @@ class ModelConfig(Section):
     """Compute a rank's experts one after another, or all in torch's grouped matrix products."""
     capacity_factor: float = Field(default=0.0, ge=0, le=1e6)
     """An expert takes at most this multiple of its even share of a sequence's choices, and drops the rest; 0 = no
-    limit. With `expert` routing it takes exactly that many; 0 then means 1."""
+    limit. With `expert` routing an expert takes exactly that many; 0 then means 1."""
     balance_loss: float = Field(default=0.01, ge=0)
     """Weight of the loss that keeps experts evenly used."""
     router_z_loss: float = Field(default=0.001, ge=0)
@@ -57,7 +57,7 @@ class ModelConfig(Section):
     """Initial weights: a folder or file of safetensors, with Rankscope's or Hugging Face's Llama names; empty =
     random."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability with which values of a block's two branches are dropped in training."""
+    """Dropout probability of a block's two branches."""
 
     @property
     def kv_heads(self) -> int:

@@ -22,10 +22,11 @@ class ParallelConfig(Section):
     cp: int = Field(default=1, ge=1)
     """Ranks that share every sequence, each with a piece of it (context parallel)."""
     cp_exchange: Literal["gather", "ring"] = "gather"
-    """With cp: each rank gathers the keys and values of the whole sequence, or they are passed around piece by piece,
-    for sequences longer than one rank can hold."""
+    """With cp: each rank gathers the keys and values of the whole sequence, or ranks pass them around piece by
+    piece."""
     ep: int = Field(default=1, ge=1)
-    """Ranks that share each layer's experts, together with `tp` (expert parallel); each reads different sequences."""
+    """Ranks that share each layer's experts, together with `tp` (expert parallel). Each rank reads different
+    sequences."""
     pp: int = Field(default=1, ge=1)
     """Pipeline ranks; each holds some of the layers."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
@@ -37,15 +38,15 @@ class ParallelConfig(Section):
     reshard_after_forward: bool = True
     """FSDP frees gathered parameters after forward (ZeRO-3); false keeps them until backward (ZeRO-2)."""
     reduce_every_microbatch: bool = False
-    """FSDP reduces gradients after each microbatch: this saves keeping whole gradients, but takes a reduction each
-    (HSDP's replicas are reduced after the last)."""
+    """FSDP reduces gradients after each microbatch, which needs less memory and more reductions (HSDP's replicas are
+    reduced after the last microbatch)."""
     reduce_dtype: Literal["float32", "bf16"] = "float32"
     """Type in which FSDP sends and sums gradients."""
     float8_all_gather: bool = False
-    """With `train.float8 = "tensorwise"`: FSDP gathers these matrices in fp8, a byte per number."""
+    """With `train.float8 = "tensorwise"`: FSDP gathers the matrices in fp8."""
     cpu_offload: Literal["none", "optimizer", "all"] = "none"
-    """What stays in host memory (CUDA only): `optimizer`: AdamW's moments; `all`: parameters, gradients and moments, by
-    FSDP2, even with dp_shard = 1."""
+    """State in host memory (CUDA only): `optimizer` offloads AdamW's moments; `all` offloads parameters, gradients and
+    moments by FSDP2, even with dp_shard = 1."""
     sequence_parallel: bool = True
     """With tp: norms and residuals are split along the sequence."""
     async_tp: bool = False
@@ -58,16 +59,16 @@ class ParallelConfig(Section):
     gradient_as_bucket_view: bool = True
     """DDP's gradients are views into its buckets, which saves a copy."""
     gradient_compression: Literal["none", "fp16", "bf16", "powersgd", "int8", "topk"] = "none"
-    """How DDP sends gradients: as they are, with half or a quarter of the bits, as low-rank matrices, or the largest
-    numbers only. What powersgd, int8 and topk leave out is added to the next gradient."""
+    """How DDP sends gradients: unchanged, with half or a quarter of the bits, as low-rank matrices, or the largest
+    numbers only."""
     topk_ratio: float = Field(default=0.01, gt=0, le=0.5)
-    """Share of the numbers that `topk` sends; each takes 8 bytes, and every replica sends its own."""
+    """Share of the numbers that `topk` sends; each number takes 8 bytes."""
     powersgd_rank: int = Field(default=4, ge=1)
     """Rank of PowerSGD's matrices: higher is closer to the gradient, and sends more."""
     powersgd_start: int = Field(default=100, ge=2)
     """Steps with uncompressed gradients before PowerSGD begins."""
     zero1: bool = False
-    """With DDP: each replica keeps and updates its share of the optimizer's state, then sends the result (ZeRO-1)."""
+    """With DDP: shard the optimizer state over the replicas (ZeRO-1)."""
     prefetch_blocks: int = Field(default=0, ge=0, le=8)
     """Blocks that FSDP explicitly gathers ahead; 0 = FSDP's implicit prefetch of one."""
 

@@ -11,8 +11,7 @@ __all__ = ["ProfilerConfig"]
 
 
 class ProfilerConfig(Section):
-    """Steps that are recorded with torch.profiler, each capture a Chrome trace in `traces/` of the run's folder. How to
-    read them is in [profiling](profiling.md)."""
+    """Captures of steps with torch.profiler ([profiling](profiling.md))."""
 
     interval: int = taken(ProfilerSettings, "interval")
     """Steps between scheduled captures; 0 = none."""
@@ -31,14 +30,13 @@ class ProfilerConfig(Section):
     max_captures: int = taken(ProfilerSettings, "max_captures")
     """Maximum number of captures for findings per run."""
     ranges: bool = taken(ProfilerSettings, "ranges")
-    """Ranges around phases in every step, for Nsight (NVTX on CUDA) and your own profilers; a capture has them
-    anyway."""
+    """Ranges around phases in every step, for Nsight (NVTX on CUDA) and other profilers; captures always have them."""
     record_shapes: bool = taken(ProfilerSettings, "record_shapes")
-    """Traces hold the shapes of operators' inputs."""
+    """Record the shapes of operators' inputs in traces."""
     with_stack: bool = taken(ProfilerSettings, "with_stack")
-    """Traces hold Python stacks, which makes them several times as large and slow."""
+    """Record Python stacks in traces, which makes these several times as large and slow."""
     budget_mb: float = taken(ProfilerSettings, "budget_mb")
-    """MB of traces that a rank keeps; the oldest are removed, scheduled ones first."""
+    """MB of traces that a rank keeps."""
     memory_history: int = taken(ProfilerSettings, "memory_history")
-    """Number of CUDA allocations and frees that a rank keeps, with Python stacks, for its snapshot when memory runs
-    out; 0 = none. Costs about 2 µs per allocation (torch's number)."""
+    """Number of CUDA allocations and frees that a rank records, with Python stacks, for its snapshot when memory runs
+    out; 0 = none."""

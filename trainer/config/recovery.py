@@ -27,31 +27,30 @@ class RecoveryConfig(Section):
     hang_floor_s: float = taken(RecoverySettings, "hang_floor_s")
     """A silence shorter than this is never called a hang (seconds)."""
     startup_s: float = taken(RecoverySettings, "startup_s")
-    """Silence before the first step that is not yet a hang (seconds), counted from when a rank was last seen computing
-    or reading files."""
+    """Silence before the first step that counts as a hang (seconds), since a rank was last seen computing or reading
+    files."""
     grace_s: float = taken(RecoverySettings, "grace_s")
-    """After SIGTERM or Ctrl-C: time in which everything ends (seconds). Ranks have 7 s less to finish their step and
-    save a checkpoint; then they exit without one. Slurm and Kubernetes kill what is left after 30 s."""
+    """Time limit for all processes after SIGTERM or Ctrl-C (seconds). Ranks have 7 s less to finish their step and save
+    a checkpoint; after that they exit without one."""
     rejoin_s: float = Field(default=30.0, ge=0)
-    """How long a restart waits for more nodes once there are enough (seconds)."""
+    """How long a restart waits for more nodes once the minimum has joined (seconds)."""
     max_failures_per_device: int = Field(default=-1, ge=-1)
     """Deaths by a signal, hangs included, before a device is excluded; 0 = never, -1 = 3 on GPUs and never on CPUs."""
     max_failures_per_node: int = Field(default=-1, ge=-1)
     """Deaths over all devices of a node, and losses of the node, before it is excluded; 0 = never, -1 = 6 on GPUs
     only."""
     max_corruptions_per_device: int = Field(default=2, ge=1)
-    """Number of corruptions of state or gradients by one device that ends the run: cosmic rays do not strike twice, a
-    broken device does."""
+    """Corruptions of state or gradients by one device after which the run ends."""
     on_straggler: DeviceResponse = taken(RecoverySettings, "on_straggler")
-    """What to do about a slow rank whose device is the cause: report it; exclude the device if the run gains more than
-    it loses; replace it only if a spare device or node can take its place."""
+    """Action on a slow rank whose device is the cause: report it; exclude the device if the run gains more than it
+    loses; exclude it only if a spare device or node can replace it."""
     straggler_after_s: float = taken(RecoverySettings, "straggler_after_s")
     """How long a rank must have been reported as slow before it is excluded or replaced (seconds)."""
     straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
-    """Minimum ratio of step time with and without the slow rank for acting on it."""
+    """Minimum ratio of the step time with the slow rank to that without it."""
     on_xid: DeviceResponse = "exclude"
-    """What to do about a device with an XID for which NVIDIA's catalogue asks for another device."""
+    """Action on an XID for which NVIDIA's catalogue recommends replacing the device."""
     exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
     """Seconds between two exclusions or replacements."""
     exclusion_dry_run: bool = taken(RecoverySettings, "exclusion_dry_run")
-    """Only write events that say what these settings would do."""
+    """Only record as events what these settings would do."""

@@ -38,12 +38,12 @@ _STEP = _i64("step", "1", "training step, from 1; it runs again with the same nu
 _TAPE_TABLES = (
     Table(
         "steps",
-        "One training step of one rank: how long, where the time went, what came out.",
+        "One training step of one rank: its duration, how the time was spent, and its results.",
         "tape",
         (
             _STEP,
             _time("start_ns", "when the step began"),
-            _i64("duration_ns", "ns", "wall time of the step, of a GPU where it was stamped; NULL while it runs"),
+            _i64("duration_ns", "ns", "wall time of the step (on the GPU if stamped); NULL while it runs"),
             _i64("data_ns", "ns", "waiting for and preparing input"),
             _i64("forward_ns", "ns", "forward passes, waits for collectives included"),
             _i64("backward_ns", "ns", "backward passes, waits for collectives included"),
@@ -93,7 +93,7 @@ _TAPE_TABLES = (
     ),
     Table(
         "spans",
-        "A named piece of a step: data, forward, backward, optimizer, checkpoint, evaluate, or a user's own.",
+        "A named part of a step: data, forward, backward, optimizer, checkpoint, evaluate, or a phase of the script.",
         "tape",
         (
             _STEP,
@@ -102,7 +102,7 @@ _TAPE_TABLES = (
             _name("kind", "forward, loss, backward, weight, reduce, send, recv, data, optimizer, checkpoint, ..."),
             _time("start_ns", "begin"),
             _time("end_ns", "end; NULL while it runs"),
-            _i64("wait_ns", "ns", "part of it blocked in collectives"),
+            _i64("wait_ns", "ns", "time blocked in collectives"),
         ),
         can_be_open=True,
     ),
@@ -113,7 +113,7 @@ _TAPE_TABLES = (
         (
             _STEP,
             _i64("seq", "1", "number of the call within its group, from 0 (p2p calls count per peer and direction)"),
-            _i64("bytes", "By", "size of this rank's input (of the output for a gathering receiver)"),
+            _i64("bytes", "By", "size of this rank's input (for a gathering receiver: of its output)"),
             _time("issue_ns", "when the call was made"),
             _time("end_ns", "when it was complete; NULL while it is in flight"),
             _i64("wait_ns", "ns", "how long the caller's thread was blocked by it"),
@@ -123,7 +123,7 @@ _TAPE_TABLES = (
             _name("shape", "shape of the input, as 128x64"),
             _name("phase", "kind of the span in which the call was made"),
             _name("caller", "file:line function that made the call, outside torch"),
-            _i32("peer", "1", "global rank at the other end, of send and recv"),
+            _i32("peer", "1", "global rank at the other end of a send or recv"),
             Column("is_async", "bool", "", "whether the caller went on without waiting"),
             Column("nonfinite", "bool", "", "whether this rank's input held NaN or Inf before the call"),
         ),
@@ -139,7 +139,7 @@ _TAPE_TABLES = (
             _time("start_ns", "begin"),
             _time("end_ns", "end"),
             _name("place", "phase, or gap between phases"),
-            _name("waits_for", "communication, or host: it had not enqueued more"),
+            _name("waits_for", "communication, or host (no more work was enqueued)"),
         ),
         segment_bytes=1 << 18,
     ),
@@ -157,7 +157,7 @@ _TAPE_TABLES = (
     ),
     Table(
         "scalars",
-        "Numbers of the user's own, logged under any name: `rankscope.log(accuracy=0.5)`.",
+        "Values that the script logged under any name: `rankscope.log(accuracy=0.5)`.",
         "tape",
         (
             _STEP,
@@ -172,15 +172,15 @@ _TAPE_TABLES = (
         (
             _STEP,
             _i64("tokens", "1", "times that the expert was chosen for a token"),
-            _i64("dropped", "1", "those of them that the expert's capacity had no room for"),
+            _i64("dropped", "1", "choices above the expert's capacity"),
             _i32("layer", "1", "number of the block"),
             _i32("expert", "1", "number of the expert in its layer"),
         ),
     ),
     Table(
         "fingerprints",
-        "A checksum of parameters and optimizer state: the same on all ranks of a replica group, and the same before "
-        "an optimizer step as after the last. One row covers all tensors of a group; differing tensors have their own.",
+        "A checksum of parameters and optimizer state. It is equal on all ranks of a replica group, and constant "
+        "between two optimizer steps. One row covers all tensors of a group; tensors that differ have a row each.",
         "tape",
         (
             _STEP,
@@ -188,7 +188,7 @@ _TAPE_TABLES = (
             _name("replica_group", "label of the ranks that must agree; shard:<rank> where no other rank holds it"),
             _name("tensor", "model.<parameter> or optimizer.<parameter>.<state>; (all): all tensors of the group"),
             _i64("hash", "", "64-bit checksum of the bytes"),
-            _i64("expected_hash", "", "the same right after the optimizer's step; NULL if it was not taken then"),
+            _i64("expected_hash", "", "checksum right after the previous optimizer step; NULL if it was not taken"),
         ),
     ),
 )
@@ -196,7 +196,7 @@ _TAPE_TABLES = (
 _EVENT_TABLES = (
     Table(
         "ranks",
-        "Who a rank is: process, host, device, place in the mesh. The last row of an (attempt, rank) counts.",
+        "Identity of a rank: process, host, device, place in the mesh. The last row of an (attempt, rank) counts.",
         "event",
         (
             _i32("world_size", "1", "ranks of the attempt"),
@@ -207,16 +207,16 @@ _EVENT_TABLES = (
             _i64(
                 "start_ticks",
                 "",
-                "when the process started, in clock ticks since boot: a pid is used again, this is not",
+                "start of the process in clock ticks since boot; with the pid, it identifies the process",
             ),
             _text("device", "cpu or cuda:0"),
             _text("device_uuid", "NVML UUID of the device"),
-            _i32("pp", "1", "coordinate in the pipeline dimension"),
-            _i32("dp_replicate", "1", "coordinate in the replicated data-parallel dimension"),
-            _i32("dp_shard", "1", "coordinate in the sharded data-parallel dimension"),
-            _i32("cp", "1", "coordinate in the context-parallel dimension"),
-            _i32("tp", "1", "coordinate in the tensor-parallel dimension"),
-            _i32("ep", "1", "coordinate in the expert-parallel dimension"),
+            _i32("pp", "1", "coordinate in this dimension of the mesh"),
+            _i32("dp_replicate", "1", "coordinate in this dimension of the mesh"),
+            _i32("dp_shard", "1", "coordinate in this dimension of the mesh"),
+            _i32("cp", "1", "coordinate in this dimension of the mesh"),
+            _i32("tp", "1", "coordinate in this dimension of the mesh"),
+            _i32("ep", "1", "coordinate in this dimension of the mesh"),
             _i64("clock_offset_ns", "ns", "epoch time minus monotonic time when the rank started"),
         ),
         event_kind="rank",
@@ -229,7 +229,7 @@ _EVENT_TABLES = (
             _text("process_group", "label, as in collectives.process_group"),
             _text("description", "torch's description of the group, e.g. mesh_tp"),
             _text("group_name", "torch's name of the group, as in NCCL's communicator if torch passes it to NCCL"),
-            _text("recorded_by", "wrapper, nccl_plugin, flight_recorder, nothing: source of its calls; NULL: wrapper"),
+            _text("recorded_by", "source of its calls: wrapper (also if NULL), nccl_plugin, flight_recorder, nothing"),
             Column("members", "list_i64", "1", "global ranks of the members, in order"),
         ),
         event_kind="process_group",
@@ -244,8 +244,8 @@ _EVENT_TABLES = (
                 "state",
                 "writing, complete, verified, good, condemned, failed, removed; also loaded, delayed",
             ),
-            _text("path", "folder, relative to the run; of remote ones the run's address"),
-            _i64("bytes", "By", "size over all shards; of remote ones the bytes sent"),
+            _text("path", "folder, relative to the run; for remote checkpoints the run's address"),
+            _i64("bytes", "By", "size over all shards; for remote checkpoints the bytes sent"),
             _i64("duration_ns", "ns", "time from begin to this state"),
             _i64("stall_ns", "ns", "time for which training stood still"),
             _text("reason", "why it was condemned, refused or removed"),
@@ -275,7 +275,8 @@ _EVENT_TABLES = (
 
 _HEALTH = Table(
     "health",
-    "One reading of a device or host at about 1 Hz. NULL: not supported. Only hosts: disk, and `num_cpus` and later.",
+    "One reading of a device or host, about once a second; NULL if not supported. Disk columns, and those from "
+    "`num_cpus` on, are of hosts only.",
     "tape",
     (
         _time("sample_ns", "when it was read"),
@@ -297,7 +298,7 @@ _HEALTH = Table(
         _i64("throttle_reasons", "", "NVML bit mask of clock event reasons"),
         _i64("ecc_corrected_total", "1", "corrected memory errors since the driver was loaded"),
         _i64("ecc_uncorrected_total", "1", "uncorrected memory errors since the driver was loaded"),
-        _i64("remapped_rows_total", "1", "rows of the device's memory that were remapped, for whatever error"),
+        _i64("remapped_rows_total", "1", "rows of the device's memory that were remapped"),
         Column("remap_pending", "bool", "", "whether a remapping waits for the device's next reset"),
         Column("remap_failed", "bool", "", "whether a row could not be remapped"),
         _i64("pcie_replay_total", "1", "packets replayed on PCIe since the driver was loaded"),
@@ -310,18 +311,18 @@ _HEALTH = Table(
         _f64("cpu_pressure_ratio", "1", "share of 10 s in which some process waited for a core"),
         _f64("memory_pressure_ratio", "1", "share of 10 s in which some process waited for memory"),
         _f64("io_pressure_ratio", "1", "share of 10 s in which some process waited for a disk"),
-        _f64("disk_read_latency_seconds", "s", "mean time of a read, slowest disk, since the reading before"),
-        _f64("disk_write_latency_seconds", "s", "the same of a write, with its wait in the queue"),
-        _f64("cgroup_throttled_seconds_total", "s", "time in which the CPU limit of the cgroup stopped it"),
+        _f64("disk_read_latency_seconds", "s", "mean time of a read since the previous reading, slowest disk"),
+        _f64("disk_write_latency_seconds", "s", "mean time of a write with its wait in the queue, likewise"),
+        _f64("cgroup_throttled_seconds_total", "s", "time in which the cgroup's CPU limit stopped its processes"),
         _i64("infiniband_errors_total", "1", "errors of all InfiniBand and RoCE ports since they were up"),
-        _i64("infiniband_downs_total", "1", "times that such a port lost its link or had to recover it"),
-        _i64("infiniband_congestion_total", "1", "congestion notifications that such ports received"),
+        _i64("infiniband_downs_total", "1", "times that an InfiniBand or RoCE port lost or recovered its link"),
+        _i64("infiniband_congestion_total", "1", "congestion notifications that these ports received"),
     ),
 )
 
 _EVENTS = Table(
     "events",
-    "Rare, rich facts: configuration, checkpoint, rollback, restart, stacks, fault injected, finding.",
+    "Rare occurrences with details: checkpoint, rollback, restart, stacks, injected fault, finding.",
     "watch",
     (
         _time("wall_ns", "when it happened"),
@@ -333,24 +334,24 @@ _EVENTS = Table(
 
 _LOG_EVENTS = Table(
     "log_events",
-    "Lines of text logs that a rule of `store/readers/logs` knows; filled by `rankscope analyze` from files.",
+    "Lines of text logs that match a rule of `store/readers/logs`; filled by `rankscope analyze` from files.",
     "reader",
     (
-        _time("wall_ns", "time on the line, taken for UTC where it names no zone; NULL if it has none"),
+        _time("wall_ns", "time on the line, UTC unless the line names a zone; NULL if it has none"),
         _i64("step", "1", "training step on the line, NULL if it names none"),
         _text("host", "host name on the line or in the file's name"),
         _i64("pid", "", "process id on the line"),
-        _text("source", "file, relative to what was given"),
+        _text("source", "file, relative to the given folder"),
         _i64("line", "1", "number of the line in its file, from 1"),
         _text("kind", "name of the rule that matched"),
         _text("message", "the line without its prefix, shortened"),
-        Column("fields", "json", "", "what the rule took out of the line"),
+        Column("fields", "json", "", "values that the rule extracted from the line"),
     ),
 )
 
 _NCCL_GROUPS = Table(
     "nccl_groups",
-    "Which process group an NCCL communicator of a rank is; matched at ingestion by name, members and order.",
+    "The process group of a rank's NCCL communicator, matched at ingestion by name, members and order.",
     "derived",
     (
         _time("created_ns", "when the communicator was initialised"),
@@ -363,7 +364,7 @@ _NCCL_GROUPS = Table(
 
 _COLLECTIVE_TOTALS = Table(
     "collective_totals",
-    "Sums of the calls of one rank, step, group and operation that retention has taken out of `collectives`.",
+    "Sums of the calls of one rank, step, group and operation that retention has removed from `collectives`.",
     "derived",
     (
         _STEP,
