@@ -92,15 +92,15 @@ _LOST_RANKS = (
     Cause(name="node_failed", kind="rank_lost",
           do="Check the power, kernel log and network of that node, and start again without it."),
     Cause(name="connection_lost", kind="rank_lost",
-          do="Check the network between the hosts at that time, and the end of every rank's log: the rank that ended "
-          "first names the cause.",
+          do="Check the network between the hosts at that time, and the end of every rank's log: the log of the rank "
+          "that ended first names the cause.",
           collect=("the logs of all ranks", _KERNEL)),
     Cause(name="host_out_of_memory", kind="rank_lost",
           do="Give the job more host memory, or use fewer loader workers and less caching per process.",
           text="{who} could not allocate host memory{at}"),
     Cause(name="device_error", kind="rank_lost",
-          do="Drain the node, run `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and `dmesg -T | grep -i xid` there, "
-          "reset or replace the GPU.",
+          do="Drain the node, run `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and `dmesg -T | grep -i xid` on it, "
+          "and reset or replace the GPU.",
           text="{who} reported a device error: {error}"),
     Cause(name="device_assert", kind="rank_lost", by_user=True,
           do="Rerun with CUDA_LAUNCH_BLOCKING=1 to get the line. Usually an index or label is out of range.",
@@ -176,9 +176,9 @@ _LOST_RANKS = (
           text="{who} got an error from NCCL that does not name its cause: {error}",
           collect=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET # in the environment of the next run",)),
     Cause(name="unnamed_error", kind="rank_lost",
-          do="Read that line and those around it, and the end of every rank's log: no rule says what it means."),
+          do="Read this line, the lines around it, and the end of every rank's log: no rule explains the error."),
     Cause(name="launch_failed", kind="rank_lost",
-          do="Start a plain command on that node in the same way (srun, ssh) and fix what it reports.",
+          do="Start a simple command on that node by the same launcher (srun, ssh), and fix the error that it reports.",
           collect=("srun --nodelist NODE hostname    |    ssh NODE hostname", "scontrol show node NODE")),
     Cause(name="time_limit", kind="rank_lost",
           do="Ask for more time, or save checkpoints before the limit and resume."),
@@ -209,10 +209,10 @@ _HANGS = (
     Cause(name="mismatch_operation", kind="hang", by_user=True, do=_CODE_OF_CALL,
           seen="different collectives at the same place{at}: {sides}"),
     Cause(name="mismatch_dtype", kind="hang", names_call=True, by_user=True,
-          do="Compare the element types of both sides{caller}: autocast, or an unconverted part.",
+          do="Compare the element types of both sides{caller}: usual causes are autocast and an unconverted part.",
           seen="different element types in {call}{at}: {sides}"),
     Cause(name="mismatch_size", kind="hang", names_call=True, by_user=True,
-          do="Compare the shapes of both sides{caller}: an uneven batch, or a branch on the rank.",
+          do="Compare the shapes of both sides{caller}: usual causes are an uneven batch and a branch on the rank.",
           seen="different sizes in {call}{at}: {sides}",
           text="Ranks called the same collective with different sizes: {error}"),
     Cause(name="model_differs", kind="hang", by_user=True,
@@ -225,7 +225,7 @@ _HANGS = (
           do="Analyze the folders of all nodes together (`rankscope collect`), or the published address: {unseen} left "
           "no records in this folder."),
     Cause(name="finished", kind="hang", names_call=True, by_user=True,
-          do="Find out why {ranks} ended its loop before the others: fewer batches, or another number of steps.",
+          do="Find out why {ranks} ended the training loop before the others (fewer batches or steps).",
           seen="{who} finished and closed{at} while other ranks still wait in {call}"),
     Cause(name="p2p_unmatched", kind="hang", names_call=True, do=_CODE_OF_CALL, seen="{who} {unmatched}"),
     Cause(name="order_inversion", kind="hang", by_user=True,
@@ -246,7 +246,8 @@ CAUSES: Mapping[str, Cause] = {cause.name: cause for cause in (*_LOST_RANKS, *_H
 
 SIGNALS: Mapping[str, Cause] = {
     "SIGKILL": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
-        do="Check `dmesg -T` of the host of {ranks} for the out-of-memory killer, and who else could kill it.",
+        do="Check `dmesg -T` of the host of {ranks} for the out-of-memory killer, and find out who else could have "
+           "killed it.",
         collect=(_KERNEL, "cat /sys/fs/cgroup/memory.events # oom_kill of the job's cgroup",
                  "sacct -j JOB --format=JobID,State,ExitCode,MaxRSS    |    kubectl describe pod POD")),
     "SIGSEGV": Cause(name="signal", kind="rank_lost", seen="died of {signal}",

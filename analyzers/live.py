@@ -121,7 +121,7 @@ def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[F
 
 
 def ended_findings(source: Source, state: LiveState, ended: Sequence[int]) -> list[Finding]:
-    """New findings on how attempts ended which newer ones followed; they only need the newest records of these."""
+    """New findings on how earlier attempts ended; they only need the newest records of these attempts."""
     if not (known := attempts(source)):
         return []
     due: dict[tuple[str, ...], _Judge] = {("ended",): lambda: _ends(source, ended, known, state)}
@@ -308,7 +308,7 @@ def _incidents_of(analysis: Analysis, source: Source, scopes: Sequence[Scope], s
 
 
 def _since_step(source: Source, attempt: int, state: LiveState) -> int:
-    """First step to judge of what was missed; for a very long attempt not the first one."""
+    """First of the missed steps to judge; in a very long attempt, not the first missed step."""
     if attempt != state.missed and (before := state.judged.get(attempt)) is not None:
         return max(0, before - state.policy.window_steps)
     num_ranks = source.rows("SELECT count(DISTINCT rank) FROM ranks WHERE attempt = ?", [attempt])[0][0]

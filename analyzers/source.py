@@ -90,7 +90,7 @@ class KnowsValues(Protocol):
     """A source that counts the values of a table once for all analyses (`Remembered`)."""
 
     def has_values(self, table: str) -> Mapping[str, bool]:
-        """{column: whether it has a value}, without the columns of a long table of which this is not known."""
+        """{column: whether it has a value}; columns of a long table are left out if this is not known."""
 
 
 def floats(column: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The server process, which runs Streamlit and ends with the command that started it, however that ends.
+"""The server process: it runs Streamlit, and ends when the command that started it ends, even by SIGKILL.
 
     RANKSCOPE_DASHBOARD_PARENT=4711 python -m dashboard.serve --server.port 8501
 

@@ -38,7 +38,7 @@ MAX_IN_FLIGHT = 8  # readings of a device that have not come back
 
 
 def clean_name(name: str) -> str:
-    """The parameter's name in the user's own model, without prefixes and parts that wrappers add."""
+    """The parameter's name in the user's model, without prefixes and parts that wrappers add."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")

@@ -217,7 +217,7 @@ class StepClock:
         self._tape.rewrite(self._slot, OPEN, *self.row)
 
     def discard(self) -> None:
-        """Take back the newest step, because nothing was done in it."""
+        """Discard the newest step, because nothing was done in it."""
         self._tape.rewrite(self._slot, TAKEN_BACK, *self.row)
 
     def add_phase(self, columns: PhaseColumns, start_ns: int, end_ns: int, start_wait_ns: int, wait_ns: int) -> None:

@@ -69,7 +69,7 @@ class StepScalars:
         recorder.at_close.append(self._last)
 
     def put(self, /, **values: float | Tensor) -> None:
-        """Set columns of the current step; any other name is a scalar of the user's own."""
+        """Set columns of the current step; any other name becomes a scalar."""
         on_device: dict[int, tuple[Tensor, list[str]]] = {}
         columns: dict[str, float] = {}
         last: Tensor | None = None

@@ -115,8 +115,8 @@ class TapeRecorder:
         return self._clock.events
 
     def identify_device(self) -> None:
-        """Add what only an initialised CUDA tells, once. Until the program initialises it, the driver is not touched:
-        the program may still choose its devices by a variable, or fork.
+        """Add facts that need an initialised CUDA context, once. Until the program initialises it, the driver is not
+        touched: the program may still choose its devices by a variable, or fork.
         """
         if not self._lacks_device:
             return

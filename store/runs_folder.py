@@ -5,7 +5,7 @@
     folder.open("demo-20260101-120000")   # RunError for anything that is not one of them
 
 Ids come from the browser's address bar, so an id is compared with the existing names and never used to build a path.
-Links that lead out of the folder are not its runs.
+Links that lead out of the folder are skipped.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class CulpritKiller:
         pids = {rank: pid for rank, pid in pids.items() if is_process_of(self._run.path, pid)}
         reason = verdicts[0].summary if verdicts else ""
         if not culprits and blamed:
-            later = "A rank hangs on another node, and the watch there has not acted." if blamed - placed else reason
+            later = "A rank hangs on another node, and its `watch` has not acted." if blamed - placed else reason
             self._left_to_others = self._left_to_others or (attempt, time.monotonic(), later)
             if (attempt, NODE_RANK) not in self._handled:
                 self._handled.add((attempt, NODE_RANK))

@@ -100,7 +100,7 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
     for launched_ns in launches[1:]:
         later = [attempt for attempt, start_ns in first_ns.items() if start_ns >= launched_ns]
         earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
-        # An attempt that went on after this launch was not replaced by it.
+        # This launch did not replace an attempt that continued after it.
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
         before_ns = max(start_ns for start_ns in launches if start_ns < launched_ns)

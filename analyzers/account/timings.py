@@ -120,8 +120,9 @@ class Timings:
 
 
 def observations_for(num_steps: int, steps: Ints) -> int:
-    """Number of observations that are worth `num_steps` consecutive steps. Where one in two or more is observed, each
-    also stands for steps that were not, but a median that removes jitters still needs three values for a block.
+    """Number of observations that are worth `num_steps` consecutive steps. If every second step or fewer are observed,
+    each observation also represents steps that were not, but a median that removes jitters still needs three values per
+    block.
     """
     apart = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
     block = max(SHARED.min_times, math.ceil(SHARED.block_steps / max(apart, 1.0)))
@@ -134,7 +135,7 @@ def load_timings(
     """Read finished steps, except the first `skip_first` of the attempt; None if there are none. `until_step`: the last
     step to read; ignored if steps are timed by calls on a device.
 
-    A step that at most half of the ranks stamped is left out: they cannot be compared in it.
+    A step that at most half of the ranks stamped is left out, because its ranks cannot be compared.
     """
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
@@ -197,7 +198,7 @@ def _num_within(source: Source, attempt: int, steps: Ints, num_first: int) -> in
         [attempt],
     )
     num = int(np.count_nonzero(steps[:num_first] < first + num_first))
-    # the next one also stands for steps before it that are not observed
+    # the next observation also represents the unobserved steps before it
     return num + bool(num and steps[num - 1] < first + num_first - 1)
 
 

@@ -70,7 +70,7 @@ def _time_of_saves(source: Source) -> list[Finding]:
     what = f"{counted(num_saves, 'step')} with saves were seen" if num_saves else "no save was seen"
     if at_end:
         what = f"{what}, and one after the last step" if num_saves else "a save after the last step was seen"
-    return [_insufficient(f"{what}, and what attached loops write is not examined", {"num_saves": num_saves})]
+    return [_insufficient(f"{what}, and the checkpoints of attached loops are not examined", {"num_saves": num_saves})]
 
 
 def _failed(source: Source, tier: str) -> Finding | None:

@@ -23,7 +23,7 @@ def _exposed(finding: Finding) -> str:
 def _bandwidth(finding: Finding) -> str:
     facts = finding.evidence
     return (
-        f"A transfer takes {number(facts.get('transfer_ms'))} ms where the best bandwidth seen would take "
+        f"A transfer takes {number(facts.get('transfer_ms'))} ms; at the best bandwidth of the run it would take "
         f"{number(facts.get('transfer_at_best_ms'))} ms."
     )
 

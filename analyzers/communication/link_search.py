@@ -1,4 +1,5 @@
-"""Search for slow links: groups and pairs of ranks whose transfers take longer than others', or than before.
+"""Search for slow links: groups and pairs of ranks with longer transfers than comparable ones, or than in their own
+past.
 
     slow_links(source, attempt=0)        # [SlowLink(ranks=(3,), groups=("dp:1-3/2", "tp:2-3"), ...)]
 
@@ -186,8 +187,8 @@ def _with_onset(source: Source, attempt: int, link: SlowLink, since_step: int) -
 
 
 def _without_common_rise(found: list[SlowLink], groups: Groups) -> list[SlowLink]:
-    """Drop pairs if most became slower, unless there is only one link, or all slow links are of one rank among
-    several."""
+    """Drop all pairs if most of them became slower, unless there is only one link, or all slow links have one rank in
+    common."""
     links = {frozenset(name.split(" -> ")) for name in groups}
     slow = {frozenset(link.groups[0].split(" -> ")) for link in found}
     is_one_rank = len(slow) < len(links) and bool(frozenset.intersection(*slow)) if slow else False

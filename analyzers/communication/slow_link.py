@@ -100,7 +100,7 @@ def narrow_to_member(
     known = {group.partition(":")[0] for group in link.groups}
     found: list[tuple[str, int]] = []
     for dimension in {dimension for dimension, _, _ in classes} - known:
-        # The class that moves most bytes says most about the links.
+        # The class that moves the most bytes is the best evidence for the links.
         moved = {key: key[2] * _num_calls(groups) for key, groups in classes.items() if key[0] == dimension}
         groups = classes[max(moved, key=lambda key: moved[key])]
         for name in _slower_groups(groups, link, policy):

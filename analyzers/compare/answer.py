@@ -7,7 +7,7 @@
 A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
 called better. A run may be called faster or lower in loss, but not better, if it has a `shortcoming` (it did not
 finish, or it alone has a critical finding) or trains another model. The loss at equal steps does not count if the runs
-differ in tokens per step, nor the speed if the load of the hosts may explain it (`load`).
+differ in tokens per step. The speed does not count if the load of the hosts may explain it (`load`).
 """
 
 from __future__ import annotations

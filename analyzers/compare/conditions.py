@@ -65,7 +65,8 @@ def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
 def load_caveat(speed: Change | None, a: Run, b: Run) -> str:
     """Return a sentence if the slower run had a much busier host, which may be why it is slower; else empty.
 
-    Below one process per CPU nothing waits. Runs with different numbers of ranks differ in load without another job.
+    With fewer processes than CPUs no process waits for a core. Runs with different numbers of ranks differ in load
+    without another job.
     """
     before, after = _load(a.source), _load(b.source)
     if speed is None or before is None or after is None or _ranks(a) != _ranks(b):

@@ -105,7 +105,8 @@ def main_difference(speed: Change | None, before: StepParts | None, after: StepP
 
 
 def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:
-    """({place: ms}, " of rank 1") if the work of a few ranks explains the growth and others' did not grow."""
+    """({place: ms}, " of rank 1") if the work of a few ranks explains the growth and that of the others did not
+    grow."""
     if before.by_rank.keys() != after.by_rank.keys():
         return {}, ""
     changes = {rank: _work_changes(before.by_rank[rank], parts) for rank, parts in after.by_rank.items()}

@@ -117,7 +117,7 @@ class Comparison:
         return f"Comparison({self.sentence})"
 
     def _repr_markdown_(self) -> str:
-        """The sentence, the settings that differ, and what only one of the runs has, for a notebook."""
+        """The sentence, the differing settings, and the findings of only one of the runs, for a notebook."""
         lines = [f"**{escaped(self.sentence)}**", ""]
         lines += [f"- {escaped(f'{name}: {a} in A, {b} in B')}" for name, a, b in self.settings[:SHOWN_SETTINGS]]
         lines += [f"- only in {escaped(self.run_a)}: {escaped(finding.summary)}" for finding in self.only_a]

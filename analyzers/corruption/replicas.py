@@ -7,9 +7,9 @@ Both kinds of evidence are exact: a bit that differs is a bit that changed.
 
 1. Replicas: ranks of a replica group hold the same bits. Where they differ, the ranks outside the strict majority are
    the culprits. Without a majority (two replicas, or a tie) all ranks of the group are suspects.
-2. The chain: nothing writes to the training state between two optimizer steps. A tensor whose fingerprint before a step
-   differs from the one after the previous step was changed by something else, and its rank is the culprit, whatever the
-   other ranks hold. This also decides the ties of rule 1.
+2. The chain: nothing writes to the training state between two optimizer steps. If a tensor's fingerprint before a step
+   differs from its fingerprint after the previous step, something other than the optimizer changed it. Its rank is the
+   culprit, even if the other ranks differ too. This also decides the ties of rule 1.
 
 Used by the trainer's guard at each check of a live run, and by `analyzers.corruption.analyze` afterwards.
 """

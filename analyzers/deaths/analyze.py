@@ -193,8 +193,8 @@ def _without_a_root(
         )
     else:  # a full disk, which cannot record its own failure, looks the same as `kill -9` of all ranks
         summary = (
-            f"Records incomplete: {seen} stopped {_where(step)}{within}, and nothing recorded how. "
-            f"{'It was' if is_one else 'They were'} killed from outside, or the disk took no records."
+            f"Records incomplete: {seen} stopped {_where(step)}{within}, and no record shows how. "
+            f"{'It was' if is_one else 'They were'} killed from outside, or the disk accepted no records."
         )
     cause = ON_PURPOSE if terminated else "killed_all"
     named = all_ranks if terminated else ()

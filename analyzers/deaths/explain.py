@@ -67,7 +67,7 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         return sentence(f"end or move the other processes on that device: {holders_text(facts)}")
     if not is_number(facts.get("requested_bytes")) and _LIBRARY.search(str(facts.get("message") or "")):
         return (
-            "See who holds the device's memory (`nvidia-smi`), and leave some to the libraries: they allocate "
+            "Check which processes use the device's memory (`nvidia-smi`), and leave some for libraries: they allocate "
             "outside of torch's cache."
         )
     if is_fragmented(finding.evidence):
@@ -100,7 +100,7 @@ def _next_lost(finding: Finding) -> str:
 
 
 _EXCLUDED_FOR = {
-    "straggler": "It slowed all ranks down, for a cause in the device, and the run continued without it.",
+    "straggler": "The device slowed all ranks down, and the run continued without it.",
     "xid": "The driver reported an error that calls for replacing the device, and the run continued without it.",
 }
 
@@ -117,13 +117,13 @@ def _why_excluded(finding: Finding) -> str:
 def _next_excluded(finding: Finding) -> str:
     if finding.cause == "device":
         return "Test the device (XIDs, ECC errors, dcgmi diag -r 3) before it is used again."
-    return "Check the node's kernel log and drain it: deleting the launcher's file admits it again."
+    return "Check the node's kernel log and drain the node: deleting the launcher's file admits the node again."
 
 
 def _why_resume(finding: Finding) -> str:
     parts = listed(evidence_of(finding).get("differing_parts") or [])
     if parts == "data":
-        return "Compared: a hash of the corpus (of a .bin: of its size and 64 samples), and the next batch."
+        return "The comparison covers a hash of the corpus (for a .bin: of its size and 64 samples) and the next batch."
     return f"The signatures in the checkpoint's manifest differ for: {parts or 'parts that were not recorded'}."
 
 

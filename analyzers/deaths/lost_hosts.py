@@ -6,7 +6,7 @@
    launcher or a hang's limit ends them.
 3. `watch` recorded that the launcher of its node was gone, and which ranks were open then. If a rank had died of
    something else within the `DeathPolicy.before_launcher_s` before, that death is the cause. If `watch` had reported a
-   hang, the hang is: people kill the launcher of a hanging job. In both cases nothing is reported here.
+   hang, the hang is the cause: people kill the launcher of a hanging job. In both cases this module reports nothing.
 4. The checkpoint that these ranks saved as they ended is named. Later saves of ranks that then continued are not
    related to this launcher.
 5. A node without a rank in the attempt (it joined too late, or is a spare) ends nothing: this is only a remark.

@@ -4,7 +4,7 @@ covers.
 findings = [*climbing_loss(steps), *growing_duration(steps)]
 
 The analyses of recorded runs count steps: blocks of 20 for a climbing loss, of 30 steps and more for a duration. A log
-with a line for every tenth step, or with some twenty lines in all, never fills one of them.
+with a line for every tenth step, or with some twenty lines in all, never fills a block.
 """
 
 from __future__ import annotations

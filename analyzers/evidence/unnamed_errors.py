@@ -94,7 +94,7 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
 
 
 def _errors(book: LogBook) -> list[LogLine]:
-    """Error lines that are not consequences; after them neither the job nor an earlier attempt continued."""
+    """Error lines that are not consequences, and after which neither the job nor an earlier attempt continued."""
     finished = {entry.source for entry in book.of("finished")}
     last = max((one.line for one in book.earlier if one.kind == "finished"), default=0)
     passed = {one.text("text") for one in book.earlier if one.kind == "error_line" and one.line < last}

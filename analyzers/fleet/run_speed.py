@@ -124,7 +124,7 @@ def _configuration(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> Ite
 
 
 def _texts(value: Any) -> dict[str, str]:
-    """The texts of a manifest's object, which may hold anything."""
+    """The text values of an object in the manifest; other values are skipped."""
     items = value.items() if isinstance(value, Mapping) else ()
     return {str(name)[:MAX_VALUE]: item[:MAX_VALUE] for name, item in items if isinstance(item, str)}
 

@@ -7,8 +7,8 @@ and ranks reduce gradients of different steps with each other.
 
 1. In each step, a rank's first call of the group has a number. Ranks of one program agree on it, or differ by the same
    amount in all steps.
-2. If from one step on a rank's difference from the others changes and never changes back, one of the two made more
-   calls than the other between this step and the next recorded on both.
+2. If from one step on a rank's difference from the other ranks changes and never changes back, the rank made more or
+   fewer calls than they did between this step and the next step recorded on all of them.
 3. The smaller side is named. If both are equal, it is the side that never made this number of calls in an earlier step;
    otherwise both are suspects.
 4. Not judged are steps next to missing numbers on the tape, and calls of background threads, which belong to no step.

@@ -113,7 +113,8 @@ def _next_standstill(finding: Finding) -> str:
         again = finding.evidence.get("recompiled")
         guard = f" The assumption that failed: {again}." if again else ""
         return f"Keep shapes and flags the same on all ranks, so that {who} need not compile again.{guard}"
-    return f"Find what {who} did {finding.evidence.get('place')} then: a file system, a lock, a stopped process."
+    place = finding.evidence.get("place")
+    return f"Find out what {who} did {place} at that time (a file system, a lock, a stopped process)."
 
 
 WHY: Mapping[str, Callable[[Finding], str]] = {

@@ -1,4 +1,4 @@
-"""Standstills that ended: steps in which a rank made no progress for longer than the hang limit, then went on.
+"""Standstills that ended: steps in which a rank made no progress for longer than the hang limit, then continued.
 
 1. A rank's own time in a step excludes waiting in collectives, waiting for a core, checkpoints and evaluation (these
    have separate limits). The step is a standstill if this time exceeds `StallPolicy.floor_s`, `step_factor` median

@@ -34,7 +34,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     doing = _activity(first, frame) if first is not None else "at an unknown place (no records of the rank)"
     at = "" if step is None else f" at step {step}"  # dumps of runs that Rankscope did not record contain no steps
     if found.unseen:
-        awaited = f"nothing is recorded here of {ranks_text(found.unseen)}, which {call}{at} waits for"
+        awaited = f"{call}{at} waits for {ranks_text(found.unseen)}, of which there are no records here"
         return f"{sentence(awaited)} {_waits(view, found, lasted)}"
     where = f" at {frame}" if frame else ""
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())

@@ -94,7 +94,7 @@ def _links(node: str, errors: int | None, downs: int | None, policy: HealthPolic
 def _tcp(node: str, again: int | None, sent: int | None, policy: HealthPolicy) -> Iterator[Finding]:
     if again is None or not sent or again < policy.tcp_retransmits or again < SHARED.min_gain_ratio * sent:
         return
-    what = f"Host {node} sent {100 * again / sent:.1f} % of its TCP segments again during this run."
+    what = f"Host {node} retransmitted {100 * again / sent:.1f} % of its TCP segments during this run."
     numbers = {"tcp_retransmits": again, "tcp_segments": sent}
     yield _finding("link_errors", "tcp", node, what, numbers)
 

@@ -177,7 +177,7 @@ def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def clock_of_rank(source: Source, rank: int) -> Iterator[Drawing]:
-    """The clock of a rank's GPU against the others'."""
+    """The clock of a rank's GPU, compared with the GPUs of the other ranks."""
     if lacking(source, health=("sm_clock_hertz",), ranks=("device_uuid",)):
         return
     found = source.rows(

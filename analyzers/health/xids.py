@@ -96,7 +96,8 @@ def _of_any_process(code: int, device: str, events: Sequence[Any], meaning: str,
     return Finding.advise(
         "health",
         "xid",
-        f"XID {code} on {device or 'a device'}: {meaning}. It may be of any process there: {whose} at that time.",
+        f"XID {code} on {device or 'a device'}: {meaning}. Any process on the device may have caused it: {whose} at "
+        "that time.",
         cause="application",
         evidence=_evidence(
             code,

@@ -122,7 +122,7 @@ def is_stop(entry: LogLine) -> bool:
 
 
 def is_cut_start(entry: LogLine) -> bool:
-    """Return True for a process that could not read what to run, since the one that starts it had ended."""
+    """Return True for a process that could not read what to run, because its parent had ended."""
     links = read_traceback(entry.text("traceback")) if type_of(entry) in _CUT_START else []
     return bool(links) and _START.search(links[-1].frames[-1].path) is not None
 

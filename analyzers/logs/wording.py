@@ -1,4 +1,4 @@
-"""Next steps for log lines that need another one than the default of their cause."""
+"""Next steps for log lines for which the default of their cause does not fit."""
 
 from __future__ import annotations
 

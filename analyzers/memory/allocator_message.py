@@ -4,9 +4,9 @@
     found["requested_bytes"], found["device_free_bytes"], found["others_bytes"], found["holders"]
     others_hold_it(found)       # True: without the other processes the request would have fit
 
-The message describes the moment of the failure. A snapshot taken later, when the stack has unwound, does not: by then
-the tensors of the failed step are freed. Figures that the message lacks are absent, never 0: cuBLAS, cuDNN and NCCL say
-only that there was no memory, and NVML does not count a process's memory everywhere.
+The message describes the moment of the failure. A snapshot taken later, when the stack has unwound, does not show it:
+the tensors of the failed step have been freed. Figures that the message lacks are absent, never 0: cuBLAS, cuDNN and
+NCCL say only that there was no memory, and NVML does not count a process's memory everywhere.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def _non_finite(finding: Finding) -> str:
         shared = ", which sum over their tensor-parallel group" if is_shared else ""
         return f"The local loss was NaN or Inf on {ranks_text(facts['ranks_with_nonfinite_local_loss'])}{shared}."
     if bad := facts.get("ranks_with_nonfinite_gradient"):
-        return f"The own gradient of {ranks_text(bad)} held NaN or Inf before it was reduced."
+        return f"The gradient of {ranks_text(bad)} held NaN or Inf before the reduction."
     if checked := facts.get("ranks_with_checked_gradient"):
-        return f"The own gradients of {ranks_text(checked)} were finite before they were reduced."
+        return f"The gradients of {ranks_text(checked)} were finite before the reduction."
     if facts.get("num_checked_inputs"):
         return f"All {facts['num_checked_inputs']} checked inputs of collectives were finite before their reduction."
     return "Inputs of collectives were not checked, so only a rank's own loss or gradients can identify it."
@@ -65,7 +65,7 @@ def _divergence(finding: Finding) -> str:
 def _overfitting(finding: Finding) -> str:
     facts = finding.evidence
     since = counted(facts.get("evaluations_since_lowest"), "evaluation")
-    return f"In {since} since then none was as low, and the newest are above it by more than the noise."
+    return f"In {since} since then no loss was as low, and the newest losses are above it by more than the noise."
 
 
 def _logged_value(finding: Finding) -> str:
@@ -75,7 +75,7 @@ def _logged_value(finding: Finding) -> str:
 
 
 def _loss_scale(finding: Finding) -> str:
-    return f"{finding.evidence.get('num_overflows', '?')} steps overflowed, and each was dropped and halved the scale."
+    return f"{finding.evidence.get('num_overflows', '?')} steps overflowed and were dropped, and each halved the scale."
 
 
 def _gradient_flow(finding: Finding) -> str:
@@ -150,7 +150,7 @@ def _after(general: str, **by_cause: str) -> Explain:
 def _next_logged_value(finding: Finding) -> str:
     return {
         "grad_norm": "Sum the squares of the shards' norms over all ranks, counting each shard once.",
-        "loss": "Divide only once by the number of ranks or micro-batches, if the mean is meant.",
+        "loss": "To log the mean, divide only once by the number of ranks or micro-batches.",
         "tokens": "Log the tokens of this rank's step, over all its micro-batches: rates are summed over ranks.",
     }[finding.cause]
 

@@ -183,9 +183,9 @@ def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[i
 def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
     """Flags of collectives that are not a consequence of another flagged collective.
 
-    Ranks begin a step at different times, so the order is that of calls within one rank (a late rank's first collective
-    may come after the others' second by the time since its start). A collective is a consequence if one of its members
-    had entered another flagged collective before, because its input may come from that result.
+    Ranks begin a step at different times, so only calls of one rank are ordered (by the time since the step's start, a
+    late rank's first collective may be later than the second collective of other ranks). A collective is a consequence
+    if one of its members had entered another flagged collective before, because its input may come from that result.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout: set[tuple[str, int]] = set()

@@ -159,7 +159,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _sentence(text: str) -> str:
-    """A sentence of Rankscope's own; commands and settings in it are in backticks."""
+    """Escape a sentence written by Rankscope; commands and settings in it keep their backticks."""
     return with_code(escaped(text))
 
 

@@ -131,7 +131,7 @@ def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
 
 
 def _worst(findings: Sequence[Finding], attempt: int, closed: Collection[str]) -> dict[int, Finding]:
-    """Return each rank's worst open finding in this attempt; if it has none, its worst closed finding."""
+    """Return each rank's worst open finding in this attempt, or else its worst closed finding."""
     found: dict[int, Finding] = {}
 
     def place(finding: Finding) -> tuple[bool, int]:

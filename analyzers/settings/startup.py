@@ -55,7 +55,7 @@ class Startup:
 
 
 def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = None) -> list[Finding]:
-    """One finding for each part of the start-up that is slow, and the slowest, in some attempts."""
+    """One finding for each part of the start-up that is slow, and the slowest part, in any attempt."""
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):

@@ -43,7 +43,7 @@ def _straggler(finding: Finding) -> str:
         share = f"caused {percent(caused)} of the waiting in collectives"
     if not phases:  # phases were not compared, only the order of arrival in collectives
         share = share and f" and {share}"
-        return f"It came last into {percent(facts.get('arrives_last_ratio'))} of the collectives{share}."
+        return f"It was the last to enter {percent(facts.get('arrives_last_ratio'))} of the collectives{share}."
     where = ""
     if facts.get("measured_by") and not facts.get("place"):
         is_cpu_time = facts["measured_by"] == "CPU time"
@@ -84,14 +84,14 @@ def _throughput(finding: Finding) -> str:
     if "factor_low_ratio" in facts:
         return f"A step takes {number(facts.get('step_ms'))} ms, against {number(facts.get('step_before_ms'))} ms."
     if finding.cause == "periodic":
-        return f"{facts.get('times')} steps at equal distances took {number(facts.get('slow_step_ms'))} ms."
+        return f"{facts.get('times')} steps at regular intervals took {number(facts.get('slow_step_ms'))} ms."
     rises = ", ".join(
         f"{name.removesuffix('_rise_ms')} {signed(value)} ms"
         for name, value in facts.items()
         if name.endswith("_rise_ms") and is_number(value)
     )
     if not rises and "step_ms" not in facts:
-        return "Every line after it prints a lower throughput than those before."
+        return "Every line after this step prints a lower throughput than the lines before it."
     if not rises:
         return (
             f"A step takes {number(facts.get('step_ms'))} ms, against {number(facts.get('step_before_ms'))} ms before."
@@ -133,7 +133,7 @@ def _compute_next(finding: Finding, rank: str) -> str:
     place, phase = str(facts.get("place")), facts.get("named_phase")
     where = phase_text(str(phase)) if phase else PLACE_TEXTS.get(place, "")
     if facts.get("late_side") == "host":
-        return f"Look at what the host of {rank} does{where}: its device waits for it there."
+        return f"Look at what the host of {rank} does{where}: the device waits for its host there."
     if facts.get("reason"):  # most of the excess is waiting for a core
         return f"Give the host of {rank} more cores or fewer processes, then look at what {rank} computes{where}."
     if phase or place in _GAPS:

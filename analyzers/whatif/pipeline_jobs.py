@@ -12,9 +12,10 @@ Each step is replayed over the dependencies of its operations (`whatif.simulate`
    clipping needs the norm of all ranks' gradients.
 3. Reductions that begin before the last pass ends overlap with it, after the last backward pass of their chunk.
 
-Balanced means, as in the paper: every computation at the mean of its type over data-parallel ranks, stages and steps,
-every transfer at the median of its type. M_W and M_S replace the operations of the worst 3 % of the workers and of the
-last stage in the job as it ran. Time in which no operation was ready is not replayed; it is part of the error.
+In a balanced job, as in the paper, every computation takes the mean of its type over data-parallel ranks, stages and
+steps, and every transfer takes the median of its type. M_W and M_S replace the operations of the worst 3 % of the
+workers and of the last stage in the job as it ran. Time in which no operation was ready is not replayed; it is part of
+the error.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     known.closed.get("rank_lost-0-r1")            # "the run continued as attempt 1"; None: it is open
     found = pick(known.findings, "straggler-0-r3")
 
-A diagnosis of a live run is some seconds old; `watch` reports within one. Findings that it reported and the diagnosis
-lacks are added; nothing is judged here. A finding is closed when the run has recovered from it.
+A diagnosis of a live run is some seconds old; `watch` reports within one second. Findings that it reported and the
+diagnosis lacks are added; nothing is judged here. A finding is closed when the run has recovered from it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     empty_state("No collectives were recorded.", "They are, by default: see `probes` in the configuration.")
 
 Text from a run (names, messages, summaries) reaches Streamlit through `markdown_text`, `st.text`, `st.code` or a table.
-No page allows HTML with text of a run in it.
+No page renders text of a run as HTML.
 """
 
 from __future__ import annotations

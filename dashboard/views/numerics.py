@@ -106,7 +106,7 @@ def numerics(view: View) -> None:
 
 
 def _what_is_shown(found: Gradients) -> str:
-    """Caption of the norms: their meaning, and what is omitted."""
+    """Caption of the norms: their meaning, and the norms that are left out."""
     shown = found.columns
     num_steps, num_parameters = len(np.unique(shown["step"])), len(set(shown["parameter"].tolist()))
     text = "Largest norm over the ranks' shards. Measured every `probes.gradient_interval` steps."

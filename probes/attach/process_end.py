@@ -153,7 +153,7 @@ class ProcessEnd:
         real(kind, error, trace)
 
     def _at_thread_exception(self, real: Callable[..., Any], about: Any) -> None:
-        """A thread died: the process may go on, but if the loop ran there it is over."""
+        """A thread died: the process may continue, but a loop in this thread has ended."""
         with failing_open("attach.exception"):
             error = about.exc_value
             in_loop = about.thread is not None and about.thread.ident == self._loop_thread()

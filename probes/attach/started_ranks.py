@@ -6,7 +6,7 @@ The target of each process that `multiprocessing` starts becomes a `FollowedTarg
 default process group, whose rank it then records; a process that joins none is left alone. Rank 0 takes over the place
 of the process that started it. That process is then no rank any more, and records how the started ranks ended.
 
-A loader's workers, pools and managers are not followed, nor are subclasses of `Process` with their own `run`.
+Not followed are a loader's workers, pools, managers, and subclasses of `Process` that override `run`.
 """
 
 from __future__ import annotations

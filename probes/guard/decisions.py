@@ -172,7 +172,7 @@ class Guard:
         worn = [d for d in verdict.devices if ledger.corruptions[d] >= self.policy.corruptions_per_device]
         if worn:
             times = ledger.corruptions[worn[0]]
-            raise self._stop(f"state corrupted {times} times on {worn[0]}, take it out of the run: {verdict.reason}")
+            raise self._stop(f"replace {worn[0]}: state was corrupted on it {times} times ({verdict.reason})")
         return Decision(batches=(), before_step=verdict.healthy_step + 1, rate_scale=ledger.rate_at(verdict.step))
 
     def on_rollback(self, step: int) -> None:

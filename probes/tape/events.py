@@ -56,7 +56,7 @@ class EventWriter:
         self.write_any(kind, step=step, **detail)
 
     def write_any(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
-        """Append one event of any kind, such as one of the user's own."""
+        """Append one event of any kind, such as a kind of the user's."""
         with failing_open("events"):
             # Record both clocks, because the wall clock may be changed during the run. A caller that gives another time
             # gives only one clock.

@@ -91,7 +91,7 @@ def drill(
 def _drill_script(
     script: str, faults: str, num_ranks: int, limit_s: float, output: str, *, keep: bool, lists: bool
 ) -> int:
-    """Drill a script of the user's own; 1 if a fault was missed or a clean run has a finding."""
+    """Drill the user's script; 1 if a fault was missed or a clean run has a finding."""
     import json
     import shlex
     import time

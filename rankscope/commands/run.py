@@ -148,7 +148,7 @@ def _fail_without_script(path: str) -> NoReturn:
 
 
 def _is_number_of_ranks(text: str) -> bool:
-    """Also true for any word if a package adds a device to torch, whose name only torch knows."""
+    """True for any word if a package adds a device type to torch, because only torch knows that type's name."""
     from importlib.metadata import entry_points
 
     return text.isdigit() or text in _DEVICES or bool(entry_points(group="torch.backends"))
@@ -208,7 +208,7 @@ def _refuse_no_run(folder: Path) -> None:
 
 
 def _await_rendezvous(options: argparse.Namespace) -> None:
-    """Wait until the node listens that hosts the rendezvous; exits with code 2 if it does not."""
+    """Wait until the node that hosts the rendezvous listens; exits with code 2 if it does not."""
     from trainer.launcher.node import NodeRendezvousError
     from trainer.launcher.nodes.endpoint import await_torchrun
 

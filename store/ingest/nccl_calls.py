@@ -60,7 +60,8 @@ _DTYPES = {
 _PER_RANK = ("ReduceScatter", "AlltoAll", "Scatter")
 """Operations whose count is per rank, while their input holds that many elements for each rank."""
 
-# Steps and spans that can contain a call of this tick: from the last of them that began before the first call.
+# Steps and spans that can contain a call of this tick: the last one that began before the first call, and all later
+# ones.
 _NEAR = """
 SELECT t.attempt, t.rank, t.start_ns, {columns} FROM {table} t
 JOIN (SELECT attempt, rank, min(enqueue_ns) AS first_ns, max(enqueue_ns) AS last_ns FROM {calls} GROUP BY ALL) c

@@ -1,4 +1,5 @@
-"""Describe files that are neither of a supported format nor text logs: empty, JSON, a table of values, packed.
+"""Describe files that are neither text logs nor of a supported format: empty files, JSON, tables of values, packed
+files.
 
 unknown_document(Path("config.json"))       # "is a JSON document (model, optimizer, seed) of no supported format"
 unknown_document(Path("job.log"))           # "": it may be a log

@@ -90,7 +90,7 @@ def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     assert processes[-2].wait(100) == 0
 
     alone = rankscope("analyze", str(nodes[0].path)).stdout
-    assert "Nothing is recorded here of ranks 2 and 3" in alone
+    assert "waits for ranks 2 and 3, of which there are no records here" in alone
     assert "no records of ranks 2 and 3 in this folder" in alone
     assert "Rank 3 did not reach" in rankscope("analyze", str(nodes[1].path)).stdout, "it is recorded there"
 

@@ -68,7 +68,7 @@ def test_a_rank_that_cannot_finish_its_step_leaves_without_a_checkpoint(tmp_path
     killed = [event["exit_rank"] for event in run.events("rank_stopped") if event["exit_code"] == -signal.SIGKILL]
     for rank in {0, 1} - {*killed}:  # on a crowded machine one may have had no time to record its end
         assert [event["checkpoint_step"] for event in run.events("preempted", rank)] == [None]
-    assert "Nothing was saved at this stop" in run.output
+    assert "No checkpoint was saved at this stop" in run.output
     assert checkpoint_steps(run.run.checkpoints) == []
 
 

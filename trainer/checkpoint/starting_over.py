@@ -107,6 +107,6 @@ def _put_aside(checkpoints: Path, attempt: int, recorder: Recorder) -> None:
             tier="disk",
             state="removed",
             path=f"{checkpoints.name}/{aside.name}/{path.name}",
-            reason="the run was started over: it is kept here, and not used",
+            reason="the run was started over: this checkpoint is kept here and not used",
         )
     write_json(checkpoints / NOTE_NAME, {"attempt": attempt})

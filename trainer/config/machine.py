@@ -3,7 +3,7 @@
     check_machine(config, has_gpu=may_have_gpu())            # the launcher, without torch
     check_machine(config, has_gpu=torch.cuda.is_available())
 
-The launcher refuses what certainly cannot work. Each rank checks whether its GPU supports the settings.
+The launcher refuses settings that certainly cannot work. Each rank checks whether its GPU supports the settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All kinds of faults: what happens, and the required finding and response. The single source of both.
+"""All kinds of faults: what happens, and the required finding and response. This table is the only source of both.
 
     kind = CATALOGUE["nan_grad"]
     kind.fault_id, kind.what                  # "F22", "one element of a gradient becomes NaN before it is reduced"
@@ -339,7 +339,7 @@ CATALOGUE: dict[str, Kind] = {
         allowed=("checkpoint_age",),  # with short steps, a save that takes seconds is indeed late
         steps_after=24,
     ),
-    # Two at once.
+    # Pairs of faults in one run.
     "kill_in_recovery": Kind(
         fault_id="F45",
         what="a rank makes a NaN and is killed during the rollback",

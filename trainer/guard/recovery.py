@@ -111,7 +111,7 @@ class Recovery:
             times = self.ledger.corruptions[device]
             self.copies.ledger_file.save()
             if times >= self.guard.policy.corruptions_per_device:
-                reason = f"state or gradients corrupted {times} times on {device}, take it out"
+                reason = f"state or gradients corrupted {times} times on {device}: replace it"
                 raise self.rollback.give_up(reason, Verdict(step=step, kind="corruption"))
         return decision.recompute
 

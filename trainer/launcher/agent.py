@@ -178,8 +178,8 @@ class Agent(SimpleElasticAgent):
         if any(codes.values()):  # the rank whose connection was lost may still be ending
             self.ranks.wait_for_exiting(EXITING_S)
             codes = self.ranks.exit_codes()
-        # If several ranks ended within one poll, the one that died by a signal was first, and the others saw a broken
-        # connection.
+        # If several ranks ended within one poll, the rank that died of a signal was first, and broken connections ended
+        # the others.
         first = sorted(
             (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
         )

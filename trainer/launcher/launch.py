@@ -126,7 +126,7 @@ def _what_was_saved(agent: Agent) -> str:
             return "The ranks finished their step and saved a checkpoint."
     except OSError as error:
         return f"What was saved is unknown: {error.strerror}."
-    return "Nothing was saved at this stop: a resume begins at the newest checkpoint, without one at step 0."
+    return "No checkpoint was saved at this stop: a resume starts from the newest checkpoint, or else from step 0."
 
 
 def _left_without_checkpoint(agent: Agent) -> bool:

@@ -52,7 +52,7 @@ class RemoteCheckpoints:
         try:
             if self._run.manifest().get("start_over_at") is not None:
                 aside = self._put_aside(address_of(self._config, self._run))
-                console.print(f"checkpoints from before are in {aside}", highlight=False, soft_wrap=True)
+                console.print(f"earlier checkpoints are in {aside}", highlight=False, soft_wrap=True)
             step = mirror.restore()
         except RemoteError as error:
             return Outcome(reason="failed", exit_code=EXIT_STORAGE, message=f"{error}.")

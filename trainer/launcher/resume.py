@@ -35,7 +35,7 @@ UNCHANGEABLE = {
     "data": "would change the content of the batches",
     "run": "belongs to the existing run",
     "train.global_batch_size": "would change the numbering of the batches",
-    "optim.name": "cannot go on from the state of another optimizer",
+    "optim.name": "cannot continue from the state of another optimizer",
 }
 CHANGEABLE = {"data.num_workers", "data.prefetch", "data.pin_memory", "data.cache_dir", "model.dropout"}
 
@@ -126,7 +126,7 @@ def _recorded(run: RunDir, path: Path) -> dict[str, Any]:
     if manifest.get("attached"):
         command = " ".join(str(word) for word in manifest.get("command") or ["its script"])
         raise ResumeError(
-            f"{path} cannot be resumed here: it records a training loop that is not `rankscope train`. "
+            f"{path} cannot be resumed here: it was not recorded by `rankscope train`. "
             f"Start {command} again with its own way to resume."
         )
     if not isinstance(before, dict):

@@ -231,7 +231,7 @@ def _train(
     )
     if (first := run.manifest().get("start_over_at")) is not None:
         aside = as_typed(run.checkpoints / f"before-attempt-{first}")
-        console.print(f"{where}starting over: checkpoints from before go to {aside}", highlight=False, soft_wrap=True)
+        console.print(f"{where}starting over: earlier checkpoints move to {aside}", highlight=False, soft_wrap=True)
     if line := retention_line(config.model_dump(mode="json")):
         console.print(f"{where}{line}", highlight=False)
     return supervise(run, config, plan=plan, node=node, faults=options.faults, console=console, rendezvous=rendezvous)

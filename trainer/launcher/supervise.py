@@ -46,7 +46,7 @@ _TITLES = {
     "failed": "Failed",
 }
 """Text for the outcome of a launch, by its reason."""
-SAVED_NOTHING = "Nothing was saved at this stop: a resume begins at the newest checkpoint, without one at step 0."
+SAVED_NOTHING = "No checkpoint was saved at this stop: a resume starts from the newest checkpoint, or else from step 0."
 
 
 class _StopRequested(BaseException):

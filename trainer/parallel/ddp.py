@@ -65,5 +65,5 @@ def _reduce(state: tuple[ReductionInputs, dist.ProcessGroup], bucket: GradBucket
     return allreduce_hook(group, bucket)
 
 
-# DDP checks them and wants types, not strings.
+# DDP checks the annotations, and needs types instead of strings.
 _reduce.__annotations__ = {"bucket": GradBucket, "return": Future[Tensor]}

@@ -69,7 +69,7 @@ def launch_preflight(
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Exit code of the launcher. A signal that reaches only this process ends the launcher in order, which ends its
+    """Exit code of the launcher. A signal that reaches only this process shuts the launcher down, which ends its
     ranks."""
     with subprocess.Popen(command, env=environment) as launcher:
         try:

@@ -40,7 +40,7 @@ class DeviceSpeed:
 
 
 def device_speed(device: torch.device) -> DeviceSpeed:
-    """Measure the device, in about a second; a CPU with all cores that this process may use."""
+    """Measure the device for about a second; a CPU is measured with all cores that this process may use."""
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(min(MAX_THREADS, len(os.sched_getaffinity(0))))

@@ -48,8 +48,8 @@ def limited_by(entry: LogLine) -> str:
 
 
 def host_of(entry: LogLine) -> str:
-    """Host that a scheduler's line names. If the node of a line is reported as failed by another one, the line's own
-    host is not used: a node does not report its own loss.
+    """Host that a scheduler's line names. If the line reports that a node failed, the host that wrote the line is not
+    used: a node does not report its own loss.
     """
     is_of_another = limited_by(entry) == "node_failed" or "'s node" in entry.message
     if entry.text("at") and is_of_another:

@@ -21,7 +21,7 @@ _ROOM = 1.1
 
 
 def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: str) -> None:
-    """If the first steps far exceed the values after the warm-up, end the axis at the largest of these.
+    """If the first steps far exceed the values after the warm-up, end the axis at the largest value after the warm-up.
 
     `lines`: values by step, whose axis begins at zero.
     """

@@ -147,7 +147,8 @@ def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -
 
 
 def rank_against_others(source: Source, attempt: int, rank: int) -> dict[str, npt.NDArray[Any]]:
-    """Columns step, own, low, middle, high: a rank's own work, and percentiles 10, 50, 90 of the others' (ms)."""
+    """Columns step, own, low, middle, high: a rank's own work, and percentiles 10, 50, 90 of the other ranks' own work
+    (ms)."""
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
     every = max(1, -(-((last or 0) - (first or 0) + 1) // READ_STEPS))
     quantiles = ", ".join(

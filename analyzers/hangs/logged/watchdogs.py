@@ -2,7 +2,7 @@
 
 1. In one group, different operations or sizes under the same number are a proven mismatch, even if other ranks are
    ahead. It is also proof if a rank's own line says that it enqueued fewer calls than the others wait for.
-2. If a rank waits at a lower number than the others, they completed the call in which it waits. Its device or its
+2. If a rank waits at a lower number than the other ranks, these completed the call in which it waits. Its device or its
    process stopped, or it made fewer calls: a suspicion.
 3. If all wait in the same call, a rank of the group that prints nothing is suspected; if all print, the network or a
    device.

@@ -55,8 +55,8 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if is_once:
         name = "loss" if bad_loss else "gradient norm"
         times = f"at step {first} only" if len(bad) == 1 else f"at {len(bad)} steps from {first} to {bad[-1]}"
-        what = f"The {name} was not finite {times}, {'and finite again after it' if later else 'the last one of all'}"
-        what += "" if bad_loss else ": in fp16 a step that is left out looks like this"
+        what = f"The {name} was not finite {times}, {'and finite again afterwards' if later else 'the last of all'}"
+        what += "" if bad_loss else ": in fp16 this is a skipped step"
     return [
         Finding(
             analyzer="logs",
@@ -140,9 +140,9 @@ def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             first_step=first,
             last_step=last,
             cause="unknown",
-            summary=f"{num:,} of {extent:,} steps since step {first} were left out because their gradients were "
+            summary=f"{num:,} of {extent:,} steps since step {first} were skipped because their gradients were "
             f"not finite: "
-            "the model does not learn in them.",
+            "the model learns nothing from them.",
             evidence={"basis": f"{len(late)} printed lines count skipped steps", "skipped_steps": num, "do": DO},
             advice="non-finite-unknown",
         )

@@ -94,13 +94,13 @@ class Death:
 
     @property
     def shown(self) -> Link:
-        """The exception to report: the last one of the chain raised by the user's own code, else `origin`."""
+        """The exception to report: the last one of the chain that the user's code raised, else `origin`."""
         own = (link for link in reversed(self.links) if any(not frame.is_library for frame in link.frames))
         return next(own, self.origin)
 
     @property
     def frame(self) -> Frame | None:
-        """The line of the user's own code that raised; None if that is not recorded."""
+        """The line of the user's code that raised the exception; None if it is not recorded."""
         return own_frame(self.shown)
 
     @property
@@ -203,7 +203,7 @@ def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, ac
     if death.signal and death.signal != "SIGTERM":
         return False
     first = next((reason for reason in reasons if reason.rank != death.rank), None)
-    # The launcher sees a signal only after the victims of that death have reported.
+    # The launcher notices a death by signal only after its victims have reported errors.
     by_signal = first is not None and any(reason.signal for reason in reasons if reason.rank != death.rank)
     earlier = first is not None and (first.when_ns <= death.when_ns or by_signal)
     # All ranks may raise the same error, for example if the gradient norm is NaN on each.

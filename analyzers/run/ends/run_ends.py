@@ -1,4 +1,4 @@
-"""End of the newest launch of a run, without nodes that left while the others went on.
+"""End of the newest launch of a run, without nodes that left while the other nodes continued.
 
 ended = run_ends(log, last_ns=view.last_ns)         # the last one is the run's end, if there is any
 """

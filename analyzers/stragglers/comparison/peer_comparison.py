@@ -127,7 +127,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
                 segment, excess_ms[segment.row], ranks.get(segment.row, [])
             ):
                 continue
-            # A pause may fall into any phase: report one finding, for the phase with most of them.
+            # A pause may fall into any phase: report one finding, for the phase with the most pauses.
             at = slice(segment.begin, segment.end)
             lost_in_data, lost = data_excess[segment.row, at].mean(), excess_ms[segment.row, at].mean()
             cause = "data" if lost_in_data > SHARED.agreement_ratio * lost else "compute"

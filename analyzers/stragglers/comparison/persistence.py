@@ -224,7 +224,7 @@ def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
 def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, level: float) -> tuple[int, int]:
     """Find begin and end, from a block outside of the rough ones on, that make the sum of (value - level) largest.
 
-    A short disturbance before the onset, followed by normal observations, is not part of it.
+    A short disturbance before the onset, followed by normal observations, is not part of the slowdown.
     """
     votes = np.clip(values, 0.0, 2 * level) - level  # one jitter must not outvote the steps around it
     low = max(0, begin - length)

@@ -2,10 +2,10 @@
 
 late_ranks(read_inspector_job(survey(folder)))
 
-1. In each collective the rank with the shortest time came last; the others waited for the difference to it
+1. In each collective the rank with the shortest time arrived last; each other rank waited for the difference
    (`arrivals`).
-2. A rank that comes last in most collectives of a communicator, and for which the others wait a good part of their
-   time in them, is suspected. The files do not show why it is late.
+2. A rank is suspected if it arrives last in most collectives of a communicator, and if the others wait for it during a
+   large part of their time in these. The files do not show why it is late.
 3. The files have durations but no times, so their calls are judged in a separate store, not with those of a run.
 """
 
@@ -29,7 +29,7 @@ MAX_LISTED = 4096
 
 
 def late_ranks(job: InspectedJob, policy: InspectorPolicy | None = None) -> list[Finding]:
-    """The rank of a communicator that cost most by coming last, and what was not checked."""
+    """For each communicator the late rank that caused the most waiting, and the checks that were not made."""
     policy = policy or InspectorPolicy()
     if not job.groups:
         return [_insufficient("no collective could be read")]

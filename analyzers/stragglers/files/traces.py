@@ -8,7 +8,8 @@
    so short that a burst of another job on the host could slow all of them, they are judged by their kernels, which such
    a burst does not slow. On a CPU, a rank that is slower in such steps is reported as not judged. Traces are not rows
    of `steps`, which hold phases by the host's clock; a trace holds the work of the device.
-3. The exposed communication that even the rank that arrives last has is transfer; the rest is waiting for others.
+3. The least exposed communication of any rank is transfer, because the rank that arrives last does not wait; the rest
+   is waiting.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def with_onset(
 
 
 def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None) -> Straggler:
-    """Drop a first segment that is a wait for a core, unlike the one after it."""
+    """Drop the first segment if it is a wait for a core and the next segment is not."""
     if core_waits is None or not slow.has_peers or slow.cause != "compute" or len(slow.segments) < 2:
         return slow
     first, second = (

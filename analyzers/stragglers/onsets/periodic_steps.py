@@ -4,8 +4,8 @@
 
 1. A step's duration is the median over its ranks. It is slow from `slow_factor` times the median of all steps.
 2. Consecutive slow steps count once. There must be `trend_values` of them, most at equal intervals.
-3. Together they must cost `min_cost_ratio` of the time. If a log prints every n-th step only, a printed step stands for
-   those since the previous line, but the first of an epoch for itself.
+3. Together they must cost `min_cost_ratio` of the time. If a log prints only every n-th step, a printed step represents
+   the steps since the previous line; the first step of an epoch represents only itself.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def launcher_pid() -> int:
 def _launched() -> int:
     """Number of ranks that this node's torchrun has started; 0 with several torchruns or another launcher.
 
-    Not from WORLD_SIZE: a script that starts its ranks may set it for them.
+    WORLD_SIZE is not evidence: a script that starts ranks may set it for them.
     """
     nodes, of_node = (os.environ.get(name, "") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     return int(nodes) if nodes.isdecimal() and of_node == "1" else 0

@@ -91,7 +91,7 @@ def derive(recorder: TapeRecorder) -> dict[str, int]:
 def _of_groups(rank: int) -> dict[str, int]:
     """Coordinates from groups of a named DeviceMesh or Megatron, except for dimensions that are products of others.
 
-    A group of one rank says nothing: torchtitan has one for each kind of parallelism that is off.
+    A group of one rank shows nothing about the mesh: torchtitan creates one for each kind of parallelism that is off.
     """
     place: dict[str, int] = {}
     for group, members in group_world().pg_group_ranks.items():

@@ -3,8 +3,9 @@
     end_with_launcher()          # first thing in a rank: reads RANKSCOPE_LAUNCHER_PID
 
 The kernel sends SIGTERM once the parent has died (PR_SET_PDEATHSIG): the rank finishes its step and saves, as in a
-preemption. With several nodes it is SIGKILL: the other nodes then see a lost node and restart without it, and would end
-as well if all ranks agreed to stop. A rank whose parent is another process than the launcher keeps running.
+preemption. With several nodes the signal is SIGKILL: the other nodes then lose this node and restart without it. After
+SIGTERM all ranks of the job would agree to stop. A rank whose parent is another process than the launcher keeps
+running.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def guard(watch: WatchRestarts, events: EventWriter, run: RunDir) -> None:
 
 
 def _is_gone(path: Path) -> bool:
-    """Return True if nothing has this name; a disk that does not answer now has not lost it."""
+    """Return True if the file does not exist; an error of the disk does not prove that."""
     try:
         path.stat()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Evaluations that call another module than the one that trains: its inner module, a wrapper around it, or a copy.
+"""Evaluations that do not call the trained module itself, but its inner module, a wrapper around it, or a copy.
 
     evaluations = Evaluations(phases)
     evaluations.may_begin()         # the step's update is made
@@ -148,7 +148,7 @@ class EvalModeTraining:
         self._is_known = False  # True if a training pass was called since the last backward pass
 
     def add(self, model: nn.Module) -> None:
-        """Note a model found by what its optimizer updates: if it is in eval mode, it was trained in it."""
+        """Note a model that was found through its optimizer: if it is in eval mode, it was trained in eval mode."""
         if not model.training:
             self._trained.add(model)
 
@@ -166,7 +166,8 @@ class EvalModeTraining:
         return True
 
     def passed(self) -> None:
-        """Note a backward pass: of the models that were called in eval mode, if none was in training mode."""
+        """Note a backward pass. It belongs to the models that were called in eval mode, if none was called in training
+        mode."""
         if not self._is_known:
             for model in self._called:
                 self._trained.add(model)

@@ -1,4 +1,4 @@
-"""A set of the user's objects by identity, which does not keep them alive.
+"""A set of weak references to the user's objects, compared by identity.
 
     watched = Living()
     watched.add(optimizer)         # False if it is known

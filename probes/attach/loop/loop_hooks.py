@@ -259,7 +259,7 @@ class LoopPhases:
         self._losses.settle(self.norms.measured)
 
     def log(self, /, **values: float | Tensor) -> None:
-        """Columns of the current step, and scalars of the user's own."""
+        """Set columns of the current step, and scalars with other names."""
         self._losses.log(**values)
 
     # ---- hooks ----

@@ -193,7 +193,7 @@ class StepLosses:
         return self._has_scale and factor > 1
 
     def log(self, /, **values: float | Tensor) -> None:
-        """Write values that the loop knows itself."""
+        """Write values that the loop logs itself."""
         self._logged |= values.keys() & {"loss", "tokens", "grad_norm"}
         if "loss" in values and not self._losses:
             values.setdefault("local_loss", values["loss"])

@@ -7,7 +7,7 @@
 
 Between an update and the next thing recorded lie the end of one iteration and the start of the next: a loop that makes
 its batches by itself shows nothing in between. In the function in which the stacks of the error and of the update
-diverge, a line above the update's belongs to the next iteration, a line below it to the same one.
+diverge, a line above the update belongs to the next iteration, and a line below it belongs to the same iteration.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def _updates_before(optimizer: Any) -> int | Tensor | None:
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer that steps: Accelerate's and others' wrap one as `optimizer`."""
+    """Return the optimizer that steps: Wrappers of Accelerate and others have it as `optimizer`."""
     while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):

@@ -3,7 +3,7 @@
     known = identities(logs)
     known.of_pid("gpu-01", 71), known.of_bus("gpu-01", "0000:3b:00")
 
-1. A key that two ranks claim is not used, nor a key of another host if both hosts are known.
+1. A key that two ranks claim is not used. A key of another host is not used either, if both hosts are known.
 2. NCCL numbers ranks per communicator: only those of the largest communicator are ranks of the job.
 3. A local rank counts as a rank only if nothing suggests several nodes.
 4. An srun task counts as a rank only if no launcher, which would start several ranks, ran in it.

@@ -39,9 +39,7 @@ def recognise(first: bytes) -> bool:
 
 
 def _without_unit(name: str) -> str:
-    """Return `power.draw` for `power.draw [W]`. No regular expression, which would take minutes for a file of
-    brackets.
-    """
+    """Return `power.draw` for `power.draw [W]`. A regular expression would take minutes for a file of brackets."""
     name = name.strip()
     return name[: name.rindex("[")].rstrip() if name.endswith("]") and "[" in name else name
 

@@ -11,7 +11,7 @@ from tests.analyzers.standstill import World
 ENDS = {
     "run_ended": "ended from outside at step 16: its launcher got SIGINT, and rank 0 stopped.",
     "rank_exit": "Rank 0 was terminated from outside at step 16: it stopped without an error.",
-    "": "Records incomplete: rank 0 stopped at step 16, and nothing recorded how. It was killed from outside",
+    "": "Records incomplete: rank 0 stopped at step 16, and no record shows how. It was killed from outside",
 }
 
 

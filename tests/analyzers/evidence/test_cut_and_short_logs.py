@@ -63,7 +63,7 @@ FAST = (1473.0, 1548.3, 1507.5, 1517.1, 1540.3, 1530.7, 1534.2)
 def test_a_drop_shows_in_a_few_lines_that_are_means_of_many_steps(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, means(*FAST, 905.0, 485.2, 487.6)).fired
     assert (found.kind, found.first_step) == ("throughput", 450)
-    assert why(found) == "Every line after it prints a lower throughput than those before."
+    assert why(found) == "Every line after this step prints a lower throughput than the lines before it."
 
 
 @pytest.mark.parametrize("text", [means(*FAST, 905.0, 1520.0, 1498.0), means(*FAST, 905.0),

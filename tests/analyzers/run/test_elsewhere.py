@@ -45,7 +45,7 @@ def test_a_hang_names_no_rank_of_another_nodes_disk() -> None:
     (finding,) = judged_hangs(world.store, StallPolicy())
     assert (finding.cause, finding.ranks) == ("not_seen", ())
     assert finding.evidence["unseen_ranks"] == [2, 3]
-    assert "nothing is recorded here of ranks 2 and 3" in finding.summary.lower()
+    assert "waits for ranks 2 and 3, of which there are no records here" in finding.summary.lower()
     assert "the folders of all nodes together" in next_step(finding)
 
 

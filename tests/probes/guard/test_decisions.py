@@ -144,7 +144,7 @@ def test_the_second_corruption_on_a_device_ends_the_run() -> None:
     guard.decide(corrupted(12, "host cuda:2"), 11)
     guard.decide(corrupted(12), 11)
     later = Ledger.from_json(ledger.to_json())  # as a restarted run finds it
-    with pytest.raises(RunStopped, match="2 times on host cuda:1, take it out"):
+    with pytest.raises(RunStopped, match="replace host cuda:1: state was corrupted on it 2 times"):
         Guard(later, max_rollbacks=8).decide(corrupted(500, "host cuda:1"), 499)
 
 

@@ -48,7 +48,7 @@ def test_the_rank_that_others_wait_for_is_suspected(tmp_path: Path) -> None:
     assert 1.9 < first.evidence["peers_wait_more_ms"] < 2.1
     assert_plain(first.summary)
     assert WHY["straggler"](first) == (
-        "It came last into 100 % of the collectives and caused 100 % of the waiting in collectives."
+        "It was the last to enter 100 % of the collectives and caused 100 % of the waiting in collectives."
     )
     assert diagnosis.run["files_read"] == {"log of NCCL's inspector": RANKS}
 

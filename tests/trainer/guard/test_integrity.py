@@ -176,7 +176,7 @@ def _suspected(rank: int, world_size: int, folder: Path) -> None:
     assert_same_bits(met, clean)
     twice = ["bit_flip@step=6,rank=1,bit=3", "bit_flip@step=9,rank=1,bit=3"]
     chained = with_steps(small(parallel={"dp_replicate": 2, "dp_shard": 1}, probes={"chain_interval": 1}), STEPS)
-    with pytest.raises(RunStopped, match=r"corrupted 2 times on .* rank 1, take it out"):
+    with pytest.raises(RunStopped, match=r"replace .* rank 1: state was corrupted on it 2 times"):
         run_loop(chained, folder / "twice", rank=rank, world_size=world_size, faults=twice)
 
 

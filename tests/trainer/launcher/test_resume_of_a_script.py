@@ -14,6 +14,6 @@ from trainer.launcher.resume import ResumeError, prepare
 def test_a_run_of_a_script_is_not_resumed_by_the_trainer(tmp_path: Path, force: bool) -> None:
     manifest = {"config": {"recovery": {"enabled": False}}, "attached": True, "command": ["train.py", "--lr", "1"]}
     run = RunDir.create(tmp_path, name="script", manifest=manifest)
-    with pytest.raises(ResumeError, match=r"not `rankscope train`. Start train.py --lr 1 again") as refused:
+    with pytest.raises(ResumeError, match=r"not recorded by `rankscope train`. Start train.py --lr 1 again") as refused:
         prepare(run.path, [], force=force)
     assert "\n" not in str(refused.value)

@@ -85,7 +85,7 @@ def test_what_is_at_the_address_from_before_is_put_aside_there(tmp_path: Path) -
         launch(None)
         sent = {path.name for path in (remote / "objects").iterdir()}
         folder.rename(tmp_path / "aside")  # as the ranks do it
-        assert "checkpoints from before are in" in launch(1)
+        assert "earlier checkpoints are in" in launch(1)
         assert "fetched" not in launch(None)
     assert checkpoint_steps(run.checkpoints) == []
     (aside,) = remote.glob("before-*")
@@ -106,7 +106,7 @@ def _loaded(run: LaunchedRun) -> dict[int, int]:
 def test_a_crash_after_a_save_and_the_next_launch_resume(tmp_path: Path) -> None:
     first = train(tmp_path, "two", settings=["train.steps=30"])
     again = resume(first, settings=["checkpoint.resume=false"], faults=["kill@step=18,rank=1"]).finish()
-    assert "starting over: checkpoints from before go to" in again.output
+    assert "starting over: earlier checkpoints move to" in again.output
     last = resume(first, settings=["train.steps=33"]).finish()
     loaded = _loaded(last)
     assert 1 not in loaded

@@ -123,7 +123,7 @@ def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_late_writer(trigger: Trigger, training: Training) -> None:
-    """Kill the rank; a copy of it that no launcher knows of continues to write after its attempt is over."""
+    """Kill the rank; a copy that no launcher started continues to write after its attempt is over."""
 
     class Dying(FaultyLoader):
         def before(self) -> None:

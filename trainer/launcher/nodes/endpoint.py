@@ -25,7 +25,7 @@ RETRY_S = 0.5
 
 
 def host_and_port(endpoint: str, *, default_port: int = 0) -> tuple[str, int]:
-    """Split HOST:PORT, also [IPv6]:PORT. `default_port`: where the port may be left out."""
+    """Split HOST:PORT, also [IPv6]:PORT. `default_port`: used if the port is missing."""
     host, colon, digits = endpoint.strip().rpartition(":")
     if default_port and (not colon or digits.endswith("]")):
         host, digits = endpoint.strip(), str(default_port)

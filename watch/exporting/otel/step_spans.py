@@ -115,7 +115,8 @@ class StepSpans:
         )
         if self._strategy == "all_ranks":
             return [int(rank) for rank, _ in rows]
-        # Keep the former ranks: another rank may have started the last step after `_done`, and would send it again.
+        # Keep the chosen ranks: a new rank may have started the last step after `_done`, and would send that step
+        # again.
         sent = self._sent.get(attempt, [])
         rows.sort(key=lambda row: row[0] not in sent)
         ranks = [int(rank) for rank, _ in rows]
