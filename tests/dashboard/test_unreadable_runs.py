@@ -112,4 +112,6 @@ def read_a_held_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: It
         holder.stdin.close()
         holder.wait(60)
     for page, app in apps.items():
-        wait_for(lambda app=app: "has the store open" not in shown(app.run()), f"{page} without the complaint", deadline_s=60)  # type: ignore[misc]
+        wait_for(
+            lambda app=app: "has the store open" not in shown(app.run()), f"{page} without the complaint", deadline_s=60
+        )  # type: ignore[misc]
