@@ -121,11 +121,11 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
         return [_wrong_interface(f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot "
                                  f"reach "
                                  "that address", local, broken, "NCCL_SOCKET_IFNAME")]  # fmt: skip
-    if not broken and len(hosts) > 1 and (names := _virtual(taken)):
-        failed = [one for one in book.of("nccl_error") if one.text("unhandled") == "system"]
+    if not broken and len(hosts) > 1 and (virtual := _virtual(taken)):
+        calls = [one for one in book.of("nccl_error") if one.text("unhandled") == "system"]
         what = f"A system call of NCCL failed, and its interfaces on {len(hosts)} hosts include some of containers or "
-        what += f"virtual machines ({', '.join(names)}), over which the other hosts cannot be reached"
-        return [_wrong_interface(what, taken[:2], failed, "NCCL_SOCKET_IFNAME")] if failed else []
+        what += f"virtual machines ({', '.join(virtual)}), over which the other hosts cannot be reached"
+        return [_wrong_interface(what, taken[:2], calls, "NCCL_SOCKET_IFNAME")] if calls else []
     reached = [(entry, address) for entry in broken for address in _addresses(entry) if _LINK_LOCAL.match(address)]
     loops = [(entry, address) for entry in broken for address in _addresses(entry) if _LOCAL.match(address)]
     own_name = [(entry, address) for entry, address in loops if address.startswith(_OWN_NAME)]

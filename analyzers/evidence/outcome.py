@@ -33,6 +33,8 @@ _FAILURE = re.compile(
     re.IGNORECASE,
 )
 """Common words for a failure: a line with one is quoted, but nothing is concluded from it."""
+_DONE = re.compile(r"(?:^|[\])] | - |[a-z]\.[a-z]\w*: )Done[.!]?$")
+"""A last line that says no more than this, behind a prefix of Python's logging."""
 NEAR_END_LINES = 12
 """Maximum number of lines (warnings, an evaluation) after the last step's line if the job was still running at the end
 of the file. At least twice the usual distance between steps' lines."""
@@ -60,6 +62,9 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
     if (step := is_at_end(steps)) and not _trains_on(logs):
         return Outcome(ended="finished", text=f"The job reached its last step, {step:,} of {step:,}. {extent}{seen}",
                        is_known=True)  # fmt: skip
+    if steps and (done := _last_done(logs)):
+        text = f"The job finished, by its last line ({done}). {extent}{seen}"
+        return Outcome(ended="finished", text=text, is_known=True)
     num_lines = sum(log.num_lines for log in logs)
     if not steps:
         return Outcome(
@@ -108,6 +113,15 @@ def _trains_on(logs: Sequence[ReadLog]) -> bool:
     """Return True if a log ends within another training, whose bar is not the longest one."""
     last = [log.steps[-1].step_line for log in logs if log.steps]
     return any(line.bar is not None and line.loss is not None and line.bar.step < line.bar.total for line in last)
+
+
+def _last_done(logs: Sequence[ReadLog]) -> str:
+    """Quote the last line of a log with steps, if it only says that the program is done."""
+    for log in logs:
+        text = clean(log.tail.rstrip().rsplit(b"\n", 1)[-1]).strip() if log.steps else ""
+        if _DONE.search(text):
+            return f'{log.path.name}:{log.num_lines}: "{text[-80:]}"'
+    return ""
 
 
 def _no_line_names(num_lines: int) -> str:

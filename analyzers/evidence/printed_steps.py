@@ -217,14 +217,14 @@ def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
     timed = [row for row in steps if row.get("duration_ns")]
     if len(timed) < 2 or any(row.get("is_between") or row.get("is_of_bar") for row in steps):
         return False
-    apart = [after["step"] - before["step"] for before, after in pairwise(timed)]
+    apart: list[float] = [after["step"] - before["step"] for before, after in pairwise(timed)]
     if any(row.get("is_counted") for row in steps):  # the lines' times show how many steps lie between them
         if any(row["start_ns"] is None for row in timed):
             return False
         ends = [row["start_ns"] + row["duration_ns"] for row in timed]
         apart = [(end - ends[at]) / timed[at + 1]["duration_ns"] for at, end in enumerate(ends[1:])]
     usual = ThroughputPolicy()
-    return MEANS.min_blocks * median(apart) >= usual.block * usual.min_blocks
+    return MEANS.min_blocks * float(median(apart)) >= usual.block * usual.min_blocks
 
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:

@@ -33,6 +33,14 @@ class Step:
         whole = 36_000 + int(self.at_s)
         return f"2026-03-01 {whole // 3600 % 24:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
+    @property
+    def hour(self) -> str:
+        return self.clock[11:]
+
+    @property
+    def ms(self) -> float:
+        return 1000 * self.seconds
+
 
 def _bar(step: Step, name: str = "", more: str = "") -> str:
     share = step.number / step.total
@@ -56,6 +64,14 @@ def _hf(s: Step) -> str:
     if s.number % 10 == 0:
         line += f"\n{{'loss': {s.loss:.4f}, 'grad_norm': {s.grad_norm:.4f}, 'learning_rate': 2e-05, 'epoch': {s.number / s.total:.2f}}}\n"
     return line
+
+
+def _once(step: Step, warning: str) -> str:
+    return warning if step.number in (3, 90) else ""
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value < 1e3 else f"{value / 1e3:.3g}K" if value < 1e6 else f"{value / 1e6:.3g}M"
 
 
 PROGRAMS: dict[str, Callable[[Step], str]] = {
@@ -100,6 +116,49 @@ PROGRAMS: dict[str, Callable[[Step], str]] = {
     f"per iteration (ms): {1000 * s.seconds:.1f} | throughput per GPU (TFLOP/s/GPU): {300 / s.seconds:.1f} | learning rate: "
     f"3.000000E-04 | global batch size:   256 | lm loss: {s.loss:.6E} | loss scale: 1.0 | grad norm: {s.grad_norm:.3f} | number of "
     f"skipped iterations: {s.skipped:3d} | number of nan iterations:   0 |\n",
+    # with their harmless warnings
+    "nanotron": lambda s: _once(s, "[default3]:03/01 10:00:02 [WARNING|DP=3|PP=0|TP=0|nid001]: [Optim Building] failed to find a "
+    "checkpoint, starting from scratch\n") + f"[default0]:03/01 {s.hour} [INFO|DP=0|PP=0|TP=0|nid001]: iteration: {s.number} / {s.total} | "
+    f"consumed_tokens: {s.number * 1.05:.3g}M | elapsed_time_per_iteration_ms: {_short(s.ms)} | tokens_per_sec: "
+    f"{_short(1048576 / s.seconds)} | global_batch_size: 512 | lm_loss: {s.loss:.3g} | lr: 0.0003 | model_tflops_per_gpu: 413 | "
+    f"grad_norm: {s.grad_norm:.3g}\n",
+    "composer": lambda s: f"[epoch=1][batch={s.number}/{s.total}]:\n\t Train time/batch: {s.number - 1}\n\t Train loss/train/total: "
+    f"{s.loss:.4f}\n\t Train throughput/batches_per_sec: {1 / s.seconds:.4f}\n\t Train throughput/tokens_per_sec: "
+    f"{524288 / s.seconds:.4f}\n\t Train lr-DecoupledAdamW/group0: 0.0003\n",
+    "nanogpt": lambda s: (f"step {s.number}: train loss {s.loss:.4f}, val loss {s.loss + 0.1:.4f}\nsaving checkpoint to out\n"
+    if s.number % 100 == 0 else "") + f"iter {s.number}: loss {s.loss:.4f}, time {s.ms:.2f}ms, mfu 41.20%\n",
+    "nanochat": lambda s: f"step {s.number:05d}/{s.total:05d} ({100 * s.number / s.total:.2f}%) | loss: {s.loss:.6f} | grad norm: "
+    f"{s.grad_norm:.4f} | lrm: 1.00 | dt: {s.ms:.2f}ms | tok/sec: {524288 / s.seconds:,.0f} | mfu: 48.17 | total time: {s.at_s / 60:.2f}m\n",
+    "modded_nanogpt": lambda s: (f"step:{s.number}/{s.total} val_loss:{s.loss:.4f} train_time:{1000 * s.at_s:.0f}ms step_avg:"
+    f"{1000 * s.at_s / s.number:.2f}ms\n" if s.number % 125 == 0 else "") + f"step:{s.number}/{s.total} train_time:{1000 * s.at_s:.0f}ms "
+    f"step_avg:{1000 * s.at_s / s.number:.2f}ms\n",
+    "llm.c": lambda s: _once(s, "WARNING: Failed to open the tokenizer file tokens.bin\n") + f"step {s.number:5d}/{s.total} | loss "
+    f"{s.loss:.6f} (-0.31z)| norm {s.grad_norm:.4f} (+0.22z)| lr 1.20e-04 | {s.ms:.2f} ms | 55.1% bf16 MFU | {524288 / s.seconds:.0f} tok/s\n",
+    "espnet2": lambda s: f"[node7] {s.clock},123 (trainer:793) INFO: {1 + s.number // 100}epoch:train:{s.number % 100 * 40 + 1}-"
+    f"{s.number % 100 * 40 + 40}batch: iter_time={s.data_s:.3e}, forward_time=0.040, loss_ctc={1.2 * s.loss:.3f}, loss={s.loss:.3f}, "
+    f"backward_time=0.049, grad_norm={s.grad_norm:.3f}, clip=0.000e+00, loss_scale=1.000, optim0_lr0=1.007e-05, train_time={s.seconds:.3f}\n",
+    "wenet": lambda s: _once(s, "2026-03-01 10:00:00,100 WARNING NaN or Inf found in input tensor.\n") + f"{s.clock},412 DEBUG TRAIN | "
+    f"steps/sec {1 / s.seconds:.3f}| Batch 0/{s.number} loss {s.loss:.6f} loss_att {0.9 * s.loss:.6f} lr 6.2500e-06 grad_norm "
+    f"{s.grad_norm:.6f} rank 0\n",
+    "icefall": lambda s: f"{s.clock},996 INFO [train.py:901] (0/8) Epoch 1, batch {50 * s.number}, loss[loss={s.loss + 0.02:.4f}, "
+    f"simple_loss={1.1 * s.loss:.4f}, over 2695.00 frames. ], tot_loss[loss={s.loss:.4f}, simple_loss={1.1 * s.loss:.4f}, over 34971.47 "
+    "frames. ], batch size: 41, lr: 3.00e-03, grad_scale: 8.0\n",
+    "returnn": lambda s: f"ep 33 train, step {s.number}, ctc_4 {1.1 * s.loss:.3f}, ctc {s.loss:.3f}, num_seqs 10, max_size:time 237360, "
+    f"mem_usage:cuda:0 6.6GB, {s.seconds:.3f} sec/step, elapsed {_time(s.at_s)}, exp. remaining 0:21:10, complete "
+    f"{100 * s.number / s.total:.2f}%\n",
+    "maxtext": lambda s: f"completed step: {s.number}, seconds: {s.seconds:.3f}, TFLOP/s/device: {300 / s.seconds:.3f}, Tokens/s/device: "
+    f"{8192 / s.seconds:.3f}, total_weights: 65536, loss: {s.loss:.3f}\n",
+    "lingua": lambda s: f"0: INFO    26-03-01 {s.hour}.412 - {_time(s.at_s)} - step: {s.number}  acc: 0  loss: {s.loss:>7.4f}  grad: "
+    f"{s.grad_norm:.2e}  flops: 2.31e+14  wps: {32768 / s.seconds:.2e}  iter: {s.seconds:>7.4f}  data: {s.data_s:.4f}  lr: 3.00e-04  "
+    "mem: 71%  pow: 612.3 W\n",
+    "dinov2": lambda s: f"I20260301 {s.hour} 4121 dinov2 helpers.py:103] Training  [{10 * s.number:6d}/{10 * s.total}]  eta: 1 day, 2:03:04  "
+    f"lr: 0.0002 (0.0001)  total_loss: {s.loss:.4f} ({s.loss + 0.1:.4f})  time: {s.seconds:.6f}  data: {s.data_s:.6f}  max mem: 30112\n",
+    "slime": lambda s: _once(s, "(SGLangEngine pid=22439) [2026-03-01 10:00:00] Connection refused, will retry in 1 s\n")
+    + f"(MegatronTrainRayActor pid=32167) [{s.clock}] model.py:649 - step {s.number}: {{'train/loss': {s.loss:.6f}, 'train/pg_loss': "
+    f"{s.loss:.6f}, 'train/ppo_kl': 0.0, 'train/grad_norm': {s.grad_norm:.5f}, 'train/step': {s.number}}}\n(SGLangEngine pid=22439) "
+    f"[{s.clock}] INFO:     10.1.2.3:62932 - \"GET /health HTTP/1.1\" 200 OK\n",
+    "torch_xla": lambda s: f"| Training Device=xla:0/1 Epoch=1 Step={20 * s.number} Loss={s.loss:.5f} Rate={1024 / s.seconds:.2f} "
+    f"GlobalRate={1024 / s.seconds:.2f} Time={s.hour}\n",
 }  # fmt: skip
 
 

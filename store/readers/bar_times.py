@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from store.readers.logs.step_lines import Bar
+from store.readers.logs.progress_bars import Bar
 
 __all__ = ["own_times"]
 

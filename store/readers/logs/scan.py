@@ -214,10 +214,12 @@ class _Scan:
             self._step(number, text, prefix)
 
     def _step(self, number: int, text: str, prefix: Prefix) -> None:
-        if "[step=" in text and (heading := heading_of(text)) is not None:
+        if ("[step=" in text or "][batch=" in text) and (heading := heading_of(text)) is not None:
             self._heading = (number, heading, prefix)
             return
-        is_below = self._heading is not None and text[:2] == "  " and number - self._heading[0] <= HEADING_LINES
+        is_below = (
+            self._heading is not None and text[:2] in ("  ", "\t ") and number - self._heading[0] <= HEADING_LINES
+        )
         step_line = read_step(text, self._heading[1] if is_below and self._heading else None)
         prefix = self._heading[2] if is_below and self._heading else prefix
         if prefix.rank is not None:

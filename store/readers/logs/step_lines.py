@@ -1,7 +1,6 @@
 """Read a printed step from one line: number, loss, gradient norm, durations.
 
     read_step(" iteration 100/ 5000 | elapsed time per iteration (ms): 812.0 | lm loss: 6.9E+00 | grad norm: 1.2 |")
-    read_bar(" 39%|###  | 391/1000 [33:50<1:25:15,  8.40s/it]")        # tqdm: transformers, Lightning, NeMo
 
 docs/other-runs.md has an example line of each known program.
 """
@@ -11,15 +10,15 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
-__all__ = ["BAR_LITERALS", "LITERALS", "Bar", "StepLine", "heading_of", "read_bar", "read_step", "step_of"]
+from store.readers.logs.progress_bars import BAR_LITERALS, Bar, float_of, read_bar
 
-BAR_LITERALS = (b"it/s", b"s/it")
+__all__ = ["LITERALS", "StepLine", "heading_of", "read_step", "step_of"]
+
 LITERALS = (
     b"loss", b"Loss", b"grad norm", b"grad_norm", b"skipped=", b"SamplesPerSec", b"tokens_per_second", b"/sec",
     b"/step", b"per iteration", b"per step", b"step_time", b"tep took ", b"ration took ", b"atch took ", b"[step=",
-    b" train ",
+    b" train ", b"step_avg:", b"batches_per_sec", b"][batch=",
     *BAR_LITERALS,
 )  # fmt: skip
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
@@ -28,6 +27,7 @@ _IS = r"['\"’”]?\s*[:=]?\s*['\"‘“]?\[?\s*"
 _STEPS = (
     ("max_steps",
      re.compile(r"global_step/max_steps['\"]?\s*:\s*['\"]?(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?")),
+    ("] ", re.compile(r"\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\] +eta: ")),
     ("num_updates", re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})")),
     ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
     ("", re.compile(
@@ -51,6 +51,10 @@ _BATCH = re.compile(
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 """mmengine counts epochs from 1; the ImageNet example (`Epoch: [0]`) and timm count from 0."""
+_BATCH_HEADING = re.compile(
+    r"^\[epoch=(?P<epoch>\d{1,7})(?:/\d{1,7})?\]\[batch=(?P<step>\d{1,12})/(?P<total>\d{1,12})\]:\s*$"
+)
+"""Composer's heading of a batch, whose values follow; the number counts within an epoch."""
 _HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^\]]{0,80})?\]\s*$")
 """OLMo's heading of a step; the values follow on indented lines."""
 _COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
@@ -62,9 +66,9 @@ _EPOCH_OF = re.compile(r"\b[Ee](?:poch|POCH)\b['\"]?[ :=#\[(|-]{1,4}['\"]?(\d{1,
 _HELD_OUT = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)[a-z]*\Z", re.IGNORECASE)
 """Words before a loss that is not the training loss."""
 # No IGNORECASE in patterns searched in every line: it takes three times as long.
-_LOSS = re.compile(r"[lL](?:oss|OSS)(?: train)?" + _IS + _NUMBER)
+_LOSS = re.compile(r"[lL](?:oss|OSS)(?: train|/train/total)?" + _IS + _NUMBER)
 _OF_LOSS = re.compile(
-    r"(?:^|[^\w/])(?:lm |reduced_(?:train_)?|total_|average_|avg_|avr_|step_|mean_|running_|batch_|"
+    r"(?:^|[^\w/])(?:lm[ _]|reduced_(?:train_)?|total_|average_|avg_|avr_|step_|mean_|running_|batch_|"
     r"train(?:ing)?[_/ ]|(?:train/)?(?:CE |CrossEntropy)|(?:train/)?actor/(?:pg_)?)\Z",
     re.IGNORECASE,
 )
@@ -72,20 +76,28 @@ _OF_LOSS = re.compile(
 _PART_OF_LOSS = re.compile(rf"\b(?P<name>loss_[a-z]\w*|[a-z]\w*_loss)\s*[:=]\s*(?P<value>{_NUMBER})")
 """Components of a loss whose sum is not printed: they show the step, and whether the loss was finite."""
 _NAME_CHARS = 24
-_GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM)" + _IS + _NUMBER)
+_GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM|(?<=\| )norm)" + _IS + _NUMBER)
 _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE)" + _IS + _NUMBER)
 _UNIT = r"\s*(?P<unit>ms|us|s)?(?![\d:]|\s*[mh]\b|\s*%)"
 _SECONDS = (
     r"elapsed time per iteration|[iI]ter(?:ation)?[_ ][tT]ime|[sS]tep[_ ][tT]ime|[tT]ime/step|timing_s/step|"
-    r"[tT]ime per step|perf/time_per_step|updt_s|train_step_timing in s|seconds"
+    r"[tT]ime per step|step_avg|perf/time_per_step|updt_s|train_step_timing in s|seconds"
 )
 _TIMES = (
-    (("ime", "timing", "seconds", "updt_s"),
+    (("per_iteration_ms",),
+     re.compile(rf"per_iteration_(?P<in>ms){_IS}(?P<value>{_NUMBER})(?P<scale>[KM]?)(?P<unit>)")),
+    (("batch: iter_time",),
+     re.compile(rf"\btrain_time=(?P<value>{_NUMBER}){_UNIT}")),
+    (("ime", "timing", "seconds", "updt_s", "step_avg"),
      re.compile(rf"(?:{_SECONDS})(?: \((?P<in>ms|s)\))?{_IS}(?P<value>{_NUMBER}){_UNIT}")),
     ((" took ",),
      re.compile(rf"\b(?:[Ss]tep|[Ii]teration|[Bb]atch)(?: #?\d+)? took (?P<value>{_NUMBER}){_UNIT}")),
     (("/step", "/batch", "/iter"),
      re.compile(rf"(?<![\d.,])(?P<value>{_NUMBER}) ?(?P<unit>ms|s)(?:ec)?/(?:step|batch|iter)\b")),
+    ((" ms |",),
+     re.compile(rf"\| (?P<value>{_NUMBER}) (?P<unit>ms) \|")),
+    (("  data: ",),
+     re.compile(rf"\biter: +(?P<value>{_NUMBER}){_UNIT}(?=\s+data: )")),
     (("Batch (t)",),
      re.compile(rf"\bBatch \(t\){_IS}(?P<value>{_NUMBER}){_UNIT}")),
     (("ime", "dt"),
@@ -101,47 +113,35 @@ _STEP_ALONE = re.compile(r"\b(?:[Ss]tep|[Ii]teration|[Bb]atch) took \d|\btrain_s
 """Names of durations that are read on lines without a step number."""
 _DATA = re.compile(
     rf"(?<![\w])(?:(?:load_)?data(?:[_ ]wait)?[_ ]times?|Data \(t\)|Data|time/data|data_loading_time|"
-    rf"data(?:loading)?_s){_IS}(?P<value>{_NUMBER}){_UNIT}"
+    rf"data(?:loading)?_s|(?<=batch: )iter_time|data(?=: +[\d.]+ +(?:max mem|lr)\b)){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
 _WITHOUT_DATA = re.compile(r"\b(?:updt_s|train_step_time)\b")
 """Durations that exclude the time for data, which is printed next to them."""
 _KERAS = re.compile(r"^(?P<step>\d{1,9})/(?P<total>\d{1,9}) +(?:\[=*[>.]*\]|━+)")
 """Keras' bar of an epoch, which follows the line with the epoch's number; its loss is the mean so far."""
-_SPEED = re.compile(r"(?:train_speed\(iter/s\)|iterations?/sec|it/s|\bups)['\"]?\s*[:=]\s*" + _NUMBER)
+_SPEED = re.compile(
+    r"(?:train_speed\(iter/s\)|iterations?/sec|it/s|\bups|throughput/batches_per_sec)['\"]?\s*[:=]\s*" + _NUMBER
+)
+_SPEED_WORDS = ("it/s", "iter", "ups", "batches_per_sec")
 _THROUGHPUT = re.compile(
     r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
-    r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
+    r"perf/throughput|[Tt]okens/s/device|\bRate(?==[\d.]+ GlobalRate))" + _IS + _NUMBER
 )  # fmt: skip
-_SPEED_OF = re.compile(r"(?<![\w.])" + _NUMBER + r" *(?:samples|images|imgs?|tokens|examples|frames|words|sentences)/s")
+_STEPS_PER_SECOND = re.compile(r"\bsteps/sec " + _NUMBER)
+_SPEED_ENDS = ("s/s", "g/s", "k/s")
+_SPEED_OF = re.compile(
+    r"(?<![\w.])" + _NUMBER + r" *(?:samples|images|imgs?|tokens|tok|examples|frames|words|sentences)/s"
+)
 _PER_STEP = re.compile(
-    r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)|\bper (?:iteration|step)(?: \((?:ms|s)\))?" + _IS + r"\d"
+    r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)|\bstep_avg:\d|throughput/batches_per_sec: \d|"
+    r"\bper (?:iteration|step)(?: \((?:ms|s)\))?" + _IS + r"\d"
 )
 _BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
 """MXNet's lines count batches within an epoch whose length is not printed."""
-_RATE_WORDS = ("tps", "wps", "tok", "okens", "s/sec", "PerSec", "perf/throughput")
+_RATE_WORDS = ("Rate=", "tps", "wps", "tok", "okens", "s/sec", "PerSec", "perf/throughput")
 _SCALE = re.compile(r"[lL]oss[_ ]scale" + _IS + _NUMBER)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
 _SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
-_BAR = re.compile(
-    r"(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[(?P<elapsed>[\d:]{1,16}|"
-    r"\d+ days?, [\d:]{1,12})<(?P<left>[^,\]\n]{0,24}), *"
-    r"(?P<rate>[\d.]+|\?) ?(?P<unit>s/it|it/s)"
-)
-_RICH_BAR = re.compile(
-    r"[━╸╺ ]+(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?P<elapsed>[\d:]{1,16}) • (?P<left>[\d:-]{1,16}) "
-    r"(?P<rate>[\d.]+)(?P<unit>it/s)"
-)
-"""Lightning's RichProgressBar on a terminal."""
-_PART = re.compile(
-    r"(?<![a-z])(fold|split|trial|seed|stage|phase|task|experiment|run|repeat|cv)[ _=:#-]{0,2}(\d{1,6})", re.IGNORECASE
-)
-_TURN = re.compile(r"\b[Ee]p(?:och)?[ _=:#\[-]{0,3}(\d{1,7})|(?<![\d./])(\d{1,7}) ?(?:/|of) ?\d{1,7}(?![\d./])")
-_NO_TRAINING = re.compile(
-    r"load|shard|download|\bmap\b|token|filter|generat|valid|\beval|\btest|sanity|predict|prepar|process|\bsav|fetch|upload|"
-    r"extract|resolv|\bcast|concat|group|check|warm|captur|compil|convert|read|build|quantiz|merg|infer|decod|sampl|rollout",
-    re.IGNORECASE,
-)
-"""Descriptions of progress bars that do not count training steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,23 +180,6 @@ class StepLine:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A progress bar over steps. `name`: its description without numbers, which identifies the bar."""
-
-    name: str
-    epoch: int | None
-    step: int
-    total: int
-    duration_ns: int | None
-    """Nanoseconds per step by the printed rate, which tqdm smooths."""
-    elapsed_s: int | None = None
-    part: str = ""
-    """Fold, trial, stage etc. in the description."""
-    turn: int | None = None
-    """The epoch, or the first number with a total in the description (`[fold_1] 001/200`)."""
-
-
 def step_of(text: str) -> int | None:
     """Step number on a line, with or without values."""
     return _step(text)[0]
@@ -204,54 +187,10 @@ def step_of(text: str) -> int | None:
 
 def heading_of(text: str) -> tuple[int, int | None] | None:
     """(step, last step) of a heading, after which values follow on indented lines."""
+    if batch := _BATCH_HEADING.search(text):
+        return (int(batch["epoch"]) - 1) * int(batch["total"]) + int(batch["step"]), None
     found = _HEADING.search(text)
     return (int(found["step"]), int(found["total"]) if found["total"] else None) if found else None
-
-
-def read_bar(text: str) -> Bar | None:
-    """Newest state of a progress bar over training steps; None if the line has none."""
-    states = list((_RICH_BAR if "•" in text else _BAR).finditer(text))
-    if not states:
-        return None
-    found = states[-1]
-    about = _about_bar(text[: found.start()].rsplit("]", 1)[-1].split("%|")[0].rstrip("0123456789 "))
-    if about is None:
-        return None
-    name, epoch = about
-    before = text[states[-2].end() if len(states) > 1 else 0 : found.start()].split("%|")[0]
-    part, turn = _PART.search(before), _TURN.search(before)
-    value = _float(found["rate"]) if found["rate"] != "?" else 0.0
-    seconds = value if found["unit"] == "s/it" else 1 / value if value > 0 else 0.0
-    return Bar(
-        name=name,
-        epoch=epoch,
-        step=int(found["step"]),
-        total=int(found["total"]),
-        duration_ns=int(seconds * 1e9) if 0 < seconds < 1e6 else None,
-        elapsed_s=_elapsed_s(found["elapsed"]),
-        part=" ".join(part.groups()).lower() if part else "",
-        turn=int(turn[1] or turn[2]) if turn else None,
-    )
-
-
-def _elapsed_s(text: str) -> int | None:
-    days, _, clock = text.rpartition(", ")
-    parts = clock.split(":")
-    if not all(part.isdecimal() for part in parts):
-        return None
-    seconds = 0
-    for part in parts:
-        seconds = 60 * seconds + int(part)
-    return seconds + (86_400 * int(days.split()[0]) if days else 0)
-
-
-@lru_cache(maxsize=256)
-def _about_bar(description: str) -> tuple[str, int | None] | None:
-    """Name and epoch of a bar, from the text before its percentage; None if it does not count training steps."""
-    if _NO_TRAINING.search(description):
-        return None
-    epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", description)
-    return re.sub(r"[\d.]+", "#", description.strip())[:40], int(epoch[1] or epoch[2]) if epoch else None
 
 
 def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepLine | None:
@@ -259,7 +198,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     if "train_runtime" in text or "Saving dict for global step" in text:
         return None  # summaries: of transformers at the end, of TensorFlow's Estimator after an evaluation
     if " train " in text and (columns := _COLUMNS.match(text)):
-        return StepLine(step=int(columns["step"]), loss=_float(columns[2]), grad_norm=None, lr=None, duration_ns=None)
+        return StepLine(step=int(columns["step"]), loss=float_of(columns[2]), grad_norm=None, lr=None, duration_ns=None)
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
     # `str.find` takes a tenth of the time of a regex search: try a pattern only if the line has one of its literals.
     loss = _loss(text) if "oss" in text or "OSS" in text else None
@@ -268,7 +207,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     skipped = _SKIPPED.search(text) if "skipped" in text else None
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
     rate = _THROUGHPUT.search(text) if any(word in text for word in _RATE_WORDS) else None
-    rate = _SPEED_OF.search(text) if rate is None and ("s/s" in text or "g/s" in text) else rate
+    rate = _SPEED_OF.search(text) if rate is None and any(end in text for end in _SPEED_ENDS) else rate
     keras = _KERAS.match(text.lstrip("\b ")) if "/" in text[:24] else None
     if keras is not None and (keras["step"] != keras["total"] or loss is None):
         return None
@@ -282,6 +221,8 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         return None
     is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
     is_counted = is_counted or is_alone or keras is not None
+    if loss is not None and ("batch: iter_time" in text or ("TRAIN |" in text and "Batch " in text)):
+        is_counted, step = True, None  # ESPnet and WeNet number the batches of an epoch, whose length is not printed
     is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
     name = ""
     if step is None and bar is None and not is_counted and loss is not None and _EPOCH.search(text):
@@ -341,7 +282,7 @@ def _loss(text: str) -> re.Match[str] | None:
 def _part_of_loss(text: str) -> float | None:
     """A component of a training loss, preferably one that is not finite; None if there is none."""
     found = [one for one in _PART_OF_LOSS.finditer(text) if not any(map(_HELD_OUT.search, one["name"].split("_")))]
-    values = [_float(one["value"]) for one in found]
+    values = [float_of(one["value"]) for one in found]
     return next((value for value in values if not math.isfinite(value)), values[0] if values else None)
 
 
@@ -353,6 +294,8 @@ def _step(text: str) -> tuple[int | None, int | None]:
         return int(found["epoch"]) * int(found["total"]) + int(found["step"]), None
     for word, pattern in _STEPS:
         if (word in text if word else _STEP_WORD.search(text)) and (found := pattern.search(text)):
+            if word == "] " and _HELD_OUT.search(text[: found.start()].rstrip(": ")):
+                return None, None  # a test, in the form of torchvision's references
             total = found.groupdict().get("total")
             return int(found["step"]), int(total) if total else None
     return None, None
@@ -369,30 +312,25 @@ def _duration_ns(text: str, bar: Bar | None) -> int | None:
     for words, pattern in _TIMES:
         if any(word in text for word in words) and (match := pattern.search(text)) and (found := _in_ns(match)):
             return found
-    speed = _SPEED.search(text) if "it/s" in text or "iter" in text or "ups" in text else None
-    rate = _float(speed[1]) if speed else 0.0
+    speed = _SPEED.search(text) if any(word in text for word in _SPEED_WORDS) else None
+    speed = speed or (_STEPS_PER_SECOND.search(text) if "steps/sec" in text else None)
+    rate = float_of(speed[1]) if speed else 0.0
     if 1e-6 < rate < 1e6:
         return int(1e9 / rate)
     return bar.duration_ns if bar else None
 
 
 def _data_ns(text: str) -> int | None:
-    match = _DATA.search(text) if "ata" in text else None
+    match = _DATA.search(text) if "ata" in text or "batch: iter_time" in text else None
     return _in_ns(match, least=-1.0) if match else None
 
 
 def _in_ns(match: re.Match[str], least: float = 0.0) -> int | None:
     unit = match.groupdict().get("in") or match["unit"] or "s"
-    value = _float(match["value"]) * {"ms": 1e6, "us": 1e3, "s": 1e9}[unit]
+    scale = {"K": 1e3, "M": 1e6}.get(match.groupdict().get("scale") or "", 1)
+    value = scale * float_of(match["value"]) * {"ms": 1e6, "us": 1e3, "s": 1e9}[unit]
     return int(value) if least < value < 1e15 else None
 
 
 def _optional(match: re.Match[str] | None) -> float | None:
-    return _float(match[1]) if match else None
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return math.nan
+    return float_of(match[1]) if match else None

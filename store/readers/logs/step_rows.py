@@ -22,7 +22,7 @@ from typing import Any
 
 from store.readers.bar_times import own_times
 from store.readers.logs.log_file import LogStep
-from store.readers.logs.step_lines import Bar
+from store.readers.logs.progress_bars import Bar
 
 __all__ = ["step_rows"]
 
@@ -38,7 +38,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     """One row per step, ordered by each step's first line."""
     name = _training_bar(lines)
     times = [line.prefix.wall_ns for line in lines if line.prefix.wall_ns is not None]
-    has_times = len(times) == len(lines) and times == sorted(times)  # otherwise lines are in step order
+    num_cut = int(bool(lines) and lines[0].prefix.wall_ns is None)  # a file may begin within a line
+    has_times = len(times) == len(lines) - num_cut and times == sorted(times)  # otherwise lines are in step order
     rows: dict[int, dict[str, Any]] = {}
     counted, at = 0, 0
     turns = _Epochs()

@@ -27,6 +27,7 @@ _FORMS = tuple(
         rf"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} "
         r"(?P<year>20\d\d)\]?",
         rf"(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{{1,2}}) {_CLOCK}",
+        rf"\[?[EWIF](?P<year>20\d\d)(?P<month>\d\d)(?P<day>\d\d) {_CLOCK}{_FRACTION}",
         rf"\[?[EWIF](?P<month>\d{{1,2}}?)(?P<day>\d\d) {_CLOCK}{_FRACTION}",
         rf"\[?(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>20\d\d|\d\d) {_CLOCK}\]?",
         rf"\[?(?P<month>\d\d)-(?P<day>\d\d) {_CLOCK}{_FRACTION}\]?",

@@ -211,3 +211,29 @@ def test_the_last_state_of_a_bar_behind_the_summary_is_the_end_of_training(tmp_p
     (finding,) = analyzed(tmp_path, log=bar.replace("90/90", "89/90") + log).fired
     assert finding.cause == "host_out_of_memory"
     assert "The training had finished before it (job.log:2)" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "2026-03-01 11:00:00,001: rank0[4122][MainThread]: INFO: llmfoundry.command_utils.train: Done.",
+        "2026-03-01 11:00:00,100 INFO [train.py:1200] (0/8) Done!",
+        "0: INFO    26-03-01 11:00:00.000 - 1:00:00 - Done",
+        "Done",
+        "[node7] 2026-03-01 11:00:00,000 (trainer:450) INFO: The training was finished at 4 epochs",
+        "Finished training at epoch 33.",
+    ],
+)
+def test_a_last_line_that_says_the_program_is_done(tmp_path: Path, last: str) -> None:
+    path = tmp_path / "train.log"
+    steps = "".join(f"step {n}: loss 2.{n:03d} time 1.2s\n" for n in range(40))
+    path.write_text(f"{steps}{last}\n", encoding="utf-8")
+    assert "finished" in diagnose_files([path]).verdict
+
+
+@pytest.mark.parametrize("last", ["Saving the checkpoint: Done.", "Loading data... Done", "Done loading the shards"])
+def test_a_part_that_is_done_is_no_end(tmp_path: Path, last: str) -> None:
+    path = tmp_path / "train.log"
+    steps = "".join(f"step {n}: loss 2.{n:03d} time 1.2s\n" for n in range(40))
+    path.write_text(f"{steps}{last}\n", encoding="utf-8")
+    assert "The log ends in training" in diagnose_files([path]).verdict

@@ -11,7 +11,7 @@ import tqdm.std
 
 from analyzers.evidence.diagnose_files import diagnose_files
 from store.readers.bar_times import own_times
-from store.readers.logs.step_lines import read_bar
+from store.readers.logs.progress_bars import read_bar
 
 STEPS = 200
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from store.readers.logs.progress_bars import read_bar
 from store.readers.logs.scan import read_log
-from store.readers.logs.step_lines import read_bar, read_step
+from store.readers.logs.step_lines import read_step
 from store.readers.logs.step_rows import step_rows
 
 _EXAMPLE = re.compile(r"```text\n([^\n]+)\n```\n\nRead: ([^\n]+)\.\n")
@@ -131,3 +132,51 @@ def test_the_share_of_a_bar_is_no_step_number(name: str) -> None:
     assert found is not None
     assert found.bar is not None
     assert (found.step, found.bar.step, found.bar.total) == (None, 37, 300)
+
+
+def test_composer_s_values_stand_below_the_heading_of_their_batch(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text("".join(
+        f"[epoch={epoch}][batch={batch}/50]:\n\t Train time/token: {4096 * batch}\n"
+        f"\t Train loss/train/total: 2.{batch:02d}\n"
+        "\t Train metrics/train/LanguageCrossEntropy: 9.5\n\t Train throughput/batches_per_sec: 0.8000\n"
+        for epoch in (1, 2) for batch in range(1, 51)
+    ), encoding="utf-8")  # fmt: skip
+    rows = step_rows(0, read_log(path).steps)
+    assert [row["step"] for row in rows] == list(range(1, 101))
+    assert (rows[60]["loss"], rows[60]["duration_ns"]) == (2.11, 1_250_000_000)
+
+
+@pytest.mark.parametrize(("printed", "seconds"), [("840", 0.84), ("1.26K", 1.26), ("97.4K", 97.4), ("1.2M", 1200.0)])
+def test_milliseconds_in_thousands_are_read(printed: str, seconds: float) -> None:
+    found = read_step(f"iteration: 8 / 90 | elapsed_time_per_iteration_ms: {printed} | tokens_per_sec: 1M | lm_loss: 3")
+    assert found is not None
+    assert (found.step, found.loss, found.duration_ns) == (8, 3.0, pytest.approx(seconds * 1e9))
+
+
+@pytest.mark.parametrize("heading", ["Test:", "Val", "Evaluation:", "eval"])
+def test_a_test_with_an_eta_is_no_training_step(heading: str) -> None:
+    line = "{}  [ 40/900]  eta: 0:12:40  loss: 2.1000 (2.3000)  time: 0.8100  data: 0.0200  max mem: 9311"
+    train, test = read_step(line.format("Epoch: [3]")), read_step(line.format(heading))
+    assert train is not None
+    assert (train.loss, train.duration_ns, train.data_ns) == (2.1, 810_000_000, 20_000_000)
+    assert test is None or test.step is None
+
+
+def test_a_first_line_that_was_cut_keeps_the_other_lines_times(tmp_path: Path) -> None:
+    path = tmp_path / "rest.log"
+    lines = [f"[2026-03-01 10:{n // 60:02d}:{n % 60:02d}] step {n}: loss 2.{n:03d}\n" for n in range(100, 160)]
+    path.write_text("".join([lines[0][12:], *lines[1:]]), encoding="utf-8")
+    rows = step_rows(0, read_log(path).steps)
+    assert [row["start_ns"] is None for row in rows[:3]] == [True, False, False]
+    assert {row.get("duration_ns") for row in rows[3:]} == {1_000_000_000}
+
+
+def test_the_date_of_glog_may_have_a_year(tmp_path: Path) -> None:
+    path = tmp_path / "glog.log"
+    path.write_text("".join(
+        f"I20260301 10:00:{n:02d}.250000 4121 helpers.py:103] Training  [  {n}/90]  eta: 0:03:04  loss: 3.1 (3.2)\n"
+        for n in range(20)
+    ), encoding="utf-8")  # fmt: skip
+    rows = step_rows(0, read_log(path).steps)
+    assert {row["start_ns"] % 1_000_000_000 for row in rows} == {250_000_000}
