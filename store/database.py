@@ -327,7 +327,7 @@ def as_store_error(error: Exception, path: Path | str) -> StoreError:
     if any(mark in text for mark in ("Could not set lock", "Unique file handle conflict", "different configuration")):
         return StoreBusyError(f"{path} is in use: {line}")
     if any(mark in text for mark in _NO_ROOM):
-        return StoreError(f"{path} cannot be written: {line}; free some space, nothing is lost")
+        return StoreError(f"{path} cannot be written: {line}; free some space: nothing is lost")
     damaged = isinstance(error, (duckdb.InternalException, duckdb.SerializationException))
     if damaged or any(mark in text for mark in _DAMAGED):
         return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` rebuilds it from the tapes")

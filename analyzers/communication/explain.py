@@ -23,8 +23,8 @@ def _exposed(finding: Finding) -> str:
 def _bandwidth(finding: Finding) -> str:
     facts = finding.evidence
     return (
-        f"A transfer takes {number(facts.get('transfer_ms'))} ms; at the best bandwidth of the run it would take "
-        f"{number(facts.get('transfer_at_best_ms'))} ms."
+        f"A transfer takes {number(facts.get('transfer_ms'))} ms, and would take "
+        f"{number(facts.get('transfer_at_best_ms'))} ms at the best bandwidth of the run."
     )
 
 

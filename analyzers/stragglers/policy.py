@@ -116,9 +116,9 @@ class StragglerPolicy:
     corroboration: CorroborationPolicy = field(default_factory=CorroborationPolicy)
     slow_link: SlowLinkPolicy = field(default_factory=SlowLinkPolicy)
     node_lag_s: float = 120.0
-    """Seconds by which one rank's records may lag behind the others' because its node's records arrive later: the steps
-    after them are judged once they are there. A rank whose records end earlier has left. Source: bound, a round of
-    `watch` on a busy machine and of publishing is some 30 s."""
+    """Seconds by which the records of one node may lag behind those of the others: the steps after them are judged once
+    they are there. A rank whose records end earlier has left. Source: bound, a round of `watch` on a busy machine and
+    of publishing is some 30 s."""
     burst_step_s: float = 0.05
     """Step length (s) for which the minimum numbers of observations were measured. A burst of another job lasts for a
     certain time, not for a number of steps: if steps are shorter, a slowdown must last as long in seconds.
