@@ -57,7 +57,7 @@ class AccountByStep:
 
 
 def account_by_step(source: Source, *, first_step: int = 0, last_step: int | None = None) -> AccountByStep:
-    """Read finished steps; a step that ran more than once counts as it ran last."""
+    """Read finished steps; of a step that ran more than once, the last execution counts."""
     empty = AccountByStep(
         ranks=np.empty(0, np.int64), steps=np.empty(0, np.int64), classes=CLASSES, ns=np.empty((0, 0, len(CLASSES)))
     )

@@ -156,9 +156,10 @@ class StepNumbers:
     """Step numbers that continue over the restarts of a run.
 
     The hooks count an attached loop's steps from 1 in every process. Where a restart resumed is known only from the
-    optimizer, whose state counts the earlier updates (event `first_update`). If it doesn't, the restart may have loaded
-    everything, a part or nothing: it starts a new *lineage* of attempts, and it is not known whether the steps of
-    earlier lineages were kept. The trainer's steps keep their numbers over restarts, so they have one lineage.
+    optimizer, whose state counts the earlier updates (event `first_update`). If that state is not known, the restart
+    may have loaded everything, a part or nothing: it starts a new *lineage* of attempts, and it is not known whether
+    the steps of earlier lineages were kept. The trainer's steps keep their numbers over restarts, so they have one
+    lineage.
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)

@@ -132,7 +132,7 @@ class Account:
         return {name: value for name, value in self.seconds.items() if name not in left_out}
 
     def to_json(self) -> dict[str, object]:
-        """Plain values of all categories: 0 if nothing fell into one, None if it was not measured."""
+        """Plain values of all categories: 0 for a category without time, None for one that was not measured."""
         known = self.known_seconds
         return {
             "wall_s": round(self.wall_s, 3),

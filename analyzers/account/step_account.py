@@ -68,8 +68,8 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
 
     1. A GPU without timestamps whose calls were timed: the time that no column accounts for is divided by
        `DeviceShares`, and all of its waits count as waiting for late ranks.
-    2. The idle time of a pipeline stage is recorded as waiting in gaps between phases. It is taken out of those waits
-       first, then out of gaps without a recorded wait, of unmeasured time, and of waits for late ranks.
+    2. The idle time of a pipeline stage is recorded as waiting in gaps between phases. It is subtracted from those
+       waits first, then from gaps without a recorded wait, from unmeasured time, and from waits for late ranks.
     3. All other waits are divided by the share that was for late ranks.
     """
     own_ns = dict(sums.own_ns)

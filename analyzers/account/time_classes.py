@@ -109,7 +109,7 @@ class StepSums:
 def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (), weight: str = "1") -> str:
     """Query of the columns `group_by`, `more` and those of `StepSums` over `steps`, a query of finished steps.
 
-    `more`: (min, max or count, column). `weight`: SQL of the number of steps for which a row stands.
+    `more`: (min, max or count, column). `weight`: SQL of the number of steps that a row represents.
 
     1. If the columns of a step add up to more than its duration, they are scaled down to it (`fit`).
     2. Steps are summed separately with and without device timestamps (`stamp`).

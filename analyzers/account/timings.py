@@ -120,9 +120,9 @@ class Timings:
 
 
 def observations_for(num_steps: int, steps: Ints) -> int:
-    """Number of observations that are worth `num_steps` consecutive steps. If every second step or fewer are observed,
-    each observation also represents steps that were not, but a median that removes jitters still needs three values per
-    block.
+    """Number of observations that are equivalent to `num_steps` consecutive steps. If every second step or fewer are
+    observed, each observation also represents steps that were not, but a median that removes jitters still needs three
+    values per block.
     """
     apart = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
     block = max(SHARED.min_times, math.ceil(SHARED.block_steps / max(apart, 1.0)))
@@ -266,8 +266,8 @@ class _Placement:
 
 
 def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
-    """Rows of ranks in the same pipeline stage, and of those also at the same place in the groups that share a sample.
-    Without mesh coordinates all ranks count as peers."""
+    """Rows of the ranks in the same pipeline stage, and of those ranks that are also at the same place in the groups
+    that share a sample. Without mesh coordinates all ranks count as peers."""
     stage, coordinates = load_places(source, attempt)
     stages = np.array([stage.get(int(rank), 0) for rank in ranks])
     places = [

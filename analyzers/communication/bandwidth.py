@@ -7,7 +7,8 @@
   earlier calls of the group are still in flight, the call is timed from their end, because they occupy the link.
 * *Bus bandwidth* makes operations and group sizes comparable: the bytes that a ring sends over each link, divided by
   the transfer time. The bytes are 2 (N - 1) / N of the data for an all_reduce, and (N - 1) / N for an all_gather,
-  reduce_scatter or all_to_all. A ring is as fast as its slowest link, so the hardware bounds this value, not N.
+  reduce_scatter or all_to_all. A ring is as fast as its slowest link, so this value depends on the hardware and not on
+  N.
 * The reference is the class with the highest bus bandwidth in the run: what the machine can do.
 """
 

@@ -92,8 +92,8 @@ def narrow_to_member(
     link: SlowLink, classes: Classes, members: Mapping[str, tuple[int, ...]], policy: SlowLinkPolicy
 ) -> SlowLink:
     """Name the one member whose group in another dimension became slower too; without such a member return the link
-    unchanged. Crossing groups are not slowed equally: a fault that makes one 4x slower may make the other, which sends
-    smaller messages, only 1.5x slower, which alone takes longer to prove.
+    unchanged. A fault does not slow crossing groups equally: it may make one group 4x slower, and the other, which
+    sends smaller messages, only 1.5x slower. Such a slowdown alone takes longer to prove.
     """
     if len(link.ranks) < 2:
         return link

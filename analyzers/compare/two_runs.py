@@ -202,7 +202,7 @@ def _advice(a: Diagnosis, b: Diagnosis) -> tuple[Difference, ...]:
 
 
 def _versions(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest without the configuration, and without what differs between any two runs."""
+    """The manifest without the configuration, and without fields that differ between any two runs."""
     return {key: value for key, value in manifest.items() if key != "config" and key not in _PER_RUN}
 
 

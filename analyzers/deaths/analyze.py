@@ -202,7 +202,8 @@ def _without_a_root(
 
 
 def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float], again: str) -> Finding:
-    """A run that its launcher was told to end. `killed`: {rank: seconds} of the ranks that it had to kill."""
+    """Report a run that ended because its launcher was asked to end it. `killed`: {rank: seconds} of the ranks that it
+    had to kill."""
     if killed:
         who = sentence(ranks_text(sorted(killed)))[:-1]
         were = "was" if len(killed) == 1 else "were"

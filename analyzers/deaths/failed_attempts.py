@@ -3,11 +3,11 @@
     failed_attempts(source, run.manifest())        # [0, 2]: attempt 1 was interrupted by a user
 
 The findings decide: an attempt with a hang or a lost rank (a kill, a crash, a lost node or launcher) failed, however
-its other ranks ended. An attempt did not fail
+its other ranks ended. An attempt did not fail if
 
-1. that a signal to its launcher or to all its ranks ended (Ctrl-C, a scheduler's SIGTERM),
-2. whose ranks all closed their records: finished, stopped by the guard, or asked to save for a node that joins,
-3. that was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
+1. a signal to its launcher or to all its ranks ended it (Ctrl-C, a scheduler's SIGTERM),
+2. all its ranks closed their records: finished, stopped by the guard, or asked to save for a node that joins,
+3. it was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
 
 A rollback ends no attempt. If another attempt followed and no record says how the earlier one ended, the earlier one
 failed, because a job that is killed as a whole records nothing. The newest attempt may still run, so it counts once its

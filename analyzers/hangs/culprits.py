@@ -7,10 +7,11 @@
 2. A stopped process is the culprit wherever it is, unless it waits in a call that a running rank has not reached: it
    was stopped during the hang, by a debugger for example.
 3. If ranks make different calls (operation, dtype or size) under the same (group, number), that is a mismatch; the
-   smaller side is named. If both sides are equal, it is the side whose call never came next in earlier steps, else
-   both. If in earlier steps this side's call came right after the other side's call, this side has skipped a call. If
-   all other members have completed a call on devices, the remaining device is the culprit. If a member has completed an
-   operation that none can complete before all have entered, all devices still in it are culprits.
+   smaller side is named. If both sides have equally many ranks, the side whose call never came next in earlier steps is
+   named, or else both sides. If in earlier steps this side's call came right after the other side's call, this side has
+   skipped a call. If all other members have completed a call on devices, the remaining device is the culprit. If a
+   member has completed an operation that none can complete before all have entered, all devices still in it are
+   culprits.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
    The position of a rank on another node without records here is unknown: it is only named as awaited.

@@ -2,7 +2,7 @@
 
     finding = with_devices(source, finding, silent_since_ns)       # of `hang_of_attempt`
 
-1. Readings and XIDs count from shortly before the last record on.
+1. Readings and XIDs count from `before_s` before the last record on.
 2. A GPU whose readings end while those of its host continue no longer answers: it has fallen off the bus, or its driver
    is stuck.
 3. An XID, or such a GPU, is named in the summary; the rest is evidence. A device that is busy during the silence runs a
@@ -85,7 +85,7 @@ def _is_broken(readings: Mapping[str, Any]) -> bool:
 def _gpu(
     source: Source, uuid: str | None, host: str | None, times_ns: tuple[int, int, int], policy: DeviceEvidencePolicy
 ) -> dict[str, Any]:
-    """Readings of a GPU; `times_ns`: first that counts, last record of the run, end of the silence."""
+    """Readings of a GPU; `times_ns`: start of the readings that count, last record of the run, end of the silence."""
     begin_ns, since_ns, end_ns = times_ns
     if not uuid or missing_tables(source, "health"):
         return {}

@@ -79,7 +79,7 @@ def flops_per_token(manifest: Mapping[str, Any]) -> float | None:
     parameters = manifest.get("num_parameters")
     if not (dim and layers and seq_len and vocab) or not isinstance(parameters, int):
         return None
-    # The embedding is only looked up. If it is also the head, it multiplies each token once.
+    # The embedding is only looked up. An embedding that is also the head multiplies each token once.
     weights = (
         parameters
         - (0 if model.tie_embeddings else vocab * dim)

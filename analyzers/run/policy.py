@@ -20,7 +20,7 @@ _DEFAULT = RecoverySettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallPolicy:
-    """When silence is a stall. Limits know the phases; convention elsewhere is one timeout of several minutes."""
+    """When silence is a stall. Limits depend on the phase; other tools have one timeout of several minutes."""
 
     floor_s: float = _DEFAULT.hang_floor_s
     """Shortest silence that counts (seconds); `recovery.hang_floor_s`. Source: above a full garbage collection."""

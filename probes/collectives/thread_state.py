@@ -1,4 +1,4 @@
-"""Keep the Python state of a thread that Python did not start from one call to the next.
+"""Keep the Python state of a C++ thread between its calls into Python.
 
     future.add_done_callback(done)       # gloo's thread calls it
     def done(future): keep_thread_state(); ...

@@ -14,8 +14,8 @@
 
 Both work in place and reuse their temporaries to save memory, because a bucket may be the whole gradient. All ranks get
 the same bytes and process them in the same order, so results are bitwise equal on all ranks and in each run. DDP forms
-other buckets in the first step of a process: int8 does not depend on them, so a restart changes no bit; the largest
-numbers of a bucket do. NaN and Inf arrive as NaN.
+other buckets in the first step of a process: int8 does not depend on the buckets, so a restart changes no bit; `topk`
+does, because the largest numbers are chosen per bucket. NaN and Inf arrive as NaN.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def has_device_calls(source: Source, attempt: int) -> bool:
 def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[str, npt.NDArray[Any]]:
     """One row per finished step and rank, ordered by rank and start."""
     phases = " + ".join(COMPUTE_PHASES)
-    # A wait that overlaps earlier calls may be longer than the time up to its own call: the rest falls to `device`.
+    # A wait that overlaps earlier calls may be longer than the time up to its own call: the rest is attributed to
+    # `device`.
     in_phase = ", ".join(
         f"CASE WHEN has_bounds THEN greatest(coalesce(t.{phase}, 0) - coalesce(w.{phase}, 0), 0) / 1e6 ELSE 0 END "
         f"AS {phase}"

@@ -11,7 +11,7 @@
   late members.
 
 Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations and
-steps that only the interruption of a hang ended. A step that a rollback repeated counts by its last execution. Only
+steps that only the interruption of a hang ended. Of a step that a rollback repeated, the last execution counts. Only
 durations are used, except to tell which execution a call belongs to. In long runs every k-th step is read.
 """
 
@@ -196,8 +196,8 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
 def _last_executions(source: Source, attempt: int) -> str:
     """SQL of a table: the last execution of each rank's step, with its training time and counted waiting.
 
-    Parameters: attempt, k of every k-th step. A step whose last execution did not finish, or only because a hang was
-    interrupted, is left out.
+    Parameters: attempt, k of every k-th step. A step whose last execution did not finish, or finished only because a
+    hang was interrupted, is left out.
     """
     finished = before_standstill(standstills(source))
     return f"""

@@ -114,8 +114,8 @@ def _is_numeric(rule: Rule, book: LogBook) -> bool:
 
 
 def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
-    """{(source, line) of a chained exception: counterpart}. The counterpart of the last exception is the chain's first;
-    that of all others is the last."""
+    """{(source, line) of a chained exception: counterpart}. The counterpart of a chain's last exception is its first
+    one; the counterpart of every other exception is the last one."""
     found: dict[tuple[str, int], LogLine] = {}
     open_chains: dict[tuple[str, int | None], list[LogLine]] = {}
     for entry in book.of("exception"):

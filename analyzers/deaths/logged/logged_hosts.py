@@ -58,7 +58,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         lines = [entry for entry in every if when_of(entry, book) != "another time"]
         if not lines:
             continue
-        # A gauge holds its last error, also one of an earlier job.
+        # A gauge holds its last error, which may be of an earlier job.
         is_gauge = all(entry.text("gauge") for entry in lines)
         is_sure = not is_gauge and any(when_of(entry, book) == "the job's" for entry in lines)
         codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))

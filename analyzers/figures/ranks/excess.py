@@ -123,7 +123,7 @@ def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
             values = np.where(medians > 0, 100 * values / medians, np.nan)
         unit = "%"
         noise, lasting = _noise(values)
-    # In the first steps all compile, some longer: such a rank is not slow, and a faster one has not become so.
+    # The first steps are not judged: all ranks compile in them, and some take longer without being slow.
     judged = matrix.steps > SHARED.warm_up_steps
     judged = judged if judged.any() else np.ones(len(matrix.steps), dtype=bool)
     late = replace(matrix, steps=matrix.steps[judged], values=matrix.values[:, judged])

@@ -8,7 +8,7 @@
    does not count as noise.
 3. Outlier blocks form runs. The median excess of a run must exceed the smallest effect of interest, k times the noise
    (k grows with the number of places tried), and the spread of the peers in the same observations; and most of its
-   single observations must agree. Where a run with single other blocks in it fails, its parts are tried.
+   single observations must agree. If a run that contains single other blocks fails, its parts are tried.
 4. Its begin and end are the observations that maximise the sum of (excess - half the effect).
 5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show, and with blocks of three if only one
    step in two or more is observed: there ten observations are many steps.
@@ -139,7 +139,7 @@ def _noise(blocks: npt.NDArray[np.float32], policy: PersistencePolicy) -> float:
 
 
 def _runs(blocks: npt.NDArray[np.float32], threshold: float, gap: int) -> Iterator[tuple[int, int, int]]:
-    """(row, first block, one after the last) of runs above the threshold; it takes `gap` blocks below to end one."""
+    """(row, first block, one after the last) of runs above the threshold; `gap` blocks below it end a run."""
     hot = blocks >= threshold
     for row in np.flatnonzero(hot.any(axis=1)):
         places = np.flatnonzero(hot[row])
@@ -222,7 +222,8 @@ def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
 
 
 def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, level: float) -> tuple[int, int]:
-    """Find begin and end, from a block outside of the rough ones on, that make the sum of (value - level) largest.
+    """Find the begin and end that maximise the sum of (value - level), starting one block outside of the rough begin
+    and end.
 
     A short disturbance before the onset, followed by normal observations, is not part of the slowdown.
     """

@@ -4,8 +4,8 @@
 
 The lead of a host, and a slow network, hide its first late steps from its device; the spans of the host show them. The
 onset is where the sum of (excess over the peers - half of its level) from there on is largest. It is used only if few
-steps before it reached half of the level, as where a rank prints at times, and if the host's excess before the device's
-onset lasts as long per step as after it.
+steps before it reached half of the level, as in a rank that prints from time to time, and if the host's excess before
+the device's onset lasts as long per step as after it.
 """
 
 from __future__ import annotations

@@ -108,8 +108,9 @@ class Identity:
     def job(self) -> str:
         """Name of the launch that each rank can determine, the same across the launcher's restarts.
 
-        On one node: pid and start time of the process that started all ranks. On several, or in containers that do
-        not see it: the launcher's job id; if that may be reused, a random word from the process group's store.
+        On one node this is the pid and start time of the process that started all ranks. On several nodes, or in
+        containers that do not see that process, it is the launcher's job id or, if that may be reused, a random word
+        from the process group's store.
         """
         if self.launch:
             return self.launch
@@ -122,7 +123,8 @@ class Identity:
 
 
 def launcher_pid() -> int:
-    """The process that started the ranks of this node: the parent, or above a wrapper that each rank has; 0 if unseen.
+    """The process that started the ranks of this node: the parent, or a wrapper's parent if each rank has a wrapper; 0
+    if unknown.
 
     A wrapper (`srun wrapper.sh`, `conda run`) was given the rank's variables, and the launcher was not.
     """

@@ -3,10 +3,10 @@
     watch = WatchRestarts(run, node_rank, events, start)     # start(heartbeat_fd, options) -> its process
     watch.check()                                            # every few seconds
 
-Killing a watch loses nothing, because everything it writes is derived from the tapes. One that does not answer for
-`SILENT_S` by this process's monotonic clock (a SIGSTOP, a dead file system) is killed and replaced. One that has ended
-`MAX_QUICK_ENDS` times within `QUICK_END_S` of its start is started without exporters, whose configuration must not
-disable hang handling.
+Killing a watch loses nothing, because everything it writes is derived from the tapes. A watch that does not answer for
+`SILENT_S` by this process's monotonic clock (a SIGSTOP, a dead file system) is killed and replaced. A watch that has
+ended `MAX_QUICK_ENDS` times within `QUICK_END_S` of its start is started without exporters, whose configuration must
+not disable hang handling.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class WatchRestarts:
         self._replace(f"It ended with exit code {self.process.returncode}.")
 
     def kill(self) -> None:
-        """Kill the watch and wait for its end, which frees its lock. Where it waits for a disk, that may take long."""
+        """Kill the watch and wait for its end, which frees its lock. This may take long if the watch waits for a
+        disk."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(KILL_S)

@@ -14,8 +14,8 @@ __all__ = ["before_closure_returns"]
 def before_closure_returns(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, again: Callable[[], None], begins: Callable[[], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call `begins` when the closure is over, or now without one (None: the arguments stay). A closure that is called
-    once more ends the update before: `again`."""
+    """Call `begins` when the closure returns, or now if there is no closure; returns the new arguments, None if they
+    stay. Before a repeated call of the closure, call `again`: the update before it is over."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):
         begins()

@@ -57,7 +57,7 @@ _MAX_DEPTH = 4
 _OTHER_LOSSES = frozenset(
     {
         "val", "valid", "validation", "eval", "test", "best", "scaled",
-        # of more than this step, and NaN until there is one
+        # values of several steps, which are NaN until the first one
         "avg", "average", "mean", "running", "smooth", "smoothed", "ema", "last", "prev", "previous", "old", "epoch",
         "init", "initial", "history",
     }

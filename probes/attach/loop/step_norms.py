@@ -71,8 +71,9 @@ class StepNorms:
         self._examined = 0
 
     def patch(self, phases: _Phases, imports: OnImport) -> None:
-        """Take the norms by which torch and FSDP1 clip. `clip_grad_norm_` clips by the first function, loops that
-        reduce the norm further, as over the stages of a pipeline, by the second. Both compute it before."""
+        """Take the norms by which torch and FSDP1 clip. The first function is that of `clip_grad_norm_`; loops that
+        reduce the norm further, for example over the stages of a pipeline, use the second. Both compute the norm before
+        clipping."""
         phases.replace(clip_grad, "_get_total_norm", self._computes)
         phases.replace(nn.utils, "get_total_norm", self._computes)
         phases.replace(clip_grad, "_clip_grads_with_norm_", self._clips_by)
@@ -184,8 +185,8 @@ class StepNorms:
         self._write(self._of_clipping())
 
     def _of_clipping(self) -> dict[str, Tensor]:
-        """Norms by the ranks that hold the rest, of all that was clipped since the backward pass. An order other than 2
-        follows the ranks, since the store combines by it."""
+        """Norms by the ranks that hold the rest, of all that was clipped since the backward pass. In the key, an order
+        other than 2 follows the ranks, because the store combines norms by their order."""
         by_ranks: dict[tuple[str, float], list[Tensor]] = defaultdict(list)
         for ranks, order, norm in self._clips:
             by_ranks[ranks, order].append(norm)

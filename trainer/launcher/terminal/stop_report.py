@@ -2,7 +2,7 @@
 
 for line in open_verdict(run): console.print(line)
 
-It reads only the nodes' events: no store is opened, and no process is waited for.
+It reads only the nodes' events: it opens no store and waits for no process.
 """
 
 from __future__ import annotations
