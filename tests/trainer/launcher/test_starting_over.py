@@ -59,7 +59,7 @@ def test_another_optimizer_begins_without_the_former_state(tmp_path: Path, monke
     _launched(monkeypatch, None, tmp_path)
     run = RunDir.open(tmp_path / "latest")
     before = run.manifest()
-    with pytest.raises(ResumeError, match=r"optim.name = 'muon' \(was 'adamw'\): cannot go on"):
+    with pytest.raises(ResumeError, match=r"optim.name = 'muon' \(was 'adamw'\): cannot continue"):
         _launched(monkeypatch, run, tmp_path, "optim.name=muon")
     assert run.manifest() == before
     assert _launched(monkeypatch, run, tmp_path, "optim.name=muon", "checkpoint.resume=false").optim.name == "muon"
