@@ -14,11 +14,12 @@ The *leader* is the optimizer whose step ends the loop's. A process may train se
 cross-validation, each time with a new optimizer. The new one leads from its first update if it shares a parameter with
 the leader, if the leader has made `TAKES_OVER` updates with no other between them, or if the leader and all others that
 stepped have been deleted (each client of federated learning has a copy of the model and a new optimizer), else after
-`TAKES_OVER` updates without one by the leader. Should the former leader step again within as many updates, it leads on:
-a discriminator may join its generator late. If the two share no parameter, another model is trained; an event records
-this, because the losses before and after it are not one series. Optimizers that have stepped after one backward pass
-are *partners* (Muon for matrices, AdamW for the others): they train one model, and the first of them to step after a
-pass leads.
+`TAKES_OVER` updates without one by the leader. An optimizer that has made as many alone before (a fold of a cross-
+validation in its second epoch) leads again from its first update, if the leader has, too. Should the former leader step
+again within as many updates, it leads on: a discriminator may join its generator late. If the two share no parameter,
+another model is trained; an event records this, because the losses before and after it are not one series. Optimizers
+that have stepped after one backward pass are *partners* (Muon for matrices, AdamW for the others): they train one
+model, and the first of them to step after a pass leads.
 
 In the first iteration nothing is known of an optimizer that is yet to step. If the first step begins with the fetch of
 a batch and such an optimizer exists, the step lasts until the next fetch, and the last one to step after a separate
@@ -98,6 +99,7 @@ class Updates:
         self._counted = Living()
         self._outer: Any = None  # the optimizer in whose step others may step
         self._num_alone = 0  # updates of the leader since another's
+        self._alone = Living()  # that have made `TAKES_OVER` updates as the leader with no other between them
         self._leaves = Leaves()
         self._former = Living()  # the leader before, while it may lead again
         self._is_fetched = self._awaits = False  # the first step begins with a batch; until the next, others may lead
@@ -141,7 +143,9 @@ class Updates:
                 if self._turns == TURNS:
                     self._recorder.event(event_kinds.TRAINED_IN_TURN)
             self._last = optimizer
-            replaces = leader is None or (is_new and self._is_successor(optimizer, leader)) or optimizer in self._former
+            returns = optimizer in self._alone and self._num_alone >= TAKES_OVER
+            succeeds = returns or (is_new and self._is_successor(optimizer, leader))
+            replaces = leader is None or succeeds or optimizer in self._former
         elif leader is not None and optimizer is not leader and leader is self._last:
             self._partners = self._partners if leader in self._partners else Living([leader])
             self._partners.add(optimizer)
@@ -159,6 +163,8 @@ class Updates:
         elif self._num_alone == TAKES_OVER:
             self._former = Living()
         self._num_alone += 1
+        if self._num_alone == TAKES_OVER:
+            self._alone.add(optimizer)
         self._without_leader.clear()
         if self._last is not None:  # a step before any backward pass only makes the optimizer's state
             self._leads(optimizer)

@@ -11,6 +11,7 @@ from torch import nn
 
 from probes.attach.attach import detach
 from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.loop.updates import TAKES_OVER
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
@@ -47,3 +48,20 @@ def test_each_update_of_each_client_is_a_step(decays: bool, tmp_path: Path) -> N
     events = [event for path in (tmp_path / "run").rglob("*.jsonl") for event in read_events(path)[0]]
     began = [event["step"] for event in events if event["kind"] == event_kinds.TRAINING_BEGAN]
     assert began == [1 + UPDATES * number for number in range(1, ROUNDS * CLIENTS)]
+
+
+def test_models_that_keep_their_optimizers_have_their_steps_in_each_round(tmp_path: Path) -> None:
+    """As the folds of a cross-validation, or a policy and its value function that are each trained many times."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    models = [nn.Linear(4, 1) for _ in range(CLIENTS)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(ROUNDS):
+        for fold, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            for _ in range(TAKES_OVER):
+                optimizer.zero_grad()
+                (model(torch.ones(2, 4)).sum() * 0.0 + float(fold)).backward()
+                optimizer.step()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        losses = store.rows("SELECT loss FROM steps WHERE committed ORDER BY step")
+    assert losses == [(float(fold),) for _ in range(ROUNDS) for fold in range(CLIENTS) for _ in range(TAKES_OVER)]
