@@ -21,8 +21,10 @@ from dashboard.frame import View, framed
 
 __all__ = ["collectives"]
 
-_SIZES = {"bytes": st.column_config.NumberColumn("bytes", format="localized")}
-"""Thousands are separated."""
+_COLUMNS = {
+    "bytes": st.column_config.NumberColumn("bytes", format="localized"),  # thousands are separated
+    "group": st.column_config.TextColumn("group", width=130),  # by itself as wide as the first, shortest names
+}
 
 
 def load_calls(source: Source) -> Any:
@@ -101,7 +103,7 @@ def collectives(view: View) -> None:
                 "waited (s)": _significant(floats(calls["wait_s"])),
                 "group": _groups(calls), "members": calls["n"],
                 "transfer (ms)": _significant(floats(calls["transfer_ms"])), "calls": calls["num_calls"],
-            }, key="collectives-table", column_config=_SIZES,
+            }, key="collectives-table", column_config=_COLUMNS,
         )  # fmt: skip
 
 
@@ -144,7 +146,7 @@ def _by_call(found: queries.Columns) -> None:
             "in flight (ms a step)": _significant(floats(found["busy_ms"])),
             "exposed (% of in flight)": np.round(100 * floats(found["exposed_ratio"]), 1),
             "calls a step": np.round(floats(found["num_calls"]), 2),
-        }, key="collectives-exposed-calls", column_config=_SIZES,
+        }, key="collectives-exposed-calls", column_config=_COLUMNS,
     )  # fmt: skip
     num = int(found["num_classes"][0])
     more = f" Shown: the {len(exposed_ms):,} most exposed of {num:,}." if num > len(exposed_ms) else ""

@@ -55,7 +55,9 @@ def system(view: View) -> None:
     st.subheader("Process groups", anchor=False)
     listed, num_others = found["groups"]
     if listed:
-        table(listed, key="system-groups")
+        table(
+            listed, key="system-groups", column_config={"group": st.column_config.Column(pinned=True, width=150)}
+        )  # fmt: skip
         if num_others:
             st.caption(f"The {len(listed)} largest groups; {num_others:,} more are in SQL (`process_groups`).")
     else:

@@ -60,8 +60,9 @@ def _components() -> BidiComponentManager:
 
 
 def charts(app: AppTest) -> list[Any]:
-    """The charts of the page, without the element that loads their library."""
-    return [element for element in app.get("bidi_component") if element.key != "library"]
+    """The charts of the page, without the elements that load their library and close the menu."""
+    scripts = ("library", "menu-closing-script")
+    return [element for element in app.get("bidi_component") if element.key not in scripts]
 
 
 def shown(app: AppTest) -> str:

@@ -180,13 +180,14 @@ def device_problems(source: Source, limit: int) -> tuple[list[dict[str, Any]], i
         rank = (bool(failed), bool(pending), bool(rises_of.get("memory errors, uncorrected")),
                 max(slowed.values(), default=0.0), sum(rises_of.values()))  # fmt: skip
         remapping = "a row could not be remapped" if failed else "pending until the next reset" if pending else ""
+        unread = "not read" if all(rise is None for rise, _ in counted.values()) else ""
         row = {
             "node": node or "", "device": device or "",
             "throttled by": ", ".join(f"{name} ({_percent(share)})" for name, share in reasons.items()),
             "remapping": remapping or ("not read" if device != "host" and pending is None else ""),
-            "during the run": ", ".join(f"{name} {rise:,}" for name, rise in rises_of.items())
-            or ("not read" if all(rise is None for rise, _ in counted.values()) else ""),
-            "before the run": ", ".join(f"{name} {total - (counted[name][0] or 0):,}" for name, total in old.items()),
+            "during the run": ", ".join(f"{name} {rise:,}" for name, rise in rises_of.items()) or unread,
+            "before the run": ", ".join(f"{name} {total - (counted[name][0] or 0):,}" for name, total in old.items())
+            or unread,
         }  # fmt: skip
         rows.append((rank, row))
     rows.sort(key=lambda found: (found[0], found[1]["node"], found[1]["device"]), reverse=True)
