@@ -30,6 +30,7 @@ _LISTED = re.compile(rf"\s*\b\d+ checks? needs? more data: {LISTED_BELOW}\.")
 MAX_LINES = 3
 """Maximum number of findings after the first that get a line in the verdict."""
 _FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+CLEAN = "No problems found"
 INCOMPLETE = "Records incomplete: "
 EXPLAINS_GAIN = ("straggler", "stage_imbalance", "data_bound", "expert_imbalance")
 """Kinds of findings that explain why balanced ranks would be faster."""
@@ -73,7 +74,7 @@ def verdict(
     ]
     seen = f" ({', '.join(extent)})" if extent else ""
     unjudged_time = _unjudged_time(facts) or _not_recorded(findings, unjudged, facts)
-    clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"No problems found{seen}."
+    clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"{CLEAN}{seen}."
     if "files_read" in facts and unjudged:
         clean = f"Nothing was found{seen} in what could be judged."
     if gain and not unjudged_time:
@@ -94,11 +95,13 @@ def verdict(
     return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
 
 
-def outcome(facts: Mapping[str, Any]) -> Literal["clean", "failed", "unjudged"]:
-    """Return how to mark a verdict without findings: clean only if steps were judged and the run did not fail."""
+def outcome(text: str, facts: Mapping[str, Any]) -> Literal["clean", "failed", "unjudged"]:
+    """Return how to mark the verdict `text` without findings: clean only if steps were judged, without a reservation,
+    and the run did not fail.
+    """
     if facts.get("ended") == "failed":
         return "failed"
-    return "clean" if facts.get("steps") and facts.get("is_judged") is not False else "unjudged"
+    return "clean" if facts.get("steps") and text.startswith(CLEAN) else "unjudged"
 
 
 def without_unjudged(text: str) -> str:

@@ -103,12 +103,14 @@ def verdict_without_findings(view: View, diagnosis: Diagnosis, listed: str = "se
 
 
 def _mark(view: View, diagnosis: Diagnosis) -> str:
-    """Colour and icon of a verdict without findings: green only if steps were judged and the run is healthy."""
-    found = outcome(diagnosis.run)
+    """Colour and icon of a verdict without findings: green only if all was judged that matters and the run is well."""
+    found = outcome(diagnosis.verdict, diagnosis.run)
     if found == "failed" or view.state.word in _UNWELL:
         return "orange[:material/warning:"
-    if found == "unjudged" or view.state.word in ("starting", "empty"):
+    if view.state.word in ("starting", "empty") or not diagnosis.run.get("steps"):
         return "gray[:material/hourglass_top:"
+    if found == "unjudged":
+        return "blue[:material/info:"
     return "green[:material/check_circle:"
 
 

@@ -189,7 +189,8 @@ def _mesh(data: dict[str, Any]) -> None:
         what="Own work of the ranks by mesh coordinates",
     )  # fmt: skip
     st.caption(
-        "The number in a cell is a rank, the slowest if a cell has several. The colour is its median own work per step."
+        "The number in a cell, where there is room, is a rank, the slowest if a cell has several. The colour is its "
+        "median own work per step."
     )
 
 

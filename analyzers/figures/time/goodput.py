@@ -93,10 +93,11 @@ def strip(account: Account) -> go.Figure:
         if seconds < _LEAST * wall:
             continue
         share = 100 * seconds / wall
+        short = f"{share:.0f} %" if share >= 1 else "<1 %"  # no more fits into an entry of the legend
         figure.add_bar(
-            y=[""], x=[seconds], name=text if share >= _LABELLED else f"{text} {share:.2g} %",
+            y=[""], x=[seconds], name=text if share >= _LABELLED else f"{text} {short}",
             orientation="h", width=0.9, textangle=0,
-            text=[f"{share:.0f} %" if share >= _LABELLED else ""], textposition="inside", insidetextanchor="middle",
+            text=[short if share >= _LABELLED else ""], textposition="inside", insidetextanchor="middle",
             textfont={"color": ink(CATEGORY[name])}, marker={"color": CATEGORY[name], "line": {"width": 0}},
             hovertemplate=f"{text}: %{{x:.4g}} s, {share:.2g} %<extra></extra>",
         )  # fmt: skip

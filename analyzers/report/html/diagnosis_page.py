@@ -60,7 +60,7 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
     sections = list(page.sections())
     return page.sheet.render(
         run_id=diagnosis.run.get("run_id") or "a run",
-        worst=fired[0].severity if fired else outcome(diagnosis.run),
+        worst=fired[0].severity if fired else outcome(diagnosis.verdict, diagnosis.run),
         verdict=diagnosis.verdict,
         why=reason if fired and reason != fired[0].summary else "",
         next=next_step(fired[0], diagnosis.run.get("run_id") or "") if fired else "",

@@ -109,7 +109,13 @@ def title(finding: Finding) -> str:
 def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
     worst = diagnosis.fired[0] if diagnosis.fired else None
     first, *further = diagnosis.verdict.splitlines()
-    lines = [("Verdict", first, SEVERITY_STYLES[worst.severity] if worst else _UNFOUND[outcome(diagnosis.run)])]
+    lines = [
+        (
+            "Verdict",
+            first,
+            SEVERITY_STYLES[worst.severity] if worst else _UNFOUND[outcome(diagnosis.verdict, diagnosis.run)],
+        )
+    ]
     lines += [("", line, "") for line in further]
     if worst:
         reason = why(worst)

@@ -10,7 +10,7 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
 from analyzers.report.wording.account_lines import what_if_line
 from analyzers.verdict.run_facts import run_facts
-from analyzers.verdict.verdict import verdict
+from analyzers.verdict.verdict import outcome, verdict
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import counted_ranks
 from rankscope.api import open_run
@@ -131,3 +131,13 @@ def test_files_in_which_nothing_is_known_are_no_healthy_run() -> None:
     assert verdict([], facts, None).startswith("Nothing was judged: ")
     assert verdict([], facts | {"steps": 40, "num_ranks": 2}, None).startswith("No problems found (40 steps, 2 ranks)")
     assert verdict([], facts | {"files_read": {"log": 2}}, None).startswith("No problems found")
+
+
+def test_a_verdict_with_a_reservation_is_not_marked_as_clean() -> None:
+    """256 ranks without recorded calls: nothing was found, but hangs could not be checked."""
+    facts = {"steps": 1_000, "num_ranks": 256, "ended": "finished"}
+    text = verdict([Finding.insufficient("hang", "hang", "Hangs were not checked.")], facts)
+    assert text.startswith("Nothing was found (1000 steps, 256 ranks), but hangs could not be checked.")
+    assert outcome(text, facts) == "unjudged"
+    assert outcome(verdict([], facts), facts) == "clean"
+    assert outcome(verdict([], facts | {"ended": "failed"}), facts | {"ended": "failed"}) == "failed"
