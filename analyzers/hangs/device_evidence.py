@@ -13,7 +13,7 @@ Without readings the finding stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ def with_devices(
         return finding
     marks = ", ".join("?" for _ in ranks)
     places = source.rows(
-        "SELECT rank, arg_max(device_uuid, wall_ns), arg_max(host, wall_ns) FROM ranks "
+        "SELECT rank, arg_max(device_uuid, wall_ns), arg_max(host, wall_ns), arg_max(pid, wall_ns) FROM ranks "
         f"WHERE attempt = ? AND rank IN ({marks}) GROUP BY rank ORDER BY rank",
         [finding.attempt, *ranks],
     )
@@ -46,7 +46,7 @@ def with_devices(
     end_ns = since_ns + int(float(evidence_of(finding)["silent_s"]) * 1e9)
     evidence: dict[str, Any] = {}
     sentences = []
-    for rank, uuid, host in places:
+    for rank, uuid, host, _ in places:
         found = _host(source, host, since_ns, end_ns) | _gpu(source, uuid, host, (begin_ns, since_ns, end_ns), policy)
         if codes := _xids(source, uuid, begin_ns, end_ns):
             found["xids"] = codes
@@ -59,8 +59,16 @@ def with_devices(
         is_first = not evidence or (_is_broken(found) and not _is_broken(evidence))
         if found and is_first:  # readings of the first broken device, else of the first device
             evidence = found | ({"readings_of_rank": rank} if len(places) > 1 else {})
+    if finding.cause == "stopped":
+        evidence |= _processes([(host, pid) for _, _, host, pid in places])
     summary = " ".join([finding.summary, *sentences[:2]])
     return replace(finding, summary=summary, evidence={**finding.evidence, **evidence})
+
+
+def _processes(places: Sequence[tuple[str | None, int | None]]) -> dict[str, Any]:
+    """Process ids and their host, for a command that continues them; empty if they are on several hosts."""
+    hosts, pids = {host for host, _ in places}, [pid for _, pid in places if pid]
+    return {"host": hosts.pop(), "pids": pids} if len(hosts) == 1 and None not in hosts and pids else {}
 
 
 def with_link(source: Source, finding: Finding) -> Finding:

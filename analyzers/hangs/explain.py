@@ -57,7 +57,7 @@ def _next_hang(finding: Finding) -> str:
     if "link_rank" in finding.evidence:
         return f"Check the network adapter, cable and switch port between the nodes of {ranks_text(finding.ranks)}."
     absent = evidence_of(finding).get("absent_ranks") or ()
-    return next_step(
+    step = next_step(
         finding.cause,
         [rank for rank in finding.ranks if rank not in absent],
         caller=f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else "",
@@ -65,6 +65,10 @@ def _next_hang(finding: Finding) -> str:
         unseen=evidence_of(finding).get("unseen_ranks") or (),
         devices_first=bool(finding.evidence.get("host_only")),
     )
+    if pids := evidence_of(finding).get("pids"):
+        host = str(finding.evidence.get("host"))[:MAX_NAME]
+        step += f" `kill -CONT {' '.join(map(str, pids))}` on {host} continues {'it' if len(pids) == 1 else 'them'}."
+    return step
 
 
 def _stuck_line(finding: Finding) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.report.wording.explained import next_step
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import judged_hangs
 from tests.analyzers.standstill import SECOND, World
@@ -69,3 +70,23 @@ def test_without_readings_nothing_changes() -> None:
     (finding,) = judged_hangs(world.store, StallPolicy(), world.after(SILENT_S))
     assert "gpu_utilization_ratio" not in finding.evidence
     assert finding.ranks == (1,)
+
+
+def test_a_stopped_process_is_continued_by_its_id() -> None:
+    """On one host; with processes on several, a command would continue only some of them."""
+
+    def stopped(*hosts: str) -> str:
+        world, ranks = World(), range(1, 1 + len(hosts))
+        for rank in range(4):
+            world.enter(rank)
+        about = {"attempt": 0, "wall_ns": world.now_ns}
+        rows = [{"rank": n, "host": host, "pid": 700 + n} for n, host in zip(ranks, hosts, strict=True)]
+        world.store.add("ranks", [about | row for row in rows])
+        for rank in ranks:
+            world.event("rank_state", 0.5, state_rank=rank, state="stopped", os_state="T")
+        (finding,) = judged_hangs(world.store, StallPolicy(), world.after(SILENT_S))
+        return next_step(finding)
+
+    assert stopped("vm").startswith("Continue or restart the process of rank 1. `kill -CONT 701` on vm continues it.")
+    assert "`kill -CONT 701 702` on vm continues them." in stopped("vm", "vm")
+    assert "kill -CONT" not in stopped("vm", "other")
