@@ -60,7 +60,7 @@ def test_a_replay_without_a_rollback_is_named(tmp_path: Path, monkeypatch: pytes
     with view:
         writer.events.write("replay", step=7, verdict="non_finite", state="same", came_back=False)
         wait_for(lambda: "NaN" in written.getvalue(), "the line")
-    assert written.getvalue().splitlines() == ["step     7  NaN or Inf, which did not recur in a replay."]
+    assert written.getvalue().splitlines() == ["step     7  NaN or Inf, which a replay did not reproduce."]
 
 
 def test_a_resumed_launch_shows_its_own_steps_and_what_it_could_not_load(
@@ -102,7 +102,7 @@ def test_a_rollback_is_told_once_with_its_replay(tmp_path: Path) -> None:
         report(node, f"Loss rose to 9 at step 7, in batch 6. {did}", restored_step=4, line="train.py:7 step")
         wait_for(lambda: "train.py:7" in written.getvalue(), "the finding's line of code")
     assert written.getvalue().splitlines() == [
-        "step     7  Loss spike, which recurred in a replay. Rolled back to step 4 from memory in 0.2 s and skipped "
+        "step     7  Loss spike, which a replay reproduced. Rolled back to step 4 from memory in 0.2 s and skipped "
         "batch 6.",
         "STRAGGLER  Loss rose to 9 at step 7.",
         "STRAGGLER  Rank 1: most stack samples are at train.py:7 step.",

@@ -249,7 +249,7 @@ def _where(event: dict[str, Any]) -> str:
 def _replayed(event: dict[str, Any]) -> str:
     """Text on the result of a replay; the finding says what to suspect."""
     what = "NaN or Inf" if event.get("verdict") == "non_finite" else "Loss spike"
-    return f"{what}, which {'recurred' if event.get('came_back') else 'did not recur'} in a replay"
+    return f"{what}, which a replay {'reproduced' if event.get('came_back') else 'did not reproduce'}"
 
 
 def _line(event: dict[str, Any], replay: dict[str, Any] | None = None) -> str:
