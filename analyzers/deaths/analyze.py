@@ -233,7 +233,7 @@ def _all_seen(view: AttemptView) -> str:
     """Describe the ranks that have records: all ranks of the job, or some of them if nodes write to separate disks."""
     if len(view.ranks) == 1:
         (rank,) = view.ranks
-        more = "" if view.world_size == 1 else f" of {view.world_size}, of which no other is recorded here,"
+        more = "" if view.world_size == 1 else f" of {view.world_size} (the others are not recorded here)"
         return f"rank {rank}{more}"
     if len(view.ranks) == view.world_size:
         return f"all {len(view.ranks)} ranks"
@@ -267,7 +267,7 @@ def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequenc
     what = "the rendezvous store was lost" if is_store else "the ranks lost their connections to each other"
     who = f", and {ranks_text(ended)} ended by SIGTERM" if ended else ""
     unseen = view.world_size - len(view.ranks)
-    missing = f"Of {counted(unseen, 'other rank')} there is no record here" if unseen else "No rank is missing"
+    missing = f"There are no records of {counted(unseen, 'other rank')} here" if unseen else "No rank is missing"
     summary = sentence(
         f"{what} {_where(view.step)}: {len(victims)} of {view.world_size} ranks report a lost connection, rank "
         f"{victims[0].rank} first. {missing}{who}"

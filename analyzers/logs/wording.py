@@ -15,9 +15,9 @@ DO_OF_LINE: Mapping[str, str] = {
     "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T "
     "| grep "
     "NVRM`, and in a container its runtime (`--gpus`, nvidia-container-toolkit).",
-    "fabric_manager": "The GPUs behind NVSwitches wait for the fabric manager: `systemctl status nvidia-fabricmanager` "
-    "on "
-    "that host, its version must be the driver's; `nvidia-smi -q | grep -A2 Fabric` says Completed when it is ready.",
+    "fabric_manager": "The GPUs behind NVSwitches wait for the fabric manager: check `systemctl status "
+    "nvidia-fabricmanager` on that host, and that its version is the driver's (`nvidia-smi -q | grep -A2 Fabric` "
+    "prints Completed once it is ready).",
     "device_unreachable": "The GPU does not answer its driver: look for an XID or PCIe errors (`dmesg -T`), reset the "
     "GPU or reboot the host, and drain it if that happens again.",
     "disk_quota": "The user's or project's quota is used up, whatever the disk has free: delete files or ask for more "

@@ -43,7 +43,7 @@ def test_of_a_part_of_the_world_nothing_is_said_about_the_other_ranks(error: str
         world.event("exception", 0.02, rank=rank, type="RuntimeError", message=error)
     (finding,) = lost(world)
     expected = (
-        ("2 of 8 ranks report", "Of 6 other ranks there is no record") if error else ("all 2 recorded ranks of 8",)
+        ("2 of 8 ranks report", "There are no records of 6 other ranks") if error else ("all 2 recorded ranks of 8",)
     )
     assert all(text in finding.summary for text in expected), finding.summary
     assert "No rank is missing" not in finding.summary

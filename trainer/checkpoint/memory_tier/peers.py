@@ -43,7 +43,7 @@ from trainer.checkpoint.memory_tier.slots import Slot, remove_others
 __all__ = ["PeerCopies", "rank_folder"]
 
 TIMEOUT_S = 20.0
-"""Seconds without a byte after which the other side is given up."""
+"""Seconds without a byte after which the connection is given up."""
 MAX_HEADER_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 _SECRET_BYTES = 32

@@ -178,7 +178,8 @@ def _all_reduce(readings: Readings) -> Iterator[Line]:
     if found is not None:
         text = (
             f"An all-reduce of {size_text(found.num_bytes)} over {readings.world_size} ranks reaches "
-            f"{rate_text(found.bus_bytes_per_s)} bus bandwidth, one of 8 bytes takes {seconds_text(found.latency_s)}."
+            f"{rate_text(found.bus_bytes_per_s)} bus bandwidth, and one of 8 bytes takes "
+            f"{seconds_text(found.latency_s)}."
         )
         yield Line(check="all-reduce", status="pass", text=text)
     elif readings.world_size > 1 and not readings.missing:
