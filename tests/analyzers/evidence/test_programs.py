@@ -409,7 +409,7 @@ def test_scrapes_of_the_inspector_are_judged_as_its_logs(tmp_path: Path) -> None
     assert (late.kind, late.ranks) == ("straggler", (2,))
 
 
-@pytest.mark.parametrize(("bad", "said"), [(50, "and finite again afterwards"), (99, "the last of all")])
+@pytest.mark.parametrize(("bad", "said"), [(50, "and finite again afterwards"), (99, "the last printed step")])
 def test_a_table_in_utf_16_is_read_and_its_last_loss_is_not_finite_again(tmp_path: Path, bad: int, said: str) -> None:
     text = "step,loss\r\n" + "".join(f"{step},{'nan' if step == bad else 2.0}\r\n" for step in range(100))
     (found,) = diagnosed(tmp_path, "metrics.csv", text.encode("utf-16")).fired
