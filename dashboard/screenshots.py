@@ -34,6 +34,8 @@ PAGES = {
 }  # fmt: skip
 """{name of the picture: path of the page}."""
 WIDTHS = {"desktop": 1440, "laptop": 1280, "tablet": 800, "narrow": 390}
+COLLAPSES_PX = 768
+"""Width up to which the sidebar is collapsed."""
 MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
@@ -71,9 +73,7 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
                     address = PAGES[name] if name != "home" else PAGES["overview"]
                     page.goto(f"{url}/{address}?{urlencode({'run': run})}")
                     if name == "home":  # the server may have been started on one run, which the bare address shows
-                        if page.locator(
-                            "[data-testid=stExpandSidebarButton]"
-                        ).is_visible():  # collapsed on narrow screens
+                        if WIDTHS[width] <= COLLAPSES_PX:
                             page.locator("[data-testid=stExpandSidebarButton]").click()
                         page.get_by_role("link", name="Runs", exact=True).click()
                         page.get_by_role("heading", name="Runs", exact=True).wait_for()
