@@ -55,7 +55,9 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if is_once:
         name = "loss" if bad_loss else "gradient norm"
         times = f"at step {first} only" if len(bad) == 1 else f"at {len(bad)} steps from {first} to {bad[-1]}"
-        what = f"The {name} was not finite {times}, {'and finite again afterwards' if later else 'the last printed step'}"
+        what = (
+            f"The {name} was not finite {times}, {'and finite again afterwards' if later else 'the last printed step'}"
+        )
         what += "" if bad_loss else ": in fp16 this is a skipped step"
     return [
         Finding(
