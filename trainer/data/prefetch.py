@@ -12,14 +12,17 @@ numbers, and a rollback or skip is just another number. Unused prefetched batche
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from probes.attach.launch.parent_death import signal_at_parent_death
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.token_folder import DataError
 
@@ -89,7 +92,7 @@ class Prefetcher:
             num_workers=self._num_workers,
             prefetch_factor=self._ahead,
             pin_memory=self._pin,
-            worker_init_fn=_start_worker,
+            worker_init_fn=partial(_start_worker, parent=os.getpid()),
             # fork, because a memory map is inherited, whereas pickling it for a new process would copy the whole
             # corpus.
             multiprocessing_context="fork",
@@ -100,11 +103,15 @@ class Prefetcher:
         return iter(loader)
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(worker: int, parent: int) -> None:
     """Reset the signal handlers in a forked worker: the parent ends it.
 
     A launcher sends SIGTERM to the rank's whole process group, but the rank still needs batches to finish its step and
-    save, and the death of a worker would raise in the middle of the save. torch's workers exit with their parent.
+    save, and the death of a worker would raise in the middle of the save. torch's workers exit with their parent only
+    between two batches, so the kernel ends one that is in the middle of a batch.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal_at_parent_death(signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call took effect
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.training_runs import small
+from tests.waiting import wait_for
 from trainer.config.config import DataConfig
 from trainer.config.load import ConfigError
 from trainer.data.batches import Batch, BatchStream
@@ -23,6 +24,7 @@ from trainer.data.permutation import permute
 from trainer.data.prefetch import Prefetcher
 from trainer.layout.plan import resolve
 from trainer.training.build import build
+from watch.processes import is_alive
 
 
 def stream_of(num_tokens: int = 1000, split: str = "train", seed: int = 0) -> BatchStream:
@@ -205,6 +207,32 @@ def test_prefetching_leaves_the_global_generator_alone() -> None:
     loader.batch(0)
     loader.close()
     assert torch.equal(torch.rand(1), expected)
+
+
+class _Endless:
+    """A stream whose first batch never comes; `worker` gets the pid of the process that makes it."""
+
+    def __init__(self, worker: Path) -> None:
+        self.worker = worker
+
+    def batch(self, batch_index: int, data_rank: int, data_size: int) -> Batch:
+        self.worker.write_text(str(os.getpid()))
+        signal.pause()
+        raise AssertionError
+
+
+def _wait_for_endless(worker: Path) -> None:
+    Prefetcher(_Endless(worker), 0, 1, num_workers=1, ahead=1, pin=False).batch(0)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_is_stuck_in_a_batch_ends_with_its_rank(tmp_path: Path) -> None:
+    worker = tmp_path / "pid"
+    rank = multiprocessing.get_context("fork").Process(target=_wait_for_endless, args=(worker,))
+    rank.start()
+    wait_for(lambda: worker.exists() and worker.read_text(), "the worker")
+    rank.kill()
+    rank.join()
+    wait_for(lambda: not is_alive(int(worker.read_text())), "the worker's end")
 
 
 def test_a_killed_data_worker_is_an_error() -> None:

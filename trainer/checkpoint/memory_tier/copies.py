@@ -112,6 +112,10 @@ class MemoryCopies:
             (copy, slot, content), self._unsealed = self._unsealed, None
             copy.sealing = self._sealer.submit(self._seal, copy, slot, content)
 
+    def wait_until_sealed(self) -> None:
+        """Wait until every copy is hashed, and the hashing thread is idle."""
+        self._sealer.submit(bool).result()
+
     def lend(self, values: Values) -> HostCopy:
         """Return a copy of the current state, taking one if there is none. It is not overwritten while it has
         borrowers.

@@ -265,6 +265,34 @@ def test_only_what_nobody_uses_for_a_while_is_swept(tmp_path: Path) -> None:
         remove_shared(tmp_path / "dead")
 
 
+def test_data_workers_start_once_the_first_copy_is_hashed(tmp_path: Path) -> None:
+    """A worker that was forked while the hashing thread called torch operations for the first time hung, once."""
+    is_waited_for = threading.Event()
+
+    def change(session: Session) -> None:
+        memory, loader = session.recovery.copies.memory, session.training.loader
+        seal, wait, start = memory._seal, memory.wait_until_sealed, loader._start  # type: ignore[attr-defined]
+
+        def sealing(copy: Any, *more: Any) -> None:
+            assert copy.step or is_waited_for.wait(30)
+            seal(copy, *more)
+
+        def waiting() -> None:
+            is_waited_for.set()
+            wait()
+
+        def starting(first: int) -> Any:
+            assert memory._copies[0].sealing is not None
+            assert memory._copies[0].sealing.done()
+            return start(first)
+
+        memory._seal, memory.wait_until_sealed = sealing, waiting  # type: ignore[method-assign]
+        loader._start = starting  # type: ignore[attr-defined]
+
+    config = with_steps(small(data={"num_workers": 1}), 2)
+    assert run_loop(config, tmp_path, rank=0, world_size=1, change=change).outcome == "finished"
+
+
 def test_a_process_that_wakes_up_does_not_reach_the_next_ones_copies(tmp_path: Path) -> None:
     """Of a stopped rank everything is still there, its mapped memory too: it may go on in the middle of a copy."""
     woken: list[Session] = []
