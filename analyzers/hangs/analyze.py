@@ -47,8 +47,10 @@ from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.records.clock_set_back import in_order
 from analyzers.run.records.event_log import Event, EventLog
 from analyzers.run.records.not_recorded import missing, not_recorded
+from analyzers.run.records.standstills import newest_start_ns
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
+from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "OF_FILES", "hang_finding", "hang_of_attempt", "hangs", "silent_nodes"]
@@ -81,7 +83,24 @@ def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> li
         if found:
             found = with_desync(source, with_link(source, found))
             findings.append(with_devices(source, found, view.last_ns))
+        elif scope.now_ns is None and (silent_s := _silent_until_stopped(source, view, log, policy)):
+            text = (
+                f"Whether {ranks_text(tuple(view.ranks))} hung at step {view.step} is unknown: nothing was recorded "
+                f"for {silent_s:.0f} s until the run was asked to stop, but processes computed or read files."
+            )
+            findings.append(Finding.insufficient("hang", "hang", text))
     return findings
+
+
+def _silent_until_stopped(source: Source, view: AttemptView, log: EventLog, policy: StallPolicy) -> float:
+    """Seconds from the newest start of work to a request to stop, if `watch` saw ranks compute in between; else 0."""
+    stop_ns = min((event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)), default=0)
+    started_ns = newest_start_ns(source, view.attempt)
+    worked = (event.wall_ns for event in log.of(event_kinds.SILENT_WORK, attempt=view.attempt))
+    silent_s = (stop_ns - started_ns) / 1e9
+    # not against the longest step, which may be the interrupted one
+    is_long = silent_s > max(policy.floor_s, policy.step_factor * view.median_step_ns / 1e9)
+    return silent_s if is_long and any(started_ns < when_ns < stop_ns for when_ns in worked) else 0.0
 
 
 def hang_of_attempt(

@@ -13,7 +13,7 @@ from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
-__all__ = ["Standstill", "before_standstill", "last_standstill", "standstills"]
+__all__ = ["Standstill", "before_standstill", "last_standstill", "newest_start_ns", "standstills"]
 
 EVENTS = (event_kinds.STACKS, event_kinds.FINDING, event_kinds.RUN_ENDED)
 
@@ -49,12 +49,7 @@ def last_standstill(source: Source, attempt: int, log: EventLog) -> Standstill |
     ends = [event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=attempt)]
     if not reports or "finished" in ends:
         return None
-    begun = (("steps", "start_ns"), ("spans", "start_ns"), ("collectives", "issue_ns"))
-    newest_ns = 0
-    for table, column in begun:
-        if source.has(table):
-            ((found,),) = source.rows(f"SELECT max({column}) FROM {table} WHERE attempt = ?", [attempt])
-            newest_ns = max(newest_ns, found or 0)
+    newest_ns = newest_start_ns(source, attempt)
     reported_ns = min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
     if reported_ns is None:
         return None
@@ -65,6 +60,16 @@ def last_standstill(source: Source, attempt: int, log: EventLog) -> Standstill |
         "SELECT 1 FROM steps WHERE attempt = ? AND stamped_steps > 0 LIMIT 1", [attempt]
     )
     return Standstill(reported_ns, newest_ns if is_stamped else reported_ns)
+
+
+def newest_start_ns(source: Source, attempt: int) -> int:
+    """Time at which a rank of an attempt last began a step, a span or a collective (epoch nanoseconds); 0: never."""
+    newest_ns = 0
+    for table, column in (("steps", "start_ns"), ("spans", "start_ns"), ("collectives", "issue_ns")):
+        if source.has(table):
+            ((found,),) = source.rows(f"SELECT max({column}) FROM {table} WHERE attempt = ?", [attempt])
+            newest_ns = max(newest_ns, found or 0)
+    return newest_ns
 
 
 def before_standstill(standstill_ns: Mapping[int, int]) -> str:

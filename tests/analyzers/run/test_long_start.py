@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from analyzers.hangs import analyze as hang_analysis
 from analyzers.run.policy import StallPolicy, stall_policy
+from analyzers.scope import Scope
 from tests.analyzers.judged import judged_hangs
 from tests.analyzers.standstill import World
 
@@ -117,3 +119,21 @@ def test_work_counts_alike_once_the_run_was_killed() -> None:
     world = working(0, 1, until_s=60)
     world.event("rank_exit", 70.0, exit_rank=0, pid=1, exit_code=-9, signal="SIGKILL")
     assert not judged_hangs(world.store, POLICY)
+
+
+@pytest.mark.parametrize("working_ranks", [(0, 1), ()])
+def test_work_until_a_request_to_stop_is_no_proof_of_progress(working_ranks: tuple[int, ...]) -> None:
+    """The ranks end their step when they are interrupted, as an endless loop does on Ctrl-C."""
+    world = working(*working_ranks) if working_ranks else World(ranks=2, steps=5)
+    world.event("stop_requested", 60.0, signal="SIGINT", node_rank=0)
+    for rank in world.ranks:
+        world.span(rank, "forward", end_ns=world.after(60.1))
+        world.event("rank_closed", 60.2, rank=rank)
+    world.store.connection.execute("UPDATE steps SET duration_ns = 60000000000 WHERE duration_ns IS NULL")
+    found = hang_analysis.hangs(world.store, Scope())
+    assert [finding.status for finding in found] == ["insufficient_data"] * bool(working_ranks)
+    if working_ranks:
+        assert found[0].summary == (
+            "Whether ranks 0 and 1 hung at step 6 is unknown: nothing was recorded for 60 s until the run was asked to "
+            "stop, but processes computed or read files."
+        )
