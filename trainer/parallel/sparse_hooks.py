@@ -39,10 +39,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 def reduce_int8(corrected: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Return the mean of `corrected` (flat, float32) over the group, and this rank's error, to be added to its next
-    gradient."""
+    gradient. The mean overwrites `corrected`."""
     size = group.size()
     rows = _rows(corrected, sizes, size)
-    del corrected
     sent = _packed(rows)
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
@@ -54,7 +53,10 @@ def reduce_int8(corrected: Tensor, sizes: Sequence[int], group: dist.ProcessGrou
     error[group.rank()] += (mean - _unpacked(own)[0]) * size
     everywhere = own.new_empty(size, own.shape[1])
     _all_gather(everywhere, own, group=group)
-    return _flat(_unpacked(everywhere), sizes), _flat(error, sizes)
+    del mean, own
+    _flatten(_unpacked(everywhere), sizes, into=corrected)
+    del everywhere
+    return corrected, _flatten(error, sizes, into=torch.empty_like(corrected))
 
 
 def _part(numel: int, size: int) -> int:
@@ -73,10 +75,12 @@ def _rows(flat: Tensor, sizes: Sequence[int], size: int) -> Tensor:
     return rows
 
 
-def _flat(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The reverse of `_rows`."""
+def _flatten(rows: Tensor, sizes: Sequence[int], *, into: Tensor) -> Tensor:
+    """The reverse of `_rows`; returns `into`."""
     parts = torch.split(rows, [_part(numel, len(rows)) for numel in sizes], dim=1)
-    return torch.cat([part.flatten()[:numel] for part, numel in zip(parts, sizes, strict=True)])
+    for own, part in zip(torch.split(into, list(sizes)), parts, strict=True):
+        own.copy_(part.flatten()[: own.numel()])
+    return into
 
 
 def _packed(rows: Tensor) -> Tensor:
