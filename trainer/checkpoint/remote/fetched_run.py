@@ -7,11 +7,13 @@ with fetched_run("s3://bucket/runs/gpt-20261122", step=None) as folder:
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from probes.guard.ledger import LEDGER_NAME, copy_of
+from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.checkpoint.remote.address import RemoteFolder
 from trainer.checkpoint.remote.copies import RemoteCopies
@@ -19,6 +21,7 @@ from trainer.checkpoint.remote.copies import RemoteCopies
 __all__ = ["fetched_run"]
 
 MAX_FILE_BYTES = 16 << 20
+_NAME = re.compile(r"\w[\w.-]{0,199}")
 
 
 @contextlib.contextmanager
@@ -41,11 +44,13 @@ def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
         there = ", ".join(map(str, copies.steps))
         raise CheckpointError(f"{folder.address}: has no checkpoint of step {chosen}. There are {there}.")
     with tempfile.TemporaryDirectory(prefix="rankscope-") as made:
-        checkpoints = Path(made, "checkpoints")
-        for name, local in (("run.json", Path(made)), (LEDGER_NAME, checkpoints)):
+        run = Path(made, "run")
+        checkpoints = run / "checkpoints"
+        for name, local in (("run.json", run), (LEDGER_NAME, checkpoints)):
             if (content := folder.read(name, MAX_FILE_BYTES)) is not None:
-                local.mkdir(exist_ok=True)
+                local.mkdir(parents=True, exist_ok=True)
                 for each in {name, copy_of(Path(name)).name} if name == LEDGER_NAME else {name}:
                     (local / each).write_bytes(content)
         copies.fetch(chosen, checkpoints, condemn=False)
-        yield Path(made)
+        name = RunDir(run).recorded_id()  # a run is called by its folder, and this one has none of its own
+        yield run.rename(run.with_name(name)) if _NAME.fullmatch(name) else run

@@ -268,8 +268,10 @@ def test_only_what_nobody_uses_for_a_while_is_swept(tmp_path: Path) -> None:
 def test_data_workers_start_once_the_first_copy_is_hashed(tmp_path: Path) -> None:
     """A worker that was forked while the hashing thread called torch operations for the first time hung, once."""
     is_waited_for = threading.Event()
+    sessions = []
 
     def change(session: Session) -> None:
+        sessions.append(session)
         memory, loader = session.recovery.copies.memory, session.training.loader
         seal, wait, start = memory._seal, memory.wait_until_sealed, loader._start  # type: ignore[attr-defined]
 
@@ -290,7 +292,10 @@ def test_data_workers_start_once_the_first_copy_is_hashed(tmp_path: Path) -> Non
         loader._start = starting  # type: ignore[attr-defined]
 
     config = with_steps(small(data={"num_workers": 1}), 2)
-    assert run_loop(config, tmp_path, rank=0, world_size=1, change=change).outcome == "finished"
+    try:
+        assert run_loop(config, tmp_path, rank=0, world_size=1, change=change).outcome == "finished"
+    finally:
+        sessions[0].training.close()
 
 
 def test_a_process_that_wakes_up_does_not_reach_the_next_ones_copies(tmp_path: Path) -> None:
