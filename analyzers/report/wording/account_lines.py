@@ -66,7 +66,7 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     if any(is_number(found.evidence.get("speedup_without_it_ratio")) for found in findings if found.status == "fired"):
         spread = "Spreading the extra work over all ranks, instead of removing it as in the finding, would make"
         return f"{spread} training {what_if.gain:.2f}x faster ({mean}, {over})."
-    gain = f"Ranks with the same work spread evenly would be {what_if.gain:.2f}x faster ({mean}, {over})."
+    gain = f"Balanced ranks would be {what_if.gain:.2f}x faster ({mean}, {over})."
     worst, last_stage = (_of_gain(what_if, share) for share in (what_if.worst_ranks_ratio, what_if.last_stage_ratio))
     if worst >= 0.05:
         gain += f" Balancing {ranks_text(what_if.worst_ranks)} alone gives {percent(worst)} of this gain."
