@@ -79,8 +79,8 @@ class Recovery:
         self.integrity.reset(position.step)
         self.copies.keep_first(position)
         if self.config.data.num_workers:
-            # A data worker may hang that is forked while another thread calls a torch operation for the first time:
-            # the call registers a destructor, and glibc's fork does not release its lock in the child.
+            # A data worker can hang if it is forked while another thread calls a torch operation for the first time:
+            # the call registers a destructor under a lock, which glibc's fork does not release in the child.
             self.copies.memory.wait_until_sealed()
         return self._skipping(position)
 

@@ -62,9 +62,9 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
 
 
 def _works(view: AttemptView, silent_s: float, reference_ns: int, limit: float, policy: StallPolicy) -> bool:
-    """Return True if `watch` saw work in this silence, and it may take so long: of a rank before its first step, else
-    of every rank, but no endless loop. Excluded are ranks in a collective, and those that may be waiting for their
-    device: both can use CPU time.
+    """Return True if `watch` saw work that explains this silence: by any rank before its first step (for up to
+    `startup_at_work_s`), or by every rank (up to `startup_s`, because an endless loop works, too). A rank in a
+    collective, or one that may be waiting for its device, does not count as working, since waiting can use CPU time.
     """
 
     def works(rank: RankView) -> bool:

@@ -52,5 +52,5 @@ def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
                 for each in {name, copy_of(Path(name)).name} if name == LEDGER_NAME else {name}:
                     (local / each).write_bytes(content)
         copies.fetch(chosen, checkpoints, condemn=False)
-        name = RunDir(run).recorded_id()  # a run is called by its folder, and this one has none of its own
+        name = RunDir(run).recorded_id()  # commands call a run by its folder's name, which here is temporary
         yield run.rename(run.with_name(name)) if _NAME.fullmatch(name) else run
