@@ -14,7 +14,9 @@ def test_a_defect_applies(mutation: Mutation) -> None:
     assert occurrences(mutation) == 1, "the code has moved: give the defect its new text"
     text = (ROOT / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new)
     ast.parse(text)
-    assert all((ROOT / path.partition("::")[0]).exists() for path in mutation.tests.split())
+    for name in mutation.tests.split():
+        path, _, function = name.partition("[")[0].partition("::")
+        assert f"def {function}" in (ROOT / path).read_text(encoding="utf-8"), "the test was renamed"
 
 
 def test_there_are_thirty_over_all_packages() -> None:

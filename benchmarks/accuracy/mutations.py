@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from benchmarks.harness import argument_parser, markdown_head, markdown_row
 
 __all__ = ["MUTATIONS", "ROOT", "Mutation", "occurrences"]
@@ -117,14 +119,14 @@ MUTATIONS = (
              "tests/watch/digests/test_strangers.py::test_forged_and_replayed_digests_change_nothing"),
     Mutation("the queue of findings has no end", "watch/exporting/webhook.py",
              "if len(self._owed) >= _MAX_WAITING:", "if not self._owed and _MAX_WAITING < 0:",
-             "tests/watch/exporting/test_webhook.py::test_what_a_full_queue_holds_at_the_close_is_told"),
+             "tests/watch/exporting/test_webhook.py::test_undelivered_findings_are_reported_at_close"),
     Mutation("the ranks that wait are killed", "watch/culprit.py",
              "culprits = blamed & processes.keys()", "culprits = processes.keys() - blamed",
              "tests/watch/test_culprit.py::test_a_culprit_of_this_node_is_killed_alone_and_at_once"),
     Mutation("slow for twice as long before it is left out", "watch/exclusion/requester.py",
              "if now_s - since_s >= self._settings.straggler_after_s",
              "if now_s - since_s >= 2 * self._settings.straggler_after_s",
-             "tests/watch/exclusion/test_requester.py::test_a_rank_that_stays_slow_is_asked_for_once_and_of_its_own_node"),
+             "tests/watch/exclusion/test_requester.py::test_a_rank_that_stays_slow_is_requested_once_on_its_node"),
     # trainer
     Mutation("a checkpoint's hash is not compared", "trainer/checkpoint/disk_tier/manifest.py",
              "if found != expected:", "if found is None:",
@@ -187,6 +189,8 @@ def failing(root: Path, tests: str) -> tuple[bool, str]:
         return True, f"they did not end in {TIMEOUT_S:.0f} s"
     lines = done.stdout.strip().splitlines()
     last = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), lines[-1] if lines else done.stderr)
+    if done.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"No such test: {tests}")
     return done.returncode != 0, last.partition(" - ")[0].removeprefix("FAILED ")
 
 
