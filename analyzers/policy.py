@@ -59,9 +59,8 @@ class SharedPolicy:
     certain_sigmas: float = 6.0
     """Size of a change, in standard deviations, that is certain without other evidence."""
     burst_sigmas: float = 9.0
-    """Effect / noise at which the minimum number of observations is enough; below, proportionally more are needed. A
-    burst of another job on a busy machine is 3 to 6 times the noise and lasts 10 to 20 steps.
-    """
+    """Effect / noise below which more than the minimum number of observations is needed: proportionally more. A burst
+    of another job on a busy machine is 3 to 6 times the noise and lasts 10 to 20 steps."""
     slow_factor: float = 1.5
     """Value / the usual or planned one at which it stands out (ratio): transfers of a ring vary by 10 to 20 %, and a
     plan assumes half of the devices' peak. Source: convention."""
@@ -73,9 +72,9 @@ class SharedPolicy:
     convention.
     """
     beyond_factor: float = 1.4
-    """Effect / the largest effect in any other rank, group or window."""
+    """Minimum effect / largest effect in any other rank, group or window."""
     beyond_few_factor: float = 2.0
-    """The same ratio if there are few to compare with, or if the effect is over."""
+    """The same if there are few others to compare with, or if the effect is over."""
     min_excess_ms: float = 0.3
     """Smallest excess per step (ms): smaller ones are within the resolution of the timer and the scheduler."""
     min_share_ratio: float = 0.005
@@ -89,9 +88,9 @@ class SharedPolicy:
     """Smallest share of time or size at which growth, or a cost that a setting could avoid, matters (ratio). Ranks that
     share cores are late for each other by a few percent. Source: convention."""
     smallest_memory_bytes: int = 2 << 30
-    """Device memory (bytes) below which a plan is not compared, and that a process may use beyond twice its peak.
-    Source: measured on an H100, plans of 14 and 38 GiB were 3 % and 1 % too high, those of 0.6 to 1.4 GiB up to 14 %
-    off; on an H200 a rank used up to 1.3 GB beyond its peak (context, kernels, NCCL's buffers), an idle device 0.7."""
+    """Device memory (bytes) too small to judge, in a plan or beyond twice a process's peak. Source: measured on an
+    H100, plans of 14 and 38 GiB were 3 % and 1 % too high, those of 0.6 to 1.4 GiB up to 14 % off; on an H200 a rank
+    used up to 1.3 GB beyond its peak (context, kernels, NCCL's buffers), an idle device 0.7."""
     window_samples: int = 20
     """Newest samples of gradients or experts (count) that are judged. Source: convention."""
     slow_change_steps: int = 200

@@ -28,8 +28,8 @@ class SlowLinkPolicy:
     min_excess_ms: float = 0.5
     """Smallest excess per step (ms)."""
     crossing_factor: float = 1.3
-    """Transfer time / transfer time of comparable groups, for a group that shares one member with a slow group. It only
-    has to tell which member is slow, no longer whether one is."""
+    """Transfer time / that of comparable groups at which a group that shares one member with a slow group is slow too.
+    It only has to tell which member is slow, no longer whether one is."""
     min_windows_unsure: int = 4
     """Minimum number of windows if there is a single comparable group, where only the past shows which of the two is
     unusual. Also if the slowdown is over, or if ranks wait for cores so long that this alone may slow transfers."""

@@ -12,8 +12,9 @@ class HealthPolicy:
     """When a reading or counter is reported."""
 
     many_errors: int = 100
-    """Corrected memory errors of a device, replays on its PCIe link, or errors of an InfiniBand or RoCE port during the
-    run (count). Source: convention; a few an hour are ordinary, a marginal cable has thousands."""
+    """Number of corrected memory errors, PCIe replays, or InfiniBand or RoCE errors of a device or port during the run
+    (count) at which they are reported. Source: convention; a few an hour are ordinary, a marginal cable has thousands.
+    """
     tcp_retransmits: int = 1000
     """Retransmitted TCP segments during the run at which they are reported (count). Source: convention; a few closed
     connections are not a fault."""
@@ -27,7 +28,7 @@ class HealthPolicy:
     """Time (seconds) until the disk is full, at the present rate, at which it is reported. Source: convention; time to
     act."""
     disk_reach_factor: float = 10.0
-    """Time over which a rate is extrapolated / time over which it was measured (ratio). Source: convention; a minute of
+    """Longest extrapolation of a rate / time over which it was measured (ratio). Source: convention; a minute of
     another program's writes says little about the next hour."""
     disk_latency_s: float = 0.1
     """Time of a read or write (seconds) at which a disk is slow. Source: convention; solid-state disks take below 0.001

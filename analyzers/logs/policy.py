@@ -19,8 +19,8 @@ class LogPolicy:
     """Seconds beyond which a kernel's line belongs to another time: 26 hours, the largest difference between two time
     zones. Source: ISO 8601 offsets."""
     poll_s: float = 6.0
-    """Seconds within which the order of ends that launchers report is unknown. Source: torchrun's monitor interval of 5
-    s until torch 2.3, and a second of its table."""
+    """Seconds within which a launcher may report ends in the wrong order. Source: torchrun's monitor interval of 5 s
+    until torch 2.3, and a second of its table."""
     same_second_s: float = 1.0
     """Seconds within which ends that a launcher reports count as simultaneous. Source: resolution of torchrun's
     table."""

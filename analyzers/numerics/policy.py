@@ -79,8 +79,8 @@ class GradientNoisePolicy:
     """Batch size / noise scale, or the reverse, at which advice is given. Source: McCandlish et al. (2018), equation
     2.7: at 10 a step keeps 91 % of its progress, at 1/10 only 9 %."""
     min_local_ratio: float = 0.99
-    """Smallest ratio of the squared local norms to the squared global norm. Source: it is at least 1 unless gradients
-    were scaled. Pure noise gives 1 per data rank: at most `doubled_factor` times that is believed."""
+    """Smallest mean squared local norm / squared global norm that is believed. Source: it is at least 1 unless
+    gradients were scaled. Pure noise gives 1 per data rank: at most `doubled_factor` times that is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,5 +88,5 @@ class ExpertLoadPolicy:
     """When experts are unbalanced. Source: convention; with a balancing loss that works, loads lie around 1."""
 
     highest_ratio: float = 0.85
-    """Load of an expert over the highest possible one, at which all tokens choose it: with four experts and two choices
-    a token that is 2, and `SHARED.clear_factor` would never be reached."""
+    """Load of an expert, as a share of the load if every token chose it, that counts as too high: with four experts and
+    two choices a token that is 2, and `SHARED.clear_factor` would never be reached."""

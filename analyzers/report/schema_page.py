@@ -100,8 +100,8 @@ about a second behind. Another DuckDB (1.4 or newer) can open it once the run ha
 * Ranks write a table unless another writer is named.
 * A table marked "open rows" gets a row at the beginning; columns known only at its end are NULL until then.
 * A step runs again with the same number after a rollback; a restart begins a new `attempt`.
-* A table `..._open` or `..._done` is half of the view without the suffix; `ingest_...` belong to the writer
-  (`ingest_problems`: files that could not be read completely).
+* `<table>` is a view of `<table>_done` and `<table>_open`; `ingest_...` belong to the writer (`ingest_problems`: files
+  that could not be read completely).
 * [In brackets](#where-each-record-is-shown): where a table is shown; S marks columns that only SQL reaches.
 
 <a id="where-each-record-is-shown"></a>

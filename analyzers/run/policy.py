@@ -51,18 +51,16 @@ class StallPolicy:
     several times as long as a step. On a busy machine torch.profiler needs 10 us per event when it stops, and a capture
     may have millions of events."""
     unwatched_s: float = 60.0
-    """Silence (seconds) after which a run without a `watch` counts as dead, and minimum gap between a host's readings,
-    while steps continued, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes
+    """Silence (seconds) after which a run without a `watch` counts as dead, and shortest gap in a host's readings,
+    while steps continue, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes
     themselves are checked, and a launcher replaces a silent one within 15 s."""
     watch_late_s: float = 15.0
-    """Seconds that a `watch` may lag behind the ranks before the state says so, and longest time between the start of a
-    node's silence and any rank's last record if the node was lost: a standstill that began earlier has another cause,
-    and if ranks continue for longer, no node was lost. Source: twice its longest pause on a busy machine.
-    """
+    """Seconds that a `watch` may lag behind the ranks unreported, and within which all ranks fall silent if a node is
+    lost: a standstill that began earlier has another cause, and if ranks continue for longer, no node was lost. Source:
+    twice its longest pause on a busy machine."""
     sign_of_life_s: float = 5.0
-    """Longest median interval of a host's readings that still shows whether its `watch` lives (seconds). Source:
-    convention; five times the usual interval of 1 s.
-    """
+    """Longest usual interval between a host's readings (seconds) from which a gap still shows that its `watch` was
+    gone. Source: convention; five times the usual interval of 1 s."""
 
     def of_phase(self, phase: str) -> float:
         """Limit for a kind of span (seconds); 0 if the kind has no limit."""

@@ -57,13 +57,12 @@ class ChangePolicy:
     min_effect_ratio: float = 0.012
     """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
     calm_noise_ratio: float = 0.025
-    """Largest noise of one observation of all own work at which the minimum number of observations is enough; with more
-    noise, proportionally more are needed: on a busy machine the burst of another job lasts for 10 to 20 steps.
-    """
+    """Noise of one observation of all own work above which more than the minimum number of observations is needed:
+    proportionally more, because on a busy machine the burst of another job lasts for 10 to 20 steps."""
     lasting_noise: float = 1.8
-    """Noise of windows / that of white noise, at which disturbances last as long as the window."""
+    """Noise of a window's mean / that of white noise from which disturbances last for whole windows."""
     lasting_factor: int = 4
-    """Number of observations that are needed if disturbances last that long / length of the window."""
+    """Number of windows that are then needed."""
     min_sigmas_few: float = 6.5
     """Smallest test statistic in small groups, in which few other ranks show how large noise can be; it is 1.5 + sqrt(2
     ln(ranks x onsets)) in others, and if more places are tried.
@@ -120,12 +119,12 @@ class StragglerPolicy:
     they are there. A rank whose records end earlier has left. Source: bound, a round of `watch` on a busy machine and
     of publishing is some 30 s."""
     burst_step_s: float = 0.05
-    """Step length (s) for which the minimum numbers of observations were measured. A burst of another job lasts for a
-    certain time, not for a number of steps: if steps are shorter, a slowdown must last as long in seconds.
-    """
+    """Step length (s) below which more than the minimum number of observations is needed, so that they last as long. A
+    burst of another job lasts for a certain time, not for a number of steps: if steps are shorter, a slowdown must last
+    as long in seconds."""
     small_place_ratio: float = 0.15
-    """Largest usual share of all work at which a phase or gap is compared by itself. Other jobs slow a rank in
-    proportion to its work, so a larger place has as much noise as the whole."""
+    """Share of all work up to which a phase or gap is compared by itself. Other jobs slow a rank in proportion to its
+    work, so a larger place has as much noise as the whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +138,7 @@ class ThroughputPolicy:
     min_blocks: int = 10
     """Minimum number of blocks before and after: 100 steps. Another job on a shared machine is mostly shorter."""
     agreement_ratio: float = 0.9
-    """Minimum share of blocks on their side of the midpoint between both levels."""
+    """Minimum share of blocks, before and after, on the right side of the midpoint between both levels."""
     skip_first: int = 10
     """First steps, which are always slow."""
 

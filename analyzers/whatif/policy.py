@@ -12,4 +12,5 @@ class WhatIfPolicy:
     """Size of a graph, conditions under which it is trusted, and the share of ranks that counts as the worst."""
 
     worst_share_ratio: float = 0.03
-    """Share of the ranks that count as the worst, which M_W balances. Source: Lin et al., OSDI 2025."""
+    """Share of the ranks that count as the worst, whose balancing removes the share M_W of the slowdown. Source: Lin et
+    al., OSDI 2025."""

@@ -89,7 +89,7 @@ def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]
         misses = ((accepted, found, count) for (accepted, found), count in FIRST_MISSES[name].items())
         lines.append(f"Misses of the first scoring (accepted: verdict): {_pairs(misses)}.\n")
     if others := [pair for pair in confusion(results) if pair[0] != pair[1]]:
-        lines.append(f"Not right today: {_pairs(others)}.")
+        lines.append(f"Not right today (accepted: verdict): {_pairs(others)}.")
     for result in results:
         if show_all or result.outcome != "right":
             lines.append(

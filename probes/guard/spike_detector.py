@@ -76,9 +76,9 @@ class SpikePolicy:
     steps.
     """
     least_descent_ratio: float = 0.005
-    """Minimum rise / total descent of the loss from its highest level. Source: clean loops whose model memorises its
-    data, with a loss that fell from 36 to 0.04 or from 4.2 to 0.005, rise by up to 0.0048 of their descent. A language
-    model that fell from 11 to 2.0 rises by 0.018 of it at the smallest rise that counts, 8 %."""
+    """Minimum rise of the loss / its total fall so far. Source: clean loops whose model memorises its data, with a loss
+    that fell from 36 to 0.04 or from 4.2 to 0.005, rise by up to 0.0048 of their descent. A language model that fell
+    from 11 to 2.0 rises by 0.018 of it at the smallest rise that counts, 8 %."""
     loss_spread_floor: float = 0.01
     """Smallest assumed spread of the log loss: if the history happens to be very quiet, 1 % must not count as a
     deviation.

@@ -29,7 +29,7 @@ LINES_IN_A_PIPE = 72
 
 def top(
     run: RunArgument,
-    once: Annotated[bool, typer.Option("--once", help="Print the table once. Default without a terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once; the default without a terminal.")] = False,
     every_s: Annotated[float, typer.Option("--every-s", min=0.2, help="Seconds between two refreshes.")] = 1.0,
     output: FormatOption = "text",
 ) -> None:

@@ -219,8 +219,8 @@ class CheckpointConfig(Section):
     """fsspec URL, such as `s3://bucket/folder`, below which a folder named after the run gets a copy of each
     checkpoint; empty = none."""
     remote_limit_s: float = Field(default=3600.0, gt=0)
-    """Time limit (seconds) for fetching from `remote` at a start, or for sending one checkpoint. After the limit, a
-    start continues with the checkpoints on disk, or ends; a checkpoint is sent again. Training never waits for it."""
+    """Time limit (seconds) for sending one checkpoint, which is then sent again, and for fetching at a start, which
+    then uses the checkpoints on disk, or ends. Training never waits for either."""
 
     @field_validator("remote")
     @classmethod

@@ -43,6 +43,7 @@ class AlertsConfig(Section):
     command: str = taken(AlertsSettings, "command")
     """Program and arguments to run for each finding, which the program reads as JSON; no shell."""
     min_severity: Literal["info", "warning", "critical"] = taken(AlertsSettings, "min_severity")
+    """Least severe findings that are sent."""
     at_most_per_hour: int = taken(AlertsSettings, "at_most_per_hour")
     """Maximum number of findings sent per hour; others are counted and left out."""
     dashboard_url: str = Field(default="", pattern=r"^(https?://.+)?$")
@@ -83,6 +84,7 @@ class OtelConfig(Section):
     group: Literal["default", "per_step", "all"] = taken(OtelSettings, "group")
     """Spans to send: steps; steps and phases; or steps, phases, microbatches and collectives."""
     ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = taken(OtelSettings, "ranks")
+    """Ranks whose spans are sent; sampled = eight."""
 
 
 class TrackersConfig(Section):
@@ -97,6 +99,7 @@ class TrackersConfig(Section):
     tensorboard_dir: str = taken(TrackersSettings, "tensorboard_dir")
     """Parent of the folder for the run's event files. Empty = `tensorboard/` in the run's folder."""
     wandb_project: str = taken(TrackersSettings, "wandb_project")
+    """W&B's project."""
     wandb_entity: str = taken(TrackersSettings, "wandb_entity")
     """Team or user. Empty = W&B's default."""
     wandb_mode: Literal["", "online", "offline"] = taken(TrackersSettings, "wandb_mode")

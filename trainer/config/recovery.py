@@ -27,8 +27,8 @@ class RecoveryConfig(Section):
     hang_floor_s: float = taken(RecoverySettings, "hang_floor_s")
     """A silence shorter than this is never called a hang (seconds)."""
     startup_s: float = taken(RecoverySettings, "startup_s")
-    """Silence before the first step that counts as a hang (seconds), since a rank was last seen computing or reading
-    files."""
+    """Before the first step: time without a record, and without a rank seen computing or reading files, that counts as
+    a hang (seconds)."""
     grace_s: float = taken(RecoverySettings, "grace_s")
     """Time limit for all processes after SIGTERM or Ctrl-C (seconds). Ranks have 7 s less to finish their step and save
     a checkpoint; after that they exit without one."""

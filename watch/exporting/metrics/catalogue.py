@@ -155,7 +155,7 @@ _ALL: tuple[Metric, ...] = (
     ),
     *_group(
         "Devices",
-        ("gpu_utilization_ratio", "gauge", "ratio", _GPU, "Share of time in which any kernel ran; saturates early."),
+        ("gpu_utilization_ratio", "gauge", "ratio", _GPU, "Share of time in which any kernel ran, even a small one."),
         ("gpu_memory_used_bytes", "gauge", "bytes", _GPU, "Memory in use on the device."),
         ("gpu_memory_total_bytes", "gauge", "bytes", _GPU, "Memory of the device."),
         ("gpu_temperature_celsius", "gauge", "celsius", _GPU, "Core temperature."),
