@@ -21,8 +21,9 @@ __all__ = ["markdown"]
 _SEVERAL = 3
 """Number of commands from which a shared parameter is explained only once."""
 
-_EXAMPLES = 2
-"""Maximum examples per command on the page; `--help` has all of them."""
+_EXAMPLE = 1
+"""Index of the example on the page, or the last one if there are fewer: the first often repeats the usage. `--help` has
+all of them."""
 
 _HEAD = """# Commands
 
@@ -77,8 +78,8 @@ def _command(name: str, command: Any, common: frozenset[str]) -> Iterator[str]:
         yield from own
     if command.epilog:
         yield ""
-        for example in command.epilog.splitlines()[2:][:_EXAMPLES]:
-            yield f"    {example.strip()}"
+        examples = command.epilog.splitlines()[2:]
+        yield f"    {examples[min(_EXAMPLE, len(examples) - 1)].strip()}"
 
 
 def _paragraphs(command: Any) -> list[str]:

@@ -99,7 +99,6 @@ about a second behind. Another DuckDB (1.4 or newer) can open it once the run ha
 * NULL: not recorded, or not known yet. A loss or norm that is NaN is a NaN, not a NULL (`isnan(loss)`).
 * Ranks write a table unless another writer is named.
 * A table marked "open rows" gets a row at the beginning; columns known only at its end are NULL until then.
-* A step runs again with the same number after a rollback; a restart begins a new `attempt`.
 * `<table>` is a view of `<table>_done` and `<table>_open`; `ingest_...` belong to the writer (`ingest_problems`: files
   that could not be read completely).
 * [In brackets](#where-each-record-is-shown): where a table is shown; S marks columns that only SQL reaches.

@@ -35,10 +35,10 @@ def top(
 ) -> None:
     """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.
 
-    Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. If the
-    screen is too small, ranks in trouble keep their rows and the others are grouped by what they do. It ends with q,
-    Ctrl-C or the run's end. For a run that has ended, medians cover all steps, and the findings are those of `rankscope
-    analyze`. JSON is printed once.
+    Own work and waiting are medians of the newest 50 steps. The column "for" shows the time since the rank's newest
+    record. If the screen is too small, ranks in trouble keep their rows and the others are grouped by what they do. It
+    ends with q, Ctrl-C or the run's end. For a run that has ended, medians cover all steps, and the findings are those
+    of `rankscope analyze`. JSON is printed once.
     """
     as_json = wants_json(output)
     from analyzers.report.json import plain
