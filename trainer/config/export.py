@@ -43,7 +43,7 @@ class AlertsConfig(Section):
     command: str = taken(AlertsSettings, "command")
     """Program and arguments to run for each finding, which the program reads as JSON; no shell."""
     min_severity: Literal["info", "warning", "critical"] = taken(AlertsSettings, "min_severity")
-    """Least severe findings that are sent."""
+    """Lowest severity of findings that are sent."""
     at_most_per_hour: int = taken(AlertsSettings, "at_most_per_hour")
     """Maximum number of findings sent per hour; others are counted and left out."""
     dashboard_url: str = Field(default="", pattern=r"^(https?://.+)?$")
