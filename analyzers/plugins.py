@@ -94,7 +94,7 @@ def _description(answer: Any) -> dict[str, Any]:
     if not all(name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS for name in names):
         raise ValueError("a kind is not named with letters, digits and _")
     if any(one["live"] not in LIVE or one["records"] not in RECORDS for one in answer["analyses"]):
-        raise ValueError("live or records is not a known word")
+        raise ValueError("live or records has an unknown value")
     analyses = [
         {
             "number": int(one["number"]), "kinds": [kind for kind in one["kinds"] if kind in names],

@@ -1,11 +1,11 @@
-"""The recorder that writes a rank's steps, spans and events to its tapes.
+"""Recorder that writes a rank's steps, spans and events to its tapes.
 
     recorder = TapeRecorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
     with recorder.step(n), recorder.span("forward", microbatch=0): ...
     recorder.close()
 
 The methods are those of `probes.recorder.Recorder`. A span is written when it begins and again when it ends, so the
-activity of a rank that died or hung is on the tape. `probes.step_clock` keeps the row of a step.
+activity of a rank that died or hung is on the tape. `probes.step_clock` builds the row of a step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["MAX_REMEMBERED", "TapeRecorder", "device_uuid", "nvml_name"]
 
 _UNSET_I32 = int(UNSET["i32"])
 _UNSET_I64 = int(UNSET["i64"])
-MAX_REMEMBERED = 4096  # kinds of spans: stages and microbatches are few
+MAX_REMEMBERED = 4096  # cached (kind, microbatch, stage) combinations; normally few
 _MAX_CHAIN = 100
 """Maximum length of a chain of exceptions."""
 _monotonic_ns = time.monotonic_ns
@@ -115,8 +115,8 @@ class TapeRecorder:
         return self._clock.events
 
     def identify_device(self) -> None:
-        """Add facts that need an initialised CUDA context, once. Until the program initialises it, the driver is not
-        touched: the program may still choose its devices by a variable, or fork.
+        """Add facts that need an initialised CUDA context, once. Until the program initialises CUDA, the driver is not
+        touched: the program may still set CUDA_VISIBLE_DEVICES, or fork.
         """
         if not self._lacks_device:
             return
@@ -213,7 +213,7 @@ class TapeRecorder:
         return found
 
     def passed_by(self, error: BaseException, kind: str) -> None:
-        """Note that an error leaves a span of this kind."""
+        """Remember that an error propagated out of a span of this kind."""
         known = (id(error), type(error))  # a reference would keep its frames' tensors alive
         if self._passed_by != known:
             self._passed_by, self._passed_in = known, (kind, self.step_number)
@@ -235,7 +235,7 @@ class TapeRecorder:
         self._clock.begin(number, wait_ns=self.wait_ns, start_ns=start_ns)
 
     def discard_step(self) -> None:
-        """Take back the current step, after which no other follows."""
+        """Discard the current step; no step follows it."""
         with failing_open("recorder.step"):
             self._clock.discard()
 
@@ -349,8 +349,8 @@ class _Span:
 def device_uuid(device: str) -> str:
     """Return the UUID; empty for a CPU, and where this torch does not report it.
 
-    The ordinal of a device has no meaning outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA
-    orders them by speed, NVML by bus address.
+    A device ordinal has no meaning outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA orders them
+    by speed, but NVML by bus address.
     """
     if not device.startswith("cuda"):
         return ""

@@ -52,7 +52,8 @@ __all__ = [
 def open(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidence:
     """Open whatever is at a path: a run (`open_run`), or the files of any job (`open_files`).
 
-    Raises RunError, AddressError or SourceError (all ValueError), one line: what, where, what to do.
+    Raises RunError, AddressError or SourceError (all ValueError); the one-line message names the problem and the
+    remedy.
     """
     from store.open import what_is
 
@@ -65,7 +66,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     """Open a run, the newest run of a folder of runs, or the address of either (s3://bucket/prefix/RUN,
     s3://bucket/prefix).
 
-    Raises RunError or AddressError (both ValueError), one line: what, where, what to do.
+    Raises RunError or AddressError (both ValueError); the one-line message names the problem and the remedy.
     """
     from store.open import what_is
 
@@ -81,10 +82,10 @@ def open_files(path: str | PathLike[str], *more: str | PathLike[str]) -> Evidenc
 
 
 class _Diagnosed:
-    """Base of a run and of the files of a job: both have a diagnosis."""
+    """Base of `Run` and `Evidence`, which both have a diagnosis."""
 
     def diagnose(self) -> Diagnosis:
-        """Judge what has been recorded so far. Takes about a second, longer for long runs."""
+        """Diagnose the records so far. Takes about a second, longer for long runs."""
         raise NotImplementedError
 
     @property
@@ -148,9 +149,10 @@ class Run(_Diagnosed):
             return folder_state(self._folder, store, policy, now_ns=time.time_ns())
 
     def diagnose(self) -> Diagnosis:
-        """Judge what has been recorded so far; the last diagnosis is cached until records are added.
+        """Diagnose the records so far; the result is cached until records are added.
 
-        The result is that of `rankscope analyze`: if the run is ending, it waits some seconds for the last records."""
+        The result equals that of `rankscope analyze`. While the run is ending, this waits some seconds for the last
+        records."""
         from analyzers.account.long_run import MEMORY_BYTES
         from store import is_watched
         from watch.verdicts.diagnosed_run import diagnosed_run
@@ -183,7 +185,7 @@ class Run(_Diagnosed):
     ) -> QueryResult:
         """Run one read-only statement on the run's tables (docs/schema.md). `parameters` replace its `?` or `$name`.
 
-        A second column `ms` is called `ms_2`. Raises StoreError (a ValueError).
+        Duplicate column names get a suffix: `ms`, `ms_2`. Raises StoreError (a ValueError).
         """
         from store import Store
 
@@ -216,7 +218,8 @@ class Run(_Diagnosed):
         files = sorted(self._folder.stacks.glob("*")) if self._folder.stacks.is_dir() else []
         redact = Redactor.of(self._folder.private_manifest())
         texts = {path.name: redact(path.read_text(errors="replace")) for path in files if not file_problem(path)}
-        return {name: text for name, text in texts.items() if text.strip()}  # a rank opens its file as it starts
+        # ranks create their files, empty, when they start
+        return {name: text for name, text in texts.items() if text.strip()}
 
     def figures(self, finding: Finding) -> tuple[Drawing, ...]:
         """Return the figures that the dashboard shows for a finding, each with a title and a Plotly figure."""
@@ -233,7 +236,7 @@ class Run(_Diagnosed):
         given: object = other  # a caller may not check its types
         if not isinstance(given, Run):
             what = "files have no steps to compare" if isinstance(given, Evidence) else f"not a {type(given).__name__}"
-            raise ValueError(f"compare needs another run, as rankscope.open_run gives it: {what}")
+            raise ValueError(f"compare needs another run, from rankscope.open_run: {what}")
         from analyzers.compare.two_runs import Side, compare
         from store import Store
 
@@ -262,11 +265,13 @@ class Evidence(_Diagnosed):
 
         def __getattr__(self, name: str) -> object:
             if not name.startswith("_") and hasattr(Run, name):
-                raise AttributeError(f"{name} needs a recorded run, and these are files: rankscope.open_run opens runs")
+                raise AttributeError(
+                    f"{name} needs a recorded run, but these are files; open a run with rankscope.open_run"
+                )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def diagnose(self) -> Diagnosis:
-        """Read and judge the files, once. Raises SourceError (a ValueError) if none can be read."""
+        """Read and diagnose the files, once. Raises SourceError (a ValueError) if none can be read."""
         from analyzers.evidence.diagnose_files import diagnose_files
 
         if self._diagnosis is None:
@@ -278,7 +283,7 @@ class Evidence(_Diagnosed):
 
 
 def _published(address: str) -> Run:
-    """Open a run at an address. The local copy is updated when it is read, and removed with the object."""
+    """Open a run at an address. Its local copy is refreshed on reads and removed with the object."""
     import weakref
     from tempfile import TemporaryDirectory
 

@@ -101,7 +101,7 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streaml
 
 
 _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
-"""If the import of one of these packages fails, this is a bug, so the traceback is shown."""
+"""A failing import of one of these packages is a bug, so its traceback is shown."""
 _NO_NUMBER = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (integer|number)")
 _NUMBERS = {"integer": "must be a whole number", "number": "must be a number"}
 
@@ -153,8 +153,8 @@ def main() -> None:
 
 @functools.cache
 def _entry(name: str) -> Callable[..., Any]:
-    """All commands, or only the named one, because building the options of all commands takes longer than running many
-    of them.
+    """Build the named command only, or all: building the options of all commands takes longer than running many of
+    them.
     """
     some = copy.copy(app)
     some.registered_commands = [one for one in app.registered_commands if one.name == name] or app.registered_commands

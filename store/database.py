@@ -3,9 +3,9 @@
     with WriterLock(path, role="watch"):
         connection = connect_writer(path, wait_s=1.0)
 
-There are two locks. DuckDB's lock on the file is held only while a process has it open (a tick, a query), so others
-wait for it. The writer lock (`<store>.lock`, an flock that ends with its process) reserves writing for one process, for
-as long as `watch` lives. Only this module imports DuckDB, on first use, so that `import store` is quick.
+There are two locks. DuckDB's lock on the file is held only while a process has it open (a tick, a query); others wait
+until it is free. The writer lock (`<store>.lock`, an flock that ends with its process) reserves writing for one
+process, for as long as `watch` lives. Only this module imports DuckDB, on first use, so that `import store` is quick.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class StoreLockedError(StoreError):
     def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
         self.role = str(holder.get("role", "unknown"))
         self.pid = holder.get("pid")
-        super().__init__(f"{path} already has a writer: {self.role}, process {self.pid}; stop it, or read only")
+        super().__init__(
+            f"{path} already has a writer: {self.role}, process {self.pid}; stop it, or open the store read-only"
+        )
 
 
 class StoreBusyError(StoreError):
@@ -116,10 +118,10 @@ STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB version that must be able to ope
 
 
 class Closing:
-    """Closed at the end of its `with` block."""
+    """Context manager that calls `close` on exit."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -132,7 +134,8 @@ class Closing:
 class WriterLock(Closing):
     """Exclusive right to write a store, held until `close` or the end of the process.
 
-    If the holder only catches up (role `reader`), wait for it, at most `wait_s` seconds. Raises StoreLockedError.
+    Waits at most `wait_s` seconds for a holder that only brings the store up to date (role `reader`). Raises
+    StoreLockedError.
     """
 
     def __init__(self, store: Path, *, role: str, wait_s: float = 30.0) -> None:
@@ -303,7 +306,7 @@ def log_of(path: Path) -> Path:
 
 
 def retry_until_free(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
-    """Call `connect` until the file is free. Raises StoreBusyError after `wait_s` seconds."""
+    """Retry `connect` while another process has the file open. Raises StoreBusyError after `wait_s` seconds."""
     import duckdb
 
     deadline, pause_s = time.monotonic() + wait_s, POLL_S
@@ -348,7 +351,7 @@ def drop_useless_log(path: Path, error: StoreError) -> bool:
 
 def quarantine(path: Path) -> Path | None:
     """Move an unusable store and its write-ahead log aside; returns the new path. A file too short to hold rows is
-    deleted instead, because a full disk may interrupt its creation repeatedly.
+    deleted instead: a full disk may leave many of these.
     """
     log = log_of(path)
     is_empty = path.is_symlink() or (not path.is_dir() and path.lstat().st_size < _MIN_BYTES)

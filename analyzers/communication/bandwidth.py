@@ -9,7 +9,7 @@
   the transfer time. The bytes are 2 (N - 1) / N of the data for an all_reduce, and (N - 1) / N for an all_gather,
   reduce_scatter or all_to_all. A ring is as fast as its slowest link, so this value depends on the hardware and not on
   N.
-* The reference is the class with the highest bus bandwidth in the run: what the machine can do.
+* The reference is the highest bus bandwidth of any class in the run, taken as what the hardware can do.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from analyzers.wording import group_text
 __all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
 
 MAX_CALLS = 2_000_000
-"""Maximum number of rows of collectives that are all read; from larger tables every k-th step is read."""
+"""Larger tables of collectives are sampled: only every k-th step is read."""
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
-"""Bytes over each link of a ring, relative to the recorded bytes. These are the rank's input, for an all_gather 1 / N
-of the data."""
+"""Bytes over each ring link, relative to the recorded bytes: a rank's input, which for an all_gather is 1 / N of the
+data."""
 _COLUMNS = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
 
 
@@ -134,5 +134,5 @@ def call_columns(
 
 
 def latency_ms(small: CallClass, best_gb_per_s: float) -> float:
-    """Transfer time of a call (ms) beyond the time that its bytes take at the best bandwidth."""
+    """Part of a call's transfer time (ms) that its size does not explain at the best bandwidth."""
     return max(0.0, small.transfer_ms - small.bus_bytes / (best_gb_per_s * 1e6))

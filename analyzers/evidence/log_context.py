@@ -124,7 +124,7 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     if not broken and len(hosts) > 1 and (virtual := _virtual(taken)):
         calls = [one for one in book.of("nccl_error") if one.text("unhandled") == "system"]
         what = f"A system call of NCCL failed, and its interfaces on {len(hosts)} hosts include some of containers or "
-        what += f"virtual machines ({', '.join(virtual)}), over which the other hosts cannot be reached"
+        what += f"virtual machines ({', '.join(virtual)}), which cannot reach other hosts"
         return [_wrong_interface(what, taken[:2], calls, "NCCL_SOCKET_IFNAME")] if calls else []
     reached = [(entry, address) for entry in broken for address in _addresses(entry) if _LINK_LOCAL.match(address)]
     loops = [(entry, address) for entry in broken for address in _addresses(entry) if _LOCAL.match(address)]

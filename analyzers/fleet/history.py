@@ -44,12 +44,12 @@ class RunHistory:
     """Attempts that failed; an attempt that was stopped on purpose and resumed is a restart, not a failure."""
     hosts: tuple[str, ...] = ()
     host_of_device: Mapping[str, str] = field(default_factory=dict)
-    """By UUID."""
+    """Host by device UUID."""
     incidents: tuple[Incident, ...] = ()
     speed: RunSpeed | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `of_json` reads them."""
+        """Return plain values, which `of_json` reads back."""
         from dataclasses import asdict
 
         return asdict(self)
@@ -65,7 +65,7 @@ class RunHistory:
 def history_of(
     source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis, *, is_live: bool = False
 ) -> RunHistory:
-    """Read one run. Hosts are those of its ranks; a run without that record has none."""
+    """Read one run. Hosts come from the ranks' records; without these there are none."""
     places = _places(source)
     incidents = [
         incident for finding in diagnosis.fired if _is_by_machine(finding) for incident in _incidents(finding, places)
@@ -83,7 +83,7 @@ def history_of(
 
 
 def _is_by_machine(finding: Finding) -> bool:
-    """Return True if a broken machine can have caused the finding. A NaN counts only if a replay on the machine did not
+    """Return True if broken hardware can have caused the finding. A NaN counts only if a replay on the machine did not
     reproduce it, because most come from the model, the data or the learning rate."""
     kind = KINDS.get(finding.kind)
     if kind is None or not kind.by_machine or finding.cause in kind.user_causes:
@@ -112,7 +112,7 @@ def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[
 
 
 def _places(source: Source) -> dict[int, tuple[str, str]]:
-    """Host and device UUID of each rank, of its newest attempt."""
+    """Host and device UUID of each rank in its newest attempt."""
     if lacking(source, ranks=("host",)):
         return {}
     rows = source.rows(

@@ -15,39 +15,39 @@ __all__ = ["codes_in", "explained_code", "meaning"]
 _MEANINGS: Mapping[str, str] = {
     # acl/error_codes/rt_error_codes.h
     "107002": "the context is null",
-    "107020": "the wait for a task of the device timed out",
-    "207001": "the device has no memory left",
+    "107020": "waiting for a device task timed out",
+    "207001": "the device is out of memory",
     "207003": "no resource left on the device",
-    "207018": "the device has no huge page memory left",
+    "207018": "the device is out of huge pages",
     "507000": "internal error of the runtime",
     "507001": "internal error of the task scheduler",
     "507010": "the device's heartbeat was lost",
     "507011": "the execution of a model or stream failed",
     "507012": "a report from the device timed out",
-    "507013": "error of the system's DMA",
+    "507013": "system DMA error",
     "507014": "AI core timeout",
     "507015": "AI core exception",
     "507016": "AI core trap exception",
     "507017": "AI CPU timeout",
     "507018": "AI CPU exception",
-    "507033": "the device could not be set up",
+    "507033": "the device could not be initialised",
     "507034": "vector core timeout",
     "507035": "vector core exception",
     "507036": "vector core trap exception",
-    "507046": "a stream's tasks did not end in time",
+    "507046": "a stream's tasks did not finish in time",
     "507047": "an event was not recorded in time",
-    "507048": "a task of the device did not end in time",
+    "507048": "a device task did not finish in time",
     "507899": "internal error of the driver",
     "507900": "internal error of the AI CPU",
     "507901": "the connection to the device was closed",
     # HCCL
-    "EI0001": "an environment variable of HCCL is invalid",
-    "EI0002": "a notification of another rank did not come within the timeout",
-    "EI0003": "an invalid argument of a collective call",
+    "EI0001": "an HCCL environment variable is invalid",
+    "EI0002": "no notification from another rank within the timeout",
+    "EI0003": "a collective call has an invalid argument",
     "EI0004": "the rank table is invalid",
     "EI0005": "the ranks passed different arguments to one collective call",
     "EI0006": "no socket to another rank within the timeout",
-    "EI0007": "HCCL got no resource, such as memory or a stream",
+    "EI0007": "HCCL could not allocate a resource, such as memory or a stream",
     "EI0008": "HCCL's versions differ between ranks",
 }
 _CODE = re.compile(
@@ -57,13 +57,13 @@ _CODE = re.compile(
 
 
 def codes_in(text: str) -> list[str]:
-    """The codes in a text that are known, each once."""
+    """Return the known codes in a text, each once."""
     found = (match["number"] or match["name"] for match in _CODE.finditer(text))
     return [code for code in dict.fromkeys(found) if code in _MEANINGS]
 
 
 def meaning(code: str) -> str:
-    """Meaning of a code in words; empty for one that is not known."""
+    """Return the meaning of a code; empty if the code is unknown."""
     return _MEANINGS.get(code, "")
 
 

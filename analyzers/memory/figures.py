@@ -1,4 +1,4 @@
-"""Figures of memory: ranks against their peers, and the fullest host or device."""
+"""Memory figures: ranks compared with their peers, and the fullest host or device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FIGURES", "rank_memory"]
 
 
 def rank_memory(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Memory of the named ranks against the others, of all ranks if all grow."""
+    """Memory of the named ranks compared with the others; of all ranks if all of them grow."""
     attempt = attempt_of(source, finding)
     if attempt is None or lacking(source, steps=("memory_bytes",)):
         return
@@ -32,7 +32,7 @@ def rank_memory(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def limit(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Memory in use on the fullest host or device with its total, then that of its ranks."""
+    """Memory in use and total memory of the fullest host or device, then the memory of its ranks."""
     if not lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
         found = source.rows(
             "SELECT node, device FROM health WHERE memory_used_bytes = ? AND memory_total_bytes = ? LIMIT 1",

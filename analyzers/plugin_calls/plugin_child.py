@@ -1,4 +1,4 @@
-"""Serve the calls of one analyzer plug-in in its process: describe it, judge, explain and draw.
+"""Serve calls to one analyzer plug-in, in a separate process: describe, run, explain and draw.
 
 python -m rankscope.plugin_process analyzers.plugin_calls.plugin_child rankscope.analyzers slow_save
 """
@@ -35,7 +35,7 @@ class _Calls:
         self._names = {kind["name"] for kind in self._kinds}
 
     def describe(self) -> dict[str, Any]:
-        """Declared kinds and analyses, and the problems that keep some of them from use."""
+        """Return the declared kinds and analyses, and the problems because of which some cannot be used."""
         problems = list(self._problems)
         analyses = []
         for number, analysis in enumerate(self._analyses):
@@ -44,14 +44,14 @@ class _Calls:
                 "records": analysis.records, "live": analysis.live, "advises": bool(analysis.advises),
             }  # fmt: skip
             if not callable(analysis.run) or declared["records"] not in RECORDS or declared["live"] not in LIVE:
-                problems.append(f"analysis {number}: run is not a function, or live or records is not a known word")
+                problems.append(f"analysis {number}: run is not callable, or live or records has an unknown value")
             else:
                 analyses.append(declared)
         tables = {part: [str(kind) for kind in self._table(part)] for part in ("WHY", "NEXT", "FIGURES")}
         return {"kinds": self._kinds, "analyses": analyses, "explains": tables, "problems": problems}
 
     def run(self, number: int, scope: Scope) -> dict[str, Any]:
-        """The checked findings of one analysis, and why others were refused."""
+        """Return the valid findings of one analysis, and why others were rejected."""
         found, refused = checked_findings(self._analyses[number].run(self._channel, scope), self._names)
         return {"findings": found, "refused": refused}
 
@@ -81,5 +81,5 @@ def _handlers(module: ModuleType, channel: Channel) -> Handlers:
 
 
 def main() -> None:
-    """Serve until the parent is gone."""
+    """Serve until the parent process exits."""
     serve(_handlers)

@@ -3,8 +3,8 @@
     for drawing in drawings(store, finding):
         drawing.title, drawing.figure           # "Own work of rank 3 against the others", a Plotly figure
 
-The HTML report and the dashboard show the same figures. Each package of `analyzers` draws its own kinds, in
-`figures.FIGURES`. A figure whose records are missing is left out.
+The HTML report and the dashboard show the same figures. Each package of `analyzers` lists the functions for its kinds
+in `figures.FIGURES`. A figure without records is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Figures = Sequence[Callable[[Source, Finding], Iterator[Drawing]]]
 
 
 def drawings(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Figures for one finding, the most telling first."""
+    """Figures for one finding, most informative first."""
     for draw in figures_of(finding.kind):
         try:
             yield from draw(source, finding)
@@ -39,7 +39,7 @@ def drawings(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def figures_of(kind: str) -> Figures:
-    """The functions that draw a kind; empty for a kind that has no figures or is not known."""
+    """Functions that draw figures of a kind; empty if the kind has no figures or is unknown."""
     known = KINDS.get(kind)
     if known is None or not known.drawn:
         return ()
@@ -64,9 +64,9 @@ def _drawings(answer: Any) -> list[Drawing]:
     return [Drawing(title=str(drawn["title"]), figure=go.Figure(drawn["figure"])) for drawn in answer]
 
 
-def reason_as_figure(whose: str, reason: str) -> Drawing:
-    """Return an empty figure that shows why nothing was drawn; `whose` names the analysis or the plug-in."""
+def reason_as_figure(source_name: str, reason: str) -> Drawing:
+    """Return an empty figure that shows why nothing was drawn; `source_name`: the analysis or plug-in."""
     figure = go.Figure()
     figure.add_annotation(text=html.escape(reason)[:300], showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     figure.update_layout(height=120, xaxis_visible=False, yaxis_visible=False)
-    return Drawing(title=f"Figure of {whose} could not be drawn", figure=figure)
+    return Drawing(title=f"The figure for {source_name} could not be drawn", figure=figure)

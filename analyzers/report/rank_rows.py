@@ -1,9 +1,9 @@
-"""Present activity of each rank, one row per rank, ranks in trouble first.
+"""Current activity, one row per rank; failing ranks first.
 
     rows = rank_rows(store, reports, now_ns=time.time_ns())
     rows[0].rank, rows[0].doing, rows[0].doing_s       # 3, "forward", 12.4: it has been there for 12.4 s
 
-The findings are an argument; nothing is judged here. It works on live and on finished runs.
+Findings are passed in; this module does not analyze. It works for live and finished runs.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _ENDED = ("ended", "dead")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One rank. Times are medians of its newest finished steps, or of all steps; None if nothing was recorded."""
+    """One rank. Times are medians over its newest finished steps, or over all steps; None if not recorded."""
 
     rank: int
     state: str
     """running, stopped, dead or ended."""
     step: int | None = None
     doing: str = ""
-    """Phase, or call in flight; empty once it has ended."""
+    """Current phase or call in flight; empty once the rank has ended."""
     doing_s: float | None = None
     """Seconds since its newest record."""
     own_ms: float | None = None
     waiting_ms: float | None = None
     memory_bytes: int | None = None
     load_ratio: float | None = None
-    """Busy share of its GPU."""
+    """GPU utilization, 0 to 1."""
     host: str = ""
     finding: str = ""
     severity: str = ""
@@ -52,7 +52,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRows:
-    """All ranks of the newest attempt, in order of trouble."""
+    """All ranks of the newest attempt, worst first."""
 
     attempt: int | None
     step: int | None
@@ -69,10 +69,9 @@ def rank_rows(
     has_ended: bool = False,
     closed: Collection[str] = (),
 ) -> RankRows:
-    """Read the newest attempt. `findings`: the open ones, the worst first, before those that are over (`closed`: their
-    ids).
+    """Read the newest attempt. `findings`: open ones first (worst first), then closed ones, whose ids are in `closed`.
 
-    `has_ended`: medians of all steps, as in the report of the run.
+    `has_ended`: take medians over all steps, as the run's report does.
     """
     known = attempts(source)
     if not known:
@@ -119,8 +118,8 @@ def _doing(view: RankView) -> str:
 
 
 def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
-    """Sort key: dead and stopped ranks first, then ranks with a finding in the order of the findings, then the rank
-    furthest behind, then the longest silence."""
+    """Sort key: dead and stopped ranks, then ranks with a finding in the order of the findings, then the ranks furthest
+    behind, then those silent longest."""
     state = ("dead", "stopped").index(row.state) if row.state in ("dead", "stopped") else 2
     severity = SEVERITIES.index(row.severity) if row.severity and not row.is_over else len(SEVERITIES)
     behind = (view.step or 0) - (row.step if row.step is not None else -1)

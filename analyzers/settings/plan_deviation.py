@@ -3,11 +3,11 @@
     for item in plan_deviations(source, run.manifest()):
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
 
-The trainer keeps its plan in `run.json`. Memory is compared on devices only, as counted by torch's allocator: the
-memory of a CPU process is mostly libraries, as is the memory of a small model on a device. The step time is compared
-only if each rank has a device that no other job uses, and the device is the limit: a step that mostly waits for its
-host, or that the host cannot launch within the planned time, does not test the plan. Traffic is the median over the
-steps, so evaluations and checkpoints do not count; calls of a few bytes (loss, norm, verdicts) count on neither side.
+The trainer keeps its plan in `run.json`. Memory is compared on devices only, by the count of torch's allocator, and not
+for small models: otherwise most of it is libraries. Step time is compared only if no other job uses the ranks' devices
+and the device is the bottleneck: a step that waits mostly for its host, or whose kernels cannot be launched within the
+planned time, does not test the plan. Traffic is the median over steps, which excludes evaluations and checkpoints; both
+sides ignore calls of a few bytes (loss, norm, verdicts).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def plan_deviations(source: Source, manifest: Mapping[str, Any]) -> list[PlanDev
 
 
 def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
-    """Planned time of a step (seconds); None without a plan, or if the device is not the limit."""
+    """Planned step time (seconds); None without a plan, or if the device is not the bottleneck."""
     if devices_are_shared(source) or _waits_for_host_ratio(source) > SHARED.equal_ratio:
         return None
     planned = _number(manifest, "planned", "step_s")

@@ -1,4 +1,4 @@
-"""Summary of a straggler finding: which ranks are slow, since when, by how much and in which work.
+"""Summary of a straggler finding: which ranks are slow, since when, by how much, and at what.
 
 straggler_summary(suspect, "data", "", first_compared=6, side="", is_least=False, has_data_spans=True)
 """
@@ -13,10 +13,10 @@ __all__ = ["straggler_summary"]
 
 _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
 """Name of the slow work by cause; all other causes are compute."""
-_CROWDED = "Other processes use the cores, so CPU time was compared and not the time of the steps."
+_CROWDED = "Other processes use the cores, so CPU time was compared instead of step time."
 _NO_DATA_SPANS = " after the optimizer or in making the next batch"
-"""Place for an attached loop that makes its batches without a data loader. Its steps end where the next forward pass
-begins, so making a batch is counted after the optimizer of the previous step."""
+"""Place for an attached loop without a data loader. Its steps end at the next forward pass, so the time to make a batch
+counts as "after the optimizer" of the previous step."""
 
 
 def straggler_summary(
@@ -36,7 +36,7 @@ def straggler_summary(
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
     is_one = bool(suspect.node) or len(suspect.ranks) == 1
     has, was = ("has", "was") if is_one else ("have", "were")
-    # In a live run the sentence is shown until something changes, so a last step in it would soon be out of date.
+    # A live finding stays on screen, so a last step in its text would soon be out of date.
     span = f"since step {first}" if suspect.ongoing else f"in steps {first} to {last}"
     paused = f"{100 * worst.paused_ratio:.0f} %"
     be = f"{has} been" if suspect.ongoing else was
@@ -60,7 +60,7 @@ def straggler_summary(
     if phase:
         where = phase_text(phase)
     work = "CPU time" if worst.by_cpu else work
-    # the cause is both computing and waiting, as `suspect.why` says
+    # the rank both computes longer and waits for a core; `suspect.why` gives the parts
     work = "" if suspect.waits_for_core else f" of {work}"
     if side:
         where += f", on its {side}"
@@ -71,5 +71,5 @@ def straggler_summary(
 
 def _since(first: int, first_compared: int) -> str:
     if first < first_compared:  # warm-up steps were slow as well
-        return "from the first step" if first <= 1 else f"from step {first}, the first one here"
+        return "from the first step" if first <= 1 else f"from step {first}, the first recorded"
     return f"since step {first}, the first one compared"

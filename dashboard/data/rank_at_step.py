@@ -1,4 +1,4 @@
-"""One rank in one step: its time account compared with its peers', its collectives and its events.
+"""One rank in one step: time account (also of its peers), collectives and events.
 
 found = rank_at_step(store, rank=3, step=60)
 found["account"]["forward"]         # (own milliseconds, median of the peers)
@@ -58,7 +58,7 @@ def _place(source: Source, attempt: int, rank: int) -> tuple[str, str] | None:
 
 
 def _account(source: Source, attempt: int, rank: int, step: int) -> dict[str, Any]:
-    """Milliseconds by class: (the rank's, the median of the other ranks in its pipeline stage)."""
+    """{class: (milliseconds of the rank, median of the other ranks in its pipeline stage)}."""
     picked = ", ".join(f"{sql} / 1e6 AS c{number}" for number, sql in enumerate(_CLASSES.values()))
     columns = ", ".join(
         f"max(c{number}) FILTER (rank = $1), median(c{number}) FILTER (rank <> $1)" for number in range(len(_CLASSES))

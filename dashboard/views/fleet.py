@@ -1,4 +1,4 @@
-"""Page on the fleet: hosts and devices over all runs of the folder, those with the most trouble first; and speeds."""
+"""Fleet page: hosts and devices over all runs of the folder, most incidents first, and speed per configuration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fleet() -> None:
 
 
 def _page() -> bool:
-    """Draw what is known; returns True if more will follow soon."""
+    """Draw what has been computed; return True if more will follow soon."""
     folder = runs_folder()
     # Runs that another process had open are read again, although they have not changed.
     turn = int(time.time() / RETRY_S) if st.session_state.get("fleet_problems") else 0
@@ -59,7 +59,7 @@ def _page() -> bool:
     if found is None:
         if answer.error is None:
             empty_state(
-                "Diagnosing the runs…", "Each run is diagnosed once: the first time takes minutes for many runs."
+                "Diagnosing the runs…", "Each run is diagnosed once. With many runs, the first visit takes minutes."
             )
         return True
     st.session_state["fleet_problems"] = bool(found.problems)
@@ -94,8 +94,8 @@ def _draw(found: Fleet) -> None:
     st.subheader("Devices", anchor=False)
     _members(found.devices, key="fleet-devices", missing="No run recorded a device. Ranks on a CPU have none.")
     st.caption(
-        f"{COUNTED} The number of runs with trouble counts. The rate combines the member's hours with the fleet's "
-        "(empirical Bayes), with a 90 % interval; `chance` is the probability that an ordinary member has as many. "
+        f"{COUNTED} A run counts once, however many incidents it has. The rate is shrunk towards that of the fleet "
+        "(empirical Bayes) and has a 90 % interval; `chance` is the probability that an ordinary member has as many. "
         "In a terminal: `rankscope fleet RUNS_DIR`."
     )
     st.subheader("Speed of the same configuration", anchor=False)
@@ -136,9 +136,9 @@ def _speeds(speeds: Sequence[ConfigurationSpeed]) -> None:
         what = f"Speed of each run of {one.title} ({one.unit}), and the medians between changes."
         chart(speed_history, one, key=f"fleet-speed-{one.fingerprint}", what=what)
     st.caption(
-        "Runs with the same settings, mesh and devices, in the order of their starts, without those with injected "
-        "faults. A change is shown if it is at least 2 % and random orders of the same runs reach it with a "
-        "probability p of at most 1 % over all configurations. A simultaneous change is not necessarily the cause."
+        "Runs with the same settings, mesh and devices, ordered by start time; runs with injected faults are "
+        "excluded. A change is shown if it is at least 2 % and a permutation test over all configurations gives p of "
+        "at most 1 %. A simultaneous change is not necessarily the cause."
     )
 
 

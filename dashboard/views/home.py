@@ -1,4 +1,4 @@
-"""First page: the table of all runs with their tags and notes, to open one or to compare some."""
+"""First page: table of all runs with tags and notes, from which runs are opened or compared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ read.
 MAX_KEPT = 2_000
 """Number of ended runs whose cells are cached."""
 _SHOWN_NAME = "(?:run=|#)([^#]*)$"
-"""Part of an address that the table shows decoded."""
+"""Part of the link that the table displays, decoded."""
 
 
 def home() -> None:
@@ -57,7 +57,7 @@ def home() -> None:
 
 
 def _table() -> bool:
-    """Draw filter, buttons and table; returns True if more will follow soon."""
+    """Draw filter, buttons and table; return True if more will follow soon."""
     folder = runs_folder()
     names = folder.run_ids()
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
@@ -66,8 +66,8 @@ def _table() -> bool:
             key="filter",
             placeholder="part of a name, state, finding, tag or note",
             bind="query-params",
-            width=640,  # on a narrow screen the buttons stand below
-            help="All words must occur. `tag:baseline` asks for runs with exactly that tag.",
+            width=640,  # on a narrow screen the buttons wrap below it
+            help="All words must occur. `tag:baseline` matches runs with exactly that tag.",
         )
         buttons = st.container(horizontal=True, gap="small", width="content")
     words = text.lower().split()
@@ -106,7 +106,9 @@ def _table() -> bool:
     )  # fmt: skip
     _actions(buttons, [rows[place]["name"] for place in chosen["selection"]["rows"] if place < len(rows)])
     if len(rows) > MAX_SUMMARIES:
-        st.caption(f"The newest {MAX_SUMMARIES:,} of these {len(rows):,} runs are read: the filter reaches older ones.")
+        st.caption(
+            f"The newest {MAX_SUMMARIES:,} of these {len(rows):,} matching runs are read. Filter to reach older ones."
+        )
     for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
         st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
     return is_pending
@@ -140,21 +142,19 @@ def _actions(place: Any, selected: list[str]) -> None:
 
 @st.cache_resource(show_spinner=False)
 def _summaries() -> Answers:
-    """Summaries for all visitors, computed one at a time, so that a run that is opened does not have to wait for
-    them.
-    """
+    """Run summaries, shared by all visitors. Computed one at a time, so that opening a run does not wait for them."""
     return Answers(threads=1)
 
 
 @st.cache_resource(show_spinner=False)
 def _judgements() -> Answers:
-    """Diagnoses of ended runs for all visitors, computed one at a time in the background."""
+    """Diagnoses of ended runs, shared by all visitors. Computed one at a time in the background."""
     return Answers(threads=1)
 
 
 @st.cache_resource(show_spinner=False)
 def _ended() -> dict[Path, tuple[Hashable, dict[str, Any]]]:
-    """Cells of ended runs for all visitors, with the stamp of the folder at the time."""
+    """Cached cells of ended runs, shared by all visitors, with the folder's stamp when they were read."""
     return {}
 
 

@@ -4,9 +4,9 @@
 
 The recorder and the process groups come first. The model is found when it is called: it is the outermost module with
 trainable parameters that is called with gradients enabled. The optimizer is found at its first step. From then on the
-process is set up as by `attach(model, optimizer)`, and the global hook that looked for the model is removed. An
-optimizer with unknown parameters has its models searched among all objects, because no hook runs for a loop that calls
-`model.forward` directly.
+process is set up as by `attach(model, optimizer)`, and the global hook that looked for the model is removed. If an
+optimizer has unknown parameters, its models are searched among all live objects, because no hook runs for a loop that
+calls `model.forward` directly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["attach_to_whatever_trains"]
 
 MAX_MODELS = 8
 MAX_SEARCHES = 4
-"""Searches of all objects for the models of an optimizer: a loop may make an optimizer for each task."""
+"""Maximum searches of all live objects, because a loop may make an optimizer per task."""
 
 
 def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
@@ -42,15 +42,15 @@ def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
 
 
 class _Search:
-    """Searches for the model and optimizer that train until the first step."""
+    """Until the first step, searches for the model and optimizer that are trained."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
-        self._inside = Living()  # submodules of models that were found: not models themselves
+        self._inside = Living()  # submodules of found models, which are not models themselves
         self._num_models = 0
         self._num_searches = 0
         self._module_hook = register_module_forward_pre_hook(self._called)
-        # One call per step; torch walks through them, so it stays until `detach`.
+        # Costs one call per step. Torch iterates over these hooks, so this one stays until `detach`.
         optimizer_hook = register_optimizer_step_pre_hook(self._steps)
         self._has_stepped = False
         attached.at_detach(lambda: self._module_hook.remove())
@@ -68,19 +68,19 @@ class _Search:
                 self._num_models += 1
                 for part in module.modules():
                     self._inside.add(part)
-                if self._attached.watches(module):  # by a line or a callback of the script's
+                if self._attached.watches(module):  # already watched by the script's own attach call or callback
                     return
                 self._attached.watch([module])
-                self._attached.called(module, args)  # torch has put together this call's hooks already
+                self._attached.called(module, args)  # torch has already collected the hooks of this call
 
     def _steps(self, optimizer: Any, *unused: Any) -> None:
-        """Called before the optimizer's own step hooks. The first optimizer that steps ends the loop's steps."""
+        """Runs before the optimizer's own step hooks. The first optimizer to step marks the end of the loop's steps."""
         if self._attached.is_in_loop():
             is_new = not self._attached.watches(unwrapped(optimizer))
             is_another = self._has_stepped and is_new
             if self._num_models or self._has_stepped:  # else a closure calls the model inside the step
                 self._module_hook.remove()
-            if is_another:  # it may be that of another training
+            if is_another:  # it may belong to another training loop
                 self._num_models = 0
                 self._module_hook = register_module_forward_pre_hook(self._called)
             if is_new:
@@ -90,7 +90,7 @@ class _Search:
             self._attached.watch([], [optimizer], leads=False)
 
     def _search_models(self, optimizer: Any) -> None:
-        """Watch the models of an optimizer whose parameters are not all known; seldom, because it is slow."""
+        """Watch the models of an optimizer with unknown parameters. Limited to `MAX_SEARCHES`, because it is slow."""
         if self._num_searches < MAX_SEARCHES:
             known = {id(parameter) for parameter in self._attached.parameters}
             if parameters_of(optimizer) - known:

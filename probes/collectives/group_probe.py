@@ -50,7 +50,7 @@ class GroupProbe:
     def label(self) -> None:
         """Give each group made so far its label, in the order in which they were made.
 
-        Torch knows the members only when a group is ready, hence at the first call and not in the constructor.
+        Done at the first call, not in the constructor, because torch knows the members only when a group is ready.
         """
         waiting, self._unlabelled = self._unlabelled, []
         for reference in waiting:
@@ -72,7 +72,7 @@ class GroupProbe:
         group.calls.label = self.recorder.name(label)
 
     def announce_plain(self, group: Any, members: Sequence[int]) -> None:
-        """Describe a group that records nothing itself, after the groups that were made before it."""
+        """Announce a group that records nothing itself, after all groups made before it."""
         self.label()
         self._announced(group, list(members), "nccl_plugin" if self._has_plugin else "nothing")
 

@@ -1,12 +1,11 @@
-"""Snapshot of a rank's CUDA memory after an out-of-memory error: torch's snapshot, reduced in size, in the run's
-folder.
+"""Write torch's CUDA memory snapshot to the run's folder after an out-of-memory error, reduced in size.
 
     recorder.memory = MemorySnapshots(run, recorder, history=20_000)     # begins to record stacks of allocations
     record_exception(recorder, error)      # the `exception` event; for an OutOfMemoryError the snapshot as well
 
 `memory/attempt-0/rank-00003-memory.json.gz` has the keys of `torch.cuda.memory._snapshot`: segments, blocks with their
-stacks, and the newest entries of the trace, cut to a size. An event `memory_snapshot` names it and says what it shows.
-Without a history (`profiler.memory_history = 0`) it has sizes but no stacks.
+stacks, and the newest trace entries, up to `MAX_BYTES`. An event `memory_snapshot` has its path and a summary. Without
+a history (`profiler.memory_history = 0`) the file has sizes but no stacks.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MAX_BYTES = 32 << 20
 MAX_FRAMES = 24
 """Innermost frames kept of each stack."""
 MAX_TRACE = 2000
-"""Newest entries of a device's trace."""
+"""Maximum trace entries kept per device, newest first."""
 MAX_LINKS = 8
 _OF_FRAME = ("filename", "line", "name")
 _BLOCK_BYTES = 160
@@ -47,7 +46,7 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 <
 
 
 def record_exception(recorder: Recorder, error: BaseException) -> None:
-    """Record the exception that ends this rank, then the memory that it ran out of."""
+    """Record the exception that ends this rank; after an out-of-memory error also a memory snapshot."""
     recorder.event(event_kinds.EXCEPTION, **described(error), phase=recorder.phase_of(error))
     memory = getattr(recorder, "memory", None)
     if isinstance(memory, MemorySnapshots):
@@ -55,7 +54,7 @@ def record_exception(recorder: Recorder, error: BaseException) -> None:
 
 
 class MemorySnapshots:
-    """Snapshots of one rank. `history`: entries of the allocator that are remembered with stacks; 0: none."""
+    """Snapshots of one rank. `history`: number of allocator events kept with stacks; 0: none."""
 
     def __init__(self, run: RunDir, recorder: Recorder, *, history: int) -> None:
         self._run, self._recorder = run, recorder
@@ -65,7 +64,7 @@ class MemorySnapshots:
             record_memory_history(context="alloc", stacks="python", max_entries=history)
 
     def write(self, error: BaseException) -> None:
-        """Write the snapshot if a CUDA allocation failed, once in a process."""
+        """Write the snapshot if a CUDA allocation failed, at most once per process."""
         failed = _out_of_memory(error)
         if failed is None or self._is_written:
             return
@@ -99,7 +98,7 @@ class MemorySnapshots:
 def reduced(snapshot: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The snapshot cut to a size: the newest of its traces, then the largest blocks with their stacks.
 
-    Small blocks lose their stacks first, then they are left out; `left_out` has the numbers.
+    Small blocks lose their stacks first and are then left out; `left_out` counts both.
     """
     left = max_bytes
     left_out = {"trace_entries": 0, "stacks": 0, "blocks": 0}
@@ -142,7 +141,7 @@ def reduced(snapshot: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> dict[str
 
 
 def _short(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A segment, block or entry without its parts, and with the innermost frames."""
+    """Copy a segment, block or trace entry: scalar fields and the innermost frames only."""
     plain: dict[str, Any] = {
         key: value for key, value in entry.items() if isinstance(value, (str, int, float, bool, tuple))
     }
@@ -163,7 +162,7 @@ def _save(content: Mapping[str, Any], path: Path) -> int:
 
 
 def _out_of_memory(error: BaseException) -> torch.OutOfMemoryError | None:
-    """The OutOfMemoryError in a chain of exceptions; torch raises this type only for devices."""
+    """Return the OutOfMemoryError in a chain of exceptions, if any; torch raises this type only for devices."""
     link: BaseException | None = error
     for _ in range(MAX_LINKS):
         if link is None or isinstance(link, torch.OutOfMemoryError):

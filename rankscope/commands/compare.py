@@ -29,13 +29,13 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Two runs show what changed; more runs, or different numbers of ranks, how they scale.",
+            help="Two runs: what changed between them. More runs, or runs of different sizes: how training scales.",
             metavar="RUN...",
         ),
     ],
     output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page of two runs.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page that compares two runs.")
     ] = None,
     fail_on: Annotated[
         list[str] | None,
@@ -44,8 +44,8 @@ def compare(
             metavar="slower[:PERCENT]|loss|findings|critical",
             help="Condition for exit code 1; repeatable. slower: the second run is slower, with the whole 95 % "
             "interval above PERCENT (5). loss: its loss is higher by more than the noise, or ends as NaN. findings: it "
-            "has a finding that the first lacks. critical: it has a critical finding. slower and loss also hold if "
-            "there are too few steps to tell.",
+            "has a finding that the first lacks. critical: it has a critical finding. slower and loss are also met "
+            "if there are too few steps to tell.",
         ),
     ] = None,
 ) -> None:
@@ -69,7 +69,7 @@ def compare(
         fail(f"{' and '.join(doubled)} are the same run: name different runs")
     refuse_bad_output("--html", html)
     if len(runs) > 2 and (html is not None or fail_on):
-        fail("--html and --fail-on compare two runs: name two")
+        fail("--html and --fail-on need exactly two runs")
     from analyzers.compare.scaling import ScalingError
     from analyzers.report.files import ReportError
     from analyzers.wording import size_text
@@ -106,7 +106,7 @@ def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None
         sides = []
         for path in runs:
             folder = RunDir.open(path)
-            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a live run has not died
+            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a live run must not be diagnosed as dead
             sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
         if len(sides) == 2:
             comparison = compare_sides(sides[0], sides[1])

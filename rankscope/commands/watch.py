@@ -22,7 +22,9 @@ def watch(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address for /metrics. Default: the one in the configuration.")
     ] = "",
-    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate chain, to listen beyond loopback.")] = "",
+    tls_cert: Annotated[
+        str, typer.Option(metavar="FILE", help="TLS certificate chain; required to listen beyond loopback.")
+    ] = "",
     tls_key: Annotated[str, typer.Option(metavar="FILE", help="Private key of the certificate.")] = "",
     token_file: Annotated[
         str, typer.Option(metavar="FILE", help="File with the bearer token that scrapes must send.")

@@ -2,8 +2,8 @@
 
     Tools(RunsFolder(Path("runs"))).verdict("latest")
 
-Runs and files are opened by their names in the folder, so no call leads out of it. SQL runs in the locked-down console:
-one read-only statement, no files, no network, in a process with limits on memory and time.
+Runs and files are opened by their names in the folder, so no call can reach outside it. SQL is restricted to one
+read-only statement without file or network access, in a process with limits on memory and time.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Tools:
         )  # fmt: skip
 
     def list_runs(self) -> dict[str, Any]:
-        """List the runs, the newest first: name, state, step, number of ranks. And files of jobs that were not recorded
-        (logs, dumps, traces), which verdict and finding read by their names, too."""
+        """List the runs, newest first (name, state, step, number of ranks), and files of jobs that Rankscope did not
+        record (logs, dumps, traces). verdict and finding accept both kinds of name."""
         found, names = [], self._folder.run_ids()
         for name in names[:MAX_RUNS]:
             try:
@@ -60,8 +60,8 @@ class Tools:
         return answer
 
     def verdict(self, run: str = "latest") -> dict[str, Any]:
-        """Say what went wrong in a run, on which rank and why: the verdict, and all findings in one line each. `run` is
-        a name from list_runs: a run, a file or a folder of files.
+        """Return what went wrong in a run, on which rank and why: the verdict, and each finding in one line. `run` is a
+        name from list_runs: a run, a file or a folder of files.
         """
         from analyzers.report.wording.explained import next_step, why
 
@@ -78,7 +78,7 @@ class Tools:
         }  # fmt: skip
 
     def finding(self, finding_id: str, run: str = "latest") -> dict[str, Any]:
-        """Give all evidence of one finding, by its id from verdict, with the runbook's section."""
+        """Return all evidence of one finding (its id comes from verdict) and its runbook section."""
         from analyzers.report.runbook_sections import advice_text
 
         wanted = finding_id.rpartition("finding=")[2].strip()  # also accept the link to the finding's page
@@ -90,7 +90,7 @@ class Tools:
         raise ValueError(f"{run[:100]} has no finding {wanted[:100]!r}; it has {known or 'none'}")
 
     def account(self, run: str = "latest") -> dict[str, Any]:
-        """Say where the wall time went: seconds by category (mean over the ranks), and the gain without stragglers."""
+        """Return where the wall time went: seconds by category (mean over the ranks), and the gain without stragglers."""
         from analyzers.report.wording.account_lines import what_if_line
 
         diagnosis = self._run(run).diagnose()
@@ -105,11 +105,11 @@ class Tools:
     def sql(self, statement: str, run: str = "latest") -> dict[str, Any]:
         """Run one SELECT over a run's tables (steps, collectives, spans, gradients, health, events, findings, ...).
 
-        At most 200 rows come back, and `cut` says if there are more. DESCRIBE and SHOW TABLES work.
+        Returns at most 200 rows; `cut` is set if there are more. DESCRIBE and SHOW TABLES work.
         """
         from store.sql.process import ask
 
-        self._run(run)  # raises with its message if it is not a run
+        self._run(run)  # raises if it is not a run
         answer = ask(self._folder.open(run), statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         found: dict[str, Any] = {
             "columns": list(distinct_names(answer.names)),
@@ -131,7 +131,7 @@ class Tools:
         long = [name for name, text in found.items() if len(text) > MAX_STACK_CHARS]
         answer: dict[str, Any] = {name: text[:MAX_STACK_CHARS] for name, text in found.items()}
         if long:
-            answer["cut"] = [f"{len(long)} files: the first {MAX_STACK_CHARS} characters; `file` returns more of one"]
+            answer["cut"] = [f"{len(long)} files cut to {MAX_STACK_CHARS} characters; pass `file` to get more of one"]
         return answer
 
     def compare(self, run_a: str, run_b: str) -> dict[str, object]:
@@ -150,7 +150,7 @@ class Tools:
         if text := advice_text(wanted):
             return text
         near = ", ".join(nearest(wanted))
-        raise ValueError(f"the runbook has no section {anchor[:100]!r}{f'; near it: {near}' if near else ''}")
+        raise ValueError(f"the runbook has no section {anchor[:100]!r}{f'; similar: {near}' if near else ''}")
 
     def _opened_by_name(self, name: str) -> Run | Evidence:
         """Open a run, or files. Raises RunError or SourceError."""
@@ -159,7 +159,7 @@ class Tools:
         return self._run(name)
 
     def _files(self) -> list[str]:
-        """Names of files and folders next to the runs; links are left out, since they may lead out of the folder."""
+        """Names of files and folders next to the runs, without links, which may point outside the folder."""
         runs = set(self._folder.run_ids())
         try:
             with os.scandir(self._folder.path) as entries:
@@ -175,6 +175,6 @@ class Tools:
 
     def _run(self, name: str) -> Run:
         if self._folder.resolved(name) is None and name in self._files():
-            raise ValueError(f"{name[:100]} is not a recorded run but files: ask for its verdict")
+            raise ValueError(f"{name[:100]} is not a recorded run but files; only verdict and finding read files")
         folder = self._folder.open(name)
         return self._opened.setdefault(folder.run_id, Run(folder))

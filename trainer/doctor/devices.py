@@ -40,7 +40,7 @@ def _driver(is_there: bool) -> Check:
 
 
 def _ask_driver() -> Check:
-    remedy = "compare nvidia-smi; in a container run with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    remedy = "check nvidia-smi; in a container, start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     try:
         import pynvml
 
@@ -59,6 +59,8 @@ def _dcgm(url: str, *, expected: bool) -> Check:
     try:
         readings = Dcgm(url).read()
     except ReadingError:
-        remedy = "optional: dcgm-exporter -f grafana/dcgm-counters.csv, then probes.dcgm_url" if expected else ""
+        remedy = (
+            "optional: start dcgm-exporter -f grafana/dcgm-counters.csv and set probes.dcgm_url" if expected else ""
+        )
         return Check(name="dcgm-exporter", status="note", found=f"no answer at {url}", remedy=remedy)
     return Check(name="dcgm-exporter", status="ok", found=f"{len(readings)} GPUs at {url}")

@@ -1,11 +1,11 @@
-"""All kinds of faults: what happens, and the required finding and response. This table is the only source of both.
+"""All kinds of faults: what happens, and the finding and response that are required. This table is their only source.
 
     kind = CATALOGUE["nan_grad"]
     kind.fault_id, kind.what                  # "F22", "one element of a gradient becomes NaN before it is reduced"
     kind.expected.kinds, kind.expected.rank   # ("non_finite",), "rank"
 
-The numbers F1 to F47 refer to the list of faults that the suite is built against. `trainer/faults/injectors/`
-implements the kinds; this module does not need torch, so that a command can list them.
+F1 to F48 number the faults that the suite must cover. `trainer/faults/injectors/` implements the kinds; this module
+does not need torch, so that a command can list them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CATALOGUE", "MESHES", "NOT_DRILLED"]
 _LOST = Expected(("rank_lost",), ("signal",))
 _RAISED = Expected(("rank_lost",), ("exception",))
 _LASTING = ("step", "rank", "factor", "until")
-_SPIKE_STEP = 36  # from here the spike detector has a history, and the first steep descent of the loss is over
+_SPIKE_STEP = 36  # from here on the spike detector has enough history, and the initial steep loss descent is over
 _SLOW_AFTER = 70  # steps: about ten seconds of a small model, in which the live straggler analyzer runs twice
 
 
@@ -54,7 +54,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "oom": Kind(
         fault_id="F44",
-        what="a rank allocates more memory than there is",
+        what="a rank allocates more memory than is available",
         expected=(Expected(("rank_lost",), ("out_of_memory",)),),
         recovery="restarts",
     ),
@@ -112,7 +112,7 @@ CATALOGUE: dict[str, Kind] = {
     # Data.
     "slow_data": Kind(
         fault_id="F16",
-        what="every batch of a rank comes late",
+        what="every batch of a rank is delayed",
         expected=(Expected(("straggler",), ("data",)),),
         keys=(*_LASTING, "seconds"),
         needs="ranks",
@@ -141,7 +141,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "failing_batch": Kind(
         fault_id="F46",
-        what="one batch gives a NaN whenever it is trained",
+        what="one batch produces a NaN whenever it is trained on",
         expected=(Expected(("non_finite",), ("forward",), "none"),),
         recovery="skips",
         keys=("step", "rank", "batch"),
@@ -149,7 +149,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "failing_data": Kind(
         fault_id="F46",
-        what="every batch from a step on gives a NaN",
+        what="every batch from a given step on produces a NaN",
         expected=(Expected(("non_finite",), ("forward",), "none"),),
         recovery="stops",
         keys=("step", "rank", "batch"),
@@ -171,7 +171,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "overflow": Kind(
         fault_id="F24",
-        what="finite gradients overflow when they are added over the ranks",
+        what="finite gradients overflow when they are summed over the ranks",
         expected=(Expected(("non_finite",), ("reduction",), "none"),),
         recovery="skips",
         keys=("step", "rank", "parameter"),
@@ -217,7 +217,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "bit_flip_gradient": Kind(
         fault_id="F29",
-        what="one bit of a rank's gradient flips before it is reduced, and makes a large finite number",
+        what="one bit of a rank's gradient flips before it is reduced, and the value becomes large but finite",
         expected=(Expected(("gradient_corrupted",), ("gradient",)),),
         needs="data ranks",
         keys=("step", "rank", "tensor", "bit"),
@@ -226,18 +226,18 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "skip_restore": Kind(
         fault_id="F31",
-        what="a rank is killed, and after its restart does not restore its random generators (or `where`)",
+        what="a rank is killed and, once restarted, does not restore its random generators (or `where`)",
         expected=(_LOST, Expected(("resume_differs",), ("rng",))),
         recovery="restarts",
         keys=("step", "rank", "where"),
-        # The signatures in a checkpoint on disk are compared.
+        # only a checkpoint on disk has signatures to compare
         settings=("checkpoint.interval=5", "checkpoint.memory_survives=false"),
         first_step=14,
     ),
     # Time.
     "slow_compute": Kind(
         fault_id="F15",
-        what="a rank's forward and backward take longer, really computing",
+        what="a rank's forward and backward take longer because of extra computation",
         expected=(Expected(("straggler",), ("compute",)),),
         keys=_LASTING,
         needs="ranks",
@@ -257,7 +257,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "pause": Kind(
         fault_id="F19",
-        what="one garbage collection of half a second on a rank",
+        what="one garbage collection on a rank takes half a second",
         keys=("step", "rank", "seconds"),
         steps_after=30,
     ),
@@ -288,7 +288,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "flood": Kind(
         fault_id="F39",
-        what="ranks record ten times as much",
+        what="ranks write ten times as many records",
         keys=("step", "rank", "until"),
         all_ranks=True,
         steps_after=30,
@@ -342,7 +342,7 @@ CATALOGUE: dict[str, Kind] = {
     # Pairs of faults in one run.
     "kill_in_recovery": Kind(
         fault_id="F45",
-        what="a rank makes a NaN and is killed during the rollback",
+        what="a rank produces a NaN and is killed during the rollback",
         expected=(Expected(("non_finite",), ("backward",)), _LOST),
         recovery="restarts",
         keys=("step", "rank", "parameter"),
@@ -365,11 +365,11 @@ MESHES = {
 NOT_DRILLED = {
     "F6, F7": "a kernel that never ends, a device-side assertion: needs a GPU",
     "F14": "the launcher keeps the rendezvous store, and without it no rank restarts: tests/e2e/test_whole_run_killed "
-    "kills it, tests/analyzers/deaths/test_rank_lost reads what scripts with their own store leave",
+    "kills it, tests/analyzers/deaths/test_rank_lost covers scripts with their own store",
     "F21": "uneven stages are a layout, not an event of a step: tests/analyzers/pipeline/test_stage_balance",
-    "F37": "no folder is read-only to root: tests/trainer/hostile_disk mounts one so, in its own namespace",
+    "F37": "root can write to any folder: tests/trainer/hostile_disk mounts a read-only one in a namespace",
     "F42, F43": "a device that fails, or a driver that hangs: needs a GPU",
-    "F47": "ranks and launcher send nothing to an endpoint; exporters: tests/watch/exporting",
-    "F48": "a folder from a stranger, not a run that trains: tests/hostile",
+    "F47": "ranks and the launcher use no remote endpoint; for the exporters see tests/watch/exporting",
+    "F48": "an untrusted run folder, not a fault of a training run: tests/hostile",
 }
 """Faults that cannot be drilled with processes on one machine, with the reason and the substitute."""

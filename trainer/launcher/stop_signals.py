@@ -1,10 +1,10 @@
 """Stop signals of a launcher: a verdict, an orderly end within a time budget, and an immediate end on a second Ctrl-C.
 
     with StopSignals(actions, grace_s=lambda: 20.0) as stop:
-        stop.listen()                            # when nothing will be forked any more, since it starts a thread
+        stop.listen()                            # after the last fork, because it starts a thread
         with stop.raising(SignalException):      # the first signal raises this in the main thread
             ...
-        stop.ranks_left_s()                      # time for ranks that are signalled now; None without a signal
+        stop.ranks_left_s()                      # seconds that ranks signalled now have left; None without a signal
 
 1. First signal: `actions.announce` records it, then `actions.report` prints what is known, while the main thread ends
    the ranks.
@@ -41,9 +41,9 @@ REPEAT_S = 0.2
 already delivered.
 """
 ANNOUNCE_S = 1.0
-"""Maximum seconds that ending the ranks waits for the event with its cause, in case the disk is unresponsive."""
+"""Maximum seconds to wait, before the ranks are ended, until the stop event is written: the disk may not respond."""
 VERDICT_S = 1.5
-"""Part of the time budget for the final output."""
+"""Seconds of the time budget reserved for the final output."""
 _CLOSE = 0
 
 
@@ -61,11 +61,11 @@ class StopActions(Protocol):
 
 
 class StopSignals:
-    """Used once in a process at a time, from its main thread."""
+    """At most one instance per process at a time, used from the main thread."""
 
     def __init__(self, actions: StopActions, *, grace_s: Callable[[], float]) -> None:
         self.number = 0
-        """The first signal; 0 while there was none."""
+        """The first signal; 0 before any."""
         self._actions, self._grace_s = actions, grace_s
         self._exception: Callable[[int], BaseException] | None = None
         self._has_raised = False
@@ -122,7 +122,7 @@ class StopSignals:
         self._raise_pending()
 
     def wait_announced(self) -> None:
-        """Wait until a pending stop is recorded, so that its effects are not taken for a recovery."""
+        """Wait until a pending stop is recorded, so that the ending ranks do not look like a recovery."""
         if self.number and self._thread is not None:
             self._announced.wait(ANNOUNCE_S)
 
@@ -157,14 +157,14 @@ class StopSignals:
         while True:
             left_s = self._given_s - self._elapsed_s() if self._began_s else None
             if not select.select([self._reader], [], [], left_s if left_s is None else max(0.0, left_s))[0]:
-                self._end_at_once(f"It had not ended {self._given_s:.0f} s after the signal.")
+                self._end_at_once(f"The run had not ended {self._given_s:.0f} s after the signal.")
             number = os.read(self._reader, 1)[0]
             if number == _CLOSE:
                 return
             if number in STOP_SIGNALS and not self._began_s:
                 self._begin(number)
             elif number in _FROM_KEYBOARD and self._elapsed_s() > REPEAT_S:
-                self._end_at_once(f"{signal.Signals(number).name} came again.")
+                self._end_at_once(f"{signal.Signals(number).name} was received again.")
 
     def _begin(self, number: int) -> None:
         self._began_s = time.monotonic()

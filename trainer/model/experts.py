@@ -1,8 +1,8 @@
 """Mixture-of-experts feed-forward layer: a router sends each token to its highest-scoring experts.
 
     layer = MixtureOfExperts(config.model)          # in place of FeedForward
-    layer.group = group                             # each of its ranks has some of the experts; None: all are here
-    layer.pieces = group                            # each of its ranks has a piece of every sequence; None: the whole
+    layer.group = group                             # each of its ranks has some of the experts; None: this rank has all
+    layer.pieces = group                            # each of its ranks has a piece of every sequence; None: no pieces
     out = layer(x)                                  # (batch, seq or piece, dim), as FeedForward
     layer.take_load()                               # tokens and dropped tokens of each expert since the last call
 
@@ -78,7 +78,8 @@ class Experts(nn.Module):
 def _grouped_feed_forward(tokens: Tensor, counts: list[int], gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """All experts in three grouped products, each with one matrix per expert."""
     kind = tokens.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype  # not autocast by torch
+    # torch does not autocast grouped_mm
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype
     ends = torch.tensor(list(itertools.accumulate(counts)), dtype=torch.int32, device=tokens.device)
 
     def product(rows: Tensor, weights: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ class MixtureOfExperts(nn.Module):
         self.pieces: dist.ProcessGroup | None = None
         """Group of ranks that each have a piece of every sequence, in order of the pieces."""
         self.loss_share = 1.0
-        """Number of this rank's tokens / tokens in its loss; below 1 if several ranks share one loss."""
+        """This rank's tokens divided by all tokens in its loss; below 1 if several ranks share one loss."""
         self.loss_scale = 1.0
         """Factor of a microbatch's mean loss before backward."""
         self.counts_load = True
@@ -198,8 +199,8 @@ class MixtureOfExperts(nn.Module):
 
 
 def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """(batch, length, n) weights and experts of each token, from the choice of each expert over the whole sequence; a
-    token with fewer than n experts has weights of zero."""
+    """Return weights and experts of each token, both (batch, length, n), from each expert's choice over the whole
+    sequence. A token with fewer than n experts has zero weights in the rest."""
     whole = sequence_scores(probabilities.detach(), pieces)
     # Scores of equal tokens differ only in the last bits, which depend on the layout: prefer earlier tokens.
     scores = (whole.view(torch.int32) + (1 << _IGNORED_BITS - 1)) >> _IGNORED_BITS  # in the order of the floats
@@ -207,15 +208,13 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
     taken = torch.zeros_like(whole).scatter_(1, order[:, :capacity], 1.0)
     start = (pieces.rank() if pieces is not None else 0) * probabilities.shape[1]
     masked = probabilities * taken[:, start : start + probabilities.shape[1]]
-    most = max(1, int((masked > 0).sum(-1).amax()))  # the host waits here, as it does for the counts
+    most = max(1, int((masked > 0).sum(-1).amax()))  # synchronises host and device, as the counts do
     weights, chosen = masked.topk(most, dim=-1)
     return weights, chosen
 
 
 class _WithLoss(torch.autograd.Function):
-    """Returns a tensor unchanged, and adds the gradient of a loss in backward, as if it had been added to the final
-    loss.
-    """
+    """Identity whose backward adds the gradient of a loss, as if that loss were part of the final loss."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, loss: Tensor) -> Tensor:
@@ -227,10 +226,7 @@ class _WithLoss(torch.autograd.Function):
 
 
 def sequence_scores(scores: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Gather the scores of each rank's piece of each sequence, (batch, length, n), in the order of the pieces.
-
-    earlier, whole = sequence_counts(counts, group)     # of the pieces before this rank's, and of all; collective
-    """
+    """Gather the scores of each rank's piece of each sequence, (batch, length, n), in the order of the pieces."""
     if group is None:
         return scores
     pieces = scores.new_empty(group.size(), *scores.shape)
@@ -240,6 +236,8 @@ def sequence_scores(scores: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 def sequence_counts(counts: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """Sum the ranks' counts, (batch, n) for their piece of each sequence: over earlier pieces, and over all pieces.
+
+    earlier, whole = sequence_counts(counts, group)     # collective
 
     The pieces are in the order of the group's ranks; without a group the piece is the whole sequence. Each rank gathers
     the counts of all ranks, a few numbers per sequence, so that no rank waits for its predecessors in turn.

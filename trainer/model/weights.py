@@ -53,7 +53,7 @@ def _found(model: nn.Module, path: Path) -> Iterator[tuple[nn.Parameter, Any]]:
         if found is None and name == "head.weight":
             found = where.get("embed.weight")  # tied in the file
         if found is None:
-            raise ConfigError(f"model.weights = {str(path)!r}: holds no {name}")
+            raise ConfigError(f"model.weights = {str(path)!r}: {name} not found")
         file, theirs = found
         if file not in opened:
             opened[file] = safe_open(file, framework="pt")
@@ -85,7 +85,7 @@ def _tensors(path: Path) -> Mapping[str, tuple[Path, str]]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"model.weights = {str(path)!r}: cannot be read ({first_line(error)})") from None
     if not found:
-        raise ConfigError(f"model.weights = {str(path)!r}: no safetensors there")
+        raise ConfigError(f"model.weights = {str(path)!r}: no .safetensors file found")
     return found
 
 

@@ -31,7 +31,7 @@ def apply_fsdp(
 
     Gradients are reduced in `config.reduce_dtype` whatever `compute_dtype` is. In a pipeline parameters stay gathered
     between microbatches, because gathering them again for each would cost more than the memory is worth. With
-    `config.cpu_offload = "all"` the shards must be filled in host memory on any device.
+    `config.cpu_offload = "all"` the caller must fill the shards in host memory, on any device.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if compute_dtype != torch.float32 else None,

@@ -1,14 +1,13 @@
-"""Replay a refused step, to see whether the fault comes back.
+"""Replay a refused step (whose update was not applied), to see whether the fault recurs.
 
     triage = Triage(training, recorder, gradients, limit=8)
     again = triage.repeat(verdict, batch)                # before the rollback: same state, same batch
     triage.from_restored(again, batch, state_step=30)    # after the rollback: same batch, older state
 
-A computation that is repeated gives the same result. So a NaN that does not recur was caused by a device, its memory or
-a race; one that recurs was caused by data or numerics (or a device that is always wrong at the same place). The older
-state separates data from numerics: if the NaN recurs there too, the batch is the cause, else the weights of that step.
-Each replay is one forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its
-gradients are dropped.
+Recomputation is deterministic, so a NaN that does not recur was caused by a device, its memory or a race; one that
+recurs was caused by data or numerics (or a device with a permanent fault). The older state separates data from
+numerics: if the NaN recurs there too, the batch is the cause, otherwise the weights of that step. Each replay is one forward
+and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its gradients are dropped.
 
 A replay changes no parameter, optimizer state, position or data loader, and restores the random generators. Replays are
 collective, so every decision here depends only on numbers that all ranks share.
@@ -44,7 +43,7 @@ MAX_SAMPLES = 8
 
 
 class GradientExaminer(Protocol):
-    """Examines this rank's gradients; the probe of `probes.gradients`."""
+    """Checks this rank's gradients; implemented in `probes.gradients`."""
 
     def examine(self, step: int) -> list[tuple[str, int]]: ...
 
@@ -72,7 +71,7 @@ class Refused:
 
 
 class Triage:
-    """One rank's share; every method is called on all ranks."""
+    """Replays refused steps. Every method is collective."""
 
     def __init__(
         self, training: Training, recorder: Recorder, gradients: GradientExaminer | None, *, limit: int
@@ -81,12 +80,12 @@ class Triage:
         self.recorder = recorder
         self.gradients = gradients
         self.left = limit
-        """Number of refused steps that may still be replayed, so that a run that fails constantly does not take twice
-        the time.
+        """Refused steps that may still be replayed; limited, so that a run that keeps failing does not take twice as
+        long.
         """
 
     def repeat(self, verdict: Verdict, batch: Batch) -> Refused | None:
-        """Replay the refused step on the same state; None if it is not replayed. The state must be that before the
+        """Replay the refused step on the same state; None if it is not replayed. The state must be the one before the
         step, with gradients dropped."""
         if self.left <= 0 or verdict.kind not in ("non_finite", "spike"):
             return None
@@ -185,7 +184,7 @@ def is_reproduced(verdict: Verdict, again: Replay) -> bool:
     if verdict.kind != "spike":
         return False
     if not (math.isfinite(verdict.loss) and math.isfinite(verdict.loss_level)):
-        return True  # without an earlier level, take it for the same loss
+        return True  # without an earlier level, assume the same loss
     return again.loss >= 0.5 * (verdict.loss + verdict.loss_level)
 
 

@@ -7,7 +7,7 @@
 
 At the end of the block the current call is aborted and the plug-in's process killed, because stopping must not wait for
 a plug-in that hangs. The store is open only during queries, never while a plug-in computes, so a hanging plug-in does
-not delay ingestion. If no plug-in judges live runs, the thread ends immediately.
+not delay ingestion. If no plug-in analyzes live runs, the thread ends immediately.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class QueriedStore:
 
 
 class PluginLoop:
-    """`tick` does one round."""
+    """Runs the live analyses of plug-ins; `tick` runs one round."""
 
     def __init__(self, opened: Callable[[], Store], tapes: LiveTapes, judge: LiveJudge) -> None:
         self._tapes, self._judge = tapes, judge
@@ -82,7 +82,7 @@ class PluginLoop:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Judge in a thread while the block runs."""
+        """Run rounds in a thread while the block runs."""
         with background_loop(self._run_until, name="plug-ins"):
             try:
                 yield

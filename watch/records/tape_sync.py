@@ -2,7 +2,7 @@
 
     with TapeSync(run, node_rank=0, every_s=5.0).running():
         ...
-    # on leaving: once more, for all files of the node
+    # on exit: syncs all files of the node once more
     syncing.finish()             # after the last event
 
 A killed process loses nothing that it wrote to a tape, but a power cut loses what the kernel has not written to disk
@@ -61,7 +61,7 @@ class TapeSync:
         self._run, self._node_rank, self._every_s = run, node_rank, every_s
         self._folders = NodeFolders(run, node_rank)
         self._done: set[str] = set()  # segments that are complete, synced and in the index
-        self._indexed_s = -math.inf  # at once: a watched run without an index counts as having lost it
+        self._indexed_s = -math.inf  # write an index at once: a watched run without one counts as having lost it
         self._attempt = -1
         self._reported: set[tuple[type[Exception], int | None]] = set()
         self._lock = threading.Lock()
@@ -73,14 +73,14 @@ class TapeSync:
     def sync(self, *, last: bool = False) -> None:
         """Sync the files that may have changed. `last`: the files of all attempts, with their checksums.
 
-        Checksums cover records that a rank left open once no rank runs. A file that cannot be synced is reported and
-        does not affect other files. Raises OSError if the index cannot be written.
+        Once no rank runs, checksums also cover records that ranks left open. A file that cannot be synced is reported
+        and does not affect other files. Raises OSError if the index cannot be written.
         """
         with self._lock:
             self._sync(last=last)
 
     def finish(self) -> None:
-        """Sync a last time, after the last findings and events of this process, to cover these, too."""
+        """Sync a last time, to include the last findings and events of this process."""
         self._guarded(last=True)
 
     def retire(self, segments: Mapping[str, int]) -> None:
@@ -158,7 +158,7 @@ class TapeSync:
                 self._report(f"{what} cannot be synced: {type(error).__name__}: {error}")
 
     def _report(self, reason: str) -> None:
-        """Write an event: a power cut may lose more than the configured seconds."""
+        """Write an event, because a power cut may now lose more than the configured seconds."""
         path = self._run.node_dir(self._node_rank) / "events.jsonl"
         with (
             contextlib.suppress(OSError),
@@ -167,7 +167,7 @@ class TapeSync:
             events.write(event_kinds.HEALTH_FAILED, source="tape", reason=reason)
 
     def _files(self, folder: Folder) -> Iterator[tuple[str, bool]]:
-        """(path in the run, True if a writer may still change it) of a folder's incomplete files."""
+        """Yield (path in the run, True if a writer may still change it) for a folder's incomplete files."""
         segments = self._folders.segments(folder)
         newest: dict[str, int] = {}
         for table, number, _ in segments:

@@ -2,9 +2,9 @@
 
 figure = draw(activity.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
-Each rank has two lanes: spans above, collectives below, striped because there are more kinds than colours that can be
-told apart. Pieces that were still open at the end of the records extend to the right edge, hatched. In a pipeline thin
-lines follow each microbatch from stage to stage. Spans that are long enough carry their name.
+Each rank has two lanes: spans above, collectives below. Collectives are striped, because there are more kinds than
+distinguishable colours. Pieces still open at the end of the records are hatched and extend to the right edge. In a
+pipeline thin lines follow each microbatch from stage to stage. Spans that are long enough carry their name.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FAINT = 0.12
 MAX_STEP_LABELS = 15
 NAME_SIZE = 10
 NAMED_RATIO = 0.04
-"""Part of the width from which a span carries its name: shorter ones have no place for it."""
+"""Minimum share of the figure's width at which a span shows its name."""
 
 
 def draw(
     pieces: list[Piece], marks: Sequence[AttemptMark] = (), *, ranks: list[int] | None = None, find: str = ""
 ) -> go.Figure:
-    """Draw the milliseconds since each host's first piece. Pieces without the words of `find` are faint.
+    """Draw the pieces over milliseconds since each host's first one. Pieces that do not match `find` are faint.
 
     Only `marks` between the first and the last piece are drawn.
     """
@@ -92,10 +92,10 @@ def draw(
 
 
 def between_phases(pieces: Sequence[Piece], *, least_ms: float) -> list[Piece]:
-    """Time between the spans of a rank, which is also its own work. Not in pipelines, where a rank waits for its
-    neighbours between two spans.
+    """Gaps between a rank's spans, which count as its own work. Pipelines are excluded, because there a rank waits for
+    its neighbours between spans.
     """
-    # by rank, because its data and optimizer spans have no stage
+    # per rank, because data and optimizer spans have no stage
     piped = {piece.rank for piece in pieces if piece.stage is not None}
     found = []
     until: dict[int, Piece] = {}
@@ -137,7 +137,7 @@ def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
 
 
 def _names(name: str, colour: str, of_kind: list[Piece], right: float) -> dict[str, Any]:
-    """Names inside the bars of spans that are long enough; calls have none, their lane is too low."""
+    """Names inside the bars of long enough spans; none for calls, whose lane is too thin."""
     if of_kind[0].is_call:
         return {}
     texts = [
@@ -153,7 +153,7 @@ def _names(name: str, colour: str, of_kind: list[Piece], right: float) -> dict[s
 
 
 def _add_marks(figure: go.Figure, pieces: list[Piece], marks: Sequence[AttemptMark], right: float) -> None:
-    """Add a line for each mark between the first and the last piece, with its text at the foot.
+    """Add a line for each mark between the first and the last piece, with its text at the bottom.
 
     The end of an attempt may be shortly after its last piece, so the axis is extended for it.
     """

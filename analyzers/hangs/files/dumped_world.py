@@ -1,4 +1,4 @@
-"""State of a job from its flight-recorder dumps, as the snapshot by which recorded runs are judged.
+"""State of a job from its flight-recorder dumps, in the snapshot format that is used to judge recorded runs.
 
 world = dumped_world(dumps)
 world.view             # AttemptView: calls in flight, last numbers by group and rank, members
@@ -23,7 +23,7 @@ MARGIN_NS = 60 * 10**9
 FIRST_WALL_NS = 10**18
 """September 2001: earlier times are not wall-clock times, but for example a host's uptime."""
 LONGEST_SILENCE_NS = 3 * 86_400 * 10**9
-"""A file that was written later than this after its newest record must be a copy, because no rank waits for longer."""
+"""If a file was written more than this after its newest record, it is a copy, because no rank waits longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,7 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
         for table, of_table in rows.tables.items():
             store.add(table, of_table)
         recorded = take_snapshot(store, 0, EventLog([]))
-    # Dumps have neither steps nor ends of processes: assume that each rank trains, and is in user code unless in a
-    # call.
+    # Dumps record neither steps nor process exits: assume that each rank is training, in user code unless in a call.
     ranks = {rank: replace(view, step_is_open=True, finished_steps=1) for rank, view in recorded.ranks.items()}
     view = replace(
         recorded,
@@ -58,7 +57,7 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
 
 
 def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]:
-    """Time at which the dumps were written, by their modification times, and True if it is plausible.
+    """Time at which the dumps were written, from the files' modification times, and True if it is plausible.
 
     A watchdog dumps when a call times out, so a much later time means that the file is a copy. Then, or if the records
     have no times, the silence of the ranks is unknown.

@@ -164,7 +164,7 @@ class _Page:
             note = (
                 "Own work excludes waiting for others: a slow rank stands out there. Compared with the median of the "
             )
-            note += "ranks of its pipeline stage in the same step, where it has such peers."
+            note += "ranks of its pipeline stage in the same step, if there are others."
             yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
 
     def _calls(self) -> Iterator[Section]:

@@ -21,7 +21,8 @@ __all__ = ["manifest_tables", "render", "tables"]
 
 MAX_ROWS = 40
 MAX_UNSHARED = 3
-"""Maximum number of settings that some run lacks and that keep separate rows: a script has none of the trainer's."""
+"""Up to this many settings that not all runs have get a row each; more share one row (a script has no trainer
+settings)."""
 _LEAST_SHARE = 0.005
 _VERSIONS = ("schema_version", "rankscope_version")
 
@@ -48,7 +49,7 @@ def render(comparison: Comparison, console: Console) -> None:
 
 
 def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
-    """(heading, rows of name and both values) of everything that differs."""
+    """Yield (heading, rows of name and both values) for everything that differs."""
     setting, *facts = manifest_tables([comparison])
     yield setting
     yield "Condition", [(name, a or "-", b or "-") for name, a, b in comparison.conditions]
@@ -78,8 +79,8 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, ..
 
 
 def manifest_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """(heading, rows of name, the baseline's value and that of each run) of the settings and facts that differ in runs
-    compared with one baseline. Those that some run lacks are one row, if there are many.
+    """Return (heading, rows) for the settings and facts in which runs differ from one baseline. A row has the name, the
+    baseline's value and each run's value. Many settings that not all runs have share one row.
     """
     settings = [comparison.settings for comparison in comparisons]
     found = [("Setting", _side_by_side(settings))]

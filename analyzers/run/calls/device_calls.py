@@ -1,4 +1,4 @@
-"""Calls in flight that wait for their rank's own device: the host has enqueued them, and they have not started.
+"""Calls in flight that a rank's host has enqueued but its device has not started.
 
     queued = queued_calls(source, attempt=0, cut_ns=now_ns)
     queued[3, "world:0-7", "", None]        # number of the first call of that group that rank 3 has not started
@@ -15,7 +15,7 @@ from analyzers.source import Source, missing_tables
 __all__ = ["Place", "device_groups", "device_places", "oldest_open_step", "queued_calls"]
 
 Place = tuple[int, str, str, int | None]
-"""Key of a queue of calls: rank, group, "send", "recv" or "", peer."""
+"""Key of a queue of calls: (rank, group, "send" | "recv" | "", peer)."""
 
 
 def device_groups(source: Source, attempt: int) -> frozenset[str]:
@@ -40,7 +40,7 @@ def device_places(source: Source, attempt: int) -> frozenset[tuple[int, str]]:
 
 
 def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:
-    """The first call that has not started, for each rank and group that has one, as of `cut_ns` (epoch nanoseconds)."""
+    """First call not yet started at `cut_ns` (epoch nanoseconds), for each rank and group that has one."""
     if missing_tables(source, "nccl_groups", "nccl_calls"):
         return {}
     rows = source.rows(
@@ -59,9 +59,9 @@ def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:
 
 
 def oldest_open_step(source: Source, attempt: int, cut_ns: int) -> int | None:
-    """The step of the oldest call on a device that has not ended, as of `cut_ns` (epoch nanoseconds).
+    """Step of the oldest call on any device that was unfinished at `cut_ns` (epoch nanoseconds).
 
-    An open call does not count if a later one of its group is complete on the same rank: only its end record was lost.
+    An open call is ignored if a later call of its group is complete on the same rank: only its end record was lost.
     """
     groups = sorted(device_groups(source, attempt))
     if not groups or not source.has("collectives"):

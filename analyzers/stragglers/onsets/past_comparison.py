@@ -1,9 +1,9 @@
-"""Comparison of ranks with their own past, where no other rank does the same work. Pure.
+"""Comparison of ranks with their own past, for ranks whose work no other rank shares. Pure functions.
 
     for slow in find_slower_than_before(timings, policy):
         slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as before
 
-In a pipeline with one rank per stage no two ranks have the same work; among tensor-parallel ranks often only one loads
+In a pipeline with one rank per stage no two ranks have the same work; often only one of the tensor-parallel ranks loads
 data. A rank that was always slow cannot be distinguished from one with more work (`pipeline` measures the work of a
 stage), but one that became slow can:
 
@@ -14,7 +14,7 @@ stage), but one that became slow can:
 3. Common causes that affect stages differently also make the times of other ranks grow, so the rank's own time must
    have grown twice as much as that of any other rank.
 4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. A rank is therefore not
-   named if its time grew by far less than the whole work of another rank.
+   named if its time grew by far less than the total work of another rank did.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LEAST_MS = 1e-3
 
 
 def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
-    """Find ranks without peers that became slower and stayed so, of one attempt, by compute and data."""
+    """Find ranks of one attempt, without peers, whose compute or data time rose and stayed higher."""
     policy = policy or StragglerPolicy()
     if len(timings.ranks) < 2:
         return []
@@ -56,7 +56,7 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
-    for place in timings.places("compute"):  # leaves out the noise of other places
+    for place in timings.places("compute"):  # compare each place alone, without the noise of the others
         values = complete(timings.own[place])
         compared.append(("compute", place, values, with_median_rest(values, whole)))
     for cause, place, values, noisy in compared:
@@ -80,9 +80,7 @@ def _grown(values: Matrix, begin: int) -> Matrix:
 
 
 def _usual(whole: Matrix) -> Matrix:
-    """Median of each row's fastest block of as many observations as a history has; the first block begins with the
-    first observation.
-    """
+    """Usual time per row: the median of its fastest block of `SHARED.history` observations, counted from the first."""
     length = SHARED.history
     count = max(1, whole.shape[1] // length)
     blocks = whole[:, : count * length].reshape(len(whole), count, -1)
@@ -91,14 +89,14 @@ def _usual(whole: Matrix) -> Matrix:
 
 
 def _compressed(ratios: Matrix) -> Matrix:
-    """Ratios above a doubling on a scale of logarithms: the noise of a rank that takes 50 times as long is 50 times its
-    former one, and would hide that it changed."""
+    """Compress ratios above 2 logarithmically: a rank that is 50 times slower is also 50 times noisier, which would
+    hide the change."""
     knee = SHARED.doubled_factor
     return np.where(ratios > knee, knee * (1 + np.log(np.maximum(ratios, knee) / knee)), ratios).astype(np.float32)
 
 
 def _is_its_own(values: Matrix, whole: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:
-    """Return True if only this rank became slower, by comparing its growth with that of the others."""
+    """Return True if this rank slowed down much more than the others."""
     before = np.maximum(np.median(whole[:, : segment.begin], axis=1), _LEAST_MS)
     grown, of_all = _grown(values, segment.begin) / before, _grown(whole, segment.begin) / before
     others, others_of_all = (float(np.max(np.delete(growth, segment.row))) for growth in (grown, of_all))

@@ -1,7 +1,7 @@
-"""Folder of shared memory on each node that holds a run's in-memory copies, which outlive its processes.
+"""Shared-memory folder on each node for a run's in-memory checkpoint copies, which outlive its processes.
 
     folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...-node0
-    remove_shared(run.path, node_rank)      # at the run's end: by the ranks, and by watch after them
+    remove_shared(run.path, node_rank)      # at the run's end: called by the ranks, then by watch
     sweep_stale()                           # remove leftovers of runs whose processes (including watch) were all killed
 
 Imports no torch: watch uses it.
@@ -21,13 +21,13 @@ __all__ = ["PID_NAME", "remove_shared", "shared_folder", "sweep_stale", "this_no
 SHARED_MEMORY = Path("/dev/shm")
 PID_NAME = "pid"
 STALE_S = 600.0
-"""Seconds for which a folder without a living process is kept, because between two attempts there is none."""
+"""Seconds that a folder without a live process is kept, because between two attempts no process is alive."""
 
 
 def shared_folder(run_path: Path, node_rank: int | None = None) -> Path:
     """Path of the folder of one run, user and node (default: this process's node); it need not exist.
 
-    The name contains the node, because several nodes may run on one machine, and each may only use its own memory.
+    The name contains the node, because several nodes may run on one machine and must not share this memory.
     """
     digest = hashlib.blake2b(str(run_path.resolve()).encode(), digest_size=10).hexdigest()
     return SHARED_MEMORY / f"rankscope-{os.getuid()}-{digest}-node{this_node() if node_rank is None else node_rank}"

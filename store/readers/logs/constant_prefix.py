@@ -1,6 +1,6 @@
 """Learn the prefix that all lines of a file share, for programs with an unknown format.
 
-    pattern = common_prefix(lines)            # the longest start that nearly all of these sample lines share
+    pattern = common_prefix(lines)            # the longest prefix that nearly all of these sample lines share
     pattern = prefix_before(line, at)         # the text of one line before the known start of its message
     prefixes = LearnedPrefixes(clock)         # of one file: prefixes.learn(window), prefixes.read(line)
 
@@ -21,7 +21,7 @@ __all__ = ["FRAME", "NEAR_LINES", "LearnedPrefixes", "common_prefix", "prefix_be
 MAX_LENGTH = 120
 """Maximum characters of a prefix."""
 MIN_LINES = 6
-"""Number of lines of different shapes from which a common start is more than chance."""
+"""Minimum lines of different shapes; with fewer, a common prefix may be chance."""
 MIN_SHARE = 0.9
 MIN_WORDS = 5
 """Number of different words that must follow the prefix: if all lines continue the same way, the start is part of the
@@ -32,7 +32,7 @@ MAX_PREFIXES = 16
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 NEAR_LINES = 6
-"""Maximum lines between a traceback's first line and a frame, or between a frame and its last line."""
+"""Maximum lines from a traceback's first or last line to the nearest frame."""
 FRAME = re.compile(r'(?: {2}|\t)File "[^"\n]{1,500}", line \d+')
 """Start of a frame in a Python traceback."""
 _TOKEN = re.compile(r"\d+|[A-Za-z]+|\s+|.")
@@ -43,8 +43,8 @@ _KNOWN = re.compile(
     r"(?=[\w.-]*[A-Za-z])[\w.-]{2,63} +\| |"
     r"<\d{1,3}>1 \d{4}-\d\d-\d\dT\S{1,40} [\w.-]{1,80} \S{1,60} \S{1,20} \S{1,40} - "
 )
-"""Logging's name and level behind a time; a pod and its container (stern); a container (docker compose); syslog's head
-of RFC 5424."""
+"""Logger name and level (Python's logging); pod and container (stern); container (docker compose); RFC 5424 syslog
+header."""
 _RANK = re.compile(r"\[(?:rank|default)\d")
 _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -59,7 +59,7 @@ class LearnedPrefixes:
         self._clock = clock
         self._learned: list[re.Pattern[str]] = []
         self._sample: dict[str, Prefix] = {}
-        """Prefixes of the sample's lines, by line, read without learned ones."""
+        """{sample line: its prefix}, parsed with the known formats only."""
 
     def learn(self, window: bytes) -> list[str]:
         """Learn the prefix that lines at both ends of a file's first window share; returns the lines at its start."""
@@ -76,18 +76,18 @@ class LearnedPrefixes:
 
     @property
     def tasks(self) -> set[int]:
-        """Labels of srun in the sample, if nearly all of its lines have one; a program's own list has other lines."""
+        """srun's task labels in the sample; empty if many lines lack one, since a program may print such numbers."""
         tasks = [prefix.task for text, prefix in self._sample.items() if text.strip()]
         found = {task for task in tasks if task is not None}
         return found if tasks.count(None) <= (1 - MIN_SHARE) * len(tasks) else set()
 
     @property
     def hold_levels(self) -> bool:
-        """Return True if a learned prefix holds the level of the program that collected the lines."""
+        """Return True if a learned prefix contains a log level: that of the log collector, not of the message."""
         return any("DEBUG" in one.pattern for one in self._learned)
 
     def read(self, text: str) -> Prefix:
-        """Read the prefix of a line from `clean`."""
+        """Parse the prefix of a line that `clean` returned."""
         known = None if self._learned else self._sample.get(text)
         return known or read_prefix(text, self._clock, self._learned)
 
@@ -117,7 +117,7 @@ class LearnedPrefixes:
             return
         known = read_prefix(frame, self._clock, self._learned).length
         before = frame[known:].lstrip(" ")
-        rank = _RANK_PART.search(before)  # not part of the prefix of all lines
+        rank = _RANK_PART.search(before)  # varies from line to line
         self._add(prefix_before(before, rank.start() if rank else len(frame)))
 
     def _add(self, pattern: re.Pattern[str] | None) -> None:
@@ -126,7 +126,7 @@ class LearnedPrefixes:
 
 
 def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:
-    """The longest start that nearly all lines share and that is followed by different words; None if there is none."""
+    """Return the longest prefix that nearly all lines share and that different words follow; None if there is none."""
     by_shape = {re.sub(r"\d+", "0", line)[:200]: line for line in lines if line.strip()}
     rest = list(by_shape.values())
     for first in rest[:3] if len(rest) >= MIN_LINES else ():
@@ -148,7 +148,7 @@ def _longest(first: str, lines: Sequence[str]) -> re.Pattern[str] | None:
     found: re.Pattern[str] | None = None
     text = ""
     num_words = 0
-    rank = _RANK.search(first[:MAX_LENGTH])  # of a line, not of the file
+    rank = _RANK.search(first[:MAX_LENGTH])  # the rank varies from line to line
     for token in _TOKEN.findall(first[: rank.start() if rank else MAX_LENGTH])[:MAX_TOKENS]:
         if found is not None and token.isspace() and len(token) > 1:
             break  # the indentation belongs to the message

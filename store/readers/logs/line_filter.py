@@ -19,7 +19,7 @@ import numpy as np
 __all__ = ["LINE_BYTES", "LONG_LINE_BYTES", "LineFilter", "LiteralIndex", "WindowLines", "begin_of_line", "end_of_line"]
 
 LINE_BYTES = 16 << 10
-"""Length at which a longer line is cut."""
+"""Longer lines are cut to this length."""
 
 _NEWLINE = 10
 _PATTERN_BYTES = 7_500
@@ -28,13 +28,14 @@ stay below that, 18,000 do not. Each automaton is a pass over the bytes, so few 
 """
 
 _CUT_BYTES = 12
-"""Length to which the automata cut each literal. Shorter cuts need fewer automata but find more lines in vain: 12 bytes
-find as few as whole literals in healthy logs, 10 bytes three times as many."""
+"""Length to which the automata cut each literal. Shorter cuts need fewer automata but match more irrelevant lines: in
+healthy logs 12 bytes match as few as whole literals, 10 bytes three times as many."""
 
 _PART_BYTES = 4
 """Length of the substring by which each literal is indexed: the one that the fewest other literals share."""
 LONG_LINE_BYTES = 64 << 10
-"""In longer texts each literal is searched for, because a set of all substrings would take too much memory."""
+"""Longer texts are searched for each literal in turn, because the set of all their substrings would take too much
+memory."""
 
 
 class LiteralIndex:
@@ -88,7 +89,7 @@ class LineFilter:
         self._patterns = _patterns(self._literals)
 
     def lines(self, split: WindowLines) -> Iterator[tuple[int, int]]:
-        """Yield (begin, end) of each line with a literal, and of a few lines that have only the cut of one."""
+        """Yield (begin, end) of each line with a literal, and of a few false positives that match only its cut."""
         if not self._literals:
             return
         import pyarrow.compute as pc
@@ -124,7 +125,7 @@ def _patterns(literals: frozenset[bytes]) -> list[str]:
 
 
 def _cut(literal: bytes, counts: Mapping[bytes, int]) -> bytes:
-    """The substring whose parts the fewest other literals share: common words are in many."""
+    """The substring whose parts the fewest other literals share, which avoids common words."""
     cuts = [literal[at : at + _CUT_BYTES] for at in range(max(1, len(literal) - _CUT_BYTES + 1))]
     return min(cuts, key=lambda cut: sum(counts[part] for part in _parts(cut)))
 

@@ -1,4 +1,4 @@
-"""Convert a log's bytes to plain UTF-8 lines: decode UTF-16, remove colours and holes, unwrap JSON lines.
+"""Convert a log's bytes to plain UTF-8 lines: decode UTF-16, remove colours and runs of zero bytes, unwrap JSON lines.
 
     for chunk in plain_chunks(unpacked(path)): ...
 
@@ -26,20 +26,20 @@ _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
 _ZEROS = re.compile(rb"\0+")
 _HOLE = re.compile(rb"\0{64}")
 _LONGEST = 256
-"""Maximum bytes of an escape sequence. As many are held back at the end of a chunk, which may cut a sequence."""
+"""Maximum bytes of an escape sequence. This many are held back at the end of a chunk, which may split a sequence."""
 _RECORD = re.compile(rb"(\]<std(?:out|err)>:[^\r\n]*?)(?=\[\d+,(?:mpirank:)?\d+(?:,[\w.-]{1,64})?\]<std(?:out|err)>:)")
-"""Text of an mpirun record before the next record in the same line. They are separated by a carriage return, which ends
-a text without counting as a line.
+"""Text of an mpirun record before the next record in the same line. The two are separated by a carriage return, which
+ends a message but does not count as a new line.
 """
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts")
 SAMPLE_LINES = 20
 MAX_LINE_BYTES = 1 << 20
 MAX_BEFORE = 120
-"""Bytes of a prefix before a line's object."""
+"""Maximum bytes before the JSON object in a line."""
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 256 << 10
-"""Bytes kept after a line for its block: enough for a traceback interleaved with those of a thousand ranks."""
+"""Bytes kept after a line for its block (such as a traceback): enough even if a thousand ranks interleave theirs."""
 
 
 def encoding_of(first: bytes) -> str | None:
@@ -93,9 +93,7 @@ def _without_encoding(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def has_holes(first: bytes) -> bool:
-    """Return True if there are zero bytes, as left where a file was extended before it was written, or the disk was
-    full.
-    """
+    """Return True if there are long runs of zero bytes, which unwritten extents and full disks leave."""
     return _HOLE.search(first) is not None
 
 
@@ -148,7 +146,7 @@ def _text_key(first: bytes) -> str | None:
     lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines
     objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)[1]) is not None]
     if any("loss" in str(name).lower() for one in objects for name in one):
-        return None  # values of a trainer, one of them a text
+        return None  # a trainer's metrics, one of which is a string
     for key in _TEXT_KEYS:
         if objects and sum(isinstance(one.get(key), str) for one in objects) >= 0.9 * len(lines[:SAMPLE_LINES]):
             return key
@@ -202,7 +200,7 @@ def _object(line: bytes) -> tuple[bytes, dict[str, Any] | None]:
 
 
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Yield (bytes, end): lines that begin before `end` belong to this window; the rest completes their blocks.
+    """Yield (bytes, end): lines that begin before `end` belong to this window; later bytes only complete their blocks.
 
     If a line fills a window (`is_endless`), its rest is skipped and yielded as (b"", number of bytes), because it is
     not text and would be cut into thousands of lines.

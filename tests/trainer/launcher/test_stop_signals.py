@@ -51,7 +51,7 @@ def test_a_second_ctrl_c_ends_at_once_after_the_verdict() -> None:
         process.send_signal(signal.SIGTERM)  # of a scheduler that repeats itself: no reason for haste
         time.sleep(REPEAT_S)  # before that it counts as the same Ctrl-C
         process.send_signal(signal.SIGINT)
-        assert output.readline() == b"end 15: SIGINT came again.\n"
+        assert output.readline() == b"end 15: SIGINT was received again.\n"
         assert process.wait(60) == 128 + signal.SIGTERM
 
 

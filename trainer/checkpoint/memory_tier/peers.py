@@ -8,9 +8,9 @@
 
 Rank i of a node sends to rank i of the next node, which writes to slots in its shared memory, under the sender's rank.
 Bytes go from shared memory to shared memory through a socket, in pieces, so neither side needs another copy or holds
-the GIL. The receiver compares the hash before it writes the note.
+the GIL. The receiver verifies the hash before it writes the note (the copy's metadata file).
 
-The socket is separate from the process groups, so the death of a peer is an error in a background thread, and blocks no
+The socket is separate from the process groups, so a dead peer causes an error in a background thread and blocks no
 collective. It listens only if there are several nodes, at the address by which this node reaches the rendezvous store,
 and drops connections that do not begin with the secret exchanged by the ranks.
 """
@@ -84,7 +84,7 @@ class PeerCopies:
         self._reported_state = ""
         self._over = threading.Event()
 
-    # All ranks.
+    # Called on all ranks.
 
     def connect(self) -> None:
         """Listen, and exchange addresses. Collective. A bad address fails on first use."""
@@ -101,23 +101,25 @@ class PeerCopies:
         self.partner = partners[self.rank]
         self.hosted = {other for other, partner in enumerate(partners) if partner == self.rank}
 
-    # The training thread.
+    # Called in the training thread.
 
     def offer(self, slot: Slot) -> Future[None] | None:
         """Send a sealed copy to the partner in the background. Returns None without a partner, or if the previous copy
-        is still being sent; then this copy is skipped, so that at most one buffer is waiting.
+        is still being sent; then this one is skipped, so that at most one buffer is in use.
         """
         if self.partner is None:
             return None
         if self._sending is not None and not self._sending.done():
-            self._outcomes.put({"state": "delayed", "step": slot.step, "reason": "the copy before is still being sent"})
+            self._outcomes.put(
+                {"state": "delayed", "step": slot.step, "reason": "the previous copy is still being sent"}
+            )
             return None
         self._sending = self._sender.submit(self._offer, slot, self.partner)
         return self._sending
 
     def news(self) -> list[dict[str, Any]]:
-        """Changes of state since the last call, as details of an event `peer_copy`: the first copy sent, and then each
-        change between complete, delayed and failed.
+        """State changes since the last call, as fields of `peer_copy` events: the first copy sent, then each change
+        between complete, delayed and failed.
         """
         changes: list[dict[str, Any]] = []
         while True:
@@ -134,8 +136,8 @@ class PeerCopies:
         return self._ranks[rank].node
 
     def remove(self, *, at_end: bool) -> None:
-        """Free the memory with copies of other ranks. `at_end`: also refuse later copies, since those of ranks that end
-        later may still arrive.
+        """Free the memory with copies of other ranks. `at_end`: also reject copies that arrive later, from ranks that
+        have not ended yet.
         """
         if at_end:
             self._over.set()
@@ -276,10 +278,10 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _fill(connection: socket.socket, view: memoryview) -> None:
-    """Read until the view is full. Raises OSError if the connection ends before."""
+    """Read until the view is full. Raises OSError if the connection closes first."""
     done = 0
     while done < len(view):
         count = connection.recv_into(view[done : done + _PIECE_BYTES])
         if not count:
-            raise ConnectionError("the connection ended in the middle")
+            raise ConnectionError("the connection was closed early")
         done += count

@@ -1,17 +1,18 @@
-"""Copies in memory that outlived their processes: choose a state for all ranks, and deliver each rank its part.
+"""Restore from in-memory copies that outlived their processes: choose one state for all ranks, and give each rank its
+part.
 
     found = newest_survivor(folder, mesh, peers, ledger, newer_than=40)     # all ranks; None if there is none
     found.copy, found.note                                                  # this rank's part, with its hash verified
 
 1. Every node lists the copies in its shared memory: copies of this node's ranks, and copies that it keeps for others.
-2. A state is usable if every rank's part is on some node, healthy steps followed it, and it includes no batch that was
-   skipped since. The newest is tried first.
+2. A state is usable if every rank's part is on some node, healthy steps followed it, and no batch in it was skipped
+   later. The newest is tried first.
 3. A rank whose node lacks its part (a different node, or lost memory) receives it from a node that has it.
 4. If a hash differs on any rank, the next location and then the next state is tried.
 
-A process may have a new rank and thus another part, so its part is looked up. A state is identified by its step and its
-origin (the attempt, and its number of rollbacks when the copy was taken), so that a copy of a rolled-back step is not
-mixed with copies of the same step reached again.
+A restarted process may have a different rank and thus a different part, so parts are looked up by rank. A state is
+identified by its step and its origin (the attempt, and its number of rollbacks when the copy was taken), so that a copy
+of a rolled-back step is not mixed with copies of the same step reached again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """A copy on some node, as described by its note."""
+    """One copy on one node, as its note describes it."""
 
     node: int
     keeper: int
@@ -124,9 +125,7 @@ def _usable(left: list[_Left], world_size: int) -> list[State]:
 def _collect(
     parts: list[_Left], folder: Path | None, rank: int, world_size: int, peers: PeerCopies | None
 ) -> Survivor | None:
-    """Collect every rank's part of a state from a location where it is intact; None on all ranks if one is not
-    available.
-    """
+    """Fetch every rank's part of a state from a location with an intact copy; None on all ranks if one is lost."""
     nodes = gather_from_all(this_node())
     places: dict[int, list[_Left]] = {}
     for owner in range(world_size):
