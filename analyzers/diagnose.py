@@ -2,7 +2,7 @@
 
     with Store.open(run) as store:
         diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
-    diagnosis.verdict          # "Rank 3 has been slow since step 60: +19 ms of compute per step (1.28x)."
+    diagnosis.verdict          # "Rank 3 was slow from step 60 to the end: +19 ms of compute per step (1.28x)."
     diagnosis.fired            # findings of problems: open ones first, the worst of them on top
 
 `analyzers.analysis` collects the analyses from `ANALYSES` of each `analyzers/<package>/analyze.py`. If one fails, its
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from analyzers.analysis import Records, analyses
 from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.plugin_calls.named import MAX_OF_A_KIND, folded
 from analyzers.run.findings.open_findings import closed_findings, recorded_findings, reported_findings
+from analyzers.run.findings.past_tense import at_run_end, over
 from analyzers.run.policy import stall_policy
 from analyzers.run.records.file_problems import file_problems
 from analyzers.run.records.remembered import Remembered
@@ -168,7 +169,8 @@ def diagnose(
     if facts.get("no_rank_started"):  # each check would give the same reason
         findings = [one for one in findings if one.status != "insufficient_data"]
         findings.append(Finding.insufficient("records", "records", "No check was made: no rank had started."))
-    return conclude(findings, facts, account, what_if, closed=_closed(source, findings))
+    closed, has_ended = _closed(source, findings), now_ns is None
+    return conclude(findings, facts, account, what_if, closed=closed, has_ended=has_ended)
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
@@ -194,11 +196,14 @@ def conclude(
     what_if: whatif.WhatIf | None = None,
     *,
     closed: Mapping[str, str] = MappingProxyType({}),
+    has_ended: bool = False,
 ) -> Diagnosis:
     """Order the findings and add the verdict; also for input that Rankscope did not record (`sources`).
 
-    `closed`: {id: why} of findings that are over. Open ones come before them, here and on the pages.
+    `closed`: {id: why} of findings that are over. Open ones come before them, here and on the pages. `has_ended`: the
+    run has ended.
     """
+    findings = [_at_present(finding, closed, has_ended=has_ended) for finding in findings]
 
     def place(finding: Finding) -> tuple[bool, bool, tuple[int, ...]]:
         return finding.status not in ("fired", "suspect"), finding.id in closed, reading_order(finding)
@@ -209,6 +214,15 @@ def conclude(
         run=facts, verdict=verdict(ordered, facts, what_if, closed=closed), findings=ordered, goodput=account,
         what_if=what_if, closed={finding.id: closed[finding.id] for finding in ordered if finding.id in closed},
     )  # fmt: skip
+
+
+def _at_present(finding: Finding, closed: Collection[str], *, has_ended: bool) -> Finding:
+    """The finding; if it is over, or if its run has ended, in the past tense."""
+    if finding.status not in ("fired", "suspect"):
+        return finding
+    if finding.id in closed:
+        return over(finding, finding.last_step)
+    return at_run_end(finding) if has_ended else finding
 
 
 def _redacted(finding: Finding) -> Finding:

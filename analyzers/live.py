@@ -32,6 +32,7 @@ from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.ends.restarts import restart_sentence
 from analyzers.run.findings.open_findings import is_same_finding, may_last, reported_findings, why_closed
+from analyzers.run.findings.past_tense import over
 from analyzers.run.live.digest import Digest, joined, joined_log
 from analyzers.run.live.stall_limits import killed_by_watch
 from analyzers.run.policy import StallPolicy
@@ -46,8 +47,6 @@ __all__ = [
 ]  # fmt: skip
 
 _Judge = Callable[[], list[Finding]]
-
-
 MAX_FAILURES = 3
 """Maximum reported reasons of one failing analysis: they may differ in nothing but a number."""
 
@@ -72,6 +71,8 @@ class LiveState:
     stall: StallPolicy = field(default_factory=StallPolicy)
     manifest: Mapping[str, Any] = field(default_factory=dict)
     reported: dict[tuple[object, ...], Finding] = field(default_factory=dict)
+    last_steps: dict[tuple[object, ...], int | None] = field(default_factory=dict)
+    """Last step of each finding when it was last found."""
     errors: dict[str, int] = field(default_factory=dict)
     stacks_dir: Path | None = None
     """Folder of the stacks that `watch` has the ranks write in a hang."""
@@ -98,7 +99,7 @@ class LiveState:
     failures: dict[str, list[str]] = field(default_factory=dict)
     """{analysis or plug-in: reasons why it failed}, without repeats."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Guards `reported`."""
+    """Guards `reported` and `last_steps`."""
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
@@ -145,10 +146,9 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     ended = [one for one in known if state.attempt <= one < attempt]
     # Judge an ended attempt only at the next call. Records written while this call was reading are partly missing, and
     # without its last calls a rank that aborted in a mismatch would look like any lost rank.
-    is_new, state.missed = (
-        attempt != state.newest,
-        attempt if state.newest is None and scope.since_step else state.missed,
-    )
+    is_new = attempt != state.newest
+    if state.newest is None and scope.since_step:
+        state.missed = attempt
     state.newest = attempt
     if not is_new:
         if ended:
@@ -353,7 +353,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     news: list[Finding] = []
     current = {finding.identity: finding for finding in found}
     for key, finding in current.items():
-        before = state.reported.get(key)
+        state.last_steps[key], before = finding.last_step, state.reported.get(key)
         is_closed = bool(why_closed(finding, None))  # such as a loss that fell back
         if before is not None and before.status != "ok" and is_closed and not why_closed(before, None):
             news += [] if state.is_stopping else [_over(state, key, finding)]
@@ -372,9 +372,9 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
 
 
 def _over(state: LiveState, key: tuple[object, ...], finding: Finding) -> Finding:
-    over = replace(finding, status="ok", severity="info", summary=f"Over: {finding.summary}")
-    state.reported[key] = over
-    return over
+    past = over(finding, state.last_steps.get(key))
+    state.reported[key] = ended = replace(past, status="ok", severity="info", summary=f"Over: {past.summary}")
+    return ended
 
 
 def changed(before: Finding, now: Finding) -> bool:

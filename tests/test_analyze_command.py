@@ -63,7 +63,7 @@ def test_exit_codes_follow_the_worst_finding(tmp_path: Path, fail_on: str, code:
     report = json.loads(done.stdout)
     assert [(f["kind"], f["ranks"]) for f in report["findings"] if f["status"] == "fired"] == [("straggler", [2])]
     assert done.returncode == code, done.stderr
-    assert ("rankscope: warning: Rank 2 has been slow" in done.stderr) == bool(code)
+    assert ("rankscope: warning: Rank 2 was slow" in done.stderr) == bool(code)
 
 
 def test_it_is_light(tmp_path: Path) -> None:
@@ -92,5 +92,5 @@ def test_what_is_over_stays_over_beside_a_log(tmp_path: Path) -> None:
     log.write_text("step 1 loss 4.2\nstep 2 loss 4.1\n")
     diagnosis, _ = analyze._diagnosis([run.path, log], "")
     first, second, *_ = diagnosis.verdict.splitlines()
-    assert first.startswith("Rank 3 has been slow")
+    assert first.startswith("Rank 3 was slow")
     assert second.startswith("Already over: The forward pass of rank 1 gave a NaN"), second

@@ -62,7 +62,7 @@ def test_tensorboard_reads_it_back(run: RunDir, tmp_path: Path) -> None:
     assert {event.step for event in read.Tensors(".", "gradients/log10_layer_norm")} == {10, 20, 30, 40, 50, 60}
     assert [event.step for event in read.Scalars(".", "gradients/norm/blocks.1")] == [10, 20, 30, 40, 50, 60]
     text = read.Tensors(".", "findings/straggler")[0].tensor_proto.string_val[0].decode()
-    assert "Rank 2 has been slow" in text
+    assert "Rank 2 was slow" in text
     assert "rankscope explain straggler" in text
     assert "| optim.lr | 0.0003 |" in read.Tensors(".", "run/config")[0].tensor_proto.string_val[0].decode()
     assert "straggler" in read.Tensors(".", "run/summary")[0].tensor_proto.string_val[0].decode()
@@ -83,7 +83,7 @@ def test_wandb_gets_history_config_summary_and_findings(run: RunDir, tmp_path: P
     assert config(records)["optim"] == {"lr": 3e-4}
     found = summary(records)
     assert found["steps_kept"] == 59  # of 70, one refused, ten trained twice
-    assert found["verdict"].startswith("The forward pass of rank 1 gave a NaN or Inf loss at step 20.")
+    assert found["verdict"].startswith("Already over: The forward pass of rank 1 gave a NaN or Inf loss at step 20.")
     (table,) = path.parent.glob("files/media/table/*.json")
     assert {row[0] for row in json.loads(table.read_text())["data"]} >= {"straggler", "non_finite"}
 

@@ -100,7 +100,7 @@ def loss_sentence(loss: LossChange | None) -> str:
     if loss is None:
         return "Too few common steps to compare the loss."
     if loss.first_different_step is None:
-        return f"The losses are bitwise identical in {loss.common_steps:,} steps."
+        return f"The losses are bitwise identical in {loss.common_steps} steps."
     side = "higher" if loss.difference > 0 else "lower"
     factor = SHARED.outlier_sigmas
     noise = f"beyond its noise of {loss.noise:.2g}"
@@ -108,14 +108,14 @@ def loss_sentence(loss: LossChange | None) -> str:
         noise = f"which may be chance (less than {factor:.0f} times its noise of {loss.noise:.2g})"
     other = "" if loss.equal_tokens else " This decides nothing: the runs train different numbers of tokens per step."
     if loss.difference == 0:
-        return f"The loss is the same at the end, and first differs at step {loss.first_different_step:,}.{other}"
+        return f"The loss is the same at the end, and first differs at step {loss.first_different_step}.{other}"
     end = f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}"
-    return f"{end}, and differs from step {loss.first_different_step:,} on.{other}"
+    return f"{end}, and differs from step {loss.first_different_step} on.{other}"
 
 
 def nonfinite_sentence(run: str, since: int) -> str:
     """Sentence on a run whose loss is NaN or Inf from a step to its end."""
-    return f"The loss of {run} is NaN or Inf from step {since:,} on."
+    return f"The loss of {run} is NaN or Inf from step {since} on."
 
 
 def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
@@ -127,7 +127,7 @@ def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
     mine, others = (str(one.run.get("ended") or "") for one in (run, other))
     if mine in _ENDS and others not in _ENDS:
         step = run.run.get("steps")
-        found.append(_ENDS[mine] + (f" after step {step:,}" if isinstance(step, int) else ""))
+        found.append(_ENDS[mine] + (f" after step {step}" if isinstance(step, int) else ""))
     has = {finding.kind for finding in other.fired if finding.severity == "critical"}
     kinds = [finding.kind for finding in run.fired if finding.severity == "critical" and finding.kind not in has]
     if kinds:

@@ -53,11 +53,11 @@ def _speed(speed: Change | None) -> str:
 
 def _loss(loss: LossChange | None, nonfinite_since: int | None) -> str:
     if nonfinite_since is not None:
-        return f"NaN or Inf from step {nonfinite_since:,} on"
+        return f"NaN or Inf from step {nonfinite_since} on"
     if loss is None:
         return "not known: too few common steps"
     if loss.first_different_step is None:
-        return f"bitwise identical in {loss.common_steps:,} steps"
+        return f"bitwise identical in {loss.common_steps} steps"
     side = "higher" if loss.difference > 0 else "lower"
     if loss.is_real:
         return f"{side} by {abs(loss.difference):.3g}, beyond its noise of {loss.noise:.2g}"

@@ -60,7 +60,7 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         after = f"After that, a process was ended ({killed.quoted})." if killed else seen
         return Outcome(ended="finished", text=f"The job finished ({entry.quoted}). {extent}{after}", is_known=True)
     if (step := is_at_end(steps)) and not _trains_on(logs):
-        return Outcome(ended="finished", text=f"The job reached its last step, {step:,} of {step:,}. {extent}{seen}",
+        return Outcome(ended="finished", text=f"The job reached its last step, {step} of {step}. {extent}{seen}",
                        is_known=True)  # fmt: skip
     if steps and (done := _last_done(logs)):
         text = f"The job finished, by its last line ({done}). {extent}{seen}"
@@ -179,7 +179,7 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
     if all(row.get("is_counted") for row in rows):
         return f"{num:,} printed line{'s' * (num != 1)} of a step{loss}. "
     name = "step" if rows[-1].get("of_step") in (None, rows[-1]["step"]) else "iteration"
-    return f"{num:,} printed {name}{'s' * (num != 1)} to {name} {rows[-1]['step']:,}{loss}. "
+    return f"{num} printed {name}{'s' * (num != 1)} to {name} {rows[-1]['step']}{loss}. "
 
 
 def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:

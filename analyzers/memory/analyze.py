@@ -120,7 +120,7 @@ def _growth(
     steps_left = None if left is None else left[0] / max(left[1], 1e-9)
     until = ""
     if steps_left is not None and step_s:
-        until = f" Out of memory in {steps_left:,.0f} steps ({_time(steps_left * step_s)}) at this rate."
+        until = f" Out of memory in {steps_left:.0f} steps ({_time(steps_left * step_s)}) at this rate."
     is_all = len(growing) == len(samples)
     who = f"rank {worst}" if len(growing) == 1 else ("all ranks" if is_all else f"{len(growing)} ranks")
     return Finding(

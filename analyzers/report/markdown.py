@@ -127,7 +127,7 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
     ranks = facts.get("num_ranks")
     known = [
         ("ranks", f"{ranks}{before} on {nodes}{f': {mesh}' if mesh else ''}" if ranks else ""),
-        ("steps", f"{facts['steps']:,}" if facts.get("steps") else ""),
+        ("steps", str(facts["steps"]) if facts.get("steps") else ""),
         ("attempts", f"{facts['attempts']:,}" if facts.get("attempts") else ""),
         ("ended", str(facts.get("ended") or "no end recorded")),
         ("step, median", f"{number(facts['step_ms_median'], 4)} ms" if facts.get("step_ms_median") else ""),

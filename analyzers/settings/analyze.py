@@ -231,9 +231,9 @@ def _interval(run: _Run) -> Advice:
     return (
         f"`checkpoint.interval = {interval:.0f}` costs {percent(now)} of the time in saves and repeated steps. "
         + (
-            f"One save at the end of the {length:,} steps would cost {percent(then)}."
+            f"One save at the end of the {length} steps would cost {percent(then)}."
             if steps < best.steps
-            else f"The best interval, {steps:,} steps, would cost {percent(then)}."
+            else f"The best interval, {steps} steps, would cost {percent(then)}."
         ),
         {
             "interval_steps": int(interval),

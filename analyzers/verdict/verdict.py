@@ -25,7 +25,7 @@ __all__ = ["ALREADY_OVER", "LISTED_BELOW", "outcome", "verdict", "without_unjudg
 LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made, which every report has under this heading."""
 ALREADY_OVER = "Already over: "
-"""Before the sentence of a finding that is over, in a list that has open ones before it."""
+"""Before the sentence of a finding that is over. Open ones come first: a verdict that begins with it has none."""
 _LISTED = re.compile(rf"\s*\b\d+ checks? needs? more data: {LISTED_BELOW}\.")
 MAX_LINES = 3
 """Maximum number of findings after the first that get a line in the verdict."""
@@ -66,7 +66,8 @@ def verdict(
         if wrong[0].severity == "critical" and wrong[0].kind in OUR_KINDS:
             gain = ""
         last = " ".join(part for part in (gain, missing) if part)
-        return "\n".join(part for part in (first.summary, *others, last) if part)
+        opening = f"{ALREADY_OVER if first.id in closed else ''}{first.summary}"
+        return "\n".join(part for part in (opening, *others, last) if part)
     extent = [
         f"{count} {noun}{'s' * (count != 1)}"
         for count, noun in ((facts.get("steps"), "step"), (facts.get("num_ranks"), "rank"))

@@ -48,7 +48,7 @@ def questions(run: str, ranks: int, steps: int) -> tuple[Question, ...]:
     return (
         Question(
             "which rank is slow, why, since when", run, (evidence_of("Straggler"),),
-            (f"text=/Rank {ranks // 3} has been slow since step [0-9]+: .* of compute per step/", "text='Why'"),
+            (f"text=/Rank {ranks // 3} was slow from step [0-9]+ to the end: .* of compute per step/", "text='Why'"),
         ),
         Question(
             "why did the loss jump", run, (evidence_of("Loss spike"),),

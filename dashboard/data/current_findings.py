@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from analyzers.diagnose import Diagnosis, reading_order
 from analyzers.finding import Finding
 from analyzers.run.findings.open_findings import closed_findings, is_same_finding, newest_reports
+from analyzers.run.findings.past_tense import at_run_end, over
 
 __all__ = ["CurrentFindings", "current_findings", "pick"]
 
@@ -30,16 +31,29 @@ class CurrentFindings:
 
 
 def current_findings(
-    diagnosis: Diagnosis | None, reports: Sequence[Finding], *, newest_attempt: int | None = None
+    diagnosis: Diagnosis | None,
+    reports: Sequence[Finding],
+    *,
+    newest_attempt: int | None = None,
+    has_ended: bool = False,
 ) -> CurrentFindings:
-    """Join the findings in the order of the verdict, open ones first. `reports`: newest first."""
-    found = list(diagnosis.fired) if diagnosis is not None else []
+    """Join the findings in the order of the verdict, open ones first. `reports`: newest first. Findings that are over,
+    and those of a run that `has_ended`, are in the past tense.
+    """
+    judged = diagnosis.fired if diagnosis is not None else ()
+    found = list(judged)
     for report in newest_reports(reports):
         if report.status in ("fired", "suspect") and not any(is_same_finding(finding, report) for finding in found):
             found.append(report)
     closed = closed_findings(found, reports, newest_attempt=newest_attempt)
     found.sort(key=lambda finding: (finding.id in closed, reading_order(finding)))
-    return CurrentFindings(findings=found, closed=closed)
+
+    def told(finding: Finding) -> Finding:
+        if finding.id in closed:  # a report is not repeated, so its last step is not that of the problem
+            return over(finding, finding.last_step if finding in judged else None)
+        return at_run_end(finding) if has_ended else finding
+
+    return CurrentFindings(findings=[told(finding) for finding in found], closed=closed)
 
 
 def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:

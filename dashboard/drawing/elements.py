@@ -192,7 +192,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
 def location(finding: Finding) -> str:
     """Short text with the steps, ranks and attempt of a finding."""
     first, last = finding.first_step, finding.last_step
-    steps = "" if first is None else f"step {first:,}" if last in (None, first) else f"steps {first:,} to {last:,}"
+    steps = "" if first is None else f"step {first}" if last in (None, first) else f"steps {first} to {last}"
     who = ranks_text(finding.ranks) if finding.ranks else ""
     attempt = f"attempt {finding.attempt}" if finding.attempt else ""
     return " · ".join(part for part in (steps, who, attempt) if part)

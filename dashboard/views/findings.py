@@ -73,7 +73,7 @@ def as_of(finding: Finding, state: RunState) -> str:
     lasts = finding.kind in KINDS and KINDS[finding.kind].may_last
     if not (state.is_live and lasts and finding.last_step and state.step and finding.last_step < state.step):
         return ""
-    return f" · as of step {finding.last_step:,} of {state.step:,}"
+    return f" · as of step {finding.last_step} of {state.step}"
 
 
 @framed("Findings")
@@ -83,7 +83,7 @@ def findings(view: View) -> None:
     if words is None:
         return
     diagnosis = view.diagnosis()
-    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
+    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt, has_ended=not view.state.is_live)
     advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
     if asked:

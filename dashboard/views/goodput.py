@@ -30,8 +30,8 @@ def goodput(view: View) -> None:
         [
             ("Goodput", units.percent(account.goodput_ratio), None, GOODPUT),
             ("Wall time", units.duration(account.wall_s), None, None),
-            ("Steps kept", f"{account.num_kept:,}", None, None),
-            ("Steps discarded", f"{account.num_discarded:,}", None, "Refused, rolled back or lost."),
+            ("Steps kept", str(account.num_kept), None, None),
+            ("Steps discarded", str(account.num_discarded), None, "Refused, rolled back or lost."),
         ], key="goodput",
     )  # fmt: skip
     chart(figures.waterfall, account, key="waterfall", what="From the wall time down to training")

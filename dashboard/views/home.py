@@ -220,7 +220,7 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
         "name": name, "run": visible(name), "finding": f"{found['finding']}{more}" if found.get("finding") else unread,
         "state": found.get("state", unread),
         "severity": found.get("severity", ""),
-        "step": "" if found.get("step") is None else f"{found['step']:,}",
+        "step": "" if found.get("step") is None else str(found["step"]),
         "step time": units.duration(step_ms / 1e3) if step_ms is not None else "",
         "tokens/s": units.amount(found["tokens_per_s"]) if found.get("tokens_per_s") else "",
         "loss": "" if loss is None else f"{loss:.4f}" if math.isfinite(loss) else "not finite",

@@ -111,7 +111,7 @@ def _what_is_shown(found: Gradients) -> str:
     num_steps, num_parameters = len(np.unique(shown["step"])), len(set(shown["parameter"].tolist()))
     text = "Largest norm over the ranks' shards. Measured every `probes.gradient_interval` steps."
     if num_steps < found.num_steps:
-        text += f" Shown: {num_steps:,} of {found.num_steps:,} measured steps: evenly spaced, and with NaN or Inf."
+        text += f" Shown: {num_steps} of {found.num_steps} measured steps: evenly spaced, and with NaN or Inf."
     if num_parameters < found.num_parameters:
         text += (
             f" Shown: {num_parameters:,} of {found.num_parameters:,} parameters: those with NaN or Inf, the largest "

@@ -48,7 +48,7 @@ def overview(view: View) -> None:
     if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()
-    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
+    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt, has_ended=not view.state.is_live)
     _pulse(view, pulse, diagnosis)
     account = diagnosis.goodput if diagnosis is not None else None
     with st.container(key="overview-account"):
@@ -91,10 +91,10 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     goodput_ratio = diagnosis.goodput.goodput_ratio if diagnosis is not None and diagnosis.goodput else None
     planned = _planned_steps(view.manifest)
     step = max((number for number in (view.state.step, pulse["step"]) if number is not None), default=None)
-    done = f"of {planned:,}" if planned and (step or 0) <= planned else None
+    done = f"of {planned}" if planned and (step or 0) <= planned else None
     fullest = pulse["memory_rank"]
     numbers = [
-        ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),
+        ("Step", units.amount(step) if step is None else f"{step:.0f}", done, None),
         ("Loss", _loss_text(pulse["loss"]), None, "Of the newest step."),
         _speed("Tokens/s", pulse, diagnosis, is_live=view.state.is_live),
         _speed("Step time", pulse, diagnosis, is_live=view.state.is_live),

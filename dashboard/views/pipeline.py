@@ -91,7 +91,7 @@ def pipeline(view: View) -> None:
     if pieces is None:
         return
     is_of_host = bool(measured) and measured["why"] == HOST_SPANS
-    st.subheader(f"Step {step:,} as {'the hosts issued it' if is_of_host else 'it ran'}", anchor=False)
+    st.subheader(f"Step {step} as {'the hosts issued it' if is_of_host else 'it ran'}", anchor=False)
     if len(ints(pieces["stage"])):
         chart(
             figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage",

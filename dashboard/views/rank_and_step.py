@@ -50,7 +50,7 @@ def rank_and_step(view: View) -> None:
         return
     with st.container(border=True, key="rank-and-step"):
         with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
-            st.subheader(f"Rank {rank} in step {step:,}", anchor=False, width="content")
+            st.subheader(f"Rank {rank} in step {step}", anchor=False, width="content")
             with st.container(horizontal=True, vertical_alignment="center", gap="small", width="content"):
                 _buttons(view, rank, step)
         found = view.ask(load_rank_at_step, rank, step)

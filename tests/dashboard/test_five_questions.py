@@ -33,7 +33,7 @@ QUESTIONS = (
     Question(
         "which rank is slow, why, since when", "slower",
         (evidence_of("Straggler"),),
-        ("text=/Rank 1 has been slow since step 31: .* of compute per step/", "text='Why'", "text='Next'"),
+        ("text=/Rank 1 was slow from step 31 to the end: .* of compute per step/", "text='Why'", "text='Next'"),
     ),
     Question(
         "why did the loss jump", "slower", (evidence_of("Loss spike"),),

@@ -174,9 +174,9 @@ FACTS: Mapping[str, tuple[Look, ...]] = {
         text("page pipeline", r"Imbalance: NUMBER %"),
     ),
     "straggler's first step": (
-        text("terminal", r"has been slow since step NUMBER"), text("terminal", r"steps NUMBER to \d+  rank"),
-        text("top", r"has been slow since step NUMBER"), text("markdown", r"has been slow since step NUMBER"),
-        text("html", r"has been slow since step NUMBER"), text("page overview", r"has been slow since step NUMBER"),
+        text("terminal", r"was slow from step NUMBER"), text("terminal", r"steps NUMBER to \d+  rank"),
+        text("top", r"was slow from step NUMBER"), text("markdown", r"was slow from step NUMBER"),
+        text("html", r"was slow from step NUMBER"), text("page overview", r"was slow from step NUMBER"),
         text("page overview", r"steps NUMBER to \d+ · rank"), text("page findings", r"steps NUMBER to \d+ · rank"),
     ),
     "straggler's last step": (

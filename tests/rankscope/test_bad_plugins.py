@@ -180,7 +180,7 @@ def test_pages_of_the_dashboard_have_our_finding_and_name_each_plugin(seen: dict
     pages = seen["pages"]
     assert {name: page["exceptions"] for name, page in pages.items()} == {name: [] for name in pages}
     for name in ("overview", "findings"):
-        assert "Rank 2 has been slow from the first step" in pages[name]["shown"]
+        assert "Rank 2 was slow from the first step" in pages[name]["shown"]
     for name, bad in BAD.items():
         if name not in ("row", "figure") and not bad.only_live:
             assert f"Plug-in {escaped(name)}" in pages["findings"]["shown"], pages["findings"]["shown"]

@@ -166,7 +166,7 @@ def test_a_run_that_has_ended_shows_the_findings_of_its_diagnosis(tmp_path: Path
     run = make_run(tmp_path, ranks=4, steps=60, slow={3: 1.6}, phase="forward")
     done = CliRunner().invoke(app, ["top", str(run.path)])
     assert done.exit_code == 0, done.output
-    assert "Rank 3 has been slow" in done.output
+    assert "Rank 3 was slow" in done.output
     table = done.output[done.output.index("own work") :]
     assert re.search(r"^ *3 +ended.*straggler", table, flags=re.MULTILINE), table
 
@@ -181,7 +181,7 @@ def test_what_is_over_comes_after_what_still_lasts_and_says_so(tmp_path: Path) -
     console = Console(width=200, no_color=True, record=True, file=StringIO())
     console.print(screen.table)
     lines = console.export_text().splitlines()
-    slow = next(place for place, line in enumerate(lines) if line.startswith("Rank 3 has been slow"))
+    slow = next(place for place, line in enumerate(lines) if line.startswith("Rank 3 was slow"))
     assert lines[slow + 1].startswith("Already over: Loss rose from")
 
 
@@ -275,7 +275,7 @@ def test_sentences_that_break_leave_the_heading_on_the_screen(tmp_path: Path) ->
     console = Console(width=60, no_color=True, record=True, file=StringIO())
     console.print(screen.table)
     lines = console.export_text().rstrip("\n").splitlines()
-    assert "Rank 3 has been slow" in "\n".join(lines[:6])
+    assert "Rank 3 was slow" in "\n".join(lines[:6])
     assert len(lines) <= 16, lines
 
 

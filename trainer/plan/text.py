@@ -121,7 +121,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
             f"in the store (estimated): {amount(kept)}B a rank and hour{window}{budget}; "
             f"{amount(kept * step_s / 3600)}B a step, "
             f"{amount(kept * step_s / 3600 * expected.config.train.steps * expected.plan.world_size)}B for all ranks "
-            f"and {expected.config.train.steps:,} steps",
+            f"and {expected.config.train.steps} steps",
             highlight=False,
         )
     console.print()

@@ -101,10 +101,10 @@ def name_of(excess: Excess, one: StandingOut) -> str:
     size = f"+{one.value:.2g} {unit}"
     is_coarse = excess.steps_per_cell > 1  # the cell in which it begins has steps before it
     if one.is_rise or (one.lasts and one.first_step > int(excess.steps[0])):
-        return f"{size} from {'about ' * is_coarse}step {one.first_step:,} on"
+        return f"{size} from {'about ' * is_coarse}step {one.first_step} on"
     if one.lasts:
         return f"{size} in all steps"
-    return f"{size} {'around' if is_coarse else 'in'} steps {one.first_step:,} to {one.last_step:,}"
+    return f"{size} {'around' if is_coarse else 'in'} steps {one.first_step} to {one.last_step}"
 
 
 def _limits(excess: Excess) -> tuple[float, float]:
@@ -158,7 +158,7 @@ def _text(excess: Excess, rank: int, marks: Sequence[Mark]) -> str:
     for mark in marks:
         if mark.rank == rank:
             first, last = mark.first_step, mark.last_step
-            return f"{mark.text}, " + (f"steps {first:,} to {last:,}" if last > first else f"step {first:,}")
+            return f"{mark.text}, " + (f"steps {first} to {last}" if last > first else f"step {first}")
     return ", ".join(name_of(excess, one) for one in excess.standing_out if one.rank == rank)
 
 

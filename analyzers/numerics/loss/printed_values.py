@@ -142,7 +142,7 @@ def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             first_step=first,
             last_step=last,
             cause="unknown",
-            summary=f"{num:,} of {extent:,} steps since step {first} were skipped because their gradients were "
+            summary=f"{num} of {extent} steps since step {first} were skipped because their gradients were "
             f"not finite: "
             "the model learns nothing from them.",
             evidence={"basis": f"{len(late)} printed lines count skipped steps", "skipped_steps": num, "do": DO},

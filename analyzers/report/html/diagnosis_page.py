@@ -115,7 +115,7 @@ class _Page:
             yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
         yield from self._spike()
         if account := diagnosis.goodput:
-            steps = f"{account.num_kept:,} steps kept, {account.num_discarded:,} discarded"
+            steps = f"{account.num_kept} steps kept, {account.num_discarded} discarded"
             note = f"{account.wall_s:.1f} s of wall time, {steps}. {account.open_text}".rstrip()
             if account.basis == "steps":
                 note += " No collectives were recorded: waits are split step by step."
@@ -245,7 +245,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     what_if = diagnosis.what_if
     tiles = [
         ("ranks", facts.get("num_ranks"), "{:,}"),
-        ("steps", facts.get("steps"), "{:,}"),
+        ("steps", facts.get("steps"), "{}"),
         ("attempts", None if facts.get("attempts") == 1 else facts.get("attempts"), "{:,}"),
         ("wall time", wall_s(diagnosis.goodput, facts), "{:,.1f} s"),
         (
@@ -376,7 +376,7 @@ def pipeline_sections(
     rows = [(stage, f"{work_ms:.4g}") for stage, work_ms in list(numbers["work_ms_by_stage"].items())[:MAX_ROWS]]
     yield Section(
         title="Pipeline",
-        note=f"{found.summary} Means over {numbers['num_steps_measured']:,} typical steps. "
+        note=f"{found.summary} Means over {numbers['num_steps_measured']} typical steps. "
         "The numbers in the drawn step are microbatches.",
         figures=figures,
         columns=("stage", "work a step, ms"),

@@ -182,12 +182,12 @@ def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
     """
     if is_number(num_steps) and interval["steps"] > num_steps and not interval["num_failures"]:
         return ""
-    more = f", more than the {num_steps:,} recorded" if is_number(num_steps) and interval["steps"] > num_steps else ""
+    more = f", more than the {num_steps} recorded" if is_number(num_steps) and interval["steps"] > num_steps else ""
     failures = interval["num_failures"]
     rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
     few = "" if FailurePolicy().knows_rate(failures) else ", too few for a rate: a lower bound"
     return (
-        f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
+        f"Suggested checkpoint interval: {interval['steps']} step{'s' * (interval['steps'] != 1)} "
         f"({_duration(interval['interval_s'])}){more}. It loses the least time to saves and repeated steps with {rate} "
         f"(one failure in {_duration(interval['mtbf_s'])}{few}). "
         f"A save to disk stalls training for {1e3 * interval['cost_s']:.1f} ms (median of {interval['num_saves']})."
@@ -221,7 +221,7 @@ def excluded_text(excluded: Mapping[str, Any]) -> str:
 
 
 def _compared(few: Mapping[str, Any]) -> str:
-    steps = f"Ranks were compared in {few['steps']:,} of {few['of']:,} steps."
+    steps = f"Ranks were compared in {few['steps']} of {few['of']} steps."
     return f"{steps} Slowdowns that ended within {few['shortest_slowdown_steps']} steps may be missed."
 
 

@@ -125,8 +125,8 @@ def _head(found: RankRows, heading: Heading) -> Text:
     head = _text(visible(heading.run), "bold")
     head.append(f"  {heading.state}", style=_RUN_STATES.get(heading.state, ""))
     is_within = bool(heading.planned_steps) and (found.step or 0) <= (heading.planned_steps or 0)
-    planned = f" of {heading.planned_steps:,}" if is_within else ""
-    step = "" if found.step is None else f"  step {found.step:,}{planned}"
+    planned = f" of {heading.planned_steps}" if is_within else ""
+    step = "" if found.step is None else f"  step {found.step}{planned}"
     speed = "" if found.step_ms is None else f"  median step {found.step_ms:,.1f} ms"
     attempt = f"  attempt {found.attempt}" if found.attempt else ""
     head.append(f"{step}{speed}  {ranks}{attempt}")
@@ -142,7 +142,7 @@ def _cells(row: RankRow) -> list[Text | str]:
     return [
         str(row.rank),
         Text(row.state, style=_STATES.get(row.state, "")),
-        "" if row.step is None else f"{row.step:,}",
+        "" if row.step is None else str(row.step),
         _ms(row.own_ms),
         _ms(row.waiting_ms),
         "" if row.memory_bytes is None else size_text(row.memory_bytes),
@@ -162,7 +162,7 @@ def _finding(row: RankRow) -> Text:
 def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:
     """One row for many ranks: their numbers, the range of their steps and the medians of their times."""
     steps = [row.step for row in rows if row.step is not None]
-    span = "" if not steps else f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,}-{max(steps):,}"
+    span = "" if not steps else str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
     states = {row.state for row in rows}
     memory = [row.memory_bytes for row in rows if row.memory_bytes is not None]
     loads = [row.load_ratio for row in rows if row.load_ratio is not None]

@@ -18,7 +18,7 @@ def loss_line(facts: Mapping[str, Any]) -> str:
     """First and last loss and the change between them. A loss that became NaN or Inf and stayed so has no end value."""
     first, last = (loss_text(facts[name], 4) for name in ("first_loss", "last_loss"))
     if (lost_at := facts.get("loss_lost_at_step")) is not None:
-        return f"{first} at the start, {last} at the last finite step. NaN or Inf from step {lost_at:,} to the end."
+        return f"{first} at the start, {last} at the last finite step. NaN or Inf from step {lost_at} to the end."
     if (facts.get("logs") or {}).get("printed_losses") == 1:
         return f"{first} in the only line that prints it"
     text = f"{first} at the start, {last} at the end" if first != last else f"{first} at the start and at the end"
@@ -37,7 +37,7 @@ def _times(ratio: float) -> str:
 
 def validation_line(validation: Mapping[str, Any]) -> str:
     """The last validation loss, and the lowest if they differ."""
-    last = f"Loss {loss_text(validation['last_loss'], 4)} at step {validation['last_step']:,}"
+    last = f"Loss {loss_text(validation['last_loss'], 4)} at step {validation['last_step']}"
     if validation["lowest_step"] == validation["last_step"]:
         return f"{last}, the lowest of {counted(validation['evaluations'], 'evaluation')}."
-    return f"{last}. The lowest was {loss_text(validation['lowest_loss'], 4)} at step {validation['lowest_step']:,}."
+    return f"{last}. The lowest was {loss_text(validation['lowest_loss'], 4)} at step {validation['lowest_step']}."

@@ -55,7 +55,7 @@ def read_ascend_steps(path: Path, *, is_only: bool = False) -> RankTrace:
         steps.append(step)
         parts.append(numbers)
         if len(steps) > MAX_STEPS:
-            raise SourceError(f"has more than {MAX_STEPS:,} steps")
+            raise SourceError(f"has more than {MAX_STEPS} steps")
     if not steps:
         raise SourceError("holds no step with all times")
     rank = _rank(path)

@@ -59,5 +59,5 @@ def test_a_loss_that_ended_as_nan_is_not_as_low_as_before() -> None:
     def failed(since: tuple[int | None, int | None]) -> list[str]:
         return list(failures(replace(comparison(), nonfinite_since=since), gates_of(["loss"])))
 
-    assert failed((None, 1_032)) == ["The loss of after is NaN or Inf from step 1,032 on."]
+    assert failed((None, 1_032)) == ["The loss of after is NaN or Inf from step 1032 on."]
     assert failed((5, 1_032)) == [], "as before"

@@ -103,7 +103,7 @@ def test_a_straggler_explains_the_gain_and_unmeasured_time_is_a_fact_of_the_run(
         diagnosis = diagnose(store, {})
     assert diagnosis.what_if is not None
     assert diagnosis.what_if.is_beyond_error
-    assert diagnosis.verdict.startswith("Rank 2 has been slow")
+    assert diagnosis.verdict.startswith("Rank 2 was slow")
     assert "nothing recorded explains" not in diagnosis.verdict
     assert diagnosis.run["steps_not_measured_ratio"] == 0
 

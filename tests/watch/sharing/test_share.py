@@ -56,7 +56,7 @@ def test_the_verdict_is_the_same_elsewhere(run: RunDir, packed: Path, tmp_path: 
     here, shared = (CliRunner().invoke(app, ["analyze", str(path), "--format", "json"]) for path in (run.path, there))
     assert shared.exit_code == here.exit_code == 0, shared.output
     assert shared.stdout == here.stdout
-    assert "Rank 3 has been slow" in json.loads(shared.stdout)["verdict"]
+    assert "Rank 3 was slow" in json.loads(shared.stdout)["verdict"]
 
 
 def test_no_secret_is_in_it(packed: Path) -> None:

@@ -19,6 +19,7 @@ from analyzers.hangs.summary import SO_FAR, lasting
 from analyzers.kinds import OUR_KINDS
 from analyzers.report.wording.explained import next_step, why
 from analyzers.run.findings.open_findings import newest_reports, why_closed
+from analyzers.run.findings.past_tense import at_run_end
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import read_events
@@ -44,7 +45,7 @@ def last_verdict(run: RunDir) -> list[str]:
     """Markup lines for an end without time to read the last records: the worst open finding, or that nothing was
     reported.
     """
-    found = _open(run)
+    found = [at_run_end(finding) for finding in _open(run)]
     if found:
         return verdict_lines(found[0], "\n".join(finding.summary for finding in found).replace(SO_FAR, ""))[:1]
     return verdict_lines(None, NOTHING_REPORTED)

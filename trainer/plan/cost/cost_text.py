@@ -40,7 +40,7 @@ def _cost(cost: TrainingCost, console: Console) -> None:
     _print(
         console,
         f"[bold]Cost[/] of {amount(cost.num_tokens)}tokens ({cost.tokens_per_parameter:.3g} a parameter): "
-        f"{cost.steps:,} steps, {_duration(cost.hours)}, {cost.gpu_hours:,.0f} GPU-hours{_price(cost.price)}, "
+        f"{cost.steps} steps, {_duration(cost.hours)}, {cost.gpu_hours:,.0f} GPU-hours{_price(cost.price)}, "
         f"{cost.energy_kwh / 1e3:,.3g} MWh at the devices' power limit",
         "  an estimate, without restarts, evaluations, checkpoints, hosts and cooling\n",
     )
@@ -52,7 +52,7 @@ def _failures(failures: FailureCost, console: Console) -> None:
         console,
         f"[bold]Failures[/] at {failures.per_1000_gpu_days:g} per 1,000 GPU-days: "
         f"{failures.num_failures:,.3g} expected, {_duration(failures.lost_hours)} lost ({failures.lost_ratio:.1%})"
-        f"{_price(failures.lost_price)}, with a checkpoint every {failures.interval_steps:,} steps and "
+        f"{_price(failures.lost_price)}, with a checkpoint every {failures.interval_steps} steps and "
         f"{RESTART_S:.0f} s for a restart",
     )
 
@@ -62,7 +62,7 @@ def _budget(budget: BudgetTokens, num_parameters: int, console: Console) -> None
     best = budget.optimal
     _print(
         console,
-        f"[bold]Budget[/] of {budget.gpu_hours:,.0f} GPU-hours{_price(budget.price)}: {budget.steps:,} steps in "
+        f"[bold]Budget[/] of {budget.gpu_hours:,.0f} GPU-hours{_price(budget.price)}: {budget.steps} steps in "
         f"{_duration(budget.hours)}, {amount(budget.num_tokens).strip()} tokens "
         f"({budget.tokens_per_parameter:.3g} a parameter)",
         f"  compute-optimal for the same {amount(best.num_flops)}FLOP: {amount(best.num_parameters).strip()} "

@@ -71,7 +71,7 @@ def test_no_gain_beneath_a_finding_does_not_contradict_it(what: WhatIf, finding:
 
 def test_an_interval_that_is_longer_than_the_run_says_so() -> None:
     failed = {**INTERVAL, "num_failures": 3}
-    assert "1,742 steps (25 min), more than the 26 recorded. It loses the least time" in saves_line(failed, 26)
+    assert "1742 steps (25 min), more than the 26 recorded. It loses the least time" in saves_line(failed, 26)
     assert saves_line({**INTERVAL, "num_failures": 0}, 26) == "", "an assumed rate says nothing of a short try"
     assert "recorded." not in saves_line(INTERVAL, 2_000)
     assert "one failure in 6,389 h" in saves_line(INTERVAL, None)

@@ -1,0 +1,84 @@
+"""Summaries of findings in the past tense: while a finding is open, its sentence says what is so now.
+
+    in_past("Rank 3 has been slow since step 60: +19 ms.", "to 149")    # "Rank 3 was slow from step 60 to 149: +19 ms."
+    over(finding).summary           # of a finding that is over: to its last step
+    at_run_end(finding).summary     # of one that was open when its run ended: to the end
+
+The steps and numbers stay as they are. A sentence without such words stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from analyzers.finding import Finding
+from analyzers.kinds import KINDS
+
+__all__ = ["at_run_end", "in_past", "over"]
+
+_BE = {"has": "was", "have": "were"}
+_FROM_STEP = r"(?P<since>(?:since|from) step \d+(?:, the first one (?:compared|here))?|from the first step)"
+_SLOW = r"slow(?:er)?(?: \d+ times| in turn| in communication)?"
+_LASTING: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(rf"\b(?P<be>has|have) been (?P<what>{_SLOW}) {_FROM_STEP}"), "{be} {what} {since}"),
+    (re.compile(rf"\b(?:has|have) (?P<what>paused in \S+ % of the steps) {_FROM_STEP}"), "{what} {since}"),
+    (re.compile(rf"\bhave (?P<what>waited for data \S+ % of the time) {_FROM_STEP}"), "{what} {since}"),
+)
+"""Clauses on what has lasted since a step."""
+_VERBS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), past)
+    for pattern, past in (
+        (r"\b(?:has|have) become slower\b", "became slower"),
+        (r"\btakes (?=[\d.]+x as long as)", "took "),
+        (r"\bgrows by\b", "grew by"),
+        (r"(?<= )are padding\b", "were padding"),
+        (r"\bOut of memory in (?=[\d,]+ steps)", "Out of memory would have followed in "),
+        (r"\bcheckpoint is of step\b", "checkpoint was of step"),
+        (r"(?<=steps) ago(?=, with one due)", " earlier"),
+        (r"\bA failure now costs\b", "A failure would have cost"),
+        (r"\bdo(?:es)? not (?=respond\b|return\b)", "did not "),
+        (r"\bhangs? (?=in the data loader|in evaluation|writing a checkpoint)", "hung "),
+        (r"\b(?:has|have) not (?=finished compiling\b|reported since\b)", "had not "),
+        (r"\bmakes? no progress\b", "made no progress"),
+        (r"\bstill wait in\b", "still waited in"),
+        (r"\bwaits? for (?=each other\b|ranks? \d)", "waited for "),
+        (r"\bis (?=stopped\b|stuck\b|down\b|at step\b|ahead of\b)", "was "),
+        (r"\bare (?=stopped\b|stuck\b|at step\b|ahead of\b)", "were "),
+    )
+)
+"""Other verbs in the present tense of findings that can be over (`analyzers.kinds`), or whose attempt can."""
+
+
+def in_past(summary: str, until: str) -> str:
+    """The summary in the past tense. `until` ends a clause on what has lasted since a step: "to 149", "to the end", or
+    "on" if the last step is unknown."""
+    for pattern, form in _LASTING:
+        summary = pattern.sub(_lasted(form, until), summary)
+    for pattern, past in _VERBS:
+        summary = pattern.sub(past, summary)
+    return summary
+
+
+def over(finding: Finding, last_step: int | None = None) -> Finding:
+    """The finding, which is over. `last_step`: the last step with it, if known."""
+    return replace(finding, summary=in_past(finding.summary, "on" if last_step is None else f"to {last_step}"))
+
+
+def at_run_end(finding: Finding) -> Finding:
+    """The finding, which was open when its run ended. How a rank hung then is told as it was: in the present tense."""
+    summary = finding.summary
+    if finding.kind in KINDS and not KINDS[finding.kind].at_end:
+        summary = in_past(summary, "to the end")
+    return replace(finding, summary=summary)
+
+
+def _lasted(form: str, until: str) -> Callable[[re.Match[str]], str]:
+    def text(found: re.Match[str]) -> str:
+        named = found.groupdict()
+        since = re.sub("^since ", "from ", named["since"])
+        since = f"{since}," if ", " in since else since
+        return f"{form.format(be=_BE.get(named.get('be', ''), ''), what=named['what'], since=since)} {until}"
+
+    return text
