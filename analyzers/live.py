@@ -71,8 +71,8 @@ class LiveState:
     stall: StallPolicy = field(default_factory=StallPolicy)
     manifest: Mapping[str, Any] = field(default_factory=dict)
     reported: dict[tuple[object, ...], Finding] = field(default_factory=dict)
-    last_steps: dict[tuple[object, ...], int | None] = field(default_factory=dict)
-    """Last step of each finding when it was last found."""
+    newest_found: dict[tuple[object, ...], Finding] = field(default_factory=dict)
+    """Each finding as it was last found, which is not reported if nothing important has changed."""
     errors: dict[str, int] = field(default_factory=dict)
     stacks_dir: Path | None = None
     """Folder of the stacks that `watch` has the ranks write in a hang."""
@@ -99,7 +99,7 @@ class LiveState:
     failures: dict[str, list[str]] = field(default_factory=dict)
     """{analysis or plug-in: reasons why it failed}, without repeats."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Guards `reported` and `last_steps`."""
+    """Guards `reported` and `newest_found`."""
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
@@ -353,7 +353,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     news: list[Finding] = []
     current = {finding.identity: finding for finding in found}
     for key, finding in current.items():
-        state.last_steps[key], before = finding.last_step, state.reported.get(key)
+        state.newest_found[key], before = finding, state.reported.get(key)
         is_closed = bool(why_closed(finding, None))  # such as a loss that fell back
         if before is not None and before.status != "ok" and is_closed and not why_closed(before, None):
             news += [] if state.is_stopping else [_over(state, key, finding)]
@@ -372,7 +372,8 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
 
 
 def _over(state: LiveState, key: tuple[object, ...], finding: Finding) -> Finding:
-    past = over(finding, state.last_steps.get(key))
+    newest = state.newest_found.get(key)  # None if only an earlier watch found it
+    past = over(newest or finding, newest.last_step if newest else None)
     state.reported[key] = ended = replace(past, status="ok", severity="info", summary=f"Over: {past.summary}")
     return ended
 

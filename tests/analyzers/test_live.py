@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_a_hang_is_told_again_when_more_is_known_and_when_it_is_over() -> None:
     world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.after(8)} WHERE end_ns IS NULL")
     world.event("rank_state", 7.9, state_rank=1, state="running", os_state="R")
     assert told(world.store, state, world.after(8.5)) == [("hang", "ok", (1,))]
+
+
+def test_a_hang_that_is_over_lasted_until_it_was_last_found_and_not_only_until_it_was_reported() -> None:
+    world, state = waiting_world(), LiveState()
+    assert told(world.store, state, world.after(6)) == [("hang", "fired", (1,))]
+    assert told(world.store, state, world.after(26)) == []
+    world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.after(27)} WHERE end_ns IS NULL")
+    (over,) = live_findings(world.store, state, world.after(27.5))
+    (lasted,) = re.findall(r" for ([\d.]+) s\.", over.summary)
+    assert float(lasted) > 20, over.summary
 
 
 STACK = 'Stack (most recent call first):\n  File "/home/me/train.py", line 18 in fetch\n'

@@ -129,6 +129,21 @@ def test_eighty_columns_show_a_straggler_and_the_whole_call_that_waits_for_it() 
         assert value in text
 
 
+@pytest.mark.parametrize("width", range(60, 100))
+def test_an_activity_without_room_is_cut_between_words(width: int) -> None:
+    doing = "all_reduce #2256 (group world:0-3) and 1 more"
+    row = RankRow(rank=0, state="stalled", step=1127, own_ms=33.3, doing=doing, doing_s=14.0, finding="hang")
+    written = StringIO()
+    console = Console(width=width, no_color=True, force_terminal=True, file=written)
+    found = RankRows(attempt=0, step=1127, step_ms=89.9, rows=(row,))
+    console.print(rank_table(found, Heading(run="runs/x", state="stalled"), max_rows=9))
+    text = Text.from_ansi(written.getvalue()).plain
+    (cut,) = re.findall(r"all_reduce .*?(?=  )", text)
+    assert cut.removesuffix(" …") in [doing.replace("group ", "").rsplit(" ", count)[0] for count in range(5)] + [
+        doing.replace("group ", "")
+    ]
+
+
 @pytest.mark.parametrize(
     ("state", "colour"), [("training", "green"), ("given up", "red"), ("recovering", "yellow"), ("interrupted", "")]
 )

@@ -87,8 +87,17 @@ class FittedTable:
                 no_wrap=bool(widths) or name != STRETCHED, overflow="ellipsis",
             )  # fmt: skip
         for style, cells in self.rows:
-            table.add_row(*(cells[index] for index in kept), style=style)
+            table.add_row(*(_cut(cells[index], widths.get(index)) for index in kept), style=style)
         return table
+
+
+def _cut(cell: Text | str, width: int | None) -> Text | str:
+    """The whole words of a text that fit, then an ellipsis; only a first word that is too long is cut itself."""
+    if width is None or not isinstance(cell, str) or _width(cell) <= width:
+        return cell
+    words = cell.split(" ")
+    fitting = (" ".join(words[:count]) for count in range(len(words) - 1, 0, -1))
+    return next((f"{text} …" for text in fitting if _width(text) <= width - 2), cell)
 
 
 def _width(cell: Text | str) -> int:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from probes.tape.redaction.printable import visible_lines
 
-__all__ = ["SafeConsole", "with_bound_units"]
+__all__ = ["SafeConsole", "with_bound_units", "without_bound_units"]
 
 _BOUND = "\ue000"
 """Stands for a space at which no line may break; rich would break lines even at a no-break space."""
@@ -32,6 +32,11 @@ def with_bound_units(text: str) -> str:
     """The text from which the console breaks lines: of equal length, but without a breakable space between a number and
     its unit."""
     return _BEFORE_UNIT.sub(_BOUND, text)
+
+
+def without_bound_units(text: str) -> str:
+    """The text to print, after its lines were broken."""
+    return text.replace(_BOUND, " ")
 
 
 class SafeConsole(Console):
@@ -48,7 +53,7 @@ class SafeConsole(Console):
         text = super()._render_buffer(
             segment
             if segment.control or segment.text == "\r"  # print this line now, because the next line replaces it
-            else Segment(visible_lines(segment.text.replace(_BOUND, " ")), segment.style)
+            else Segment(visible_lines(without_bound_units(segment.text)), segment.style)
             for segment in buffer
         )
         return text if self.is_terminal else _PADDING.sub("", text)

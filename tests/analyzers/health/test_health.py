@@ -16,7 +16,7 @@ from analyzers.health.explain import WHY
 from analyzers.health.figures import FIGURES
 from analyzers.health.program_faults import failed_with
 from analyzers.health.xids import asks_for_another_device, xid_table
-from analyzers.live import LivePolicy, LiveState, live_findings
+from analyzers.live import LivePolicy, LiveState, live_findings, record_findings
 from analyzers.report.wording.explained import next_step
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
@@ -312,6 +312,24 @@ def test_a_disk_that_fills_up_is_told_once_its_rate_is_a_trend(tmp_path: Path, s
     assert [finding.summary for finding in found] == [
         "Host node-0 has 70.8 GiB free for the run, full in 12 min at the present rate."
     ] * fires
+
+
+def test_a_disk_that_no_longer_fills_up_is_over() -> None:
+    store, state = plain_run(steps=60), LiveState(policy=LivePolicy(periodic_ticks=1))
+
+    def look(free: Callable[[int], int], seconds: range) -> list[Finding]:
+        store.add("health", [
+            {"node": "node-0", "device": "host", "sample_ns": second * 10**9, **HOST, "disk_free_bytes": free(second)}
+            for second in seconds
+        ])  # fmt: skip
+        found = record_findings(store, state, 10**18)
+        return [finding for finding in found if finding.kind == "host_pressure"]
+
+    (fills,) = look(lambda second: (100 << 30) - second * (100 << 20), range(300))
+    assert fills.status == "fired"
+    (over,) = look(lambda second: 70 << 30, range(300, 1200))
+    assert over.status == "ok"
+    assert over.summary == "Over: Host node-0 had 70.8 GiB free for the run, full in 12 min at that rate."
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,17 @@ def test_a_line_breaks_between_words_and_goes_on_indented() -> None:
     assert " ".join([first, *(line.strip() for line in further)]) == SENTENCE
 
 
+def test_a_number_and_its_unit_stay_on_one_line() -> None:
+    said = (
+        "NaN or Inf, which a replay did not reproduce. Rolled back to step 30 from memory in 0.1 s and kept batch 39."
+    )
+    for width in range(30, 110):
+        written = io.StringIO()
+        print_wrapped(Console(file=written, width=width, force_terminal=True, no_color=True), said)
+        assert "0.1 s" in written.getvalue(), width
+        assert written.getvalue().isascii()
+
+
 def test_a_line_in_a_file_stays_whole() -> None:
     written = io.StringIO()
     print_wrapped(Console(file=written, width=40), SENTENCE)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from probes.tape.events import EventWriter
 from probes.tape.format.reader import segment_paths
@@ -18,6 +19,7 @@ from tests.factories import RankWriter, empty_run
 from tests.waiting import wait_for
 from trainer.config.config import Config
 from trainer.launcher.terminal import progress
+from trainer.launcher.terminal.time_left import TimeLeftColumn
 from trainer.layout.plan import resolve
 
 STEPS = 200
@@ -142,3 +144,14 @@ def report(
         last_step=None, cause="compute", advice="", cost_s=None, severity=severity, status=status, summary=summary,
         evidence=evidence,
     )  # fmt: skip
+
+
+def test_the_time_of_a_bar_says_what_it_is() -> None:
+    now = [0.0]
+    bar = Progress(TimeLeftColumn(), get_time=lambda: now[0], auto_refresh=False)
+    task = bar.add_task("", total=100)
+    assert [TimeLeftColumn().render(one).plain for one in bar.tasks] == [""], "the speed is not known"
+    for step in range(1, 41):
+        now[0] += 1.0
+        bar.update(task, completed=step)
+    assert [TimeLeftColumn().render(one).plain for one in bar.tasks] == ["01:00 left"]

@@ -10,9 +10,10 @@ import time
 
 import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
 
 from trainer.data.prepare.prepare import Progress
+from trainer.launcher.terminal.time_left import TimeLeftColumn
 
 __all__ = ["ProgressView"]
 
@@ -27,7 +28,7 @@ class ProgressView:
         self._bar = rich.progress.Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f} %  {task.fields[figures]}"),
-            TimeRemainingColumn(compact=True),
+            TimeLeftColumn(),
             console=console,
             transient=True,
         )

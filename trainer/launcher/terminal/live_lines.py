@@ -22,6 +22,7 @@ from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS, heading
 from analyzers.live import changed
 from analyzers.plugin_calls.named import MAX_OF_A_KIND
+from analyzers.report.terminal.safe_console import with_bound_units, without_bound_units
 from analyzers.report.wording.explained import next_step
 from analyzers.wording import ranks_text
 from probes.tape import event_kinds
@@ -131,7 +132,8 @@ def print_wrapped(console: Console, *markups: str, indent: int = 2) -> None:
 
 
 def _wrapped(console: Console, text: Text, indent: int) -> list[Text]:
-    """The lines of a text: the first as wide as the terminal, the others indented."""
+    """The lines of a text: the first as wide as the terminal, the others indented. A number keeps its unit."""
+    text.plain = with_bound_units(text.plain)
     first = next(iter(text.wrap(console, max(20, console.width))), Text())
     first.rstrip()
     rest = text[len(first.plain) :]
@@ -140,4 +142,6 @@ def _wrapped(console: Console, text: Text, indent: int) -> list[Text]:
     for line in further.wrap(console, max(20, console.width - indent)) if further is not None else ():
         line.rstrip()
         lines.append(Text(" " * indent) + line)
+    for line in lines:
+        line.plain = without_bound_units(line.plain)
     return lines

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from analyzers.deaths.recovery_response import Response
 from analyzers.wording import counted
@@ -30,6 +30,7 @@ from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir, RunError
 from trainer.launcher.terminal.advice_line import advice_line
 from trainer.launcher.terminal.live_lines import FindingLines, print_wrapped
+from trainer.launcher.terminal.time_left import TimeLeftColumn
 from trainer.layout.plan import Plan
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ProgressView:
             *bar,
             TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(compact=True),
+            TimeLeftColumn(),
             console=console,
         )
         self._task = self._bar.add_task("starting", total=steps, figures="")
