@@ -51,10 +51,11 @@ def listed(values: Sequence[Any], most: int = 12) -> str:
 
 
 def counted(number: Any, noun: str) -> str:
+    """`2 ranks`, `1 line`, `12,345 lines`, `12345 steps`: steps as their numbers are written. Empty for none."""
     if not isinstance(number, int) or not number:
         return ""
     plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{number} {noun}{plural * (number != 1)}"
+    return f"{number if noun == 'step' else f'{number:,}'} {noun}{plural * (number != 1)}"
 
 
 def ranks_before(facts: Mapping[str, Any]) -> str:

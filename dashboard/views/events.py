@@ -10,6 +10,7 @@ import streamlit as st
 
 from analyzers.run.records.event_log import parsed_detail
 from analyzers.source import Source
+from analyzers.wording import counted as number_of
 from dashboard.data.sql import event_queries
 from dashboard.data.sql.step_range import Ranges, numbers
 from dashboard.drawing.elements import empty_state, markdown_text, table
@@ -79,8 +80,9 @@ def _draw(found: dict[str, Any], *, is_all: bool) -> None:
         key="events-table", on_select="rerun", selection_mode="single-row",
         column_config={"fields": st.column_config.TextColumn("fields", width="large")},
     )  # fmt: skip
-    more = f"The newest {len(rows):,} of {found['num']:,}" if found["num"] > len(rows) else f"{found['num']:,}"
-    st.caption(f"{more} events, the newest first. Select one to read it in full. {_routine(is_all)}")
+    newest = f"The newest {len(rows):,} of " if found["num"] > len(rows) else ""
+    shown = f"{newest}{number_of(found['num'], 'event')}"
+    st.caption(f"{shown}, the newest first. Select one to read it in full. {_routine(is_all)}")
     places = [place for place in chosen["selection"]["rows"] if place < len(rows)]
     if places:
         _whole(rows[places[0]])

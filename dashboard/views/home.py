@@ -97,7 +97,7 @@ def _table() -> bool:
         column_config={
             **{name: st.column_config.Column(width=width) for name, width in _WIDTHS.items()},
             "losses": st.column_config.LineChartColumn("loss curve", width=80),
-            "run": st.column_config.LinkColumn("run", width="medium", pinned=True, alignment="left",
+            "run": st.column_config.LinkColumn("run", width=212, pinned=True, alignment="left",
                                                display_text=_SHOWN_NAME),
             "finding": st.column_config.TextColumn("worst finding", width=120),
             "age": st.column_config.TextColumn("last record", width=115),
@@ -204,8 +204,10 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
             is_settled = answer.is_fresh and not found.get("is_live")
             if found and not found["is_live"]:  # watch reports the findings of a live run
                 judged = access_to(run).judged(_judgements())
-                found = found | (judged.value or ({} if found["finding"] else {"finding": "not analysed"}))
-                pending |= not judged.is_fresh and judged.error is None
+                is_awaited = not judged.is_fresh and judged.error is None
+                unjudged = {} if found["finding"] else {"finding": "analyzing…" if is_awaited else "not analyzed"}
+                found = found | (judged.value or unjudged)
+                pending |= is_awaited
                 is_settled &= judged.is_fresh
         except RunError as error:
             problem = str(error)

@@ -79,10 +79,11 @@ def _draw(shown: list[LogLine], found: RunLogs) -> None:
             "line": st.column_config.TextColumn("line", width="large"),
             "step": st.column_config.NumberColumn("step", width=60),
             "rank": st.column_config.NumberColumn("rank", width=50),
-            "attempt": st.column_config.NumberColumn("attempt", width=60),
+            "attempt": st.column_config.NumberColumn("attempt", width=72),
         },
     )  # fmt: skip
-    more = f"The last {MAX_ROWS:,} of {len(shown):,} lines. " if len(shown) > MAX_ROWS else f"{len(shown):,} lines. "
+    last = f"The last {MAX_ROWS:,} of " if len(shown) > MAX_ROWS else ""
+    more = f"{last}{counted(len(shown), 'line')}. "
     cut = f"Of {found.num_cut} long files only the end was read; line numbers count from the start of that part. "
     st.caption(
         f"{more}{cut if found.num_cut else ''}`line`: the line names its step. `time`: the rank was in that step at "
@@ -93,7 +94,8 @@ def _draw(shown: list[LogLine], found: RunLogs) -> None:
 
 def _unaligned(found: RunLogs) -> str:
     num = sum(line.step is None for line in found.lines)
-    return f"The step of {num:,} lines is not known: they have neither a step nor a time." if num else ""
+    they_have = "it has" if num == 1 else "they have"
+    return f"The step of {counted(num, 'line')} is not known: {they_have} neither a step nor a time." if num else ""
 
 
 def _nothing(found: RunLogs, *, of_address: bool) -> None:

@@ -104,7 +104,7 @@ def _show(answer: dict[str, Any] | None) -> None:
     frame = answer["frame"]
     st.dataframe(frame, hide_index=True, key="sql-table", height="content" if len(frame) <= 14 else 500)
     cut = f" (limited to {MAX_ROWS:,})" if answer["is_cut"] else ""
-    st.caption(f"{len(frame):,} rows in {units.duration(answer['took_s'])}{cut}")
+    st.caption(f"{len(frame):,} row{'s' * (len(frame) != 1)} in {units.duration(answer['took_s'])}{cut}")
 
 
 def _schema() -> None:

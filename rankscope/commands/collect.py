@@ -30,6 +30,7 @@ def collect(
     copy what has been added since.
     """
     as_json = wants_json(output)
+    from analyzers.wording import counted
     from probes.tape.rundir import RunError
     from store.collect import collect as collect_runs
 
@@ -43,5 +44,6 @@ def collect(
         return
     for path in done.left_out:
         echo(f"rankscope: skipped {path}", err=True)
-    what = f"{len(done.ranks)} ranks of {len(done.nodes)} nodes, {done.num_files} files, {done.num_bytes / 1e6:.1f} MB"
+    files = f"{done.num_files:,} file{'s' * (done.num_files != 1)}, {done.num_bytes / 1e6:.1f} MB"
+    what = f"{counted(len(done.ranks), 'rank') or 'no rank'} of {counted(len(done.nodes), 'node')}, {files}"
     console().print(f"{into}: {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

@@ -178,8 +178,9 @@ def _tables(run: RunDir, out: str) -> _Exported:
     except ParquetError as error:
         fail(str(error))
     rows, num_bytes = sum(file.num_rows for file in done), sum(file.num_bytes for file in done)
+    files = f"{len(done)} file{'s' * (len(done) != 1)}"
     lines = (
-        f"{place}: {rows:,} rows in {len(done)} files, {num_bytes / 1e6:.1f} MB",
+        f"{place}: {rows:,} row{'s' * (rows != 1)} in {files}, {num_bytes / 1e6:.1f} MB",
         f"duckdb -c \"FROM read_parquet('{place}/table=steps/**/*.parquet', hive_partitioning = true)\"",
     )
     return _Exported(lines=lines, values={"path": place, "rows": rows, "files": len(done), "bytes": num_bytes})

@@ -73,5 +73,7 @@ def share(
         return
     screen = console()
     screen.print(without_unjudged(packed.diagnosis.verdict).strip(), markup=False, highlight=False)
-    size = f"{size_text(packed.num_bytes)}, with {packed.num_texts} files of stacks and logs"
+    size = (
+        f"{size_text(packed.num_bytes)}, with {packed.num_texts} file{'s' * (packed.num_texts != 1)} of stacks and logs"
+    )
     screen.print(f"{target}  {size}. Next: rankscope analyze {target}", markup=False, highlight=False, soft_wrap=True)

@@ -110,6 +110,6 @@ def test_a_run_whose_records_are_not_read_does_not_look_sound(tmp_path: Path, mo
     folder = make_run(tmp_path, ranks=1, steps=5).path.parent
     app = open_page(folder, "home")
     newest, oldest = app.dataframe[0].value[["finding", "state"]].to_dict("records")
-    assert newest["finding"] in ("reading…", "not analysed", "")
+    assert newest["finding"] in ("reading…", "analyzing…", "")
     assert oldest == {"finding": "not read", "state": "not read"}
     assert "The newest 1 of these 2 runs are read" in shown(app)

@@ -44,7 +44,9 @@ def page(run: RunDir, name: str, **address: str) -> AppTest:
 def test_log_lines_are_filtered_by_rank_step_and_text_of_the_address(run: RunDir) -> None:
     lines = page(run, "logs").dataframe[0].value
     assert len(lines) == 40
-    lines = page(run, "logs", **{"log-rank": "1", "log-step": "5-7", "log-text": "STEP 6"}).dataframe[0].value
+    filtered = page(run, "logs", **{"log-rank": "1", "log-step": "5-7", "log-text": "STEP 6"})
+    assert "1 line. " in shown(filtered)
+    lines = filtered.dataframe[0].value
     assert lines[["step", "rank", "line"]].values.tolist() == [[6, 1, "step 6 of rank 1"]]
     assert "No line matches" in shown(page(run, "logs", **{"log-rank": "9"}))
     assert "numbers and ranges" in shown(page(run, "logs", **{"log-step": "x"}))

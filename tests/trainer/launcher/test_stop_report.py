@@ -78,14 +78,18 @@ def test_a_hang_that_lasts_is_told_with_the_silence_up_to_now(tmp_path: Path, mo
     assert "for 47.4 s" in why
 
 
-@pytest.mark.parametrize(("codes", "times"), [((-9, -15), 1), ((-9, 1), 2)], ids=["silent", "one-raised"])
+@pytest.mark.parametrize(
+    ("number", "codes", "times"),
+    [(signal.SIGTERM, (-9, -15), 1), (signal.SIGTERM, (-9, 1), 2), (signal.SIGINT, (-9, -9), 2)],
+    ids=["silent", "one-raised", "killed-after-they-printed-their-interrupt"],
+)
 def test_the_verdict_is_repeated_only_where_a_rank_may_have_printed_below_it(
-    tmp_path: Path, codes: tuple[int, ...], times: int
+    tmp_path: Path, number: int, codes: tuple[int, ...], times: int
 ) -> None:
     written = io.StringIO()
     followed = FollowedRun(Console(file=written, width=200))
     followed._run = reported(tmp_path, hang())
-    followed.report(signal.SIGTERM)
+    followed.report(number)
     for rank, code in enumerate(codes):
         followed.ended(rank=rank, pid=0, code=code, is_stopped=True)
     assert followed.conclude(exit_code=0, reason="interrupted")

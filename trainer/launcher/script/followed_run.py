@@ -115,7 +115,7 @@ class FollowedRun:
     def report(self, number: int) -> None:
         """Print the findings that are open at the time of a stop."""
         self._shown = open_verdict(self._run) if self._run is not None else []
-        self._is_verdict_last = bool(self._shown)
+        self._is_verdict_last = bool(self._shown) and number != signal.SIGINT  # ranks print where Ctrl-C met them
         # start a new line after the terminal's ^C
         begin = [""] if number == signal.SIGINT and self._console.is_terminal else []
         print_wrapped(self._console, *begin, *self._shown, STOPPING, indent=VERDICT_INDENT)
