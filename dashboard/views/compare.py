@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,11 @@ from probes.tape.rundir import RunError
 __all__ = ["MAX_RUNS", "compare", "without_common_beginning"]
 
 MAX_RUNS = 8
-SENTENCE, SENTENCE_PX = 60, 96
-"""Characters from which a value counts as a sentence, which wraps; and the height of its row in pixels."""
+SENTENCE, MAX_SENTENCE = 60, 190
+"""Characters from which a value counts as a sentence, which wraps; a longer one ends with an ellipsis, since the page
+Findings has all of it."""
+_OF_A_LINE, _LINE_PX, _CELL_PX = 24, 19, 20
+"""Characters of a line in such a column at least; height of a line, and of a cell around its lines (pixels)."""
 _OF_MANIFESTS = ("Setting", "Version", "Launch")
 """Tables of settings and facts, in which a long value does not make the row taller."""
 _BASELINE_COLOUR = SEQUENCE[7]
@@ -164,12 +168,20 @@ def _details(baseline: str, name: str, comparison: Comparison) -> None:
     for heading, rows in tables(comparison):
         if rows:
             st.subheader(heading, anchor=False)
-            is_long = heading not in _OF_MANIFESTS and any(len(text) > SENTENCE for row in rows for text in row[1:])
+            longest = max(len(text) for row in rows for text in row[1:])
+            is_long = heading not in _OF_MANIFESTS and longest > SENTENCE
+            columns = [[row[0] for row in rows], *([_fitting(row[place]) for row in rows] for place in (1, 2))]
+            num_lines = -(-min(longest, MAX_SENTENCE) // _OF_A_LINE)
             table(
-                dict(zip(headings, ([row[place] for row in rows] for place in range(3)), strict=True)),
-                key=f"compare-{heading}-{name}", row_height=SENTENCE_PX if is_long else None,
+                dict(zip(headings, columns if is_long else zip(*rows, strict=True), strict=True)),
+                key=f"compare-{heading}-{name}", row_height=_CELL_PX + _LINE_PX * num_lines if is_long else None,
                 column_config={name: st.column_config.TextColumn(width="medium") for name in headings[1:] if is_long},
             )  # fmt: skip
+
+
+def _fitting(text: str) -> str:
+    """The text, cut between words if it is longer than its cell."""
+    return shorten(text, MAX_SENTENCE, placeholder=" …")
 
 
 def without_common_beginning(one: str, other: str) -> tuple[str, str]:

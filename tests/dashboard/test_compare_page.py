@@ -180,3 +180,24 @@ def test_a_link_with_a_baseline_alone_compares_those_two(tmp_path: Path) -> None
 )  # fmt: skip
 def test_headings_leave_out_what_both_names_begin_with(names: tuple[str, str], headings: tuple[str, str]) -> None:
     assert page.without_common_beginning(*names) == headings
+
+
+def test_a_long_sentence_of_a_finding_is_cut_between_words_and_its_row_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of fixed height showed the upper half of its last line."""
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr(page, "table", lambda rows, **more: drawn.append({"rows": rows, **more}))
+    monkeypatch.setattr(page.st, "subheader", lambda *_, **__: None)
+    sentences = ["Rank 1 was slow.", "word " * 20, "word " * 100]
+    for sentence in sentences:
+        monkeypatch.setattr(page, "tables", lambda _, text=sentence: [("Finding", [("STRAGGLER", text.strip(), "-")])])
+        page._details("before", "after", None)  # type: ignore[arg-type]
+    short, middle, long = drawn
+    assert short["row_height"] is None
+    assert list(middle["rows"].values())[1] == [sentences[1].strip()]
+    (cut,) = list(long["rows"].values())[1]
+    assert cut.endswith("word …")
+    for one in (middle, long):
+        (text,) = list(one["rows"].values())[1]
+        assert one["row_height"] > 18 * len(text) / 25
