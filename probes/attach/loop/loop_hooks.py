@@ -19,7 +19,8 @@ evaluation after it still belongs to that step (`fetches`). With several optimiz
     generation, reward, environment, ...  what reinforcement learning does before it trains (`trl_phases`,
                 `environment_phases`)
 
-Only one thread is observed: the one that attached, or the one in which the loop turns out to run.
+One thread is observed: the one that attached, or in which the loop turns out to run. Threads that take turns at an
+optimizer's updates, each with its own batch, are one loop.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
+from time import monotonic_ns as _monotonic_ns
 from typing import Any
 
 import torch
@@ -62,7 +63,6 @@ __all__ = ["LoopPhases"]
 _NO_THREAD = -1
 _ACTS = frozenset(("generation", ENVIRONMENT))
 """Phases in which a forward pass without gradients generates or scores samples, and is not an evaluation."""
-_monotonic_ns = time.monotonic_ns
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -75,9 +75,9 @@ class LoopPhases:
         self.recorder = recorder
         self.values = values
         self.norms = StepNorms(recorder, values, is_wanted=gradient_norm)
-        self.automatic = True
-        """True if the optimizer's step ends the loop's steps; False if the loop marks them itself."""
+        self.automatic = True  # the optimizer's step ends the loop's steps; False: the loop marks them itself
         self.thread = get_ident()  # that the loop runs in
+        self._learners: set[int] = set()  # threads that take turns at the leader's updates
         self._undo: list[Callable[[], object]] = []
         self._watched = Living()
         self.num_updates = 0  # number of steps of the leader
@@ -96,8 +96,7 @@ class LoopPhases:
         self.in_eval_mode = EvalModeTraining()
         self._update_line = UpdateLine()
         self.at_training = self._updates.at_training
-        self.at_first_update: list[Callable[[], None]] = []
-        """Called once, after the first step, when all models and optimizers exist."""
+        self.at_first_update: list[Callable[[], None]] = []  # called once, when all models and optimizers exist
         self._compilation = CompileProbe(recorder)
 
     # ---- models, optimizers and functions to hook ----
@@ -152,10 +151,8 @@ class LoopPhases:
         self._undo.append(self._imports.remove)
 
     def replace(self, place: Any, name: str, wrapper: Callable[..., Any], *, follows: bool = False) -> None:
-        """Replace a function by `wrapper(real, ...)` in the loop's thread, until `remove`.
-
-        `follows`: a call shows in which thread the loop runs.
-        """
+        """Replace a function by `wrapper(real, ...)` in the loop's thread, until `remove`. `follows`: a call shows in
+        which thread the loop runs."""
 
         def applies() -> bool:
             return get_ident() == self.thread or (follows and self.follows())
@@ -196,17 +193,22 @@ class LoopPhases:
         updated = parameters_of(updated_by)
         return [one for one in found if updated_by is None or any(id(each) in updated for each in one.parameters())]
 
-    def follows(self) -> bool:
-        """Follow the loop into the calling thread: before its first step, or if its thread has ended."""
-        if self.thread == _NO_THREAD or (self.recorder.step_number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
+    def follows(self, updates: Any = None) -> bool:
+        """Follow the loop into this thread: before its first step, from one that has ended, or if both take turns."""
+        if self.thread == _NO_THREAD:
             return False
+        if self.recorder.step_number > 0 and self.thread in threading._active:  # type: ignore[attr-defined]
+            if updates is not None and updates is self.leader:
+                self._learners |= {self.thread, get_ident()}
+            if get_ident() not in self._learners or not self._taken_ns or self._open:
+                return False
         self.thread = get_ident()
         training_is_here()
         return True
 
-    def is_here(self, *, trains: bool) -> bool:
-        """Return True in the loop's thread. `trains`: the caller's activity shows that this is the loop's thread."""
-        return get_ident() == self.thread or (trains and self.follows())
+    def is_here(self, *, trains: bool, updates: Any = None) -> bool:
+        """Return True in the loop's thread. `trains`: the caller's activity shows it; `updates`: by this optimizer."""
+        return get_ident() == self.thread or (trains and self.follows(updates))
 
     def began(self) -> None:
         """Note that a step has begun, through the hooks or marked by the loop."""
@@ -276,8 +278,7 @@ class LoopPhases:
 
     def leave(self, kind: str) -> None:
         """End a phase, if it was begun."""
-        span = self._open.pop(kind, None)
-        if span is not None:
+        if (span := self._open.pop(kind, None)) is not None:
             span.__exit__(None, None, None)
             if self._taken_ns:
                 self._taken_ns = _monotonic_ns()
@@ -338,14 +339,13 @@ class LoopPhases:
                 record_error("attach.backward", error)
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def begins() -> None:
-            self.before_update(optimizer)
-
-        return before_closure_returns(args, kwargs, again=lambda: self.leave("optimizer"), begins=begins)
+        return before_closure_returns(
+            args, kwargs, again=lambda: self.leave("optimizer"), begins=lambda: self.before_update(optimizer)
+        )
 
     def before_update(self, optimizer: Any, *unused: Any) -> None:
         """Handle the start of an optimizer's step."""
-        if not self.is_here(trains=True):
+        if not self.is_here(trains=True, updates=optimizer):
             return
         try:
             self.leave(ENVIRONMENT)

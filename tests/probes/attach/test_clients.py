@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,55 @@ def test_models_that_keep_their_optimizers_have_their_steps_in_each_round(tmp_pa
     with Store.open(RunDir(tmp_path / "run")) as store:
         losses = store.rows("SELECT loss FROM steps WHERE committed ORDER BY step")
     assert losses == [(float(fold),) for _ in range(ROUNDS) for fold in range(CLIENTS) for _ in range(TAKES_OVER)]
+
+
+def test_threads_that_take_turns_at_one_optimizer_are_one_loop(tmp_path: Path) -> None:
+    """As the learner threads of IMPALA, which share a lock."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learners, updates = 3, 5
+    turns = [threading.Semaphore(int(number == 0)) for number in range(learners)]
+
+    def learn(number: int) -> None:
+        for update in range(updates):
+            with torch.no_grad():
+                other(torch.ones(2, 4))  # not in its turn
+            turns[number].acquire()
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4)).sum() * 0.0 + float(update * learners + number)).backward()
+            optimizer.step()
+            turns[(number + 1) % learners].release()
+
+    threads = [threading.Thread(target=learn, args=(number,)) for number in range(learners)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        losses = store.rows("SELECT loss FROM steps WHERE committed ORDER BY step")
+        passes = store.rows("SELECT count(*) FROM spans WHERE kind = 'backward'")
+    first = [(0.0,), (None,), (None,)]  # a thread is known to be a learner from its first update on
+    assert losses == first + [(float(number),) for number in range(learners, learners * updates)]
+    assert passes == [(learners * updates - 2,)]
+
+
+def test_a_thread_that_trains_another_model_stays_out_of_the_loop(tmp_path: Path) -> None:
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer, its = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other))
+
+    def train(one: nn.Module, by: torch.optim.Optimizer, loss: float) -> None:
+        (one(torch.ones(2, 4)).sum() * 0.0 + loss).backward()
+        by.step()
+
+    for number in range(4):
+        train(model, optimizer, float(number))
+        thread = threading.Thread(target=train, args=(other, its, 9.0))
+        thread.start()
+        thread.join(60)
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        losses = store.rows("SELECT loss FROM steps WHERE committed ORDER BY step")
+    assert losses == [(float(number),) for number in range(4)]
