@@ -188,7 +188,7 @@ def test_a_long_sentence_of_a_finding_is_cut_between_words_and_its_row_holds_it(
     """A cell of fixed height showed the upper half of its last line."""
     drawn: list[dict[str, Any]] = []
     monkeypatch.setattr(page, "table", lambda rows, **more: drawn.append({"rows": rows, **more}))
-    monkeypatch.setattr(page.st, "subheader", lambda *_, **__: None)
+    monkeypatch.setattr("streamlit.subheader", lambda *_, **__: None)
     sentences = ["Rank 1 was slow.", "word " * 20, "word " * 100]
     for sentence in sentences:
         monkeypatch.setattr(page, "tables", lambda _, text=sentence: [("Finding", [("STRAGGLER", text.strip(), "-")])])

@@ -1,4 +1,4 @@
-"""Lines on files of a run that could not be read completely, for every form of a report.
+"""Lines on the files that were read, and on those that could not be read completely, for every form of a report.
 
 for label, text in file_lines(diagnosis.run): ...     # ("Damaged", "telemetry.duckdb: is damaged: ...")
 """
@@ -14,11 +14,15 @@ MAX_FILES = 10
 
 
 def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One line for each of the first ten files, and the number of the others."""
+    """The number of files if several were taken as one job, then one line for each of the first ten with a problem, and
+    the number of the others.
+    """
+    num_read = sum((facts.get("files_read") or {}).values())
+    read = [("Read", f"{num_read:,} files, judged as one job")] if num_read > 1 else []
     problems = facts.get("file_problems") or []
     # for files of other programs, links and duplicate files are listed as well
     label = "Left out" if "input" in facts else "Damaged"
     lines = [(label, f"{found['path']}: {found['problem']}") for found in problems[:MAX_FILES]]
     if len(problems) > MAX_FILES:
         lines.append(("", f"... and {len(problems) - MAX_FILES} more files"))
-    return lines
+    return read + lines
