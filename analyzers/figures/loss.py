@@ -25,6 +25,8 @@ __all__ = ["draw"]
 
 MAX_BANDS = 40
 MAX_MARKS = 500
+MAX_SYMBOLS = 24
+"""Marks of one kind from which they are short lines: symbols would cover each other on a phone."""
 _LINE, _NORM, _VALIDATION = SEQUENCE[0], SEQUENCE[7], SEQUENCE[1]
 
 
@@ -107,9 +109,13 @@ def _marks(figure: go.Figure, marks: Sequence[Mark], step: Any, loss: Floats) ->
     for kind, (symbol, colour) in symbols.items():
         of_kind = [mark for mark in marks if mark.kind == kind and mark.step is not None][:MAX_MARKS]
         if of_kind:
+            is_crowded = len(of_kind) > MAX_SYMBOLS
             figure.add_scatter(
                 x=[mark.step for mark in of_kind], y=[foot] * len(of_kind), mode="markers", name=kind,
-                marker={"symbol": symbol, "color": colour, "size": 9, "line": {"width": 1.5, "color": colour}},
+                marker={
+                    "symbol": "line-ns-open" if is_crowded else symbol, "color": colour, "size": 6 if is_crowded else 9,
+                    "line": {"width": 1 if is_crowded else 1.5, "color": colour},
+                },
                 hovertext=[label(mark.text, 160) for mark in of_kind],
                 hovertemplate="step %{x}<br>%{hovertext}<extra></extra>",
             )  # fmt: skip

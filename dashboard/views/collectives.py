@@ -98,10 +98,10 @@ def collectives(view: View) -> None:
     with st.expander("All calls as a table", expanded=True):
         table(
             {
-                "operation": calls["op"], "bytes": calls["bytes"],
+                "operation": calls["op"], "group": _groups(calls), "bytes": calls["bytes"],
                 f"bus {unit}": _significant(scale * bandwidth),
                 "waited (s)": _significant(floats(calls["wait_s"])),
-                "group": _groups(calls), "members": calls["n"],
+                "members": calls["n"],
                 "transfer (ms)": _significant(floats(calls["transfer_ms"])), "calls": calls["num_calls"],
             }, key="collectives-table", column_config=_COLUMNS,
         )  # fmt: skip
@@ -138,11 +138,10 @@ def _by_call(found: queries.Columns) -> None:
     exposed_ms, transfer_ms = floats(found["exposed_ms"]), floats(found["transfer_ms"])
     table(
         {
-            "operation": found["op"], "bytes": found["bytes"],
+            "operation": found["op"], "group": _groups(found), "bytes": found["bytes"],
             "exposed (ms a step)": _significant(exposed_ms),
             "transfer (ms)": _significant(transfer_ms),
             "waiting for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
-            "group": _groups(found),
             "in flight (ms a step)": _significant(floats(found["busy_ms"])),
             "exposed (% of in flight)": np.round(100 * floats(found["exposed_ratio"]), 1),
             "calls a step": np.round(floats(found["num_calls"]), 2),

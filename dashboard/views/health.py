@@ -49,6 +49,19 @@ _READINGS = {
     "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
 """{column: (title, axis label, factor to the axis unit, aggregate per time bucket)}."""
+_OF_HOSTS = (
+    "cpu_",
+    "load_",
+    "disk_",
+    "network_",
+    "tcp_",
+    "infiniband_",
+    "cgroup_",
+    "memory_pressure_",
+    "io_",
+    "swapped_",
+)
+"""Beginnings of columns that only hosts have."""
 
 
 def load_health(source: Source) -> dict[str, Any]:
@@ -80,8 +93,9 @@ def health(view: View) -> None:
                 st.subheader(heading, anchor=False)
                 chart(_reading, trends[name], name, key=f"health-{name}", what=f"{heading} over time")
                 if trends[name].all_devices is not None:
-                    num = trends[name].num_devices
-                    st.caption(f"Lines: the {AT_EACH_END} lowest and highest of {num:,} devices. Band: all devices.")
+                    who = "hosts" if name.startswith(_OF_HOSTS) else "devices"
+                    num = f"{trends[name].num_devices:,}"
+                    st.caption(f"Lines: the {AT_EACH_END} lowest and highest of {num} {who}. Band: all {who}.")
     still = [_READINGS[name][0] for name in _READINGS if name in trends and not trends[name].has_risen]
     if still:
         st.caption(f"Unchanged on all devices during the run: {', '.join(still)}.")
@@ -129,5 +143,5 @@ def _band(figure: Figure, at: Floats, low: Floats, high: Floats) -> None:
     """Draw the range of all devices as one closed shape."""
     figure.add_scatter(
         x=np.concatenate([at, at[::-1]]), y=np.concatenate([high, low[::-1]]), fill="toself", mode="lines",
-        line={"width": 0}, fillcolor=tint(SEQUENCE[0], 0.15), name="all devices", hoverinfo="skip",
+        line={"width": 0}, fillcolor=tint(SEQUENCE[0], 0.15), name="range of all", hoverinfo="skip",
     )  # fmt: skip

@@ -55,9 +55,11 @@ def test_of_many_devices_it_is_said_which_are_drawn(tmp_path: Path) -> None:
     for device in range(40):
         for second in range(5):
             node.read(f"GPU-{device:02}", second, temperature_celsius=60.0 + device)
+            node.read("host", second, node=f"node-{device}", load_1m=1.0 + device)
     node.findings()
     app = open_page(node.run.path.parent, "health")
     assert not app.exception
+    assert "Lines: the 3 lowest and highest of 40 hosts. Band: all hosts." in shown(app)
     assert "Lines: the 3 lowest and highest of 40 devices. Band: all devices." in shown(app)
 
 

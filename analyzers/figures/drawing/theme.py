@@ -147,8 +147,9 @@ def template(*, dark: bool) -> dict[str, Any]:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": FONT, "size": 12, "color": text},
             "colorway": list(SEQUENCE),
-            "xaxis": axis | {"ticklabelstandoff": 4},  # else its first label touches the other axis's label
-            "yaxis": axis,
+            # else the first labels of the axes touch each other, and those of bars touch the bars
+            "xaxis": axis | {"ticklabelstandoff": 4},
+            "yaxis": axis | {"ticklabelstandoff": 4},
             "hoverlabel": {
                 "bgcolor": "#1b222c" if dark else "#ffffff", "bordercolor": line,
                 "font": {"color": text, "family": FONT, "size": 12}, "align": "left",

@@ -72,7 +72,7 @@ def test_a_barrier_that_lets_the_first_rank_work_blames_no_rank_in_it(
     bar = f"{work}:  41%|####      | 820/2000 [30:01<43:12, 4.01 examples/s]\n"
     first = diagnose(tmp_path, job=bar + frames + error).fired[0]
     assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
-    assert "820 of 2000" in first.summary
+    assert "820 of 2,000" in first.summary
     far = diagnose(tmp_path, job=bar + frames.replace("rank3", "rank12") + error.replace("rank3", "rank12")).fired[0]
     assert (far.cause, far.ranks) == ("not_entered", ())  # each node's first rank does it
     itself = diagnose(tmp_path, job=frames.replace("rank3", "rank0") + error.replace("rank3", "rank0"))

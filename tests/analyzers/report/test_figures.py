@@ -239,3 +239,12 @@ def test_a_figure_has_a_template_only_when_it_is_shown(dark: bool) -> None:
     assert figure.layout.template.layout.font.color
     assert theme.label(SCRIPT + "\u202e\x1b").startswith("&lt;/script&gt;")
     assert len(theme.label("x" * 10_000)) == theme.MAX_LABEL
+
+
+@pytest.mark.parametrize(("number", "symbol"), [(24, "triangle-up-open"), (100, "line-ns-open")])
+def test_marks_that_would_cover_each_other_are_short_lines(number: int, symbol: str) -> None:
+    curve = {"step": np.arange(2000), "loss": np.linspace(9, 3, 2000), "grad_norm": np.ones(2000),
+             "kept": np.ones(2000, dtype=bool)}  # fmt: skip
+    marks = [course.Mark(kind="checkpoint", step=20 * place, text="") for place in range(number)]
+    (drawn,) = (trace for trace in loss.draw(curve, marks).data if trace.name == "checkpoint")
+    assert drawn.marker.symbol == symbol

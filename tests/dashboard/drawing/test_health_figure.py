@@ -28,8 +28,8 @@ def test_of_many_devices_the_band_encloses_all_and_the_median_is_a_line() -> Non
     }  # fmt: skip
     figure = _reading(Trend(lines=[line("GPU-1", 7, 8, 9)], num_devices=40, all_devices=bounds), "temperature_celsius")
     by_name = {trace.name: trace for trace in figure.data}
-    assert set(by_name) == {"n0 GPU-1", "median of all", "all devices"}
+    assert set(by_name) == {"n0 GPU-1", "median of all", "range of all"}
     np.testing.assert_allclose(by_name["median of all"].y, [4, 5, 6])
-    band = by_name["all devices"]
+    band = by_name["range of all"]
     np.testing.assert_allclose(band.x, [0, 1, 2, 2, 1, 0])
     np.testing.assert_allclose(band.y, [7, 8, 9, 3, 2, 1])

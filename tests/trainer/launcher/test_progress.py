@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from analyzers.report.terminal.time_left import TimeLeftColumn
 from probes.tape.events import EventWriter
 from probes.tape.format.reader import segment_paths
 from probes.tape.format.schema import TABLES
@@ -19,7 +20,6 @@ from tests.factories import RankWriter, empty_run
 from tests.waiting import wait_for
 from trainer.config.config import Config
 from trainer.launcher.terminal import progress
-from trainer.launcher.terminal.time_left import TimeLeftColumn
 from trainer.layout.plan import resolve
 
 STEPS = 200

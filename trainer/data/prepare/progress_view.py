@@ -12,8 +12,8 @@ import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 
+from analyzers.report.terminal.time_left import TimeLeftColumn
 from trainer.data.prepare.prepare import Progress
-from trainer.launcher.terminal.time_left import TimeLeftColumn
 
 __all__ = ["ProgressView"]
 

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from analyzers.deaths.recovery_response import Response
+from analyzers.report.terminal.time_left import TimeLeftColumn
 from analyzers.wording import counted
 from probes.tape import event_kinds
 from probes.tape.events import read_events
@@ -30,7 +31,6 @@ from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir, RunError
 from trainer.launcher.terminal.advice_line import advice_line
 from trainer.launcher.terminal.live_lines import FindingLines, print_wrapped
-from trainer.launcher.terminal.time_left import TimeLeftColumn
 from trainer.layout.plan import Plan
 
 if TYPE_CHECKING:
