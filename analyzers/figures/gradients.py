@@ -69,7 +69,7 @@ def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
     figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x=across)
     # a numeric axis, which has fewer labels on a narrow screen
     if steps and steps[-1] - steps[0] >= MIN_SPAN:
-        figure.update_xaxes(type="linear", tickangle=0, showgrid=False)
+        figure.update_xaxes(type="linear", nticks=4, tickangle=0, showgrid=False)  # the names leave a phone little room
     else:
         figure.update_xaxes(type="category", nticks=min(8, max(2, len(steps))), tickangle=0, showgrid=False)
     figure.update_yaxes(
