@@ -84,7 +84,8 @@ def pulse(source: Source) -> dict[str, float | None]:
                    (SELECT min(rank) FROM recent WHERE loss IS NOT NULL)),
                (SELECT arg_max(grad_norm, start_ns) FROM recent WHERE grad_norm IS NOT NULL),
                (SELECT arg_max(lr, start_ns) FROM recent WHERE lr IS NOT NULL),
-               (SELECT max(memory_bytes) FROM recent), (SELECT arg_max(rank, memory_bytes) FROM recent)
+               (SELECT max(memory_bytes) FROM recent),
+               (SELECT min(rank) FROM recent WHERE memory_bytes = (SELECT max(memory_bytes) FROM recent))
         """
     )
     result: dict[str, float | None] = dict(zip(measured, (pace.last_step, *found), strict=True))

@@ -64,6 +64,16 @@ def test_the_pulse_of_a_new_attempt_is_its_own() -> None:
     assert (found["step"], found["loss"]) == (21, 1.5)
 
 
+def test_of_ranks_with_equally_much_memory_the_lowest_is_named() -> None:
+    """Two loads of one page named two ranks, by the order in which threads read the rows."""
+    store = steps_of(ONCE, ranks=8)
+    assert queries.pulse(store)["memory_rank"] == 7
+    store.connection.execute("UPDATE steps SET memory_bytes = 1070 WHERE rank > 2")
+    assert queries.pulse(store)["memory_rank"] == 3
+    store.connection.execute("UPDATE steps SET memory_bytes = NULL")
+    assert (queries.pulse(store)["memory_rank"], queries.pulse(store)["memory_bytes"]) == (None, None)
+
+
 def test_tokens_count_once_for_the_ranks_that_read_the_same_text() -> None:
     store = steps_of(ONCE, ranks=4)
     store.add("ranks", [{"attempt": 0, "rank": rank, "pp": 0, "tp": rank % 2, "cp": None} for rank in range(4)])
