@@ -30,7 +30,7 @@ DIGITS = 4
 
 _LABELS = {
     "age_steps": "age of the checkpoint",
-    "whatif_withheld": "time without it not predicted",
+    "whatif_withheld": "no prediction, because",
     "agreeing_steps_ratio": "steps slower than peers",
     "allocated_bytes": "given to tensors",
     "arrives_last_ratio": "arrived last in",
