@@ -63,11 +63,12 @@ _SWITCHES = {
 
 
 def not_recorded(absent: Sequence[str]) -> str:
-    """A clause that names what was not recorded and what records it. `absent`: as `source.lacking` returns it."""
+    """A clause that names what was not recorded and what records it. `absent`: as `source.lacking` returns it. No switch
+    helps where no step was recorded."""
     words = list(dict.fromkeys(map(_words, absent)))
     named = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     switches = list(dict.fromkeys(switch for name in absent if (switch := _switch(name))))
-    by = f" (to record them: {', '.join(switches)})" if switches else ""
+    by = f" (to record them: {', '.join(switches)})" if switches and "steps" not in absent else ""
     return f"{named} were not recorded{by}"
 
 

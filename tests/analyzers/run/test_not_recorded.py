@@ -15,6 +15,7 @@ def test_a_reader_is_told_what_to_switch_on() -> None:
         == "readings of GPUs and hosts were not recorded (to record them: `probes.health = true`)"
     )
     assert not_recorded(["events"]) == "events of the run were not recorded"
+    assert not_recorded(["steps", "collectives"]) == "steps and collective calls were not recorded"
     assert missing(["steps.loss"]) == {"missing_records": ["steps.loss"]}
 
 
