@@ -1,7 +1,7 @@
 """Combine a job's end with what processes report: give errors the rank that ended, order them before a time limit.
 
 candidates = of_the_only_end(candidates, book, ended)
-candidates = unmet_before_wait(order_errors_before_limit(candidates), book)
+candidates = in_order_of_ends(candidates, book)
 
 1. After a device error, or an uncaught C++ exception, the runtime aborts its process. If only one rank aborted, the
    error is that rank's.
@@ -9,28 +9,37 @@ candidates = unmet_before_wait(order_errors_before_limit(candidates), book)
    So a single traceback belongs to the single rank that exited with code 1.
 3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
    threads of that process, only waited for the limit.
-4. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
+4. Ranks that gave up waiting before the job was cancelled or met its time limit: it already hung.
+5. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
    that could not connect or send.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analyzers.causes import CAUSES
 from analyzers.deaths.logged.logged_endings import Ended, is_one_node_of_several
 from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, relevance, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 
-__all__ = ["of_the_only_end", "order_errors_before_limit", "unmet_before_wait"]
+__all__ = ["in_order_of_ends", "of_the_only_end"]
 
 
+_NUMBERS = re.compile(r"\d+")
 _TERMINATE = "terminate called after throwing"
 """What libstdc++ prints before it aborts."""
 _UNMET = ("rendezvous", "no_interface", "infiniband")
 _CALLS_OUT = ("rendezvous_unreachable", "rendezvous_timeout", "nccl_infiniband")
 """Lines of a process that connects or sends. A server whose port is taken belongs to a refused launch."""
+_ENDED = {
+    "cancelled": "The job was cancelled afterwards",
+    "time_limit": "The job then lasted until the scheduler ended it at its time limit",
+}
+"""Ends from outside that need no other cause, as the sentence for a job that hung before."""
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 
@@ -57,7 +66,12 @@ def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended
     return [_named(one, end[0]) if raised in one.lines else one for one in candidates]
 
 
-def order_errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
+def in_order_of_ends(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
+    """Put what ended or stopped the job ahead of the end from outside, or of the waits, that followed it."""
+    return _unmet_before_wait(_hang_before_end(_errors_before_limit(candidates)), book)
+
+
+def _errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Order an error that ended its process before the time limit ahead of the limit."""
     limit = next((one for one in candidates if one.cause == "time_limit"), None)
     if limit is None:
@@ -78,7 +92,21 @@ def order_errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate
     return [first, *(one for one in candidates if one not in (raised[0], limit))]
 
 
-def unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
+def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Order a hang whose timeouts all came before the job was cancelled, or met its time limit, ahead of that end."""
+    end = candidates[0] if candidates and candidates[0].cause in _ENDED else None
+    hang = next((one for one in candidates if one.kind == "hang"), None)
+    if end is None or hang is None:
+        return list(candidates)
+    came_before = all(_is_before(one, end.lines[0]) and not one.number("later_steps") for one in hang.lines)
+    if not came_before or any(one.rank_class == "own" for one in candidates):
+        return list(candidates)
+    what = f"{hang.what}. {_ENDED[end.cause]}"
+    first = replace(hang, what=what, lines=(*hang.lines, *end.lines[:1]))
+    return [first, *(one for one in candidates if one not in (hang, end))]
+
+
+def _unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
     """Order a failed rendezvous or address ahead of a suspected hang whose wait timed out later."""
     if not candidates or candidates[0].kind != "hang" or candidates[0].is_proven:
         return list(candidates)
@@ -102,9 +130,19 @@ def _is_before(one: LogLine, other: LogLine) -> bool:
 
 
 def _named(candidate: Candidate, *ranks: int) -> Candidate:
-    if candidate.rank_class != "own" or candidate.ranks:
+    if candidate.rank_class != "own" or candidate.ranks or _met_by_several(candidate):
         return candidate
     return replace(candidate, ranks=ranks, what=candidate.what.replace(who(()), who(ranks), 1))
+
+
+def _met_by_several(candidate: Candidate) -> bool:
+    """Return True for a fault outside of the processes, such as a file system's, that several of them print in lines
+    which differ only by a number: none of them is at fault alone.
+    """
+    row = CAUSES.get(candidate.cause)
+    texts = {entry.message for entry in candidate.lines if not entry.text("traceback")}
+    alike = {_NUMBERS.sub("#", text) for text in texts}
+    return row is not None and row.blame == "outside" and len(alike) < len(texts)
 
 
 def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:

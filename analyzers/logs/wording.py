@@ -44,6 +44,10 @@ DO_OF_LINE: Mapping[str, str] = {
     "fabric_setup": "The network plugin cannot open its device: see what libfabric lists in that container and job "
     "(`fi_info`), whether its version and the plugin's fit, and whether the job may use the device (Slingshot: a "
     "service and VNI; EFA: the security group and /dev/infiniband). NCCL_NET=Socket does without.",
+    "nccl_setup_differs": "Two ranks set up a communicator in different ways: compare NCCL's version and NCCL_* on all "
+    "nodes (NCCL_DEBUG=INFO prints both). If they are equal, try another version of NCCL.",
+    "worker_unregistered": "Read why the workers of that node ended (`ls -t /tmp/ray/session_latest/logs/worker-*`), "
+    "and check that Ray's and Python's versions there are the driver's.",
     "device_held": "A process of the last job most often still holds the device: end it, wait ten seconds, start again "
     "(`npu-smi info`, `fuser -v /dev/davinci*`).",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "

@@ -40,6 +40,10 @@ __all__ = ["process_candidates"]
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
+_FAILED_TOGETHER = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]")
+"""Ranks that a summary of torch.distributed.checkpoint lists, above the tracebacks of these ranks."""
+_LIMITS = ("too_many_processes", "too_many_files", "host_out_of_memory", "shared_memory", "disk_full")
+_PIPES = ("EOFError", "BrokenPipeError", "ConnectionResetError")
 _UNIQUE_ID = "ing ncclUniqueId from ["
 _CLAUSE = re.compile(r"[:;,] ")
 _SYNCHRONIZE = "stream synchronize failed"
@@ -95,6 +99,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         if _is_closed_by_loss(entry, book):
             continue
         found.setdefault((_cause(entry, rule), ""), []).append((entry, relevance(entry, book)))
+    _join_broken_pipes(found)
     candidates = []
     for (cause, _), group in found.items():
         aside = [entry for entry, how in group if how in ("aside", "ignored")]
@@ -106,6 +111,26 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         if proven or rest:
             candidates.append(_candidate(cause, proven or rest, book, chains, is_own=bool(proven)))
     return candidates
+
+
+def _join_broken_pipes(found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]]) -> None:
+    """Let a limit that a thread met explain the broken pipe that the same file reports next: its process serves that
+    pipe. The error of the pipe joins it, and shows the rank.
+    """
+    for cause in _LIMITS:
+        met = [entry for entry, how in found.get((cause, ""), ()) if how == "aside"]
+        if not met:
+            continue
+        for key, group in [*found.items()]:
+            if key[0] != "exception" or not all(type_of(one) in _PIPES and _follows(one, met) for one, _ in group):
+                continue
+            found[cause, ""] = [(entry, "own") for entry in met]
+            found[cause, ""] += [(one, how) for one, how in group if one.rank is not None]
+            del found[key]
+
+
+def _follows(entry: LogLine, earlier: list[LogLine]) -> bool:
+    return any(one.source == entry.source and one.line < entry.line for one in earlier)
 
 
 def _is_numeric(rule: Rule, book: LogBook) -> bool:
@@ -185,7 +210,7 @@ def _cause(entry: LogLine, rule: Rule | None) -> str:
 def _candidate(
     cause: str, lines: list[LogLine], book: LogBook, chains: dict[tuple[str, int], LogLine], *, is_own: bool
 ) -> Candidate:
-    ranks = ranks_of(lines)
+    ranks = _with_listed(ranks_of(lines), book)
     first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
     row = CAUSES.get(cause, CAUSES["exception"])
     rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
@@ -240,6 +265,16 @@ def _candidate(
         evidence=evidence,
         collect=row.collect,
     )
+
+
+def _with_listed(ranks: tuple[int, ...], book: LogBook) -> tuple[int, ...]:
+    """Add the ranks that a checkpoint's summary lists together with these; a paste may end before their tracebacks."""
+    for entry in book.of("exception"):
+        found = _FAILED_TOGETHER.search(entry.text("message"))
+        listed = {int(rank) for rank in found[1].split(",") if rank.strip()} if found else set()
+        if ranks and listed > set(ranks):
+            return tuple(sorted(listed))
+    return ranks
 
 
 def _is_reraised(origin: LogLine, last: LogLine) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from analyzers.logs.candidate import Candidate, from_lines
 from analyzers.logs.exceptions import is_launchers, is_uncaught, is_victims
 from analyzers.logs.log_events import MAX_QUOTED, LogBook, LogLine
+from analyzers.logs.wording import DO_OF_LINE
 from analyzers.policy import SHARED
 
 __all__ = ["host_of", "limited_by", "outside_causes", "went_on"]
@@ -16,6 +17,7 @@ _OF_LAUNCHERS = re.compile(r"/(?:horovod/runner|deepspeed/launcher|colossalai/cl
 _HANGUP_DO = (
     "Start it where a closed terminal does not end it: as a job of the scheduler, in tmux, or by `setsid nohup`."
 )
+_STARTS = ("launch_failed", "worker_unregistered")
 _PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
 
 
@@ -30,7 +32,7 @@ def limited_by(entry: LogLine) -> str:
         return "disk_full"
     if entry.kind in ("preempted", "evicted"):
         return "preempted"
-    if entry.kind == "launch_failed":
+    if entry.kind in _STARTS:
         return "launch_failed"
     reason = entry.text("reason").upper()
     for word, cause in (
@@ -61,7 +63,11 @@ def went_on(entry: LogLine, book: LogBook) -> bool:
     """Return True if the job went on after such a line: it trained, or ran and then failed for another reason."""
     if (entry.number("later_steps") or 0) >= SHARED.min_times:
         return True
-    return entry.kind == "launch_failed" and any(
+    if "ssh exited" in entry.message and any(
+        one.source == entry.source and one.line < entry.line for one in book.of("worker_failed")
+    ):
+        return True  # the launcher of that node had started its processes
+    return entry.kind in _STARTS and any(
         one.source == entry.source and one.line > entry.line and is_uncaught(one)
         for one in book.of("exception")
         if not is_launchers(one) and not is_victims(one) and not _OF_LAUNCHERS.search(one.text("traceback"))
@@ -75,6 +81,14 @@ def _reason(entry: LogLine) -> str:
     return text[:MAX_QUOTED].rstrip(". ")
 
 
+def _follows_a_task(entry: LogLine, book: LogBook) -> bool:
+    """Return True for a step that srun ended because one of its tasks had failed; older versions give no reason."""
+    return entry.text("what") == "STEP" and any(
+        task.source == entry.source and task.line < entry.line and task.text("how") not in ("Terminated", "")
+        for task in book.of("slurm_task")
+    )
+
+
 def outside_causes(book: LogBook) -> Iterator[Candidate]:
     """Candidates for each end that a scheduler, a launcher or Kubernetes states."""
     texts = {
@@ -86,7 +100,7 @@ def outside_causes(book: LogBook) -> Iterator[Candidate]:
         "launch_failed": "The launcher could not start processes on a node",
     }
     by_cause: dict[str, list[LogLine]] = {}
-    for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
+    for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", *_STARTS):
         if (cause := limited_by(entry)) and not went_on(entry, book):
             by_cause.setdefault(cause, []).append(entry)
     if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" stands above the line that says why
@@ -106,10 +120,14 @@ def outside_causes(book: LogBook) -> Iterator[Candidate]:
             + (f" ({host})" if host and cause != "time_limit" else "")
             + (f": {_reason(entry)}" if cause == "launch_failed" else ""),
             severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
-            evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
+            evidence={
+                "host": host or None,
+                "reason": entry.text("reason") or entry.text("error") or None,
+                "do": DO_OF_LINE.get(entry.kind),
+            },
         )
     plain = [entry for entry in book.of("probe_failed", "slurm_cancelled", "agent_signalled") if not limited_by(entry)
-             and "TASK FAILURE" not in entry.text("reason")]  # fmt: skip
+             and "TASK FAILURE" not in entry.text("reason") and not _follows_a_task(entry, book)]  # fmt: skip
     is_hangup = any({entry.text("signal"), entry.text("number")} & {"1", "Signals.SIGHUP"} for entry in plain)
     if plain and not by_cause:
         yield from_lines(

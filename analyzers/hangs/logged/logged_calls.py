@@ -121,7 +121,17 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
 def _stalled(book: LogBook) -> Iterator[Candidate]:
     """Horovod repeatedly lists the ranks that have not submitted a tensor; the last list is the final state."""
     lines = [entry for entry in book.of("stalled_ranks") if entry.ranks() or entry.ranks("ready")]
-    if lines:
+    if lines and (apart := lines[-1].text("apart")):
+        lacking = ", ".join(f"rank {one.replace(': ', ' not ', 1)}" for one in apart.split("; "))
+        yield from_lines(
+            "mismatch",
+            lines,
+            rank_class="mismatch",
+            what=f"Each of {ranks_text(lines[-1].ranks())} waits for a tensor that another did not submit: {lacking}",
+            why=f"{lines[-1].place}: Horovod's stall inspector lists the ranks that are missing, by tensor",
+            is_proven=False,
+        )
+    elif lines:
         ready = set(lines[-1].ranks("ready"))
         size = max(book.world_size or 0, max(ready, default=-1) + 1)
         ranks = tuple(sorted({*lines[-1].ranks(), *(set(range(size)) - ready if ready else ())}))

@@ -24,6 +24,8 @@ __all__ = ["watchdog_candidates"]
 
 ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALESCED", "UNKNOWN")
 """Operations that a member may complete before another enters."""
+SHORT_LIMIT_S = 10.0
+"""A shorter timeout of a group may pass in a healthy job: the first call sets up connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Wait:
     op: str
     num_elements: int | None
     ran_s: float
+    limit_s: float | None
     enqueued: int | None
     completed: int | None
     group: str
@@ -68,6 +71,7 @@ def _waits(book: LogBook) -> dict[int, Wait]:
         waits[rank] = Wait(
             rank=rank, seq=seq, op=entry.text("op"), num_elements=entry.number("numel_in"),
             ran_s=(entry.number("ran_ms") or entry.number("timeout_ms") or 0) / 1e3, entry=entry,
+            limit_s=limit_ms / 1e3 if (limit_ms := entry.number("timeout_ms")) else None,
             group=_group(state) if state else "",
             enqueued=state.number("enqueued") if state else None,
             completed=state.number("completed") if state else None,
@@ -76,8 +80,9 @@ def _waits(book: LogBook) -> dict[int, Wait]:
         if rank not in waits and found[0].number("seq") not in (None, -1):
             state = found[0]
             waits[rank] = Wait(
-                rank=rank, seq=state.number("seq") or 0, op="", num_elements=None, ran_s=0.0, group=_group(state),
-                enqueued=state.number("enqueued"), completed=state.number("completed"), entry=state,
+                rank=rank, seq=state.number("seq") or 0, op="", num_elements=None, ran_s=0.0, limit_s=None,
+                group=_group(state), enqueued=state.number("enqueued"), completed=state.number("completed"),
+                entry=state,
             )  # fmt: skip
     return waits
 
@@ -99,7 +104,19 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
     # If ranks wait in several groups, judge the group with the most waiting ranks first; the others are consequences.
     members = max(groups.values(), key=lambda found: (len(found), -min(wait.seq for wait in found.values())))
     elsewhere = {rank: wait for rank, wait in waits.items() if rank not in members}
-    yield _judged(book, members, elsewhere)
+    yield _with_short_limit(_judged(book, members, elsewhere), members)
+
+
+def _with_short_limit(found: Candidate, members: Mapping[int, Wait]) -> Candidate:
+    """Advise a longer timeout if a call may take longer than it although nothing is wrong."""
+    limit_s = min((wait.limit_s for wait in members.values() if wait.limit_s), default=SHORT_LIMIT_S)
+    if found.is_proven or limit_s >= SHORT_LIMIT_S:
+        return found
+    do = (
+        f"Raise the timeout of the process group, which is {_time(limit_s)}: a first call, or a wait for a slower "
+        "rank, takes longer (init_process_group(timeout=...))."
+    )
+    return replace(found, evidence={**found.evidence, "timeout_s": limit_s, "do": do})
 
 
 def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, Wait]) -> Candidate:
@@ -110,7 +127,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         if mismatch is not None:
             return mismatch
     if len(set(seqs.values())) > 1:
-        return _apart(members, least)
+        return _apart(book, members, least)
     behind = {rank: wait for rank, wait in _states(book).items() if rank not in members and wait < least}
     first = next(iter(members.values()))
     if behind and not elsewhere:
@@ -159,7 +176,11 @@ def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidat
 
 
 def _for(wait: Wait) -> str:
-    return f" for {wait.ran_s:.0f} s" if wait.ran_s else ""
+    return f" for {_time(wait.ran_s)}" if wait.ran_s else ""
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
 
 
 def _are_gathers(members: Mapping[int, Wait]) -> bool:
@@ -169,7 +190,7 @@ def _are_gathers(members: Mapping[int, Wait]) -> bool:
     return len(factors) == 1 and min(factors) > 1
 
 
-def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
+def _apart(book: LogBook, members: Mapping[int, Wait], least: int) -> Candidate:
     low = tuple(sorted(rank for rank, wait in members.items() if wait.seq == least))
     high = {rank: wait for rank, wait in members.items() if wait.seq > least}
     first, other = members[low[0]], min(high.values(), key=lambda wait: wait.seq)
@@ -184,10 +205,17 @@ def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
             why=f"it had enqueued {first.enqueued} calls, and the others completed {min(ahead)}",
         )  # fmt: skip
     fewer = low if len(low) < len(high) else tuple(sorted(high)) if len(high) < len(low) else ()
+    silent = _unseen(book, members)
+    others = ""
+    if len(silent) >= len(members):  # any of them may have left before, or have stopped
+        fewer, others = (), f"; {who(silent).lower()} printed nothing in these files"
+    calls = {wait.call: [rank for rank in sorted(members) if members[rank].call == wait.call]
+             for wait in sorted(members.values(), key=lambda wait: wait.seq)}  # fmt: skip
+    shown = ", ".join(f"{ranks_text(ranks)} in {call}" for call, ranks in [*calls.items()][:4])
+    more = f" and {len(calls) - 4} other calls" if len(calls) > 4 else ""
     return _candidate(
         "desync", fewer, members, is_proven=False,
-        what=f"Ranks wait in different calls of one group: {ranks_text(low)} in {first.call}, "
-        f"{ranks_text(sorted(high))} in {other.call}",
+        what=f"Ranks wait in different calls of one group: {shown}{more}{others}",
         why="the ranks did not make the same calls, or one of them stopped in an earlier one",
     )  # fmt: skip
 

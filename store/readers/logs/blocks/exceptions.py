@@ -102,6 +102,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix, head: str =
         is_caught = _CAUGHT.match(message[0])
         if (
             not line
+            or line == '"""'  # the end of a pool worker's traceback, which its parent quotes
             or _NEW.match(line)
             or _RECORD.match(line)
             or len(message) > MESSAGE_LINES * (8 if is_caught else 1)

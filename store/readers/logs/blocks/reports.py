@@ -6,7 +6,7 @@ found = read_failure(lines)                # {"rank": 3, "exitcode": -9, "pid": 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from store.readers.logs.blocks.exceptions import MAX_FRAMES_TEXT, MAX_MESSAGE, RAISED
@@ -189,16 +189,28 @@ def read_stalled(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, An
         ranks = dict.fromkeys(rank for every in ready[:512] for rank in every.replace(" ", "").split(","))
         return {"ready": ", ".join(ranks)}
     found: list[str] = []
+    awaited: dict[str, str] = {}
     for place, (prefix, text) in enumerate(lines):
         if prefix.task is not None and text.startswith("["):  # a number at the line start was read as a task
             found.append(str(prefix.task))
+            awaited[found[-1]] = text.strip(" []\r\n")
         elif rank := _STALLED.match(text.strip()):
             found.append(rank[1])
+            awaited[rank[1]] = text.partition("[")[2].strip(" []\r\n")
         elif operation := _STALLED_OPERATION.search(text):
             found += operation[1].replace(" ", "").split(",")
         elif found or place > 2:
             break
-    return {"ranks": ", ".join(dict.fromkeys(found[:512]))}
+    return {"ranks": ", ".join(dict.fromkeys(found[:512])), **_apart(awaited)}
+
+
+def _apart(awaited: Mapping[str, str]) -> dict[str, Any]:
+    """{"apart": "0: a; 1: b"} if no two ranks lack the same tensor: each has submitted what another lacks."""
+    lacks = {rank: set(names.removesuffix(" ...").split(", ")) for rank, names in awaited.items()}
+    every = [name for names in lacks.values() for name in names]
+    if len(lacks) < 2 or len(set(every)) < len(every):
+        return {}
+    return {"apart": "; ".join(f"{rank}: {names.partition(', ')[0][:80]}" for rank, names in [*awaited.items()][:4])}
 
 
 def read_culprits(text: str) -> dict[str, Any] | None:

@@ -1,0 +1,178 @@
+"""Waits that came before an end from outside, ranks that wait in several calls, and short timeouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.report.wording.explained import next_step
+from tests.analyzers.evidence.written import diagnosed
+
+STEP = "slurmstepd: error: *** STEP 71.0 ON gpu-1 CANCELLED AT 2026-03-01T10:00:00 ***\n"
+LIMIT = "slurmstepd: error: *** JOB 71 ON gpu-1 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
+BY_HAND = "slurmstepd: error: *** JOB 71 ON gpu-1 CANCELLED AT 2026-03-01T10:00:00 ***\n"
+SIZE = "All distributed processes registered. Starting with 3 processes\n"
+
+
+def waited(rank: int, seq: int = 9, op: str = "ALLREDUCE", limit_ms: int = 1800000) -> str:
+    return (
+        f"[E ProcessGroupNCCL.cpp:475] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=8, NumelOut=8, Timeout(ms)={limit_ms}) ran for {limit_ms + 40} "
+        "milliseconds before timing out.\n"
+    )
+
+
+def task(rank: int, how: str = "Exited with exit code 1") -> str:
+    return f"srun: error: gpu-1: task {rank}: {how}\n"
+
+
+@pytest.mark.parametrize("end", [task(1) + task(2) + STEP + task(0, "Terminated"), BY_HAND, LIMIT])
+def test_a_job_that_hung_before_it_was_ended_was_not_ended_by_that(tmp_path: Path, end: str) -> None:
+    diagnosis = diagnosed(tmp_path, "job.log", SIZE + waited(2) + waited(1) + end)
+    first = diagnosis.fired[0]
+    assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
+    assert ("time limit" in first.summary) == (end == LIMIT)
+
+
+@pytest.mark.parametrize("end", [BY_HAND, LIMIT])
+def test_waits_that_end_with_the_job_do_not_explain_it(tmp_path: Path, end: str) -> None:
+    causes = [one.cause for one in diagnosed(tmp_path, "job.log", SIZE + end + waited(2) + waited(1)).fired]
+    assert causes[0] in ("cancelled", "time_limit")
+    steps = "".join(f"step: {n} loss: 2.{n}\n" for n in range(30))  # the job outlived its waits
+    first = diagnosed(tmp_path, "job.log", SIZE + waited(2) + waited(1) + steps + end).fired[0]
+    assert first.cause in ("cancelled", "time_limit")
+
+
+def test_a_step_that_srun_ends_after_a_task_was_not_cancelled_by_hand(tmp_path: Path) -> None:
+    first = diagnosed(tmp_path, "job.log", task(3, "Segmentation fault") + STEP + task(0, "Terminated")).fired[0]
+    assert (first.cause, first.ranks) == ("signal", (3,))
+    assert diagnosed(tmp_path, "job.log", STEP + task(3, "Terminated")).fired[0].cause == "cancelled"
+
+
+def test_each_rank_is_said_to_wait_in_its_own_call(tmp_path: Path) -> None:
+    text = waited(0, 40) + waited(1, 40) + waited(2, 43) + waited(3, 47)
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert first.cause == "desync"
+    for part in ("ranks 0 and 1 in ALLREDUCE #40", "rank 2 in ALLREDUCE #43", "rank 3 in ALLREDUCE #47"):
+        assert part in first.summary
+
+
+def test_no_rank_is_blamed_for_another_call_while_as_many_are_silent(tmp_path: Path) -> None:
+    text = waited(1, 88, "ALLTOALL_BASE") + waited(4, 90, "ALLTOALL_BASE") + waited(6, 90, "ALLTOALL_BASE")
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("desync", ())
+    assert "ranks 0, 2, 3 and 5 printed nothing" in first.summary
+    few = waited(0, 88) + waited(1, 90) + waited(3, 90)
+    assert diagnosed(tmp_path, "job.log", few).fired[0].ranks == (0,)
+
+
+def test_a_timeout_of_milliseconds_is_to_be_raised(tmp_path: Path) -> None:
+    first = diagnosed(tmp_path, "job.log", "".join(waited(rank, 1, limit_ms=20) for rank in range(4))).fired[0]
+    assert "for 60 ms" in first.summary
+    assert next_step(first).startswith("Raise the timeout of the process group, which is 20 ms")
+    usual = diagnosed(tmp_path, "job.log", "".join(waited(rank, 1) for rank in range(4))).fired[0]
+    assert "Raise the timeout" not in next_step(usual)
+
+
+def test_a_message_of_nccl_s_setup_is_no_collective_of_the_program(tmp_path: Path) -> None:
+    setup = "gpu-2:48:69 [4] bootstrap.cc:77 NCCL WARN Message truncated : received 256 bytes instead of 4\n"
+    first = diagnosed(tmp_path, "job.log", setup).fired[0]
+    assert (first.cause, first.status) == ("nccl_error", "suspect")
+    assert "compare NCCL's version" in next_step(first)
+
+
+def test_an_error_that_a_checkpoint_reports_of_several_ranks_is_of_none_alone(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/job/save.py", line 4, in <module>\n    save(state)\n'
+        "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([2, 6])\n"
+        'Traceback (most recent call last): (RANK 2)\n  File "/job/writer.py", line 9, in write\n    os.fsync(fd)\n'
+        "OSError: [Errno 5] Input/output error\n"
+    )
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("file_system", ())
+    assert first.evidence["reported_by_ranks"] == [2, 6]
+    assert diagnosed(tmp_path, "job.log", text.replace("2, 6", "2")).fired[0].ranks == (2,)
+
+
+def test_work_that_the_awaited_rank_still_does_is_quoted(tmp_path: Path) -> None:
+    bars = "".join(f"Preparing test set...:  {n}%|####      | {n}/67 [{n:02d}:02<35:12, 58.67s/it]\n" for n in (29, 31))
+    verdict = diagnosed(tmp_path, "job.log", SIZE + bars + waited(2) + waited(1)).verdict
+    assert "Preparing test set...: 31 of 67" in verdict
+
+
+STALLED = (
+    "[2026-03-01 10:00:00.1: W horovod/stall_inspector.cc:105] One or more tensors were submitted to be reduced, "
+    "gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds.\n"
+    "Missing ranks:\n"
+)
+
+
+def test_ranks_that_lack_each_other_s_tensors_are_no_culprits(tmp_path: Path) -> None:
+    text = f"{STALLED}0: [broadcast.flag.sz]\n1: [allreduce.a, allreduce.b, allreduce.c ...]\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("mismatch", "suspect", ())
+    assert "rank 0 not broadcast.flag.sz, rank 1 not allreduce.a" in first.summary
+    both = f"{STALLED}2: [allreduce.a, allreduce.b]\n3: [allreduce.a, allreduce.b]\n"
+    assert diagnosed(tmp_path, "job.log", both).fired[0].ranks == (2, 3)
+
+
+STALE = "OSError: [Errno 116] Stale file handle\n"
+RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 4, in <module>\n    main()\n'
+ENDED = "E0301 10:00:09.1 7 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) local_rank: 2 (pid: 9) of binary: python\n"  # noqa: E501
+
+
+def test_a_file_system_s_error_of_several_processes_is_not_of_the_one_that_exited(tmp_path: Path) -> None:
+    said = "".join(f"gpu-2:{rank} train.util:15 CRITICAL Uncaught {STALE}" for rank in (2, 5))
+    assert diagnosed(tmp_path, "job.log", said + RAISED + STALE + ENDED).fired[0].ranks == ()
+    one = f"gpu-2:2 train.util:15 CRITICAL Uncaught {STALE}"
+    assert diagnosed(tmp_path, "job.log", one + RAISED + STALE + ENDED).fired[0].ranks == (2,)
+
+
+UNREGISTERED = (
+    "(raylet) [2026-03-01 10:00:05,490 E 24 24] worker_pool.cc:586: Some workers of the worker process(26) have "
+    "not registered within the timeout. The process is dead, probably it crashed during start.\n"
+)
+
+
+def test_workers_that_never_register_were_not_started(tmp_path: Path) -> None:
+    first = diagnosed(tmp_path, "job.log", UNREGISTERED * 3).fired[0]
+    assert first.cause == "launch_failed"
+    assert "worker-*" in next_step(first)
+    steps = "".join(f"step: {n} loss: 2.{n}\n" for n in range(30))
+    assert not diagnosed(tmp_path, "job.log", UNREGISTERED + steps).fired
+    own = diagnosed(tmp_path, "job.log", UNREGISTERED + RAISED + "KeyError: 'text'\n").fired[0]
+    assert own.cause == "exception"
+
+
+PIPE = (
+    '[rank0]: multiprocess.pool.RemoteTraceback: \n[rank0]: """\n[rank0]: Traceback (most recent call last):\n'
+    '[rank0]:   File "/v/multiprocess/connection.py", line 399, in _recv\n[rank0]:     raise EOFError\n'
+    '[rank0]: EOFError\n[rank0]: """\n[rank0]: \n[rank0]: The above exception was the direct cause of the following '
+    'exception:\n[rank0]: \n[rank0]: Traceback (most recent call last):\n[rank0]:   File "/job/train.py", line 23, in '
+    "<module>\n[rank0]:     table.map(read)\n[rank0]: EOFError\n"
+)
+
+
+def test_a_limit_that_a_thread_met_explains_the_pipe_that_it_served(tmp_path: Path) -> None:
+    thread = (
+        "Exception in thread Thread-43 (accepter):\nTraceback (most recent call last):\n"
+        '  File "/v/multiprocess/managers.py", line 193, in accepter\n    t.start()\n'
+        "RuntimeError: can't start new thread\n"
+    )
+    first = diagnosed(tmp_path, "job.log", thread + PIPE).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("too_many_processes", "fired", (0,))
+    other = diagnosed(tmp_path, "job.log", thread + PIPE.replace("EOFError", "KeyError")).fired[0]
+    assert other.cause == "exception"
+    assert '"""' not in diagnosed(tmp_path, "job.log", PIPE).verdict
+
+
+def test_a_node_whose_launcher_ended_had_started(tmp_path: Path) -> None:
+    ended = (
+        "10.9.83.120: [2026-03-01 10:00:29,4] [ERROR] [launch.py:321:sigkill_handler] ['python', '-u', 'a.py', "
+        "'--local_rank=7'] exits with return code = -6\n"
+    )
+    ssh = "pdsh@gpu-1: 10.9.83.120: ssh exited with exit code 250\n"
+    first = diagnosed(tmp_path, "job.log", ended + ssh).fired[0]
+    assert (first.cause, first.evidence["signal"]) == ("signal", "SIGABRT")
+    assert diagnosed(tmp_path, "job.log", ssh).fired[0].cause == "launch_failed"
