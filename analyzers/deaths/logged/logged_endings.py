@@ -287,8 +287,16 @@ def _unlisted(book: LogBook) -> Iterator[Candidate]:
     )
 
 
+def _stopped_at_end(entry: LogLine, book: LogBook) -> bool:
+    """Return True for a worker that Ray ended by SIGTERM after the training had finished, as it ends all of them."""
+    return entry.text("signal") == "SIGTERM" and any(
+        one.source == entry.source and one.line < entry.line for one in book.of("finished")
+    )
+
+
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:
-    lines = [entry for entry in book.of("ray_actor_died", "worker_proc_died") if relevance(entry, book) != "survived"]
+    lines = [entry for entry in book.of("ray_actor_died", "worker_proc_died")
+             if relevance(entry, book) != "survived" and not _stopped_at_end(entry, book)]  # fmt: skip
     ranks = tuple(
         sorted({entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None})
     )

@@ -121,6 +121,7 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
 def _stalled(book: LogBook) -> Iterator[Candidate]:
     """Horovod repeatedly lists the ranks that have not submitted a tensor; the last list is the final state."""
     lines = [entry for entry in book.of("stalled_ranks") if entry.ranks() or entry.ranks("ready")]
+    lines = lines if lines and relevance(lines[-1], book) != "survived" else []  # it was only slow
     if lines and (apart := lines[-1].text("apart")):
         lacking = ", ".join(f"rank {one.replace(': ', ' not ', 1)}" for one in apart.split("; "))
         yield from_lines(

@@ -176,3 +176,23 @@ def test_a_node_whose_launcher_ended_had_started(tmp_path: Path) -> None:
     first = diagnosed(tmp_path, "job.log", ended + ssh).fired[0]
     assert (first.cause, first.evidence["signal"]) == ("signal", "SIGABRT")
     assert diagnosed(tmp_path, "job.log", ssh).fired[0].cause == "launch_failed"
+
+
+def test_a_stall_that_passed_is_no_hang(tmp_path: Path) -> None:
+    steps = "".join(f"Epoch 0 step: {n} loss: 2.{n}\n" for n in range(30))
+    assert not diagnosed(tmp_path, "job.log", f"{STALLED}0: [allreduce.a]\n{steps}").fired
+    assert diagnosed(tmp_path, "job.log", f"{steps}{STALLED}0: [allreduce.a]\n").fired
+
+
+def test_a_ray_worker_that_is_ended_after_the_training_is_no_failure(tmp_path: Path) -> None:
+    steps = "".join(f"(TaskRunner pid=8) step:{n} - actor/pg_loss:0.{59 - n}\n" for n in range(30))
+    done = "(TaskRunner pid=8) (\"Final validation metrics: {'val/reward': 0.71}\")\n"
+    died = (
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: "
+        "10.9.47.9 Worker port: 3819 Worker PID: 8702 Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits "
+        "unexpectedly by a signal. SystemExit is raised (sys.exit is called). Exit code: 1. {}\n"
+    )
+    by_ray = died.format("The process receives a SIGTERM.")
+    assert not diagnosed(tmp_path, "job.log", steps + done + by_ray).fired
+    assert diagnosed(tmp_path, "job.log", steps + by_ray).fired
+    assert diagnosed(tmp_path, "job.log", steps + done + died.format("End of file.")).fired

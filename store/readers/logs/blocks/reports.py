@@ -88,6 +88,8 @@ def read_actor(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]
     for name, pattern in (("pid", _ACTOR_PID), ("ip", _ACTOR_IP)):
         if match := next(filter(None, map(pattern.search, about)), None):
             found[name] = int(match[1]) if name == "pid" else match[1]
+    if any("process receives a SIGTERM" in line for line in about):
+        found["signal"] = "SIGTERM"
     return found
 
 
