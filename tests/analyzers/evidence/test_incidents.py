@@ -6,10 +6,7 @@ import pytest
 
 from benchmarks.incidents.score import ROUNDS, Incident, Result, load, score
 
-OPEN = {
-    "second": ["all-gather-at-the-end-of-training"],
-    "sixteenth": ["worker-without-tasks-while-its-peer-waits"],
-}
+OPEN = {"second": ["all-gather-at-the-end-of-training"]}
 """Incidents of each round whose cause is not found."""
 _SCORED: dict[tuple[str, str], Result] = {}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.wording.explained import next_step
 from tests.analyzers.evidence.written import diagnosed
 
@@ -196,3 +197,37 @@ def test_a_ray_worker_that_is_ended_after_the_training_is_no_failure(tmp_path: P
     assert not diagnosed(tmp_path, "job.log", steps + done + by_ray).fired
     assert diagnosed(tmp_path, "job.log", steps + by_ray).fired
     assert diagnosed(tmp_path, "job.log", steps + done + died.format("End of file.")).fired
+
+
+WAIT = (
+    "ERROR:root:[/gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 60000ms for recv operation to complete\n"
+)
+IDLE = "".join(f"[2026-03-01 10:00:{n},255] [INFO] [queue.py:20] No work for now\n" for n in range(10, 30, 5))
+STEPS = "".join(f"step: {n} loss: 2.{n}\n" for n in range(20))
+
+
+def waits_beside(folder: Path, name: str, text: str) -> tuple[str, str, tuple[int, ...]]:
+    (folder / "trainer-1.log").write_text(STEPS + WAIT)
+    (folder / name).write_text(text)
+    first = diagnose_files([folder]).fired[0]
+    return first.cause, first.status, first.ranks
+
+
+def test_a_process_that_goes_round_in_a_loop_is_the_one_that_another_waits_for(tmp_path: Path) -> None:
+    assert waits_beside(tmp_path, "trainer-0.log", STEPS + IDLE) == ("not_entered", "suspect", ())
+    first = diagnose_files([tmp_path]).fired[0]
+    assert 'trainer-0.log reports no wait and ends with "[INFO] [queue.py:20] No work for now"' in first.summary
+    assert "trainer-0.log" in next_step(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trainer-0.log", IDLE + STEPS),  # it trains
+        ("trainer-0.log", STEPS + IDLE + WAIT),  # it waits, too
+        ("trainer-0.log", STEPS + IDLE + "saving\n"),
+        ("monitor.log", IDLE),  # another kind of process
+    ],
+)
+def test_a_process_that_may_not_be_awaited_is_not_named(tmp_path: Path, name: str, text: str) -> None:
+    assert waits_beside(tmp_path, name, text)[0] == "all_entered"
