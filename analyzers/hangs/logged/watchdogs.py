@@ -142,7 +142,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
     if missing:
         return _candidate(
             "not_entered", missing, members, is_proven=False,
-            what=f"{who(missing)} printed nothing while {ranks_text(sorted(members))} waited "
+            what=f"{who(missing)} reported no timeout while {ranks_text(sorted(members))} waited "
             f"in {first.call}{_for(first)}",
             why="every rank that waits in the call reports a timeout, and these ranks reported none",
         )  # fmt: skip

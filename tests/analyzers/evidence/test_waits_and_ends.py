@@ -100,6 +100,7 @@ def test_work_that_the_awaited_rank_still_does_is_quoted(tmp_path: Path) -> None
     bars = "".join(f"Preparing test set...:  {n}%|####      | {n}/67 [{n:02d}:02<35:12, 58.67s/it]\n" for n in (29, 31))
     verdict = diagnosed(tmp_path, "job.log", SIZE + bars + waited(2) + waited(1)).verdict
     assert "Preparing test set...: 31 of 67" in verdict
+    assert "printed nothing" not in verdict
 
 
 STALLED = (
