@@ -235,4 +235,4 @@ def _whole_number(value: Any) -> int | None:
     """A number from an event, None if missing. Raises TypeError for anything else."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise TypeError(f"{type(value).__name__} in place of a whole number")
+    raise TypeError(f"{type(value).__name__} instead of a whole number")

@@ -42,9 +42,9 @@ class Kind:
     drawn: bool = True
     """True if it has figures."""
     by_machine: bool = False
-    """True if a broken machine can cause it; the fleet's memory counts those."""
+    """True if broken hardware can cause it; `rankscope fleet` counts only such findings."""
     user_causes: frozenset[str] = frozenset()
-    """Causes in the user's code, data or request, for kinds that a machine can also cause."""
+    """Causes in the user's code, data or request, for kinds that hardware can also cause."""
 
 
 _DEVICE = ("cause", "evidence.node", "evidence.device")
@@ -92,7 +92,7 @@ _KINDS = (
          may_last=True),
     Kind(name="memory_imbalance", title="Memory imbalance", package="memory"),
     Kind(name="slow_startup", title="Slow start", package="settings"),
-    # Advice: nothing is broken, and something could go better.
+    # Advice: nothing is broken, but something could be improved.
     Kind(name="bubble", title="Pipeline bubble", package="pipeline"),
     Kind(name="exposed_communication", title="Exposed communication", package="communication"),
     Kind(name="low_bandwidth", title="Low bandwidth", package="communication"),

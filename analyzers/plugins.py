@@ -79,8 +79,8 @@ def installed() -> tuple[InstalledPlugin, ...]:
 
 
 def _description(answer: Any) -> dict[str, Any]:
-    """Read the answer to `describe` from `analyzers.plugin_calls.plugin_child`. Raises an error for an answer of
-    another form.
+    """Parse the answer to `describe` from `analyzers.plugin_calls.plugin_child`. Raises an error if the answer is
+    malformed.
     """
     kinds = [
         {
@@ -92,7 +92,7 @@ def _description(answer: Any) -> dict[str, Any]:
     ]  # fmt: skip
     names = {str(kind["name"]) for kind in kinds}
     if not all(name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS for name in names):
-        raise ValueError("a kind is not named with letters, digits and _")
+        raise ValueError("a kind must have a name of letters, digits and _")
     if any(one["live"] not in LIVE or one["records"] not in RECORDS for one in answer["analyses"]):
         raise ValueError("live or records has an unknown value")
     analyses = [

@@ -169,7 +169,7 @@ def typed(rows: Iterable[Sequence[object]], *kinds: type) -> list[tuple[object, 
     found = []
     for at, row in enumerate(rows, 1):
         if len(row) != len(kinds):
-            raise ValueError(f"a row has {len(row)} columns, and types are stated for {len(kinds)}")
+            raise ValueError(f"a row has {len(row)} columns, but {len(kinds)} types were given")
         pairs = zip(row, kinds, strict=True)
         found.append(tuple(_cell(value, kind, number, at) for number, (value, kind) in enumerate(pairs, 1)))
     return found

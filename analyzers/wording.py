@@ -199,6 +199,6 @@ def rate_text(gb_per_s: Any) -> str:
 
 
 def rate_unit(gb_per_s: float) -> tuple[str, float]:
-    """(unit, factor from GB/s) in which a bandwidth, or the largest value of a column, is at least one."""
+    """Return (unit, factor from GB/s) in which a bandwidth, or the largest value of a column, is at least one."""
     size = abs(gb_per_s)
     return ("GB/s", 1.0) if size >= 1 else ("MB/s", 1e3) if size >= 1e-3 else ("kB/s", 1e6)

@@ -45,7 +45,7 @@ POLL_S = 2.0
 IDLE_S = 15.0
 """Seconds between polls of an ended run, which may be resumed."""
 OLD_S = 15.0
-"""Age of the last record (seconds) from which it is shown in orange while the run is alive."""
+"""Age of the last record (seconds) above which it is shown in orange while the run is alive."""
 _STATE_COLOURS: dict[str, BadgeColour] = {
     "training": "green", "starting": "blue", "stalled": "red", "recovering": "orange", "finished": "gray",
     "preempted": "gray", "interrupted": "gray", "died": "red", "failed": "red", "given up": "red", "fenced": "gray",
@@ -113,7 +113,7 @@ class View:
     def ask(self, load: Callable[..., Any], *parameters: Hashable, often: bool = False) -> Any:
         """Return `load(store, *parameters)` for the run, or draw a message why there is no result yet and return None.
 
-        `often`: a quick query that shows the present, repeated with shorter pauses.
+        `often`: a quick query for live values, repeated with shorter pauses.
         """
         answer = self.access.ask(load, *parameters, first_s=min(FIRST_S, self.patience_s), often=often)
         if answer.error is not None:
@@ -227,7 +227,7 @@ def _view(access: RunAccess, answer: Answer) -> View | None:
 
 
 def _no_state_yet(answer: Answer) -> None:
-    """Draw why the run cannot be read, or that it is being read."""
+    """Draw a message that the run is being read, or why it cannot be read."""
     if answer.error is not None:
         _cannot_read(answer.error)
     else:

@@ -36,7 +36,7 @@ def require() -> None:
         st.session_state["is_logged_in"] = True
         st.rerun()
     if is_sent:
-        st.error("This is not the token.")
+        st.error("Wrong token.")
     st.stop()
 
 

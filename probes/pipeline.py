@@ -2,7 +2,7 @@
 
     record_schedule(recorder, schedule, stages)       # a schedule and the rank's stages of torch.distributed.pipelining
 
-| kind | begin and end | adds to the step's |
+| kind | start and end | adds to the step's |
 |---|---|---|
 | `forward` | `forward_one_chunk` | forward |
 | `loss` | the loss of one microbatch, on the last stage | forward |

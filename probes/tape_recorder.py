@@ -68,8 +68,8 @@ class TapeRecorder:
         self.phase = 0
         """Name number of the innermost open span, to which a collective is attributed; 0 outside of spans."""
         # (id, type) of the newest error that has left a span
-        self._passed_by: tuple[int, type[BaseException] | None] = (0, None)
-        self._passed_in: tuple[str, int] = ("", 0)  # that span's kind, and the step
+        self._last_error: tuple[int, type[BaseException] | None] = (0, None)
+        self._last_error_in: tuple[str, int] = ("", 0)  # that span's kind, and the step
         self.wait_ns = 0
         """Nanoseconds blocked in collectives so far; the collectives' probe adds to it."""
         self.at_close: list[Callable[[], None]] = []
@@ -212,19 +212,19 @@ class TapeRecorder:
         self._span_kinds[kind, microbatch, stage] = found
         return found
 
-    def passed_by(self, error: BaseException, kind: str) -> None:
+    def note_error(self, error: BaseException, kind: str) -> None:
         """Remember that an error propagated out of a span of this kind."""
         known = (id(error), type(error))  # a reference would keep its frames' tensors alive
-        if self._passed_by != known:
-            self._passed_by, self._passed_in = known, (kind, self.step_number)
+        if self._last_error != known:
+            self._last_error, self._last_error_in = known, (kind, self.step_number)
 
     def phase_of(self, error: BaseException) -> str:
         """The innermost span in which an error was just raised; "" outside of all."""
-        kind, step = self._passed_in
+        kind, step = self._last_error_in
         links: list[BaseException] = [error]
         while len(links) < _MAX_CHAIN and (before := links[-1].__cause__ or links[-1].__context__) is not None:
             links.append(before)
-        is_known = any(self._passed_by == (id(link), type(link)) for link in links)
+        is_known = any(self._last_error == (id(link), type(link)) for link in links)
         return kind if is_known and step >= self.step_number - 1 else ""
 
     def begin_step(self, number: int, start_ns: int = 0) -> None:
@@ -337,7 +337,7 @@ class _Span:
             clock = recorder._clock
             recorder._finish_span(self._slot, end, waited if clock.measures_waits else _UNSET_I64)
             if (raised := error or sys.exception()) is not None:
-                recorder.passed_by(raised, self._known[3])
+                recorder.note_error(raised, self._known[3])
             if self._counts:
                 clock.add_phase(self._known[2], self._start_ns, end, self._wait_start_ns, waited)
         except Exception as failure:

@@ -72,7 +72,7 @@ def _is_sampled(pid: int) -> bool:
 
 
 def os_state(pid: int) -> tuple[str, str]:
-    """(state letter, start time in ticks) from /proc/<pid>/stat; ("", "") if there is no such process."""
+    """Return (state letter, start time in ticks) from /proc/<pid>/stat; ("", "") if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

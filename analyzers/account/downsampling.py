@@ -1,4 +1,4 @@
-"""Choice of steps that show where slowdowns begin and end, in runs of hundreds of millions of step rows.
+"""Choice of steps that show where slowdowns start and end, in runs of hundreds of millions of step rows.
 
     chosen = choose(source, (first, last), num_ranks)
     chosen.ranges               # (first, last, stride) of the steps at which all ranks are to be compared

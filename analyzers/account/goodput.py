@@ -76,7 +76,7 @@ CATEGORIES = {
     "other": "other",
 }
 """Display names, in the order in which they are shown."""
-CONTRADICTED = "The profiler's trace contradicts the exposed communication: not judged ({why})."
+CONTRADICTED = "Exposed communication was not judged: a profiler trace contradicts it ({why})."
 """Shown with each figure of exposed communication to which `Account.contradicted` applies."""
 NEED_PHASES = ("training", "gaps", "communication", "straggler", "bubble")
 """Categories that need the phases and waits of steps."""
@@ -113,11 +113,11 @@ class Account:
             return ""
         were = "step was" if self.num_open == 1 else "steps were"
         before = "training before a restart" if self.num_open < self.num_kept else "training"
-        return f"It is not known whether {self.num_open:,} {were} kept: {before} counts all."
+        return f"Unknown whether {self.num_open:,} {were} kept: {before} includes all of them."
 
     @property
     def goodput_ratio(self) -> float | None:
-        """Training's share of the wall time; None where no phase of a step was recorded."""
+        """Training's share of the wall time; None if no phase of a step was recorded."""
         no_phases = self.seconds["unmeasured"] or self.seconds["device"]
         if not self.wall_s or (no_phases and not self.seconds["training"]):
             return None
@@ -155,7 +155,7 @@ def analyze(source: Source) -> list[Finding]:
     lost = lacking(source, steps=_NEEDED, events=())
     if not lost:
         return []
-    what = "There is no account of the time" if lost != ["events"] else "Start-up, restarts and the end are not known"
+    what = "There is no time account" if lost != ["events"] else "Start-up, restarts and the end are not known"
     return [Finding.insufficient("goodput", "goodput", f"{what}: {not_recorded(lost)}.", evidence=missing(lost))]
 
 

@@ -53,7 +53,7 @@ def total(places: Iterable[str]) -> str:
 
 
 def _unless_unstamped(sql: str) -> str:
-    """NULL in a GPU step without timestamps where other steps have them: it would look like a step without work."""
+    """NULL in a GPU step without timestamps if other steps have them: it would look like a step without work."""
     return f"CASE WHEN stamped_steps = 0 THEN NULL ELSE ({sql}) END"
 
 
@@ -81,7 +81,7 @@ NOT_MEASURED = f"greatest(duration_ns - {total((*PHASES, *GAPS))} - {WAITED}, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
-    """Sums over steps of one rank, nanoseconds; together never longer than the steps."""
+    """Sums over the steps of one rank, in nanoseconds. Their total never exceeds the duration of the steps."""
 
     num_steps: int = 0
     duration_ns: int = 0

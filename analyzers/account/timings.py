@@ -30,8 +30,8 @@ __all__ = [
 
 Matrix = npt.NDArray[np.float32]
 WHOLE_STEP = "whole_step"
-"""Place name for a whole step without its known waits, used if no phase was recorded. A rank with longer steps than its
-peers is slow; equal steps prove nothing, since ranks in lockstep have equal steps."""
+"""Place of the whole step minus its known waits, used if no phase was recorded. A rank with longer steps than its peers
+is slow; equal steps prove nothing, since ranks in lockstep have equal steps."""
 
 _EPOCH = 1 << 40
 CP, TP = 2, 3
@@ -54,8 +54,8 @@ class Timings:
     peers: tuple[Ints, ...]
     """Rows of ranks that compute the same: one array per pipeline stage."""
     loaders: tuple[Ints, ...] | None = None
-    """Rows of ranks that load the same kind of data: of one stage, and of one place in its tensor- and context-parallel
-    groups, in which often only the first rank loads. None: same as `peers`."""
+    """Rows of ranks with the same data-loading work: the same stage and the same coordinates in its tensor- and
+    context-parallel groups, where often only the first rank loads. None: same as `peers`."""
     is_stamped: bool = False
     """True for steps whose phases were stamped on a GPU."""
 
@@ -72,16 +72,16 @@ class Timings:
 
     @property
     def is_on_device(self) -> bool:
-        """True if own work is GPU time, about which the CPU time of its host says nothing."""
+        """True if own work is GPU time, which host CPU time does not explain."""
         return self.is_stamped or DEVICE in self.own
 
     @property
     def stamped(self) -> Ints | None:
-        """Steps of the observations if only one in some steps may be stamped; None if each observation is a step."""
+        """Steps of the observations if only every N-th step may be stamped; None if every step is observed."""
         return self.steps if self.is_stamped else None
 
     def observations_for(self, num_steps: int, of: slice = slice(None)) -> int:
-        """Number of observations, among those of `of`, that are worth so many steps."""
+        """Number of observations in `of` that represent this many steps."""
         return observations_for(num_steps, self.steps[of]) if self.is_stamped else num_steps
 
     @property
@@ -249,7 +249,7 @@ class _Placement:
         back[1:] = step[1:] <= step[:-1]
         back[first] = 0
         rounds = np.cumsum(back)
-        rounds -= np.repeat(rounds[first], counts)  # how often the rank had gone back before this row
+        rounds -= np.repeat(rounds[first], counts)  # rollbacks of the rank before this row
         keys, column = np.unique(rounds * _EPOCH + step, return_inverse=True)
         self.steps = keys % _EPOCH
         self._shape = (len(ranks), len(keys))

@@ -178,7 +178,7 @@ def _rows_by_rank(attempt: Ints, rank: Ints) -> dict[tuple[int, int], Ints]:
 
 
 def pipelines(source: Source) -> list[tuple[int, list[int]]]:
-    """(attempt, ranks) of every pipeline: ranks that differ only in their stage."""
+    """Return (attempt, ranks) of every pipeline: ranks that differ only in their stage."""
     rows = source.rows(
         """
         SELECT attempt, list(rank ORDER BY pp) FROM (

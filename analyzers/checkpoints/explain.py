@@ -25,8 +25,8 @@ def _why_failed(finding: Finding) -> str:
 def _why_age(finding: Finding) -> str:
     facts = finding.evidence
     return (
-        f"The last good save is {facts.get('age_steps', '?')} steps or {number(facts.get('lost_s'))} s of "
-        f"training old. A save is due every {facts.get('interval_steps', '?')} steps."
+        f"The last good save is {facts.get('age_steps', '?')} steps ({number(facts.get('lost_s'))} s of training) "
+        f"old. A save is due every {facts.get('interval_steps', '?')} steps."
     )
 
 

@@ -22,9 +22,9 @@ from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
 __all__ = ["FIGURES", "saved", "waterfall"]
 
 _PARTS = (
-    ("duration_ms", "disk", "until it was on the disk", SEQUENCE[0], "circle"),
-    ("stall_ms", "disk", "training stood still, disk", SEQUENCE[1], "diamond"),
-    ("stall_ms", "memory", "training stood still, memory", SEQUENCE[3], "square"),
+    ("duration_ms", "disk", "duration of the save, disk", SEQUENCE[0], "circle"),
+    ("stall_ms", "disk", "training stalled, disk", SEQUENCE[1], "diamond"),
+    ("stall_ms", "memory", "training stalled, memory", SEQUENCE[3], "square"),
 )
 
 

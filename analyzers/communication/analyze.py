@@ -65,7 +65,9 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
             continue
         if away := ranks_not_here(source, attempt):
             others = ranks_text(sorted(away))
-            return [_insufficient(f"there are no records of {others}, so waiting for them would look like a transfer")]
+            return [
+                _insufficient(f"there are no records of {others}, so waiting for them would count as transfer time")
+            ]
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
         measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + SHARED.warm_up_steps))
         if contradicted := contradiction(source, attempt):
@@ -133,7 +135,7 @@ def _exposed(
         first_step=int(measured.step.min()),
         last_step=int(measured.step.max()),
         cause="transfer" if is_costly else "",
-        summary=f"Exposed communication, not counting waits for late ranks, takes {100 * transfer:.0f} % of the step "
+        summary=f"Exposed communication, not counting waits for stragglers, takes {100 * transfer:.0f} % of the step "
         f"time{planned} from step {int(measured.step.min())} to {int(measured.step.max())}. "
         f"{100 * hidden:.0f} % of all communication is overlapped.",
         evidence={

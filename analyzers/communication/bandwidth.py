@@ -49,7 +49,7 @@ class CallClass:
     """Mean transfer time of a step's calls, median over the steps."""
     bus_gb_per_s: float
     wait_s: float
-    """Total wait of all members over the run; NaN where no wait was measured, as on GPUs without stamps."""
+    """Total wait of all members over the run; NaN if no wait was measured, as on GPUs without stamps."""
     relative_bandwidth_ratio: float
     """Bus bandwidth relative to the fastest class in the run."""
 

@@ -16,7 +16,7 @@ def _exposed(finding: Finding) -> str:
     facts = finding.evidence
     return (
         f"Ranks are blocked in communication for {number(facts.get('exposed_ms'))} of {number(facts.get('step_ms'))} "
-        f"ms per step, and wait for late ranks in {percent(facts.get('waiting_for_late_ratio'))} of the step."
+        f"ms per step, and wait for stragglers in {percent(facts.get('waiting_for_late_ratio'))} of the step."
     )
 
 
@@ -31,8 +31,8 @@ def _bandwidth(finding: Finding) -> str:
 def _buckets(finding: Finding) -> str:
     facts = finding.evidence
     return (
-        f"Each of {number(facts.get('calls_per_step'))} calls per step costs {number(facts.get('latency_ms'))} ms on "
-        f"top of moving its bytes at {rate_text(facts.get('best_gb_per_s'))}."
+        f"Each of {number(facts.get('calls_per_step'))} calls per step takes {number(facts.get('latency_ms'))} ms "
+        f"longer than its bytes need at {rate_text(facts.get('best_gb_per_s'))}."
     )
 
 

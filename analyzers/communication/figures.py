@@ -26,7 +26,7 @@ def exposure(source: Source, finding: Finding) -> Iterator[Drawing]:
         return
     steps, parts = measure(source, attempt).by_step()
     if len(steps) > 1:
-        yield Drawing(title="Communication of a step, exposed and hidden", figure=exposed.draw(steps, *parts))
+        yield Drawing(title="Exposed and hidden communication per step", figure=exposed.draw(steps, *parts))
     calls = call_columns(source)
     if len(calls["op"]):
         yield Drawing(title="Bandwidth of all calls", figure=collectives.draw(calls))
@@ -47,7 +47,7 @@ def bandwidth(source: Source, finding: Finding) -> Iterator[Drawing]:
             accused={one.text for one in shown if one.process_group == slow},
             usual=max(one.bus_gb_per_s for one in classes), usual_name="best seen",
         )  # fmt: skip
-        yield Drawing(title="Bandwidth and the best of the run", figure=figure)
+        yield Drawing(title="Bandwidth compared with the best of the run", figure=figure)
 
 
 def buckets(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -64,10 +64,10 @@ def buckets(source: Source, finding: Finding) -> Iterator[Drawing]:
     values: dict[str, float] = {}
     for one in sorted(shown, key=lambda one: -one.num_bytes):
         values[f"{one.text}, measured"] = one.transfer_ms
-        values[f"{one.text}, its bytes alone"] = one.bus_bytes / best / 1e6
+        values[f"{one.text}, transfer only"] = one.bus_bytes / best / 1e6
     accused = {name for name in values if name.endswith("measured")}
     figure = bars.draw(values, accused=accused, x="transfer of a call (ms)", unit="ms")
-    yield Drawing(title="Time of a call and the time that its bytes need", figure=figure)
+    yield Drawing(title="Call duration and the time that its bytes need", figure=figure)
 
 
 FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {

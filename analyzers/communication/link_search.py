@@ -76,7 +76,7 @@ def slow_links(
 
 
 def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[int, int, int, float]]:
-    """(row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
+    """Return (row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
     num_groups = len(transfers_ms)
     slow = []
     least = SHARED.beyond_few_factor if num_groups == 2 else SHARED.slow_factor

@@ -16,7 +16,7 @@ class CommunicationPolicy:
     """When the cost of communication is worth advice."""
 
     large_bytes: int = 1 << 20
-    """Size from which messages are limited by the link, not by the latency of a call."""
+    """Minimum size of messages that are limited by the link, not by call latency."""
     min_buckets: int = 4
     """Minimum number of calls per step: fewer need not be joined."""
 
@@ -28,8 +28,8 @@ class SlowLinkPolicy:
     min_excess_ms: float = 0.5
     """Smallest excess per step (ms)."""
     crossing_factor: float = 1.3
-    """Transfer time / that of comparable groups at which a group that shares one member with a slow group is slow too.
-    It only has to tell which member is slow, no longer whether one is."""
+    """Transfer time / transfer time of comparable groups, for a group that shares one member with a slow group. It only
+    decides which member is slow, not whether one is."""
     min_windows_unsure: int = 4
     """Minimum number of windows if there is a single comparable group, where only the past shows which of the two is
     unusual. Also if the slowdown is over, or if ranks wait for cores so long that this alone may slow transfers."""
@@ -46,4 +46,4 @@ class NetworkLinkPolicy:
     """When one link between nodes is slow. Source: played NCCL (`tests.support.played`); no real network yet."""
 
     min_bytes: int = 16 << 20
-    """Minimum number of bytes that a link moved, to be compared: less is latency."""
+    """Minimum bytes that a link must have moved to be compared; below that, latency dominates."""

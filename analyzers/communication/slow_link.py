@@ -43,18 +43,18 @@ class SlowLink:
     last_step: int
     is_ongoing: bool
     has_peers: bool = True
-    """True if it was compared with others; else with its own past."""
+    """True if the link was compared with others; otherwise it was compared with its own past."""
     route: NetworkLink | None = None
     """The slow link between two nodes, if proxy threads were recorded."""
 
     def is_significant(self, step_ms: float) -> bool:
-        """Return True if it costs enough of the step: the clearer the slowdown, the smaller the cost may be."""
+        """Return True if the link costs enough of the step. A clearer slowdown needs less cost."""
         is_clear = self.has_peers and self.factor >= SHARED.clear_factor
         return self.excess_ms >= (SHARED.min_share_ratio if is_clear else SHARED.saving_ratio) * step_ms
 
     @property
     def is_pair(self) -> bool:
-        """True if it was measured in messages from rank to rank: `groups` are pairs then."""
+        """True if measured on point-to-point messages; `groups` are then pairs."""
         return " -> " in self.groups[0]
 
     @property
@@ -93,7 +93,7 @@ def narrow_to_member(
 ) -> SlowLink:
     """Name the one member whose group in another dimension became slower too; without such a member return the link
     unchanged. A fault does not slow crossing groups equally: it may make one group 4x slower, and the other, which
-    sends smaller messages, only 1.5x slower. Such a slowdown alone takes longer to prove.
+    sends smaller messages, only 1.5x slower. On its own, such a small slowdown takes more steps to prove.
     """
     if len(link.ranks) < 2:
         return link

@@ -97,7 +97,7 @@ def pair_transfers(
 
 
 def group_members(source: Source, attempt: int) -> dict[str, tuple[int, ...]]:
-    """Read the ranks of each process group; empty where they are not recorded."""
+    """Read the ranks of each process group; empty if not recorded."""
     if not source.has("process_groups"):
         return {}
     sql = "SELECT DISTINCT process_group, members FROM process_groups WHERE attempt = ?"

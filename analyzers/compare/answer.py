@@ -6,8 +6,8 @@
 
 A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
 called better. A run may be called faster or lower in loss, but not better, if it has a `shortcoming` (it did not
-finish, or it alone has a critical finding) or trains another model. The loss at equal steps does not count if the runs
-differ in tokens per step. The speed does not count if the load of the hosts may explain it (`load`).
+finish, or it alone has a critical finding) or trains a different model. The loss at equal steps does not count if the
+runs differ in tokens per step. The speed does not count if the load of the hosts may explain it (`load`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["answer", "loss_sentence", "nonfinite_sentence", "shortcoming", "speed_words"]
 
 FACTOR_FROM = 1.5
-"""Ratio of times from which "1.50x faster" is printed instead of a percentage."""
+"""At this time ratio and above, "1.50x faster" is printed instead of a percentage."""
 _ENDS = {
     "failed": "ended with an error",
     "given_up": "was given up",
@@ -106,7 +106,7 @@ def loss_sentence(loss: LossChange | None) -> str:
     noise = f"beyond its noise of {loss.noise:.2g}"
     if not loss.is_real:
         noise = f"which may be chance (less than {factor:.0f} times its noise of {loss.noise:.2g})"
-    other = "" if loss.equal_tokens else " This decides nothing: the runs train different numbers of tokens per step."
+    other = "" if loss.equal_tokens else " This decides nothing, because the tokens per step differ."
     if loss.difference == 0:
         return f"The loss is the same at the end, and first differs at step {loss.first_different_step}.{other}"
     end = f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}"

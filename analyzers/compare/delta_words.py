@@ -67,11 +67,11 @@ def _loss(loss: LossChange | None, nonfinite_since: int | None) -> str:
 def _findings(comparison: Comparison) -> str:
     parts = []
     if comparison.only_b:
-        parts.append(f"{len(comparison.only_b)} that the baseline has not")
+        parts.append(f"{len(comparison.only_b)} not in the baseline")
     if comparison.only_a:
-        parts.append(f"without {len(comparison.only_a)} of the baseline's")
+        parts.append(f"{len(comparison.only_a)} only in the baseline")
     if comparison.both:
-        parts.append(f"{len(comparison.both)} of both")
+        parts.append(f"{len(comparison.both)} in both")
     return ", ".join(parts) or "none in either run"
 
 

@@ -64,7 +64,7 @@ def _reason(comparison: Comparison, gate: Gate) -> str:
     run, speed, loss = comparison.run_b, comparison.speed, comparison.loss
     if gate.name == "slower":
         if speed is None:
-            return f"{run} was not compared in speed: there are too few steps"
+            return f"The speed of {run} was not compared: there are too few steps"
         is_slower = speed.low > 1 and speed.low >= 1 + gate.limit_ratio
         return (
             f"{run} is slower: it {speed_words(speed)}; the limit is {100 * gate.limit_ratio:g} %" if is_slower else ""
@@ -74,7 +74,7 @@ def _reason(comparison: Comparison, gate: Gate) -> str:
         if since_b is not None:
             return nonfinite_sentence(run, since_b) if since_a is None else ""
         if loss is None:
-            return f"{run} was not compared in its loss: there are too few common steps"
+            return f"The loss of {run} was not compared: there are too few common steps"
         is_higher = loss.is_real and loss.difference > 0
         return f"{run} has a higher loss: {loss_sentence(loss)}" if is_higher else ""
     new = [finding for finding in comparison.only_b if finding.status == "fired"]

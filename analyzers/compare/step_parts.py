@@ -105,7 +105,7 @@ def main_difference(speed: Change | None, before: StepParts | None, after: StepP
 
 
 def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:
-    """({place: ms}, " of rank 1") if the work of a few ranks explains the growth and that of the others did not
+    """Return ({place: ms}, " of rank 1") if the work of a few ranks explains the growth and that of the others did not
     grow."""
     if before.by_rank.keys() != after.by_rank.keys():
         return {}, ""
@@ -129,7 +129,7 @@ def _work_changes(before: Mapping[str, float], after: Mapping[str, float]) -> di
 
 
 def _explaining(changes: Mapping[str, float], growth: float) -> dict[str, float]:
-    """The largest changes in the direction of the step's; empty if they do not explain most of it."""
+    """The largest changes in the same direction as the step time; empty if they do not explain most of its change."""
     sign = 1 if growth > 0 else -1
     largest = sorted(changes, key=lambda place: -sign * changes[place])[:MAX_NAMED]
     named = {place: changes[place] for place in largest if changes[place] / growth >= SHARED.cost_ratio}

@@ -99,13 +99,13 @@ class Comparison:
         sizes = [(a, b) for name, a, b in self.versions if name == "num_parameters" and a and b and "0" not in (a, b)]
         against_either = ""
         if any(name == "attached" for name, _, _ in self.versions):
-            against_either = "may train another model (only one of both is a run of `rankscope train`)"
+            against_either = "may train a different model (only one of the two is a run of `rankscope train`)"
         if sizes:
             in_a, in_b = (f"{int(size):,}" if size.isdigit() else size for size in sizes[0])
-            against_either = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
+            against_either = f"trains a different model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
         for name, a, b in self.conditions:
             if name == "ranks" and a and b:
-                ranks = f"has another number of ranks ({a} in {self.run_a}, {b} in {self.run_b})"
+                ranks = f"has a different number of ranks ({a} in {self.run_a}, {b} in {self.run_b})"
                 against_either = " and ".join(filter(None, (against_either, ranks)))
         found = answer(
             self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,

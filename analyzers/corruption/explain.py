@@ -18,7 +18,7 @@ def _changed_state(finding: Finding) -> str:
     if facts.get("replica_groups"):
         proof.append(f"differ over {facts.get('num_replicas', '?')} replicas")
     if facts.get("chain_broken_ranks"):
-        proof.append(f"changed on {ranks_text(facts['chain_broken_ranks'])} while no optimizer ran")
+        proof.append(f"changed on {ranks_text(facts['chain_broken_ranks'])} outside an optimizer step")
     where = counted(facts.get("num_tensors"), "tensor")
     since = facts.get("last_healthy_step")
     checked = "this is the first check" if since is None else f"the last check that agreed was at step {since}"
@@ -30,7 +30,8 @@ def _gradient(finding: Finding) -> str:
     times: Any = facts.get("count_on_device")
     before = f" ({times} times on this device)" if is_number(times) and times > 1 else ""
     return (
-        f"The largest element was {number(facts.get('peak'))}, {number(facts.get('sigmas'))} robust sigmas up, "
+        f"The largest element was {number(facts.get('peak'))}, {number(facts.get('sigmas'))} robust sigmas above "
+        "normal, "
         f"and {number(facts.get('peak_again'))} when recomputed from the same state and batch{before}."
     )
 

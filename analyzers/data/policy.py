@@ -15,12 +15,12 @@ class DataPolicy:
     share_ratio: float = 0.2
     """Smallest share of the time spent on data. A loader that keeps up takes well under a hundredth."""
     min_ms: float = 1.0
-    """Smallest wait per step (ms): below, a copy and the timer's grain are measured."""
+    """Smallest wait per step (ms). A smaller one may be a copy or the timer's resolution."""
     warm_up_steps: int = 5
     """First steps, in which workers start and files are first opened."""
     min_steps: int = 20
-    """Minimum number of steps for recognising a rhythm."""
+    """Minimum number of steps to recognise periodic waits."""
     block_steps: int = 10
-    """Distance between the onsets that are tried."""
+    """Steps between the candidate onsets."""
     heavy_factor: float = 4.0
-    """Wait / wait of the median step at which a step counts as starved."""
+    """Wait relative to the median step's, at which a step counts as starved."""

@@ -59,7 +59,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
     findings = unrecorded_attempts(source, scope)
     if missing_tables(source, "ranks") or not source.has("steps"):
         return findings or [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
-    if not source.has("events"):  # without the ends of processes, any end of the records would look like a kill
+    if not source.has("events"):  # without recorded process exits, any end of the records would look like a kill
         return findings or [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
     known = attempts(source)
@@ -149,15 +149,15 @@ def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
 
 
 def _aborted_on_mismatch(view: AttemptView, roots: Sequence[Death]) -> bool:
-    """Return True if the ranks aborted in a size mismatch, as gloo does: `hang` names it, the cause of the signal."""
+    """Return True if the ranks aborted because of a size mismatch, as gloo does. `hang` reports the mismatch."""
     return any(death.signal == "SIGABRT" for death in roots) and find_culprits(view).is_mismatch
 
 
 def _without_a_root(
     view: AttemptView, deaths: Sequence[Death], log: EventLog, *, now_ns: int | None, again: str
 ) -> list[Finding]:
-    """Report deaths without a first one: all ranks were killed at the same time, or the rank that died first left no
-    record.
+    """Report deaths whose first one is unknown: all ranks were killed at the same time, or the first rank to die left
+    no record.
     """
     if now_ns is not None and len({death.rank for death in deaths}) < len(view.ranks):
         return []
@@ -194,7 +194,7 @@ def _without_a_root(
     else:  # a full disk, which cannot record its own failure, looks the same as `kill -9` of all ranks
         summary = (
             f"Records incomplete: {seen} stopped {_where(step)}{within}, and no record shows how. "
-            f"{'It was' if is_one else 'They were'} killed from outside, or the disk accepted no records."
+            f"{'It was' if is_one else 'They were'} killed from outside, or the disk could not store their records."
         )
     cause = ON_PURPOSE if terminated else "killed_all"
     named = all_ranks if terminated else ()
@@ -252,7 +252,7 @@ def _interruption(view: AttemptView, log: EventLog) -> str:
 
 
 def _request(view: AttemptView, log: EventLog) -> str:
-    """Name the signal of a launcher that is still ending; also in start-up, where no progress precedes the signal."""
+    """Name the signal of a launcher that is still ending, even if it arrived during start-up, before any progress."""
     signals = [event.text("signal") for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)]
     return f"its launcher got {signals[0]}" if signals else ""
 
@@ -336,8 +336,8 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
 
 
 def _doing(death: Death, own: RankView | None) -> str | None:
-    """Activity of the rank when it died. By the time of an exception's record its phase has ended, so the record has
-    the phase's name."""
+    """Activity of the rank when it died. When an exception is recorded, its phase has already ended, so the record
+    names the phase."""
     if own is None or not death.links:
         return own.doing if own else None
     if death.phase:

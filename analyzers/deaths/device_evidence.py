@@ -62,7 +62,7 @@ def with_xids(source: Source, finding: Finding) -> Finding:
         summary = f"{summary} Its GPU reported XID {codes[0]}: {meaning}."
         stands = finding.evidence.get("device_step")
         if isinstance(stands, int) and step is not None and stands < step:
-            summary, step = f"{summary} Its device had come to step {stands}.", stands
+            summary, step = f"{summary} Its device had reached step {stands}.", stands
     evidence = {**finding.evidence, "xids": codes}
     return replace(finding, summary=summary, evidence=evidence, first_step=step, last_step=step)
 

@@ -32,9 +32,7 @@ def _why_lost(finding: Finding) -> str:
             f"process {facts.get('launcher_pid')} had ended: killed, crashed, or unable to write its records to disk"
         )
     if finding.cause == "node_failed":
-        return sentence(
-            f"no digest from node {facts.get('node_rank')} came for {facts.get('silent_s')} s and none after that"
-        )
+        return sentence(f"node {facts.get('node_rank')} sent no digest for {facts.get('silent_s')} s, and none later")
     if finding.cause == "out_of_memory" and (used := why_text(finding)):
         return sentence(used)
     what = error or str(facts.get("signal") or "") or code or "no error was recorded"
@@ -72,8 +70,8 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         )
     if is_fragmented(finding.evidence):
         return (
-            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had enough bytes, but in pieces "
-            "too small. If that is not enough, lower the micro-batch or the sequence length."
+            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had enough free memory, but it was "
+            "fragmented. If that is not enough, lower the micro-batch or the sequence length."
         )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
@@ -117,7 +115,7 @@ def _why_excluded(finding: Finding) -> str:
 def _next_excluded(finding: Finding) -> str:
     if finding.cause == "device":
         return "Test the device (XIDs, ECC errors, dcgmi diag -r 3) before it is used again."
-    return "Check the node's kernel log and drain the node: deleting the launcher's file admits the node again."
+    return "Check the node's kernel log and drain the node. To admit it again, delete the launcher's exclusion file."
 
 
 def _why_resume(finding: Finding) -> str:

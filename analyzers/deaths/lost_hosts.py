@@ -33,7 +33,7 @@ __all__ = ["launcher_lost", "node_lost", "spare_nodes_lost"]
 def node_lost(
     view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str, *, is_live: bool = False
 ) -> Finding | None:
-    """The finding of an attempt that lost a node; None where none was lost, or a rank had failed before."""
+    """The finding of an attempt that lost a node; None if none was lost, or a rank had failed before."""
     lost = lost_node(view, log, deaths)
     if lost is None:
         return None
@@ -44,7 +44,7 @@ def node_lost(
     others = sorted((ended & set(view.ranks)) - set(ranks))
     summary = sentence(
         f"node {node} was lost {'before the first step' if step is None else f'at step {step}'}: {ranks_text(ranks)}, "
-        "its launcher and its watch stopped at once, without a record of an end, and did not report again"
+        "its launcher and its watch stopped at the same time without recording an end, and did not report again"
     )
     victims = f"{counted(len(others), 'other rank')} ended because of it"
     summary += f" {sentence(victims)}" if others else ""

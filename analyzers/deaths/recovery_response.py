@@ -30,7 +30,7 @@ _RESTART_EVENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """Actions that were taken, None or empty where they were not."""
+    """Actions that were taken, None or empty if not."""
 
     refused: bool | None
     restored_step: int | None
@@ -41,7 +41,7 @@ class Response:
 
     @property
     def handled(self) -> bool:
-        """True if training continued from a state that the bad step did not touch."""
+        """True if training continued from a state that the bad step did not change."""
         return bool(self.refused) or self.restored_step is not None
 
     @property

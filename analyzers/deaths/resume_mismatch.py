@@ -31,7 +31,7 @@ def _finding(attempt: int, events: list[Event]) -> Finding:
     step = events[0].step
     who = f"rank {ranks[0]}" if len(ranks) == 1 else counted(len(ranks), "rank")
     is_data = parts == ["data"]
-    what = "training data that differ" if is_data else "a state that differs"
+    what = "training data that differs" if is_data else "a state that differs"
     where = f" in {' and '.join(parts)}" if parts and not is_data else ""
     return Finding(
         analyzer="resume",

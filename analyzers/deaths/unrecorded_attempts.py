@@ -59,8 +59,8 @@ def _finding(source: Source, attempt: int, files: dict[int, list[str]], everythi
     ranks = sorted(files)
     view = AttemptView(attempt=attempt, ranks={}, world_size=len(ranks))
     summary = (
-        f"Records incomplete: {ranks_text(ranks)} began attempt {attempt}, nothing they recorded is left, and nothing "
-        "recorded how they ended. The machine lost its power, or they were killed within seconds of their start."
+        f"Records incomplete: {ranks_text(ranks)} began attempt {attempt}, but none of their records survived and "
+        "nothing recorded how they ended. The machine lost power, or they were killed within seconds of their start."
     )
     evidence = {"lost_files": sorted(path for paths in files.values() for path in paths)}
     again = restart_sentence(source, attempt, everything) if source.has("steps") else ""

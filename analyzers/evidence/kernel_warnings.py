@@ -137,8 +137,8 @@ def _blocked(book: LogBook) -> Iterator[Finding]:
         longest = max(entry.number("seconds") or 0 for entry in lines)
         more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
         what = (
-            f"The kernel{{of}} reports {', '.join(tasks[:3])}{more} blocked for more than {longest} s: asleep without "
-            "being interruptible, most often for a disk, a network file system or a driver."
+            f"The kernel{{of}} reports {', '.join(tasks[:3])}{more} blocked for more than {longest} s: in "
+            "uninterruptible sleep, usually waiting for a disk, a network file system or a driver."
         )
         yield _finding("host_pressure", "blocked", lines, what, book, device="host", processes=tasks[:8])
 

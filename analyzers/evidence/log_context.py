@@ -51,7 +51,7 @@ def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
             and (one.number("later_steps") or 0) < SHARED.min_times]  # the last state of a bar  # fmt: skip
     if not done:
         return candidate
-    return replace(candidate, what=f"{candidate.what}. The training had finished before it ({done[-1].place})")
+    return replace(candidate, what=f"{candidate.what}. Training had finished before that ({done[-1].place})")
 
 
 def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
@@ -93,7 +93,7 @@ def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
     work = f"{last.text('work').strip()}: {last.number('done'):,} of {last.number('of'):,}{spent}"
     return replace(
         candidate,
-        what=f'{candidate.what}. The last that the log shows of it is "{work}" ({last.place})',
+        what=f'{candidate.what}. Its last line in the log is "{work}" ({last.place})',
         evidence={**candidate.evidence, "unfinished_work": work},
     )
 
@@ -137,7 +137,7 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     fallback = next(book.of("gloo_loopback"), None)
     failed = next(book.of("gloo_mesh_failed"), None)
     if not reached and fallback is not None and failed is not None:
-        what = "gloo took the loopback address, since the host's name has no other: no other host can reach it"
+        what = "gloo used the loopback address, because the host name resolves to no other: other hosts cannot reach it"
         return [_wrong_interface(what, [fallback], [failed], "GLOO_SOCKET_IFNAME")]
     if reached:
         entry, address = reached[0]

@@ -40,13 +40,13 @@ __all__ = ["analyze"]
 _ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not be loaded")
 """Warnings of NCCL about something optional."""
 _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
-"""Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
+"""NCCL warnings about a failed call, as opposed to advice (a missing library, a kernel option)."""
 _PIPE = re.compile(
     r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize|spawn|forkserver)\.py$"
 )
 MAX_ALSO = 3
 MAX_RANKS_PER_NODE = 128
-"""Findings after the first: any more are consequences."""
+"""Maximum findings after the first; further ones are consequences."""
 
 
 def analyze(source: Source) -> list[Finding]:
@@ -78,7 +78,8 @@ def analyze(source: Source) -> list[Finding]:
 
 
 def _contested(candidates: Sequence[Candidate]) -> Candidate:
-    """The first candidate; it names no culprit if another rank's error may be earlier and no times order the two."""
+    """Return the first candidate, without a culprit if another rank's error may be earlier and no timestamps order the
+    two."""
     first = candidates[0]
     if first.rank_class != "own" or not first.ranks:
         return first
@@ -154,7 +155,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
     if not lines:
         return []
     ranks = ranks_of(lines)
-    if norms:  # norms of all ranks: they identify ranks only if some are finite
+    if norms:  # if no rank's norm is finite, the norms identify no rank
         ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
     step = next((entry.number("step") for entry in lines if entry.number("step") is not None), None)
     after = None if step is not None else lines[0].number("after_step")
@@ -186,7 +187,7 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
         evidence={
             "step": steps[0] if steps else floor[0].number("after_step"),
             "num_overflows": len(overflows) or None,
-            "do": "Train in bf16, which needs no loss scale. Else lower the learning rate, clip harder, and "
+            "do": "Train in bf16, which needs no loss scale. Otherwise lower the learning rate, clip harder, and "
             "inspect the "
             "data and the update before the first overflow.",
         },
@@ -207,7 +208,7 @@ def _barriers(book: LogBook) -> list[Candidate]:
             "rendezvous",
             tuple(lines[-20:]),
             rank_class="victim",
-            what=f"{arrived} of {size} ranks joined the process group, and the others did not come",
+            what=f"{arrived} of {size} ranks joined the process group, and the others did not join",
             why=lines[-1].quoted,
             is_proven=False,
             evidence={
@@ -238,8 +239,8 @@ def _members(book: LogBook, size: int) -> list[Candidate]:
             is_proven=False,
             evidence={
                 "waiting_ranks": sorted(came),
-                "do": "Start one task for each device on each node (Slurm: --ntasks-per-node as many as devices, and "
-                "srun in front of the program), and look at the log of the nodes that did not come.",
+                "do": "Start one task per device on each node (Slurm: set --ntasks-per-node to the number of devices "
+                "and start the program with srun), and read the logs of the nodes that did not join.",
             },
         )
     ]
@@ -306,7 +307,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         + (
             f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
             if suspects
-            else f", {away}: this log is of a victim"
+            else f", {away}: this log is from a victim"
             if peers
             else ", and the logs do not show which rank ended first"
         ),
@@ -341,8 +342,8 @@ def _pipes(lines: tuple[LogLine, ...]) -> Candidate:
         lines,
         rank_class="victim",
         ranks=ranks,
-        what=f"{who(ranks, 'a process')} found the pipe to a process that it had started, or was started by, closed, "
-        "and the logs do not show why that ended",
+        what=f"{who(ranks, 'a process')} found the pipe to its parent or child process closed, and the logs do not "
+        "show why that process ended",
         is_proven=False,
         collect=COLLECT["signal"],
     )

@@ -81,9 +81,9 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         return Outcome(ended="not recorded", text=text, is_known=are_values or are_times)
     if any(_ends_in_training(log) for log in logs):
         return Outcome(
-            ended="still running when the log was cut, or without a line",
-            text=f"The log ends in training: {extent}{seen} Either the job was running when it was cut, "
-            "or it was ended without a line in these files.",
+            ended="still running, or ended without a log line",
+            text=f"The log ends in training: {extent}{seen} Either the job was still running when the log was cut, "
+            "or it ended without a line in these files.",
             is_known=False,
         )
     return Outcome(
@@ -140,7 +140,7 @@ def _last_words(logs: Sequence[ReadLog]) -> str:
         for line in log.tail.split(b"\n")[-END_LINES:]:
             text = clean(line).strip()
             if _FAILURE.search(text) and log.num_lines:
-                return f'At its end {log.path.name} says "{text[:160].rstrip(". ")}". '
+                return f'{log.path.name} ends with "{text[:160].rstrip(". ")}". '
     return ""
 
 
@@ -246,7 +246,7 @@ def _stated_end(book: LogBook) -> str:
         return ""
     code = failed.number("exitcode")
     how = f"exit code {code}" if code is not None else "failed"
-    return f"{how} at {failed.text('time').replace('_', ' ')}, as the launcher says"
+    return f"{how} at {failed.text('time').replace('_', ' ')}, according to the launcher"
 
 
 def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:

@@ -198,9 +198,9 @@ def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
 def _noted(slight: Sequence[Finding]) -> Finding:
     """Return a remark on the largest of these rises."""
     worst = max(slight, key=lambda one: float(evidence_of(one)["loss_rise_ratio"]))
-    text = f"{_of_log(worst).summary} It went away again: a hard batch, or noise."
+    text = f"{_of_log(worst).summary} It did not last: a hard batch, or noise."
     if len(slight) > 1:
-        text += f" {len(slight)} rises between steps {slight[0].first_step} and {slight[-1].first_step} are like it."
+        text += f" {len(slight)} similar rises between steps {slight[0].first_step} and {slight[-1].first_step}."
     return replace(worst, status="advice", severity="info", summary=text)
 
 
@@ -233,16 +233,16 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if abs(every - _per_step(steps)) < 0.5:
-        why = "That is once per optimizer step, to which the others belong (gradient accumulation)."
+        why = "That is once per optimizer step; the other steps accumulate gradients."
     elif 2 * sum(bool(row.get("is_after_other")) for row in steps) >= evidence_of(one)["times"]:
-        why = "Another progress bar precedes most of them: they include its work, such as an evaluation."
+        why = "Another progress bar runs before most of them, so they include its work, such as an evaluation."
     elif timed and all(row.get("is_between") for row in timed):
         why = "It is the time between lines, which includes evaluations, checkpoints and the start of epochs."
     elif any(
         abs(every - (row.get("per_epoch") or 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))
         for row in timed
     ):  # a bar's rate starts again with each epoch
-        why = "That is once per epoch: loader workers start again (persistent_workers=True keeps them)."
+        why = "That is once per epoch: loader workers are restarted (persistent_workers=True keeps them)."
     else:
         return one
     return replace(one, status="advice", severity="info", summary=f"{one.summary} {why}")

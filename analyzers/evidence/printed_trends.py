@@ -73,10 +73,11 @@ def _multiplied(rows: Sequence[Mapping[str, Any]]) -> Rise | None:
 
 
 def growing_duration(steps: Sequence[Mapping[str, Any]], policy: ThroughputPolicy) -> list[Finding]:
-    """Report durations that grow from line to line until the end, where lines are too few for a change of level.
+    """Report durations that grow from line to line until the end, for logs with too few lines to detect a change of
+    level.
 
     1. Durations of the last training's lines, without the first ones, and without values that may be elapsed time.
-    2. In nearly all pairs of lines the later one took longer. By chance 15 lines are in such an order once in millions.
+    2. In nearly all pairs of lines the later one took longer. The chance of this for 15 lines is one in millions.
     3. The last third is `min_rise_ratio` above the first, and a third of the rise lies in the newest half of the lines:
        the smoothed rate of a progress bar approaches its level, and stops growing.
     """

@@ -36,7 +36,7 @@ _WAITS = re.compile(
 
 
 def device_findings(source: Source) -> list[Finding]:
-    """Findings from the readings of devices, and which checks they do not allow."""
+    """Findings from device readings, and the checks that these readings do not allow."""
     wrong = [one for one in device_health(source, Scope()) if one.status in ("fired", "suspect")]
     wrong += _errors_before(source)
     unread = unread_of_devices(source)
@@ -48,7 +48,7 @@ def device_findings(source: Source) -> list[Finding]:
 
 
 def _errors_before(source: Source) -> list[Finding]:
-    """Uncorrected memory errors that every reading shows: a report of one moment does not tell when they occurred."""
+    """Uncorrectable ECC errors that every reading shows: a single snapshot does not show when they occurred."""
     return [
         Finding(
             analyzer="health",
@@ -56,8 +56,8 @@ def _errors_before(source: Source) -> list[Finding]:
             severity="warning",
             status="suspect",
             cause="uncorrected",
-            summary=f"{device} of {node}: {errors:,} memory error{'s' * (errors != 1)} that ECC could not correct, "
-            "since its driver was loaded.",
+            summary=f"{device} of {node}: {errors:,} uncorrectable ECC error{'s' * (errors != 1)} since its driver "
+            "was loaded.",
             evidence={"node": node, "device": device, "uncorrected": errors},
             advice="gpu-memory-errors-uncorrected",
         )

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 def norms(table: Mapping[str, Any]) -> Figure:
-    """log10 of the L2 norm; empty where it was not measured."""
+    """log10 of the L2 norm; empty if not measured."""
     names, steps, grid = _grid(table, "norm", np.fmax)
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = np.log10(np.where(grid > 0, grid, np.nan))

@@ -1,4 +1,4 @@
-"""The loss and the gradient norm over the steps, with what happened to them marked.
+"""Loss and gradient norm over the steps, with findings, rollbacks and checkpoints marked.
 
 figure = draw(course.loss_curve(store), course.marks(store), diagnosis.fired, evaluated=evaluations(store))
 

@@ -24,9 +24,9 @@ __all__ = ["COUNTED", "Fleet", "FleetPolicy", "Member", "fleet"]
 
 
 COUNTED = (
-    "Trouble is a finding of one host that a machine can cause (such as a death by a signal, a hang outside of the "
-    "user's code, an XID, memory or link errors, a straggler, a NaN that a replay did not reproduce). A failure is an "
-    "attempt that a death, a hang, or a lost node or launcher ended, whatever caused it."
+    "Trouble is a finding on one host that hardware can cause (such as a death by a signal, a hang outside of the "
+    "user's code, an XID, memory or link errors, a straggler, a NaN that a replay did not reproduce). A failure is "
+    "an attempt ended by a death, a hang, or a lost node or launcher, whatever the cause."
 )
 """Notes on the meaning of the counts."""
 MAX_ROUNDS = 20
@@ -81,7 +81,7 @@ class Fleet:
 
     @property
     def mtbf_h(self) -> float | None:
-        """Hours between failures, over all runs; None where there was none."""
+        """Hours between failures, over all runs; None if there was none."""
         return self.hours / self.failures if self.failures else None
 
 

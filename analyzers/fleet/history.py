@@ -24,7 +24,7 @@ __all__ = ["Incident", "RunHistory", "history_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One finding, on one host; `device` is empty where none is known."""
+    """One finding, on one host; `device` is empty if none is known."""
 
     kind: str
     cause: str
@@ -66,9 +66,9 @@ def history_of(
     source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis, *, is_live: bool = False
 ) -> RunHistory:
     """Read one run. Hosts come from the ranks' records; without these there are none."""
-    places = _places(source)
+    places = _hosts_and_devices(source)
     incidents = [
-        incident for finding in diagnosis.fired if _is_by_machine(finding) for incident in _incidents(finding, places)
+        incident for finding in diagnosis.fired if _can_be_hardware(finding) for incident in _incidents(finding, places)
     ]
     return RunHistory(
         run_id=str(manifest.get("run_id") or diagnosis.run.get("run_id") or ""),
@@ -82,7 +82,7 @@ def history_of(
     )
 
 
-def _is_by_machine(finding: Finding) -> bool:
+def _can_be_hardware(finding: Finding) -> bool:
     """Return True if broken hardware can have caused the finding. A NaN counts only if a replay on the machine did not
     reproduce it, because most come from the model, the data or the learning rate."""
     kind = KINDS.get(finding.kind)
@@ -111,7 +111,7 @@ def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[
     ]  # fmt: skip
 
 
-def _places(source: Source) -> dict[int, tuple[str, str]]:
+def _hosts_and_devices(source: Source) -> dict[int, tuple[str, str]]:
     """Host and device UUID of each rank in its newest attempt."""
     if lacking(source, ranks=("host",)):
         return {}

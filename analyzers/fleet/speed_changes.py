@@ -164,7 +164,7 @@ def _is_enough(count: int, limit: float) -> bool:
 
 
 def _splits(values: Floats, offset: int, limit: float) -> list[tuple[int, float]]:
-    """(index, p-value) of each possible change."""
+    """Return (index, p-value) of each possible change."""
     if not _is_enough(len(values), limit):
         return []
     ranks = _ranks(values)
@@ -283,6 +283,6 @@ def _changed(before: Sequence[RunSpeed], after: Sequence[RunSpeed]) -> dict[str,
 
 
 def _common(name: str, runs: Sequence[RunSpeed]) -> str:
-    """The version that two thirds of the runs have; empty where none is."""
+    """The version that two thirds of the runs have; empty if none is."""
     ((value, count),) = Counter(run.versions.get(name, "") for run in runs).most_common(1)
     return value if 3 * count >= 2 * len(runs) else ""

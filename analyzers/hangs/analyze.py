@@ -98,7 +98,7 @@ def _silent_until_stopped(source: Source, view: AttemptView, log: EventLog, poli
     started_ns = newest_start_ns(source, view.attempt)
     worked = (event.wall_ns for event in log.of(event_kinds.SILENT_WORK, attempt=view.attempt))
     silent_s = (stop_ns - started_ns) / 1e9
-    # not against the longest step, which may be the interrupted one
+    # do not compare with the longest step, which may be the interrupted one
     is_long = silent_s > max(policy.floor_s, policy.step_factor * view.median_step_ns / 1e9)
     return silent_s if is_long and any(started_ns < when_ns < stop_ns for when_ns in worked) else 0.0
 
@@ -227,7 +227,7 @@ def hang_finding(
 
 
 def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `node_silent`, one a silence: the machine, its watch, or the link between them failed.
+    """Findings of kind `node_silent`, one per silence: the machine, its watch, or the link between them failed.
 
     The leader's `watch` records when the digests of a node stop and return; the node's own store has what it did
     meanwhile. With an attempt in the scope, as live, only silences that last are returned.
@@ -253,7 +253,7 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
     if end is not None:
         silent_s += (end.wall_ns - event.wall_ns) / 1e9
     where = "its machine, its watch or its link to the leader"
-    first = f"stopped reporting, at first for {silent_s:.0f} s"
+    first = f"stopped reporting ({silent_s:.0f} s of silence when detected)"
     if event.detail.get("never_heard"):
         first = f"has not reported since the attempt began, {silent_s:.0f} s before"
     return Finding(

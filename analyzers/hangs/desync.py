@@ -278,7 +278,7 @@ def _finding(
         first_step=change.step,
         last_step=change.last_step,
         cause=suspicion.cause,
-        summary=sentence(f"{what} at step {change.step}") + " Since then the group's calls pair one step with another.",
+        summary=sentence(f"{what} at step {change.step}") + " Since then the group pairs calls of different steps.",
         evidence={
             "op": odd.op,
             "process_group": group,

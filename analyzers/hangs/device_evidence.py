@@ -82,7 +82,7 @@ def with_link(source: Source, finding: Finding) -> Finding:
     ends = tuple(sorted((link.rank, link.peer)))
     waiting = sorted({*finding.ranks, *of["waiting_ranks"]} - set(ends))
     more = {"link_rank": link.rank, "link_peer": link.peer, "link_channel": link.channel, "waiting_ranks": waiting}
-    summary = f"{finding.summary} The link from {link.text}, moved least."
+    summary = f"{finding.summary} The link from {link.text}, moved the least data."
     return replace(finding, ranks=ends, summary=summary, evidence={**of, **more})
 
 

@@ -43,10 +43,10 @@ def _limit(finding: Finding) -> str:
     if isinstance(silent_s, (int, float)) and silent_s > limit_s:
         return f"Hang threshold here: {limit}."
     if finding.cause == "skipped" or finding.cause.startswith("mismatch"):
-        return f"Differing calls are proof even before the limit of {limit}."
+        return f"Differing calls prove a hang even before the threshold of {limit}."
     if finding.cause == "stopped":
-        return f"A stopped process is proof even before the limit of {limit}."
-    return f"The ranks were ended before the limit of {limit}."
+        return f"A stopped process proves a hang even before the threshold of {limit}."
+    return f"The ranks were ended before the threshold of {limit}."
 
 
 def _cut(name: str) -> str:
@@ -95,7 +95,7 @@ def _why_desync(finding: Finding) -> str:
     facts = finding.evidence
     off = counted(facts.get("num_calls"), "call")
     before, since = (counted(facts.get(name), "step") for name in ("steps_before", "steps_since"))
-    return f"The group's call numbers agreed for {before}, and have been off by {off} in the {since} since."
+    return f"The group's call numbers agreed for {before}, and have differed by {off} in the {since} since then."
 
 
 def _next_desync(finding: Finding) -> str:

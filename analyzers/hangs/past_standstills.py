@@ -144,7 +144,7 @@ def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Fi
         return None
     cost_s, where = worst.own_ns / 1e9, _PLACES.get(worst.place, worst.place)
     waited = f", and {ranks_text(waiting)} waited for {'it' if len(ranks) == 1 else 'them'}" if waiting else ""
-    text = f"{ranks_text(ranks)} stood still for {number(round(cost_s, 1), 4)} s at step {first.step}, {where}{waited}"
+    text = f"{ranks_text(ranks)} stalled for {number(round(cost_s, 1), 4)} s at step {first.step}, {where}{waited}"
     evidence: dict[str, Any] = {
         "silent_s": round(cost_s, 1),
         "place": where,
@@ -165,7 +165,7 @@ def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Fi
         first_step=first.step,
         last_step=first.step,
         cause="compile" if worst.place == _COMPILING else (report.cause if report is not None else "") or "not_entered",
-        summary=f"{sentence(text)} Then the run went on.",
+        summary=f"{sentence(text)} Then the run continued.",
         evidence=evidence,
         advice="standstill",
         attempt=first.attempt,

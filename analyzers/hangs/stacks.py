@@ -150,7 +150,7 @@ def _order(stack: Stack) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Role:
-    """A rank's place in the dimensions that give ranks different work; -1 where there is no such dimension."""
+    """A rank's place in the dimensions that give ranks different work; -1 if there is no such dimension."""
 
     stage: int = -1
     tp: int = -1

@@ -166,15 +166,15 @@ def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:
     it, its_host = ("they", "their hosts") if many else ("it", "its host")
     own = view.ranks.get(found.culprits[0])
     if own is None or found.call is None:
-        return f"{it} never started {call}, although {its_host} had enqueued that"
+        return f"{it} never started {call}, although {its_host} had enqueued it"
     if any((c.group, c.seq) == (found.call.group, found.call.seq) for c in own.calls):
-        return f"{it} never finished {call}, although {its_host} had enqueued that"
+        return f"{it} never finished {call}, although {its_host} had enqueued it"
     ahead = f", although {its_host} {'are' if many else 'is'} at step {own.step}"
     is_ahead = not many and own.step is not None and found.call.step is not None and own.step > found.call.step
     if found.call.is_p2p and found.call.rank not in found.culprits:
-        return f"{it} never answered {call}, although {its_host} had enqueued that"
+        return f"{it} never answered {call}, although {its_host} had enqueued it"
     own_call = next((c for c in own.enqueued if c.group == found.call.group and not c.is_p2p), None)
     first = own_call or next(iter(own.enqueued), None)
     if first is None or (own_call is not None and own_call.seq <= found.call.seq):
-        return f"{it} never started {call}{ahead if is_ahead else f', although {its_host} had enqueued that'}"
-    return f"{it} never started {first.text}, although {its_host} had enqueued that"
+        return f"{it} never started {call}{ahead if is_ahead else f', although {its_host} had enqueued it'}"
+    return f"{it} never started {first.text}, although {its_host} had enqueued it"

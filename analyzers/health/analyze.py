@@ -5,10 +5,10 @@
 Read from table `health` (one reading of each device and host a second, NULL where something is not supported) and from
 the events `xid`, both of which `watch` writes. The meanings of the codes are data: `xids.toml`.
 
-* Counters start when the driver is loaded, so only their rise during the run counts.
+* Counters start when the driver is loaded, so only their increase during the run counts.
 * A device is throttled if a reason that costs speed (heat, power brake, hardware slow-down) is active in a share of its
-  readings under load; if there are only a few readings and it is active in all, that is a suspicion. The ordinary power
-  cap does not count: under full load it is always active.
+  readings under load. If there are only a few readings and it is active in all of them, the finding is only suspected.
+  The ordinary power cap does not count: under full load it is always active.
 * Ranks are found through the devices' UUIDs.
 """
 
@@ -96,13 +96,13 @@ def _memory_errors(source: Source, ranks: Mapping[str, tuple[int, ...]], policy:
             cause, severity, what = "remap_failed", "critical", "a row of its memory could not be remapped"
         elif uncorrected:
             cause, severity = "uncorrected", "critical"
-            what = f"{_count(uncorrected, 'memory error')} that ECC could not correct"
+            what = _count(uncorrected, "uncorrectable ECC error")
         elif pending or remapped:
             cause = "remapped"
             rows = _count(remapped, "row") if remapped else "rows"
             what = f"{rows} of its memory remapped" + (", in effect after a reset" if pending else "")
         elif (corrected or 0) >= policy.many_errors:
-            cause, what = "corrected", f"{corrected:,} memory errors that ECC corrected, during this run"
+            cause, what = "corrected", f"{corrected:,} corrected ECC errors during this run"
         if cause:
             numbers = {"uncorrected": uncorrected, "corrected": corrected, "remapped_rows": remapped}
             numbers |= {"remap_pending": pending, "remap_failed": failed}
@@ -203,12 +203,12 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
         [SHARED.doubled_factor],  # load / CPUs: every core has a second process ready to run
     ):
         is_trend = rate is not None and rate < 0 and readings >= SHARED.history
-        is_steady = is_trend and (steadiness or 0.0) >= SHARED.nearly_all_ratio  # a single drop gives at most 0.75
+        is_steady = is_trend and (steadiness or 0.0) >= SHARED.nearly_all_ratio  # a single drop results in at most 0.75
         soon_s = newest / -rate if newest is not None and is_steady else None
         is_soon = soon_s is not None and soon_s < min(policy.disk_soon_s, policy.disk_reach_factor * over_s)
         is_low = newest is not None and newest < policy.disk_free_bytes
         if is_low or is_soon:
-            until = f"full in {soon_s / 60:.0f} min at the present rate" if soon_s is not None and is_soon else ""
+            until = f"full in {soon_s / 60:.0f} min at the current rate" if soon_s is not None and is_soon else ""
             risk = "a checkpoint may not fit" if is_low else ""
             findings.append(
                 health_warning(

@@ -32,7 +32,7 @@ def _why_memory_errors(finding: Finding) -> str:
     if finding.status == "suspect":
         return f"The device's counter stood at {facts.get('uncorrected')}: the errors may be older than the job."
     counts = ", ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in _ECC if facts.get(name))
-    return f"Rise of the device's counters during the run: {counts or 'none, but its row-remap flag is set'}."
+    return f"Increase of the device's counters during the run: {counts or 'none, but its row-remap flag is set'}."
 
 
 def _why_throttled(finding: Finding) -> str:
@@ -48,7 +48,7 @@ def _why_links(finding: Finding) -> str:
     facts = finding.evidence
     counts = [f"{facts[name]:,} {words}" for name, words in _LINKS if is_number(facts.get(name))]
     whose = "host" if facts.get("device") == "host" else "device"
-    return f"Rise of the {whose}'s counters during the run: {', '.join(counts)}."
+    return f"Increase of the {whose}'s counters during the run: {', '.join(counts)}."
 
 
 def _why_pressure(finding: Finding) -> str:

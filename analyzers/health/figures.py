@@ -22,10 +22,10 @@ SINCE = "since the driver was loaded"
 _XID_COLUMNS = {"ecc": "ecc_uncorrected_total", "nvlink": "nvlink_errors_total", "bus": "pcie_replay_total"}
 """Class of an XID -> counter that is shown with it; for other classes the device's load is shown."""
 _WORDS = {
-    "ecc_uncorrected_total": "Memory errors that ECC could not correct", "pcie_replay_total": "PCIe replays",
-    "ecc_corrected_total": "Memory errors that ECC corrected", "remapped_rows_total": "Remapped rows",
-    "infiniband_errors_total": "Errors of InfiniBand ports", "infiniband_downs_total": "InfiniBand links lost",
-    "tcp_retransmits_total": "TCP retransmits", "cgroup_throttled_seconds_total": "Stopped by the CPU limit",
+    "ecc_uncorrected_total": "Uncorrectable ECC errors", "pcie_replay_total": "PCIe replays",
+    "ecc_corrected_total": "Corrected ECC errors", "remapped_rows_total": "Remapped rows",
+    "infiniband_errors_total": "InfiniBand port errors", "infiniband_downs_total": "InfiniBand links lost",
+    "tcp_retransmits_total": "TCP retransmits", "cgroup_throttled_seconds_total": "Throttled by the CPU limit",
     "nvlink_errors_total": "Errors of NVLinks", "gpu_utilization_ratio": "Load", "remap_pending": "Remapping pending",
     "remap_failed": "Remapping failed",
 }  # fmt: skip
@@ -90,7 +90,7 @@ def reading_figure(
         there = np.flatnonzero(np.isfinite(own))
         higher = there[own[there] > own[there[0]]] if len(there) else there
         onset = float(comparison.x[higher[0]]) if len(higher) else None
-    figure = focus.draw(comparison, x="seconds", y=y, onset=onset, others="others, least to largest", **more)
+    figure = focus.draw(comparison, x="seconds", y=y, onset=onset, others="others, min to max", **more)
     yield Drawing(title=f"{title} of {_called(node, device)}", figure=figure)
 
 
@@ -140,7 +140,7 @@ def link_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _counter(source: Source, finding: Finding, column: str) -> Iterator[Drawing]:
-    """A counter since the run began; nothing where it was not recorded."""
+    """A counter since the run began; nothing if not recorded."""
     if not lacking(source, health=(column,)):
         yield from reading_figure(
             source, column, _place(finding), title=_WORDS[column], y=SINCE, join="max", rises=True

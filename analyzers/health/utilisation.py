@@ -1,15 +1,15 @@
 """Model FLOPs utilisation (MFU): share of the devices' peak FLOP/s that the model uses.
 
     flops_per_token(run.manifest())                         # as the trainer recorded it; None for other models
-    mfu(manifest, tokens_per_s=41_000.0, num_devices=8)     # 0.43; None where it is not known
+    mfu(manifest, tokens_per_s=41_000.0, num_devices=8)     # 0.43; None if not known
     why_not_judged(manifest)                                # "the peak of a toaster ... is not known"; None if it is
 
 As PaLM defines it (Chowdhery et al. 2022, appendix B): 6 N + 12 L d T operations a token for forward and backward, with
-N the number of weights that multiply each token (in a mixture of experts only those of the routed experts);
-recomputation by activation checkpointing does not count. The peak is that of the precision of the training.
+N the number of weights that multiply each token (in a mixture of experts only the routed experts); recomputation by
+activation checkpointing is not counted. The peak is the one for the training precision.
 
-Peaks are dense ones from data sheets, by device name and precision of matrix products. If a sheet only gives figures
-with sparsity, half of them is used; tensor cores of GeForce cards accumulate in fp32.
+Peaks are dense peaks from data sheets, by device name and matmul precision. If a sheet only has figures with sparsity,
+half of the figure is used; tensor cores of GeForce cards accumulate in fp32.
 """
 
 from __future__ import annotations

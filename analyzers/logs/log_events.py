@@ -24,9 +24,10 @@ __all__ = ["ATTEMPT", "MAX_QUOTED", "SAME_END_LINES", "SAME_END_NS", "LogBook", 
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)
-"""Kinds of a launcher's last lines; a start after one of them is another launch that appends to the same file."""
+"""Kinds of lines with which a launcher ends; a start after one of them is a new launch that appends to the same file.
+"""
 _REFUSED = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
-"""Errors of a program's text and command line, which are the same for all processes of a start."""
+"""Errors in a program's source or command line, which are the same for all processes of a launch."""
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
 _ROLES = {kind: rule.role for kind, rule in _RULES.items()} | {"started_again": "context"}
@@ -48,7 +49,7 @@ MAX_QUOTED = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line that a rule knows."""
+    """One log line that matches a rule."""
 
     kind: str
     rank: int | None
@@ -79,7 +80,7 @@ class LogLine:
         return value if isinstance(value, int) else None
 
     def text(self, name: str) -> str:
-        """A field as text, empty where it is not there."""
+        """A field as text, empty if not present."""
         value = self.fields.get(name)
         return "" if value is None else str(value)
 
@@ -115,7 +116,7 @@ class LogBook:
 
     @classmethod
     def load(cls, source: Source) -> LogBook:
-        """The lines of a store; empty where it has none."""
+        """The lines of a store; empty if it has none."""
         if not source.has("log_events"):
             return cls(())
         rows = source.rows("SELECT kind, rank, wall_ns, host, pid, source, line, message, fields FROM log_events")
@@ -201,8 +202,8 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     5. what follows a scheduler's line on the end of another job: all lines above that line belong to the other job;
     6. what follows a scheduler's end that is older than the last start in the process's other stream;
     7. the last of torchrun's attempt folders that shows an end;
-    8. a repetition of the file's first lines after a failure, if only one process writes (else they may be another
-       rank's first lines), and if steps or a long time lie between the two.
+    8. a repetition of the file's first lines after a failure, if only one process writes the file (otherwise they may
+       belong to another rank), and if steps or a long time separate the two.
     """
     files: dict[str, list[LogLine]] = {}
     twins: dict[str, set[str]] = {}

@@ -9,8 +9,7 @@ __all__ = ["ANALYZER", "DO_OF_LINE", "NCCL_PARTS"]
 ANALYZER = "logs"
 
 DO_OF_LINE: Mapping[str, str] = {
-    "driver_library_differ": "The kernel module and the libraries of the driver are of two versions, as after an "
-    "update: "
+    "driver_library_differ": "The driver's kernel module and libraries have different versions, as after an update: "
     "reboot that host, or unload and load the nvidia modules.",
     "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T "
     "| grep "
@@ -20,36 +19,38 @@ DO_OF_LINE: Mapping[str, str] = {
     "prints Completed once it is ready).",
     "device_unreachable": "The GPU does not answer its driver: look for an XID or PCIe errors (`dmesg -T`), reset the "
     "GPU or reboot the host, and drain it if that happens again.",
-    "disk_quota": "The user's or project's quota is used up, whatever the disk has free: delete files or ask for more "
+    "disk_quota": "The user's or project's quota is used up, even if the disk has free space: delete files or ask "
+    "for more "
     "(`quota -s`, `lfs quota -h`).",
     "npu_core": "Find the `errorStr` of that device in its plog. An address out of range is an index or shape of the "
     "program: run again with ASCEND_LAUNCH_BLOCKING=1 to get the operator's line.",
-    "extension_mismatch": "An extension was built for another version of torch: install it again for the one that is "
-    "there (pip install --force-reinstall --no-cache-dir --no-build-isolation NAME).",
+    "extension_mismatch": "An extension was built for another version of torch: reinstall it for the installed one "
+    "(pip install --force-reinstall --no-cache-dir --no-build-isolation NAME).",
     "library_mismatch": "A library of another version is found first: compare `pip list | grep -i nvidia` and "
-    "`echo $LD_LIBRARY_PATH`, and leave one version of each (NCCL, cuDNN, cuBLAS).",
+    "`echo $LD_LIBRARY_PATH`, and keep one version of each (NCCL, cuDNN, cuBLAS).",
     "architecture_missing": "This build of torch or of an extension has no code for that GPU: install one for its "
     "architecture (`torch.cuda.get_arch_list()`).",
-    "library_handle": "The library could not set itself up: most often the device's memory is full (`nvidia-smi`, a "
-    "smaller batch); else an earlier index is out of range: run again with CUDA_LAUNCH_BLOCKING=1.",
-    "kernel_fault": "A kernel went out of its memory: run again with CUDA_LAUNCH_BLOCKING=1 (AMD: "
-    "AMD_SERIALIZE_KERNEL=3) to get its line, or under compute-sanitizer. It is the device only where "
-    "`dmesg -T | grep -i xid` there has more than 13, 31, 43 or 45.",
-    "download_denied": "The account may not read that address: log in (`hf auth login`, HF_TOKEN) and ask for access, "
-    "or download beforehand and set HF_HUB_OFFLINE=1.",
-    "remote_store": "The store or its account refused, or did not answer: check the credentials' lifetime, the limits "
-    "of requests, and the route from that node; save to a local disk first and upload from there (a tracker: offline).",
-    "fabric_provider": "The library found no transport that works here: list what libfabric or UCX has (`fi_info`, "
+    "library_handle": "The library could not initialise. Usually the device's memory is full (`nvidia-smi`, a "
+    "smaller batch); otherwise an earlier index is out of range: run again with CUDA_LAUNCH_BLOCKING=1.",
+    "kernel_fault": "A kernel accessed memory out of bounds: run again with CUDA_LAUNCH_BLOCKING=1 (AMD: "
+    "AMD_SERIALIZE_KERNEL=3) to get its line, or under compute-sanitizer. Suspect the device only if `dmesg -T | "
+    "grep -i xid` on that host shows XIDs other than 13, 31, 43 or 45.",
+    "download_denied": "The account has no permission to read that address: log in (`hf auth login`, HF_TOKEN) and "
+    "ask for access, or download beforehand and set HF_HUB_OFFLINE=1.",
+    "remote_store": "The store refused the request or did not answer: check whether the credentials expired, the "
+    "rate limits, and the route from that node. Save to a local disk first and upload from there (run a tracker "
+    "offline).",
+    "fabric_provider": "The library found no working transport: list those of libfabric or UCX (`fi_info`, "
     "`ucx_info -d`), and set FI_PROVIDER and FI_PROVIDER_PATH, or UCX_TLS, to one that all nodes have.",
-    "fabric_setup": "The network plugin cannot open its device: see what libfabric lists in that container and job "
-    "(`fi_info`), whether its version and the plugin's fit, and whether the job may use the device (Slingshot: a "
-    "service and VNI; EFA: the security group and /dev/infiniband). NCCL_NET=Socket does without.",
+    "fabric_setup": "The network plugin cannot open its device: check what libfabric lists in that container and job "
+    "(`fi_info`), whether its version fits the plugin's, and whether the job has access to the device (Slingshot: a "
+    "service and VNI; EFA: the security group and /dev/infiniband). NCCL_NET=Socket avoids it.",
     "nccl_setup_differs": "Two ranks set up a communicator in different ways: compare NCCL's version and NCCL_* on all "
     "nodes (NCCL_DEBUG=INFO prints both). If they are equal, try another version of NCCL.",
     "worker_unregistered": "Read why the workers of that node ended (`ls -t /tmp/ray/session_latest/logs/worker-*`), "
     "and check that Ray's and Python's versions there are the driver's.",
-    "device_held": "A process of the last job most often still holds the device: end it, wait ten seconds, start again "
-    "(`npu-smi info`, `fuser -v /dev/davinci*`).",
+    "device_held": "Usually a process of the previous job still holds the device: end it, wait ten seconds and start "
+    "again (`npu-smi info`, `fuser -v /dev/davinci*`).",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }
@@ -57,24 +58,24 @@ DO_OF_LINE: Mapping[str, str] = {
 
 _P2P = (
     "direct access between GPUs (P2P)",
-    "See `nvidia-smi topo -p2p r`, and on PCIe whether ACS or the IOMMU is on. NCCL_P2P_DISABLE=1 does without.",
+    "See `nvidia-smi topo -p2p r`, and on PCIe whether ACS or the IOMMU is on. NCCL_P2P_DISABLE=1 avoids it.",
 )
 NCCL_PARTS: Mapping[str, tuple[str, str]] = {
     "transport/nvls.cc": (
         "NVLink SHARP (NVLS)",
-        "NVLS needs the fabric manager in order: see `systemctl status nvidia-fabricmanager` and `nvidia-smi -q | grep "
-        "-A2 Fabric`, and reboot that host where it was restarted under load. NCCL_NVLS_ENABLE=0 does without.",
+        "NVLS needs a working fabric manager: check `systemctl status nvidia-fabricmanager` and `nvidia-smi -q | grep "
+        "-A2 Fabric`, and reboot the host if the manager was restarted under load. NCCL_NVLS_ENABLE=0 avoids it.",
     ),
     "transport/p2p.cc": _P2P,
     "peer access is not supported": _P2P,
     "peer mapping resources exhausted": _P2P,
     "mnnvl.cc": (
         "NVLink between hosts (MNNVL)",
-        "See whether IMEX runs on all of these hosts (`nvidia-imex-ctl -N`). NCCL_MNNVL_ENABLE=0 does without.",
+        "Check that IMEX runs on all of these hosts (`nvidia-imex-ctl -N`). NCCL_MNNVL_ENABLE=0 avoids it.",
     ),
     "transport/coll_net.cc": (
         "reductions in the switches (SHARP)",
-        "See the aggregation manager of the fabric. NCCL_COLLNET_ENABLE=0 does without.",
+        "Check the fabric's aggregation manager. NCCL_COLLNET_ENABLE=0 avoids it.",
     ),
 }
 """Parts of NCCL that a job can do without, by the source file or CUDA error in its line: name, and next step."""

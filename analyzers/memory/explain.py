@@ -39,8 +39,8 @@ def _why_imbalance(finding: Finding) -> str:
 
 def _next_limit(finding: Finding) -> str:
     return {
-        "allocator": "Use a smaller microbatch or activation checkpointing, and against fragmentation "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        "allocator": "Use a smaller microbatch or activation checkpointing, or "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.",
         "device": "Nothing to do unless it runs out: then a smaller microbatch or activation checkpointing.",
         "host": "Use fewer processes, loader workers or checkpoint copies in /dev/shm on that host.",
     }.get(finding.cause, "Use a smaller microbatch, activation checkpointing, or fewer processes on the host.")

@@ -66,8 +66,8 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
     recorded = None if on_host else _recorded_bytes(source, ranks)
     if recorded is not None and recorded < SHARED.large_share_ratio * highest:
         cached = (
-            f"the tensors of its ranks were recorded with at most {size_text(recorded)}, so other processes hold it, "
-            "or the cache of torch's allocator"
+            f"its ranks recorded at most {size_text(recorded)} of tensors, so other processes or torch's allocator "
+            "cache hold the rest"
         )
     return Finding(
         analyzer="memory",

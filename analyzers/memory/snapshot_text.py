@@ -45,7 +45,7 @@ def site_text(site: Mapping[str, Any]) -> str:
 
 def is_fragmented(evidence: Mapping[str, Any]) -> bool:
     """Return True if the cached, unused memory was larger than the request, but no single free block was. False if
-    other processes fill the device, because they are then the cause.
+    other processes fill the device, which is then the cause.
     """
     unused, requested = evidence.get("unused_bytes"), evidence.get("requested_bytes")
     if others_hold_it(evidence):

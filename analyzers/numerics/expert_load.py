@@ -42,7 +42,7 @@ class LayerLoad:
 
     @property
     def load(self) -> Floats:
-        """(samples, experts) relative to an even share of the sample; NaN where nothing was chosen."""
+        """(samples, experts) relative to an even share of the sample; NaN if nothing was chosen."""
         whole = self.tokens.sum(axis=1, keepdims=True)
         with np.errstate(invalid="ignore"):
             return np.where(whole > 0, self.tokens * self.tokens.shape[1] / np.maximum(whole, 1), np.nan)

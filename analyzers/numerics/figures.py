@@ -143,7 +143,7 @@ def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
         at = np.array(steps, dtype=np.int64)
         comparison = against.RankComparison.of_lines(at, blocks, accused)
         figure = against.draw(
-            comparison, y="gradient norm of a block", onset=finding.first_step, others="other blocks, least to largest",
+            comparison, y="gradient norm of a block", onset=finding.first_step, others="other blocks, min to max",
             log=True,
         )  # fmt: skip
         yield Drawing(title="Gradient norm by block", figure=figure)
@@ -205,7 +205,7 @@ def experts(source: Source, finding: Finding) -> Iterator[Drawing]:
     if is_dropped:
         accused = {max(found, key=lambda name: float(np.nanmean(found[name])))}
     figure = against.draw(
-        against.RankComparison.of_lines(steps, found, accused), others="other experts, least to largest",
+        against.RankComparison.of_lines(steps, found, accused), others="other experts, min to max",
         y="share of its tokens dropped" if is_dropped else "load over an even share",
         limit=None if is_dropped else (1.0, "an even share"),
     )  # fmt: skip

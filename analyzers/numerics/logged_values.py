@@ -81,7 +81,7 @@ def _factors(source: Source, attempt: int) -> Mapping[str, float]:
 
 
 def _contradiction(ratios: Mapping[int, float], factors: Mapping[str, float]) -> tuple[str, float] | None:
-    """(what the factor is, the ratio) if it is one of `factors` or its reverse in nearly every step. Pure."""
+    """Return (what the factor is, the ratio) if it is one of `factors` or its reverse in nearly every step. Pure."""
     if len(ratios) < SHARED.min_steps or not factors:
         return None
     typical = median(ratios.values())

@@ -64,7 +64,7 @@ def overflows(source: Source, attempt: int | None = None) -> list[Overflow]:
 
 
 def dropped_for_overflow(source: Source) -> set[tuple[int, int]]:
-    """(attempt, step) of steps that a scaler dropped although every loss was finite, which only the scale can
+    """Return (attempt, step) of steps that a scaler dropped although every loss was finite, which only the scale can
     explain.
     """
     if missing_tables(source, "scalars"):

@@ -102,7 +102,7 @@ def _episodes(source: Source, scope: Scope, log: EventLog) -> list[_Episode]:
 
 
 def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, int, int]]:
-    """(attempt, step, execution) of each execution of a step with a non-finite value."""
+    """Return (attempt, step, execution) of each execution of a step with a non-finite value."""
     bad = source.rows(
         "SELECT DISTINCT attempt, step FROM steps WHERE step >= ? AND (NOT isfinite(loss) OR NOT isfinite(local_loss) "
         "OR NOT isfinite(grad_norm) OR nonfinite_count > 0)",

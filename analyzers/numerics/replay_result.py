@@ -57,7 +57,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sequence of the batch. `loss` is None where it was not finite."""
+    """One sequence of the batch. `loss` is None if not finite."""
 
     number: int
     data_rank: int
@@ -98,11 +98,11 @@ class ReplayResult:
             return f"A replay was clean, so suspect {device}."
         where, older = self._where(), f"on the state of step {self.older_step}"
         if self.came_back_on_older is None:
-            return f"A replay repeated it{where}: data or numerics."
+            return f"A replay reproduced it{where}: data or numerics."
         if self.came_back_on_older:
             changed = ", and the batch differs from the data set" if self.changed_samples else ""
-            return f"A replay repeated it{where}, {older} too, so suspect the batch{changed}."
-        return f"A replay repeated it{where}, but not {older}, so suspect the weights of step {self.step - 1}."
+            return f"A replay reproduced it{where}, {older} too, so suspect the batch{changed}."
+        return f"A replay reproduced it{where}, but not {older}, so suspect the weights of step {self.step - 1}."
 
     def _where(self) -> str:
         if self.origin is None:

@@ -177,7 +177,7 @@ def _imbalance(
     is_edge, balance = heavy in (0, len(work_ns) - 1), f"{away} would balance it."
     better = None if layers is None else better_cut(factor, *layers)
     if better is False:
-        balance = "No other cut of the layers is better"
+        balance = "No other split of the layers is better"
         more = "the embedding" if heavy == 0 else "the head and the loss"
         balance += f": this stage also has {more}." if is_edge else ", so its device may be slow."
     return Finding(
@@ -215,7 +215,7 @@ def better_cut(factor: float, layers: float, stages: float) -> bool:
 
 
 def _layers_and_stages(scope: Scope, num_coordinates: int) -> tuple[float, float] | None:
-    """(layers, stages) of each coordinate; None if the configuration lacks them, or distributes layers by
+    """Return (layers, stages) of each coordinate; None if the configuration lacks them, or distributes layers by
     `stage_costs`."""
     layers, parallel = read(ModelFacts, scope.manifest).num_layers, read(ParallelFacts, scope.manifest)
     if layers is None or parallel.stage_costs:

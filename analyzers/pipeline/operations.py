@@ -40,9 +40,9 @@ def _read(found: Survey) -> _Job | None:
             found.add_problem(path, str(error))
             continue
         if jobs.left_out:
-            found.add_problem(path, f"{jobs.left_out:,} operations without all their numbers were left out")
+            found.add_problem(path, f"{jobs.left_out:,} operations with missing numbers were left out")
         for other in found.paths[found.paths.index(path) + 1 :]:
-            found.add_problem(other, f"is a second job: {path.name} was read")
+            found.add_problem(other, f"belongs to a second job: only {path.name} was read")
         return _Job(operations=jobs, what_if=what_if)
     return None
 

@@ -196,7 +196,7 @@ def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> 
 
 
 def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
-    """Summarise the pipelines of one attempt; None where no step could be split. Pure."""
+    """Summarise the pipelines of one attempt; None if no step could be split. Pure."""
     least = SHARED.min_change_ratio
     kept = [(pipeline, typical(pipeline.splits)) for pipeline in found if pipeline.splits]
     splits = [split for _, own in kept for split in own]
@@ -265,7 +265,8 @@ def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
 
 
 def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[int, float, float]:
-    """(coordinate with the most work, its excess over the mean of all in milliseconds per step, excess / its work)."""
+    """Return (coordinate with the most work, its excess over the mean of all in milliseconds per step, excess / its
+    work)."""
     work = [
         fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, own in splits for split in own) / 1e6
         for place in range(min(len(pipeline.ranks) for pipeline, _ in splits))

@@ -35,7 +35,7 @@ def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[s
     """Return the findings as JSON values, and the reasons for which others were refused. Raises TypeError if `returned`
     is not a list."""
     if returned is None or isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
-        raise TypeError(f"the analysis returned {type(returned).__name__} in place of a list of findings")
+        raise TypeError(f"the analysis returned {type(returned).__name__} instead of a list of findings")
     kept: list[dict[str, Any]] = []
     reasons: Counter[str] = Counter()
     seen: set[tuple[object, ...]] = set()
@@ -100,7 +100,7 @@ def _evidence(evidence: Any) -> dict[str, Any]:
 def _is_key(key: Any) -> bool:
     if isinstance(key, str):
         return True
-    raise TypeError(f"a name in evidence is a {type(key).__name__}, not a text")
+    raise TypeError(f"a name in evidence is a {type(key).__name__}, not a string")
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
@@ -128,7 +128,7 @@ def checked_kinds(declared: Any, ours: Collection[str]) -> tuple[list[dict[str, 
         try:
             name = kind.name
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ValueError(f"the kind {_shown(name)} is not named with letters, digits and _")
+                raise ValueError(f"the kind {_shown(name)} must have a name of letters, digits and _")
             if name in ours:
                 raise ValueError(f"the kind {name} is one of Rankscope's, and cannot be replaced")
             _text("title", kind.title)
@@ -153,7 +153,7 @@ def _one_of(name: str, value: Any, known: Collection[str]) -> None:
 
 def _text(name: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{name} is a {type(value).__name__}, not a text")
+        raise TypeError(f"{name} is a {type(value).__name__}, not a string")
     if len(value) > MAX_TEXT_CHARS:
         raise ValueError(f"{name} has {len(value):,} characters, more than {MAX_TEXT_CHARS:,}")
 

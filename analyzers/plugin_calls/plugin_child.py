@@ -59,7 +59,7 @@ class _Calls:
         """Return the plug-in's sentence from `WHY` or `NEXT`."""
         text = self._table(part)[finding.kind](finding)
         if not isinstance(text, str):
-            raise TypeError(f"{part} gave a {type(text).__name__}, not a text")
+            raise TypeError(f"{part} returned a {type(text).__name__}, not a string")
         return " ".join(text.split())[:MAX_SENTENCE_CHARS]
 
     def draw(self, finding: Finding) -> list[dict[str, Any]]:

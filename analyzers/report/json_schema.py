@@ -29,15 +29,15 @@ def schema() -> dict[str, Any]:
         "properties": {
             "schema_version": {"const": SCHEMA_VERSION},
             "run": {
-                "description": "Facts of the run; null where not recorded. More keys may be there.",
+                "description": "Facts of the run; null where not recorded. More keys may be present.",
                 "type": "object",
                 "properties": {
                     "run_id": _or_null("string", "name of the run's folder"),
                     "ended": _or_null("string", "finished, interrupted, failed; null: no end was recorded"),
-                    "attempts": _or_null("integer", "lives of the worker group"),
-                    "num_ranks": _or_null("integer", "ranks that left a record, of the newest attempt"),
+                    "attempts": _or_null("integer", "number of launches of the worker group"),
+                    "num_ranks": _or_null("integer", "ranks with records in the newest attempt"),
                     "num_ranks_before": {
-                        "description": "other numbers of ranks that earlier attempts had, in an elastic job",
+                        "description": "different numbers of ranks in earlier attempts of an elastic job",
                         "type": "array",
                         "items": {"type": "integer"},
                     },
@@ -45,13 +45,13 @@ def schema() -> dict[str, Any]:
                     "steps": _or_null("integer", "newest finished step"),
                     "wall_s": _or_null(
                         "number",
-                        "begin to end of the run, seconds; without `goodput`, of its steps",
+                        "seconds from the start to the end of the run; without `goodput`, of its steps",
                     ),
                     "step_ms_median": _or_null("number", "milliseconds"),
                     "tokens_per_s": _or_null("number", "over all ranks, while steps ran"),
                     "first_loss": _or_null("number", "nat"),
                     "last_loss": _or_null("number", "the last finite loss, nat"),
-                    "loss_lost_at_step": _or_null("integer", "step from which on no loss was finite until the end"),
+                    "loss_lost_at_step": _or_null("integer", "step from which the loss was never finite again"),
                     "validation": {
                         "type": ["object", "null"],
                         "description": "last and lowest validation loss in nat, with their steps; null: no evaluation",
@@ -70,8 +70,8 @@ def schema() -> dict[str, Any]:
             "goodput": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/goodput"}]},
             "why_spike": {
                 "type": "object",
-                "description": "only with --why-spike: `ranks`, `samples` and `layers` of a jump of the loss, what "
-                "stands out most first, and what is `unknown`",
+                "description": "only with --why-spike: `ranks`, `samples` and `layers` of a loss spike, largest "
+                "contribution first, and what is `unknown`",
             },
             "what_if": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/what_if"}]},
         },
@@ -83,7 +83,10 @@ def _finding() -> dict[str, Any]:
     properties: dict[str, Any] = {
         "id": {"type": "string", "description": "name within the run: kind, attempt, first step, ranks"},
         "link": {"type": "string", "description": "path and query of its page on `rankscope dashboard`"},
-        "closed": {"type": "string", "description": "why it is over; empty while it is open, or was at the run's end"},
+        "closed": {
+            "type": "string",
+            "description": "why it closed; empty if it is open, or was open when the run ended",
+        },
         "analyzer": {"type": "string", "description": "module that made it"},
         "kind": {"type": "string", "description": "what happened"},
         "severity": {"enum": list(SEVERITIES)},
@@ -98,11 +101,11 @@ def _finding() -> dict[str, Any]:
         },
         "first_step": _or_null("integer", "first step concerned"),
         "last_step": _or_null("integer", "last step concerned"),
-        "cause": {"type": "string", "description": "why, within the kind; empty if there is one cause only"},
+        "cause": {"type": "string", "description": "cause within the kind; empty if the kind has only one"},
         "summary": {"type": "string", "description": "at most three sentences"},
         "evidence": {"type": "object", "description": "named values; names end in their unit: _s, _ms, _ratio, _bytes"},
         "advice": {"type": "string", "description": "section of the runbook: `rankscope explain ANCHOR`"},
-        "attempt": _or_null("integer", "life of the worker group; null: the whole run"),
+        "attempt": _or_null("integer", "launch of the worker group; null: the whole run"),
         "cost_s": _or_null("number", "estimated wall time lost, seconds"),
     }
     return {"type": "object", "required": list(properties), "properties": properties}
@@ -118,8 +121,8 @@ def _goodput() -> dict[str, Any]:
         },
     }
     properties: dict[str, Any] = {
-        "wall_s": {"type": "number", "description": "seconds from the run's begin to its end"},
-        "goodput_ratio": _or_null("number", "share of training, 0 to 1; null where no phase was recorded"),
+        "wall_s": {"type": "number", "description": "seconds from the run's start to its end"},
+        "goodput_ratio": _or_null("number", "share of time spent training, 0 to 1; null if no phase was recorded"),
         "seconds": seconds | {"description": "mean over the ranks, adds up to wall_s; null: not measured"},
         "by_rank": {"type": "object", "additionalProperties": seconds, "description": "each adds up to wall_s"},
         "steps_kept": {"type": "integer"},
@@ -144,15 +147,15 @@ def _what_if() -> dict[str, Any]:
         "last_step": {"type": "integer"},
         "basis": {"enum": ["calls", "steps"], "description": "what the dependencies were taken from"},
         "replay_error_ratio": ratio
-        | {"description": "how far steps that were predicted from others are off, or the replay as they ran"},
+        | {"description": "relative error of predicted steps, or of the replay of the measured ones"},
         "step_ms": {"type": "number", "description": "measured, mean over the steps replayed"},
         "step_without_stragglers_ms": {
             "type": "number",
             "description": "with balanced work and transfers",
         },
         "slowdown_ratio": ratio | {"description": "S: step time as it ran / with all ranks balanced"},
-        "lasting_slowdown_ratio": _or_null("number", "the same by lasting differences between ranks, beyond noise"),
-        "launch_delay_ratio": ratio | {"description": "part of the time in which nothing that was recorded ran"},
+        "lasting_slowdown_ratio": _or_null("number", "S counting only lasting differences between ranks, beyond noise"),
+        "launch_delay_ratio": ratio | {"description": "share of time in which no recorded work ran"},
         "withheld": _or_null("string", "why no gain is claimed; null if one is"),
         "slowdown_by_rank_ratio": {
             "type": "object",
@@ -160,9 +163,7 @@ def _what_if() -> dict[str, Any]:
             "description": "S_w: with all other ranks balanced; the slowest ranks",
         },
         "worst_ranks": {"type": "array", "items": {"type": "integer"}, "description": "the worst 3 %, at least one"},
-        "removed_by_worst_ranks_ratio": _or_null(
-            "number", "M_W: share of the slowdown; null where there is hardly any"
-        ),
+        "removed_by_worst_ranks_ratio": _or_null("number", "M_W: share of the slowdown; null if there is almost none"),
         "removed_by_last_stage_ratio": _or_null("number", "M_S; null without a pipeline"),
     }
     return {"type": "object", "required": list(properties), "properties": properties}

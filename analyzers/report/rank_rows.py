@@ -80,7 +80,7 @@ def rank_rows(
     view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
     since_step = 0 if has_ended else (view.step or 0) - RECENT_STEPS
     medians, memory = _medians(source, attempt, since_step), _memory(source, attempt)
-    places = _places(source, attempt)
+    places = _hosts_and_loads(source, attempt)
     worst = _worst(findings, attempt, closed)
     rows = []
     for rank, one in view.ranks.items():
@@ -105,8 +105,8 @@ def rank_rows(
                 is_over=finding is not None and finding.id in closed,
             )
         )
-    places_of = {rank: findings.index(finding) for rank, finding in worst.items()}
-    rows.sort(key=lambda row: _trouble(row, places_of.get(row.rank, 0), view))
+    order_of = {rank: findings.index(finding) for rank, finding in worst.items()}
+    rows.sort(key=lambda row: _sort_key(row, order_of.get(row.rank, 0), view))
     step_ms = view.median_step_ns / 1e6 if view.median_step_ns else None
     return RankRows(attempt=attempt, step=view.step, step_ms=step_ms, rows=tuple(rows))
 
@@ -117,7 +117,7 @@ def _doing(view: RankView) -> str:
     return view.doing.removeprefix("in ")
 
 
-def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
+def _sort_key(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
     """Sort key: dead and stopped ranks, then ranks with a finding in the order of the findings, then the ranks furthest
     behind, then those silent longest."""
     state = ("dead", "stopped").index(row.state) if row.state in ("dead", "stopped") else 2
@@ -167,7 +167,7 @@ def _memory(source: Source, attempt: int) -> Mapping[int, int]:
     return {rank: num_bytes for rank, num_bytes in rows if num_bytes is not None}
 
 
-def _places(source: Source, attempt: int) -> dict[int, tuple[str, float | None]]:
+def _hosts_and_loads(source: Source, attempt: int) -> dict[int, tuple[str, float | None]]:
     """Return the host of each rank, and the load of its GPU if recorded."""
     if not source.has("ranks"):
         return {}

@@ -74,7 +74,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY wait_us DESC",
     ),
     "events": (
-        "The story of a run.",
+        "What happened in a run, in order?",
         "SELECT make_timestamp(wall_ns // 1000) AS utc, rank, kind, step, detail ->> 'reason' AS reason\n"
         "FROM events\n"
         "WHERE kind NOT IN ('rank', 'process_group')\n"

@@ -36,8 +36,8 @@ class Policy:
 
 
 def policies() -> Iterator[tuple[str, list[Policy]]]:
-    """(package, its policies): the shared policy first, then by package in the order of the verdict, then the other
-    packages."""
+    """Yield (package, its policies): the shared policy first, then by package in the order of the verdict, then the
+    other packages."""
     yield "analyzers", [one for path in sorted(_ANALYZERS.glob("*.py")) for one in _in_module(path, _ANALYZERS.parent)]
     for package in (*packages(), *sorted({path.name for path in _ANALYZERS.iterdir()} - set(packages()))):
         found = [policy for path in _modules(_ANALYZERS / package) for policy in _in_module(path, _ANALYZERS.parent)]

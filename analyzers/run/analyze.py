@@ -34,11 +34,11 @@ from probes.tape.files.safe_open import LINK, NOT_PLAIN
 __all__ = ["ANALYSES", "record_coverage", "unsynced_records", "unwatched_times"]
 
 _READ_COLUMNS = (
-    ("steps", ("forward_ns", "backward_ns", "optimizer_ns"), "Phases were not compared, or not all of them"),
+    ("steps", ("forward_ns", "backward_ns", "optimizer_ns"), "Some or all phases were not compared"),
     ("steps", ("collective_wait_ns",), "Waits in collectives were not judged"),
-    ("steps", ("loss", "grad_norm"), "Spikes were not looked for, or only in some of the values"),
+    ("steps", ("loss", "grad_norm"), "Spikes were not checked, or only in some values"),
     ("steps", ("tokens",), "Tokens per second, MFU and uneven batches are unknown"),
-    ("collectives", ("seq", "phase"), "Calls are not matched over ranks, or not kept apart from those of saves"),
+    ("collectives", ("seq", "phase"), "Calls are not matched over ranks, or not separated from those of checkpoints"),
     ("ranks", ("world_size", "host"), "The expected ranks or their hosts are unknown"),
     ("spans", ("kind",), "The activity of a rank within a step is unknown"),
     ("fingerprints", ("replica_group", "tensor", "hash"), "Replicas are not compared"),
@@ -155,7 +155,7 @@ def unsynced_records(source: Source) -> list[Finding]:
     ranks = sorted({int(found[1]) for reason in reasons if (found := _RANK.match(reason))})
     nodes = sorted({int(found[1]) for reason in reasons if (found := _NODE.match(reason))})
     named = [*([ranks_text(ranks)] if ranks else []), *(f"node {node}" for node in nodes[:3])]
-    which = f", those of {', '.join(named)} among them" if named else ""
+    which = f", including those of {', '.join(named)}" if named else ""
     return [
         Finding.insufficient(
             "coverage",

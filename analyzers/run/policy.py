@@ -1,4 +1,4 @@
-"""Limits of silence: how long a run may make no progress before it counts as stalled, by what it is doing.
+"""Stall limits: how long a run may make no progress, by its current phase, before it counts as stalled.
 
 stall_policy(run.manifest()).floor_s        # 5.0, or what the run was configured with
 """

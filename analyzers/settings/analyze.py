@@ -52,7 +52,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
     if manifest.keys() <= {"run_id"}:
         return [_insufficient("run.json is missing or damaged")]
     if not isinstance(manifest.get("config"), Mapping):
-        return [_insufficient("run.json contains no configuration, which an attached loop can pass to `attach`")]
+        return [_insufficient("run.json has no configuration (an attached loop can pass one to `attach`)")]
     if absent := lacking(source, steps=("duration_ns",)):
         return [_insufficient(not_recorded(absent), missing(absent))]
     run = _Run(source=source, manifest=manifest, policy=policy or ConfigurationPolicy())
@@ -180,8 +180,8 @@ def _compression(run: _Run) -> Advice:
     kind = read(ParallelFacts, run.manifest).gradient_compression
     if errors and (error := median(errors)) >= policy.compression_error:
         return (
-            f"Compressed gradients ({kind}) are {100 * error:.0f} % off the uncompressed ones in the median of {count} "
-            "steps.",
+            f"Compressed gradients ({kind}) differ from uncompressed ones by {100 * error:.0f} % (median of {count} "
+            "steps).",
             {"compression_error_ratio": round(error, 4), "num_samples": count},
         )
     if count < 2 * SHARED.many_values:
@@ -190,8 +190,8 @@ def _compression(run: _Run) -> Advice:
     if last < SHARED.doubled_factor * first:
         return None
     return (
-        f"Compressed gradients ({kind}) lose more and more: they were {100 * first:.2g} % off the uncompressed ones, "
-        f"and are {100 * last:.2g} % off now.",
+        f"Compressed gradients ({kind}) are getting less accurate: they differed from uncompressed ones by "
+        f"{100 * first:.2g} %, and now by {100 * last:.2g} %.",
         {"compression_error_ratio": round(last, 4), "first_error_ratio": round(first, 4), "num_samples": count},
     )
 
@@ -312,7 +312,7 @@ def _plan(run: _Run) -> Advice:
         for what, ratio, measured, planned in off[:4]
     )
     numbers = {f"{what.replace(' ', '_')}_of_planned_ratio": round(ratio, 4) for what, ratio, *_ in off}
-    return f"The run is not as planned: {listed}.", numbers
+    return f"The run differs from its plan: {listed}.", numbers
 
 
 def _utilisation(run: _Run) -> Advice:

@@ -27,7 +27,7 @@ Figures = Sequence[Callable[[Source, Finding], Iterator[Drawing]]]
 
 MAX_RANKS = 32
 _WORDS = {"launch": "launch", "imports": "processes and imports", "setup": "model, data, groups",
-          "first_step": "first step, beyond a usual one"}  # fmt: skip
+          "first_step": "first step minus a usual step"}  # fmt: skip
 
 
 def startup(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -37,7 +37,7 @@ def startup(source: Source, finding: Finding) -> Iterator[Drawing]:
     start = next((one for one in measure(source) if one.attempt == (finding.attempt or 0)), None)
     if start is not None and start.by_rank:
         figure = _pieces(start.by_rank, set(finding.ranks))
-        yield Drawing(title="The start, piece by piece", figure=figure)
+        yield Drawing(title="Parts of the start-up", figure=figure)
 
 
 def compression_error(source: Source) -> dict[str, npt.NDArray[Any]]:

@@ -38,7 +38,7 @@ PIECES = {
     "launch": "launching the ranks",
     "imports": "starting processes and importing modules",
     "setup": "building the model, the data and the process groups",
-    "first_step": "the first step, on top of a usual step",
+    "first_step": "the first step beyond the duration of a usual one",
 }
 
 
@@ -62,7 +62,7 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
         return [_insufficient(not_recorded(absent), missing(absent))]
     starts = measure(source)
     if not any(start.by_rank for start in starts):
-        return [_insufficient("neither a launch nor a first record of a rank is recorded")]
+        return [_insufficient("neither the launch nor the first record of any rank is known")]
     ((run_s,),) = source.rows(
         "SELECT (max(start_ns + coalesce(duration_ns, 0)) - (SELECT min(wall_ns) FROM events)) / 1e9 FROM steps"
     )

@@ -265,7 +265,7 @@ def _peers_of(timings: Timings, straggler: Straggler) -> list[int]:
 
 
 def _nodes(source: Source, attempt: int) -> dict[int, str]:
-    """Name of each rank's node; empty where it is not recorded."""
+    """Name of each rank's node; empty if not recorded."""
     if not source.has("ranks"):
         return {}
     rows = source.rows(

@@ -102,7 +102,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     if (growth := step_growth(timings, worst)) is not None:
         gain_ms = step_ms - without_ms
         if not withheld and _is_lost_in_noise(growth, gain_ms):
-            withheld = "the steps before it took as long for other reasons"
+            withheld = "earlier steps were as slow for other reasons"
         without_ms = step_ms if withheld else step_ms - min(gain_ms, growth.ms)
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(

@@ -62,10 +62,8 @@ def link(source: Source, finding: Finding) -> Iterator[Drawing]:
     if len(steps) < 2 or not set(groups) & set(lines):
         return
     values = focus.RankComparison.of_lines(steps, lines, set(groups))
-    figure = focus.draw(
-        values, y="transfer of a call (ms)", onset=finding.first_step, others="other links, least to largest"
-    )
-    whose = "and of other links" if np.isfinite(values.middle).any() else "over the steps"
+    figure = focus.draw(values, y="transfer of a call (ms)", onset=finding.first_step, others="other links, min to max")
+    whose = "and other links" if np.isfinite(values.middle).any() else "over the steps"
     yield Drawing(title=f"Transfers of {', '.join(groups[:3])} {whose}", figure=figure)
 
 
@@ -82,7 +80,7 @@ def shared_time(source: Source, finding: Finding) -> Iterator[Drawing]:
     )
     parts = [(name, values[keep], colour) for name, values, colour in columns]
     figure = stacked.draw(times.step[keep], parts, y="ms a step, median rank", onset=finding.first_step)
-    yield Drawing(title="What a step takes, without waiting for late ranks", figure=figure)
+    yield Drawing(title="Step time without waiting for stragglers", figure=figure)
 
 
 def _transfers(source: Source, attempt: int, finding: Finding, groups: Sequence[str]) -> dict[str, dict[int, float]]:

@@ -25,7 +25,7 @@ __all__ = ["ALREADY_OVER", "LISTED_BELOW", "outcome", "verdict", "without_unjudg
 LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made, which every report has under this heading."""
 ALREADY_OVER = "Already over: "
-"""Before the sentence of a finding that is over. Open ones come first: a verdict that begins with it has none."""
+"""Prefix of a closed finding's sentence. Open findings come first: a verdict that begins with it has none."""
 _LISTED = re.compile(rf"\s*\b\d+ checks? needs? more data: {LISTED_BELOW}\.")
 MAX_LINES = 3
 """Maximum number of findings after the first that get a line in the verdict."""
@@ -97,8 +97,8 @@ def verdict(
 
 
 def outcome(text: str, facts: Mapping[str, Any]) -> Literal["clean", "failed", "unjudged"]:
-    """Return how to mark the verdict `text` without findings: clean only if steps were judged, without a reservation,
-    and the run did not fail.
+    """Return the mark of a verdict `text` without findings: clean only if steps were judged without reservation and the
+    run did not fail.
     """
     if facts.get("ended") == "failed":
         return "failed"
@@ -161,7 +161,7 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
 
 
 def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
-    """Reason why no check was made on the files: the checks' own reason, else a file's problem."""
+    """Reason why no check was made on the files: the reason of a check, or else the problem of a file."""
     reasons = list(dict.fromkeys(one.summary for one in findings if one.status == "insufficient_data"))
     if reasons:
         more = f" {_checks(len(reasons) - 1)} more data: {LISTED_BELOW}." if len(reasons) > 1 else ""

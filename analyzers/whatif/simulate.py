@@ -89,7 +89,7 @@ class Graph:
 
 
 def step_ends(graph: Graph, work_ms: Sequence[float] | Floats, transfer_ms: Sequence[float] | Floats) -> Floats:
-    """(ranks, steps) times at which steps end; NaN after a wait that never ends. Ranks in order of their number."""
+    """Return (ranks, steps) times at which steps end; NaN after a wait that never ends. Ranks in ascending order."""
     ranks = sorted(graph.programs)
     ends = np.full((len(ranks), len(graph.steps)), np.nan)
     now = dict.fromkeys(ranks, 0.0)

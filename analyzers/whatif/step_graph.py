@@ -309,7 +309,7 @@ def _rows_by_step(calls: dict[str, Any]) -> dict[tuple[int, int], Ints]:
 
 
 def _events(calls: dict[str, Any], numbers: Sequence[int], own: Ints) -> list[tuple[int, str, int, int]]:
-    """(time, post or wait, call, nanoseconds waited) of one rank's step, in order."""
+    """Return (time, post or wait, call, nanoseconds waited) of one rank's step, in order."""
     events: list[tuple[int, str, int, int]] = []
     for row in own:
         call = numbers[row]

@@ -17,7 +17,7 @@ MAX_VALUE_CHARS = 500
 
 
 def flat(config: Any) -> list[tuple[str, str, str]]:
-    """(section, name, value) of nested settings, in their order."""
+    """Return (section, name, value) of nested settings, in their order."""
     rows: list[tuple[str, str, str]] = []
 
     def walk(path: tuple[str, ...], item: Any) -> None:

@@ -105,8 +105,8 @@ def lines_at(lines: Sequence[LogLine], *, rank: int, step: int, attempt: int) ->
 
 
 def _plain_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """(path, size, modification time) of regular files, two folders deep. Links are skipped, because they may lead out
-    of the run.
+    """Yield (path, size, modification time) of regular files, two folders deep. Links are skipped, because they may
+    lead out of the run.
 
     `rank-00000.error.json` is skipped, since it repeats the traceback in the log.
     """

@@ -26,7 +26,7 @@ NUM_LOSSES = 40
 
 
 def run_summary(source: Source, state: RunState) -> dict[str, Any]:
-    """Plain values by name; None or empty where nothing was recorded."""
+    """Plain values by name; None or empty if nothing was recorded."""
     pulse = queries.pulse(source)
     pace = pulse if state.is_live else whole_pace(source)  # for a run that has ended, as in its report
     reports = [

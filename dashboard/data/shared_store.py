@@ -28,7 +28,7 @@ from store import Store, is_watched
 __all__ = ["CATCH_UP_S", "SharedStore", "files_version"]
 
 APART_BYTES = 16 << 20
-"""Size of tapes without a store from which a child process ingests them."""
+"""Larger tapes without a store are ingested by a child process."""
 CATCH_UP_S = 4.0
 """Seconds between two ingests of a run without a watch."""
 WAIT_S = 3.0
@@ -127,7 +127,7 @@ class SharedStore:
                 self._forget(self._opened)
 
     def _forget(self, opened: _Opened) -> None:
-        """Do not give the store to further queries; close it after the current ones."""
+        """Give the store to no further query; close it after the current ones."""
         if opened is self._opened:
             self._opened = None
             if not opened.num_users:

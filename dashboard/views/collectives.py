@@ -130,7 +130,7 @@ def _shares(exposure: dict[str, Any]) -> None:
     st.subheader("Exposed and hidden", anchor=False)
     chart(
         exposed.draw, exposure["step"], *exposure["parts"], key="collectives-exposed",
-        what="Milliseconds of communication a step, exposed and hidden",
+        what="Exposed and hidden communication per step, milliseconds",
     )  # fmt: skip
 
 

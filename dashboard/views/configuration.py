@@ -47,8 +47,8 @@ def configuration(view: View) -> None:
     if not settings:
         empty_state(
             "No settings are recorded with this run.",
-            "`rankscope train` records all of its settings. A script that attaches keeps its settings in other files, "
-            "except for those that a framework's callback hands over.",
+            "`rankscope train` records all of its settings. For an attached script, only settings passed by a "
+            "framework's callback are recorded.",
         )
         return
     wanted = (
@@ -76,5 +76,5 @@ def _started(manifest: Mapping[str, Any]) -> None:
         st.caption("Working directory")
         st.code(visible(str(manifest["cwd"]))[:1_000], language=None, wrap_lines=True)
     if isinstance(faults, list) and faults:
-        st.caption("Faults that this run was asked to inject")
+        st.caption("Faults injected into this run")
         st.code("\n".join(visible(str(fault)[:500]) for fault in faults[:100]), language=None, wrap_lines=True)

@@ -34,7 +34,7 @@ def goodput(view: View) -> None:
             ("Steps discarded", str(account.num_discarded), None, "Refused, rolled back or lost."),
         ], key="goodput",
     )  # fmt: skip
-    chart(figures.waterfall, account, key="waterfall", what="From the wall time down to training")
+    chart(figures.waterfall, account, key="waterfall", what="Wall time by category, down to training")
     if account.contradicted:
         st.warning(CONTRADICTED.format(why=account.contradicted))
     if account.open_text:

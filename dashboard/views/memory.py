@@ -35,7 +35,7 @@ def memory(view: View) -> None:
     if not len(curve["step"]):
         empty_state("No memory was recorded.")
         return
-    chart(numbers.memory, curve, key="memory-curve", what="Least, median and largest memory of the ranks")
+    chart(numbers.memory, curve, key="memory-curve", what="Minimum, median and maximum memory of the ranks")
     st.caption("Memory of each rank's process, or of its device if it has one, at the end of the step.")
     st.subheader("Rank and step", anchor=False)
     chart(heatmap.draw, data["matrix"], key="memory-matrix", what="Memory by rank and step")

@@ -134,7 +134,7 @@ def _draw_texts(view: View, rank: int, step: int, attempt: int) -> None:
             "another step."
         )
     else:
-        st.caption(f"No stack of the rank was taken in attempt {attempt}: stacks are taken when ranks stand still.")
+        st.caption(f"No stack of the rank was taken in attempt {attempt}: stacks are taken when ranks stall.")
 
 
 def _ms(value: float | None) -> float | None:

@@ -8,7 +8,7 @@
 What it does: finds the run's folder and this rank's place in it (`joining`), opens the rank's tapes, records process
 groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_hooks`),
 measures gradients, lets the node process take stacks (`stack_file`), and starts a `watch` from local rank 0. No
-collective is added and no number of the training is changed; a probe that fails is logged and disabled.
+collective is added and training results do not change; a probe that fails is logged and disabled.
 
 To mark steps and phases explicitly:
 
@@ -83,8 +83,8 @@ class Attached:
         self._undo_records: list[Callable[[], object]] = []
         self._number = 0
         self.end: ProcessEnd = ProcessEnd(recorder, lambda: -1 if self._phases is None else self._phases.thread)
-        """How the process ends."""
-        self._speaks_for = -1
+        """Records how the process ends."""
+        self._reporting_node = -1
         self._models = Living()
         self._gradient_interval = 50
         self._is_described = False
@@ -169,7 +169,7 @@ class Attached:
         assert self._phases is not None
         assert isinstance(self.recorder, TapeRecorder)
         if identity.local_rank == 0:
-            self._speaks_for = identity.node_rank
+            self._reporting_node = identity.node_rank
             launcher = launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
             place = {"node_rank": identity.node_rank, "nproc_per_node": identity.node_size()}
             self.recorder.event(event_kinds.RUN_STARTED, **place, launcher_pid=launcher)
@@ -206,13 +206,13 @@ class Attached:
         # Under `rankscope run` the launcher prints the verdict.
         if self.is_watched and self.run_dir is not None and ANNOUNCED_IN not in os.environ:
             with failing_open("attach.last_line"):
-                sys.stderr.write(last_line(RunDir(self.run_dir), self._speaks_for) + "\n")
+                sys.stderr.write(last_line(RunDir(self.run_dir), self._reporting_node) + "\n")
 
     def _close(self) -> None:
         """Write run_ended for this node, as the launcher does."""
-        if self._speaks_for >= 0:
+        if self._reporting_node >= 0:
             reason, code = self.end.reason
-            self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._speaks_for, reason=reason, exit_code=code)
+            self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._reporting_node, reason=reason, exit_code=code)
         self.recorder.close()
 
     def watch(

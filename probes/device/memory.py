@@ -28,7 +28,7 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 def memory_reader(device: str) -> Callable[[], int]:
-    """Return the function that reads `steps.memory_bytes` (bytes); UNSET where it cannot be read."""
+    """Return the function that reads `steps.memory_bytes` (bytes); UNSET if it cannot be read."""
     if not device.startswith("cuda"):
         return _resident_bytes
     read = _reader(device)

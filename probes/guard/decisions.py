@@ -7,7 +7,7 @@
 A bad step is never taken. The response depends on the number of failures in the same incident, that is, before
 `quiet_steps` steps beyond the failing one were taken:
 
-* First failure, if the step was good when repeated: the last good state is restored, the batch trained again.
+* First failure, if the replay of the step was healthy: the last good state is restored, the batch trained again.
 * First to third failure otherwise: the batch is skipped, and the last good state restored, if there is one.
 * Fourth and fifth failure: the same with a window of batches before it, and a lower learning rate for a while.
 * After that, or when the run's budget of rollbacks is spent: stop, with a report.
@@ -140,7 +140,7 @@ class Guard:
 
     def decide(self, verdict: Verdict, batch_index: int, *, is_transient: bool = False) -> Decision:
         """Count the failure and choose the response. `is_transient`: the step was good when repeated. Raises RunStopped
-        when patience or budget is spent."""
+        when the limit of failures or rollbacks is reached."""
         ledger, policy = self.ledger, self.policy
         ledger.failures += 1
         is_first_time = ledger.failures == 1 or verdict.step > ledger.incident_step
@@ -148,7 +148,7 @@ class Guard:
         if ledger.failures > len(policy.windows):
             raise self._stop(f"{ledger.failures} failures in a row, the last: {verdict.reason}")
         if ledger.rollbacks >= self.max_rollbacks:
-            raise self._stop(f"recovery.max_rollbacks = {self.max_rollbacks} are spent, then: {verdict.reason}")
+            raise self._stop(f"recovery.max_rollbacks = {self.max_rollbacks} reached, then: {verdict.reason}")
         if verdict.kind == "corruption":
             return self._decide_corruption(verdict)
         if is_transient and is_first_time:  # a good repetition clears the batch, unless it fails again

@@ -87,7 +87,7 @@ class FingerprintReader:
         return Reading(list(tensors), parts)
 
     def _words(self, name: str, tensor: Tensor) -> tuple[Tensor, list[_Piece]]:
-        """A tensor's words; on a CPU also in pieces, each next to its weights."""
+        """A tensor's words; on a CPU also split into pieces, each paired with its weights."""
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         known = self._views.get(name)
         if known is not None and known[:2] == (address, nbytes):

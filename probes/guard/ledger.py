@@ -91,7 +91,7 @@ class Ledger:
         good = loaded["good_step"]
         rate_scale = float(loaded["rate_scale"])
         if not 0.0 < rate_scale <= 1.0:  # it multiplies the learning rate: NaN would end the run
-            raise ValueError(f"no scale of a learning rate: {rate_scale}")
+            raise ValueError(f"not a valid learning-rate scale: {rate_scale}")
         return cls(
             skipped={int(batch): str(reason) for batch, reason in loaded["skipped"]},
             rollbacks=int(loaded["rollbacks"]),

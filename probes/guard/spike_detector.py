@@ -130,7 +130,7 @@ class _Series:
         self.floor = floor
 
     def rise(self, log_value: float) -> tuple[float, float]:
-        """(level, relative rise) of a value against the history; NaN without one."""
+        """Return (level, relative rise) of a value against the history; NaN without one."""
         level = _median(self.levels) if self.levels else math.nan
         return level, math.expm1(min(log_value - level, 50.0)) if self.residuals else math.nan
 

@@ -115,7 +115,7 @@ def _failure(trace: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def _allocated(segment: Mapping[str, Any]) -> Iterator[tuple[int, int, Frames]]:
-    """(address, bytes, stack) of the blocks in use."""
+    """Yield (address, bytes, stack) of the blocks in use."""
     address = _size(segment.get("address")) or 0
     for block in _list(segment.get("blocks")):
         if not isinstance(block, Mapping):

@@ -29,7 +29,7 @@ class Trace:
 
     def __init__(self, *, on_cuda: bool, record_shapes: bool = False, with_stack: bool = False) -> None:
         if is_profiler_enabled():
-            raise RuntimeError("another profiler runs in this process, which a second one would end")
+            raise RuntimeError("another profiler runs in this process, and starting a second one would stop it")
         self._profile = profile(
             use_cpu=True,
             use_device="cuda" if on_cuda else None,

@@ -1,4 +1,4 @@
-"""Sections of the configuration that are not read by the trainer alone. docs/configuration.md has the meaning of each
+"""Configuration sections that other packages than the trainer also read. docs/configuration.md has the meaning of each
 field.
 
 from probes.settings.section import read
@@ -85,7 +85,7 @@ class RecoverySettings:
     straggler_after_s: float = amount(60.0, least=0)
     straggler_speedup: float = amount(1.2, above=1)
     on_xid: DeviceResponse = "report"
-    """Nothing is excluded by default. The trainer, which can restart ranks, has the default `exclude`."""
+    """Default: exclude nothing. In the trainer, which can restart ranks, the default is `exclude`."""
     exclusion_cooldown_s: float = amount(600.0, least=0)
     exclusion_dry_run: bool = False
 

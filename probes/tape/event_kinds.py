@@ -98,19 +98,19 @@ MEMORY_SNAPSHOT = _kind(
 )
 FENCED = _kind(
     "fenced", _int("newest_attempt"),
-    by="rank of an older attempt", meaning="The rank leaves because a newer attempt has begun.",
+    by="rank of an older attempt", meaning="The rank exits because a newer attempt has begun.",
 )
 GRAPH_REPLAYS = _kind(
     "graph_replays", _int("graph", "number of the graph in this process, from 1"), _int("replays", "so far"),
     by="rank, at the first replay of a CUDA graph and when its records are closed",
     meaning="A captured CUDA graph runs. It calls no hooks, so its phases are not recorded.",
 )
-FIRST_UPDATE = _kind("first_update", _int("num_before", "updates before it by the optimizer's state, or null"),
+FIRST_UPDATE = _kind("first_update", _int("num_before", "earlier updates, according to the optimizer's state, or null"),
                      by="attached rank, once", meaning="First update of the process.")
 TRAINED_IN_TURN = _kind("trained_in_turn", by="attached rank, once",
                         meaning="Several optimizers step in turn, each after a backward pass.")
 TRAINING_BEGAN = _kind("training_began", by="attached rank",
-                       meaning="From this step on, the optimizer of another model ends the steps.")
+                       meaning="From this step on, a different model's optimizer marks the end of a step.")
 MEMORY_PEAK = _kind(
     "memory_peak", _int("allocated_bytes", "largest so far", unit="By"), by="rank on a GPU, when it has grown by 1 %",
     meaning="Peak of the CUDA allocator's memory; less is in use between steps.",
@@ -141,7 +141,7 @@ LOSS_SCALE = _kind(
 )
 RECOMPILE = _kind("recompile", *_CODE, _text("guard", "assumption that no longer holds"), by="rank",
                   meaning="A function was compiled again by torch.compile; `line` is its first line.")
-GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="A line was left to Python by torch.compile.")
+GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="torch.compile broke the graph at this line.")
 FAULT_INJECTED = _kind(
     "fault_injected", _text("fault", "kind of fault"), _json("parameters"),
     by="rank", meaning="A drill injected a fault.",
@@ -197,7 +197,7 @@ ROLLBACK = _kind(
     "rollback",
     _int("from_step"), _int("to_step"), _text("tier", "memory, disk, none"),
     _text("verdict", "non_finite, spike, corruption"), _REASON, _ranks("skipped_batches"),
-    _ranks("replayed_batches", "trained again, because the step was good when repeated"),
+    _ranks("replayed_batches", "trained on again, because the replay of the step was healthy"),
     _float("duration_s", unit="s"), _int("failures", "of this incident"), _float("rate_scale", "of the learning rate"),
     by="rank 0", meaning="The run went back to an earlier state.",
 )
@@ -391,7 +391,7 @@ TRACKER_FAILED = _kind(
 HOOK_FAILED = _kind("hook_failed", _text("hook"), _REASON, by="watch", meaning="Sending a finding failed.")
 ANALYZER_FAILED = _kind("analyzer_failed", _text("analyzer"), _REASON, by="watch", meaning="A check or plug-in failed.")
 FINDING = _kind(
-    "finding", _text("id", "equal live and post-mortem"), _float("cost_s", "wall time lost", unit="s"),
+    "finding", _text("id", "the same live and post-mortem"), _float("cost_s", "wall time lost", unit="s"),
     table="findings", by="watch", meaning="A live analyzer reported a finding.",
 )
 ADVICE = _kind(

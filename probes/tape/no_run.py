@@ -17,7 +17,7 @@ _MADE = "it is made by the first `rankscope train` or `rankscope run`"
 
 
 def no_folder(runs: Path) -> str:
-    """Complete text for a missing folder of runs, which is no mistake before the first training."""
+    """Full message for a missing folder of runs, which is normal before the first run."""
     if runs.exists():
         return f"{runs} is a file: name the folder that holds the runs"
     made = f" ({_MADE})" if runs.name == "runs" else ""
@@ -25,8 +25,8 @@ def no_folder(runs: Path) -> str:
 
 
 def no_run_at(missing: Path, but: str = "") -> str:
-    """Complete text for a path at which nothing is, or for an address, whose `//` a path turns into `/`. `but`: what
-    else was looked for at a path.
+    """Full message for a path that does not exist, or for an address (a Path turns its `//` into `/`). `but`: what else
+    was looked for.
     """
     if address := re.fullmatch(r"(\w{2,}):(?:/(.*))?", str(missing), re.DOTALL):
         scheme, rest = address[1], (address[2] or "").lstrip("/")

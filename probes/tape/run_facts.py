@@ -110,7 +110,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def source_commit(place: Path) -> str:
-    """Hash of HEAD of the checkout that holds `place`; empty where there is none, or where it cannot be read."""
+    """Hash of HEAD of the checkout that holds `place`; empty if there is none, or it cannot be read."""
     try:
         for folder in (place, *place.parents):
             if (folder / ".git").exists():

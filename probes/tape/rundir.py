@@ -32,7 +32,7 @@ SECRETS = "secrets.json"
 _UNKNOWN = "what was configured is not known"
 NO_MANIFEST = f"is damaged: {_UNKNOWN}"
 MISSING_MANIFEST = f"is missing: {_UNKNOWN}"
-ALTERED = "was altered: its digest is another"
+ALTERED = "was altered: its digest does not match"
 _DIGEST = "digest"
 """Key in `run.json` of the digest of all its other content."""
 _DIGEST_TEXT = re.compile(r"[0-9a-f]{32}")
@@ -181,7 +181,7 @@ class RunDir:
         return self.tapes / f"node-{node_rank:05d}"
 
     def rank_dirs(self) -> Iterator[tuple[int, int, Path]]:
-        """(attempt, rank, folder) of every rank that ever wrote, in order."""
+        """Yield (attempt, rank, folder) of every rank that ever wrote, in order."""
         found = []
         for attempt in self._folders("attempt-*"):
             for path in attempt.glob("rank-*"):
@@ -191,7 +191,7 @@ class RunDir:
         yield from sorted(found)
 
     def node_dirs(self) -> Iterator[tuple[int, Path]]:
-        """(node rank, folder) of every node process that ever wrote."""
+        """Yield (node rank, folder) of every node process that ever wrote."""
         for path in self._folders("node-*"):
             match = re.fullmatch(r"node-(\d{1,9})", path.name)
             if match:

@@ -64,7 +64,7 @@ class _Entry:
 
 
 class SegmentIndex:
-    """Appends to the index of one node. Raises OSError where it cannot be written."""
+    """Appends to the index of one node. Raises OSError if it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._known, self._last, _ = _read(path)
@@ -109,7 +109,7 @@ class SegmentIndex:
 
 
 def check_index(root: Path, index: Path) -> Iterator[tuple[str, str]]:
-    """(path below `root`, problem) of every file that differs from the index, and of the index itself."""
+    """Yield (path below `root`, problem) of every file that differs from the index, and of the index itself."""
     known, _, problem = _read(index)
     if problem:
         yield index.relative_to(root).as_posix(), problem
@@ -126,7 +126,7 @@ def retired_segments(index: Path) -> dict[str, int]:
 
 
 def missing_numbers(names: list[str]) -> Iterator[tuple[str, int]]:
-    """(table, number) of missing segments between existing ones of the same table."""
+    """Yield (table, number) of missing segments between existing ones of the same table."""
     numbers: dict[str, set[int]] = {}
     for name in names:
         if match := _NAME.fullmatch(name):
@@ -167,7 +167,7 @@ def _problem(root: Path, entry: _Entry) -> str:
         return f"{BLANK}; it had {entry.extent} {noun}"
     if found.extent < entry.extent:
         return f"is cut off: {found.extent} of {entry.extent} {noun} are left"
-    return "" if found.crc == entry.crc else f"was altered: the checksum of its first {entry.extent} {noun} is another"
+    return "" if found.crc == entry.crc else f"was altered: the checksum of its first {entry.extent} {noun} differs"
 
 
 def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | None:
@@ -266,9 +266,9 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
             last = _digest(line.decode("utf-8", "replace"))
             continue
         if entry.is_retired and entry.crc != _retired_crc(entry.path, entry.extent):
-            problem = problem or f"line {number} was altered: its checksum is another"
+            problem = problem or f"line {number} was altered: its checksum differs"
         if found.get("prev") != last:
-            problem = problem or f"line {number} does not follow the one before: lines were altered or taken out"
+            problem = problem or f"line {number} does not follow the one before: lines were altered or removed"
         known[entry.path], last = entry, _digest(line.decode("utf-8", "replace"))
     if lines[-1]:  # an unfinished last line: the next append completes it to a line, so the chain continues from it
         last = _digest(lines[-1].decode("utf-8", "replace"))

@@ -28,8 +28,8 @@ def doctor(
 ) -> None:
     """Check this machine: what is there, what is missing, and how to install it. Changes nothing.
 
-    Exit codes: 0 nothing failed (notes are about optional parts), 1 something that training needs does not work,
-    2 wrong options.
+    Exit codes: 0 nothing failed (notes concern optional parts), 1 a part that training needs does not work, 2 wrong
+    options.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")

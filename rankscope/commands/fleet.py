@@ -1,4 +1,4 @@
-"""`rankscope fleet`: hosts and devices over many runs, first those with more incidents than chance explains."""
+"""`rankscope fleet`: hosts and devices over many runs; those with more incidents than chance explains come first."""
 
 from __future__ import annotations
 

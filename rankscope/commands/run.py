@@ -244,7 +244,7 @@ def _start_attached(options: argparse.Namespace) -> None:
     """Make each rank start `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
     if options.no_python:
         if options.module:
-            fail("--no-python and -m exclude each other: a program or a module")
+            fail("--no-python and -m are mutually exclusive: name a program or a module")
         options.training_script_args = [options.training_script, *options.training_script_args]
         options.training_script, options.module, options.no_python = "rankscope.attached_program", True, False
         return

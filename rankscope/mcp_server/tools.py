@@ -90,7 +90,7 @@ class Tools:
         raise ValueError(f"{run[:100]} has no finding {wanted[:100]!r}; it has {known or 'none'}")
 
     def account(self, run: str = "latest") -> dict[str, Any]:
-        """Return where the wall time went: seconds by category (mean over the ranks), and the gain without stragglers."""
+        """Return where the wall time went: mean seconds by category over the ranks, and the gain without stragglers."""
         from analyzers.report.wording.account_lines import what_if_line
 
         diagnosis = self._run(run).diagnose()

@@ -105,7 +105,7 @@ def commands() -> dict[str, dict[str, Any]]:
             planned_steps=or_null(INTEGER),
             step_ms=or_null(NUMBER),
             findings=array({"allOf": [{"$ref": "#/$defs/finding"}, obj(closed=_closed())]}),
-            ranks=array(of_type(RankRow)) | {"description": "in order of trouble"},
+            ranks=array(of_type(RankRow)) | {"description": "worst first"},
         ),
         "version": obj(rankscope=STRING),
     }
@@ -126,11 +126,11 @@ def _compare() -> dict[str, Any]:
     both = obj(a=or_null(NUMBER), b=or_null(NUMBER))
     two_runs = obj(
         run_a=STRING, run_b=STRING,
-        sentence=STRING | {"description": "which is better, speed and loss of B against A"},
+        sentence=STRING | {"description": "which run is better, and B's speed and loss relative to A"},
         main_difference=STRING | {"description": "ranks and parts that explain the difference; empty: none do"},
-        load_caveat=STRING | {"description": "the load of the hosts, where it may explain the speed; empty otherwise"},
+        load_caveat=STRING | {"description": "host load, if it may explain the speed; empty otherwise"},
         shortcomings={"type": "array", "items": STRING, "minItems": 2, "maxItems": 2,
-                      "description": "why A, and why B, is not called better; empty: no reason"},
+                      "description": "reasons against calling A, and B, the better run; empty: none"},
         nonfinite_since={"type": "array", "items": or_null(INTEGER), "minItems": 2, "maxItems": 2,
                          "description": "step from which A's, and B's, loss is NaN or Inf; null: the last is finite"},
         speed=or_null(of_type(Change), "B's time over A's, with its 95 % interval; null: too few steps"),
@@ -140,7 +140,7 @@ def _compare() -> dict[str, Any]:
         validation=by_name(both, "last and lowest validation loss"),
         goodput=obj(**dict.fromkeys(CATEGORIES, both)) | {"description": "shares of the wall time"},
         only_a=_FINDINGS, only_b=_FINDINGS, both=_FINDINGS,
-        findings=_FINDINGS | {"description": "a regression of the speed, if its interval leaves no doubt"},
+        findings=_FINDINGS | {"description": "a slowdown, if its whole interval is above 1"},
     )  # fmt: skip
     point = of_type(Point)
     point["properties"]["lost_to"] = STRING | {"description": "largest part of a step besides training"}
@@ -211,7 +211,8 @@ def _fleet() -> dict[str, Any]:
 def _plan() -> dict[str, Any]:
     expected = obj(
         world_size=_COUNT, mesh=by_name(INTEGER, "size by dimension"), num_parameters=_COUNT, flops_per_token=NUMBER,
-        fits=or_null({"type": "boolean"}), memory_bytes=by_name(NUMBER, "bytes of the fullest device, by use; `peak`"),
+        fits=or_null({"type": "boolean"}), memory_bytes=by_name(NUMBER, "bytes on the fullest device by category, "
+                                                                        "and their `peak`"),
         fullest_pp_rank=INTEGER, float8=or_null({"type": "object"}), step_s=or_null(NUMBER), compute_s=or_null(NUMBER),
         tokens_per_s=or_null(NUMBER), mfu_ratio=or_null(NUMBER), communication_ratio=or_null(NUMBER),
         bubble_ratio=or_null(NUMBER), tape_bytes_per_step=NUMBER, store_bytes_per_step=NUMBER,

@@ -35,7 +35,7 @@ _META = "ingest_meta"
 def carry_over(former: Path, fresh: Path) -> dict[str, int]:
     """Create the store `fresh` with the rows of `former`. Returns the number of finished rows by table.
 
-    Raises StoreError, and then leaves no file at `fresh`.
+    Raises StoreError; `fresh` then does not exist.
     """
     import duckdb
 

@@ -73,7 +73,7 @@ class NameBook:
         """
         if not self._unexplained or self._is_refused:
             return ""
-        return f"lacks names that records refer to ({len(self._unexplained)}): they read `?<number>`"
+        return f"lacks names that records refer to ({len(self._unexplained)}): they are shown as `?<number>`"
 
     def codes(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Convert a column of name numbers to codes. A number that is missing in `names.jsonl` reads `?<number>`."""

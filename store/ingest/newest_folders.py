@@ -51,7 +51,7 @@ class NewestFolders(NodeFolders):
         return self._owned.get(folder.name, False)
 
     def segments(self, folder: Folder) -> list[tuple[str, int, str]]:
-        """(table, number, path relative to the run) of the newest segments, oldest first."""
+        """Return (table, number, path relative to the run) of the newest segments, oldest first."""
         if folder.is_node and not self.with_health:
             return []
         found = NodeFolders.segments(self, folder)

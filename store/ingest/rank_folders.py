@@ -65,7 +65,7 @@ class NodeFolders:
         return [folder for folder in self._folders if self._is_ours(folder)]
 
     def segments(self, folder: Folder) -> list[tuple[str, int, str]]:
-        """(table, number, path relative to the run) of a folder's segments, oldest first."""
+        """Return (table, number, path relative to the run) of a folder's segments, oldest first."""
         try:
             changed = folder.path.stat().st_mtime_ns
         except OSError:

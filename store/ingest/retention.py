@@ -61,7 +61,8 @@ def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
 
 
 def retirable(run: RunDir, folders: NodeFolders, state: ReadState, before_ns: int) -> Iterator[tuple[str, int]]:
-    """(path, number of records) of segments that are completely in the store and ended before `before_ns` (epoch)."""
+    """Yield (path, number of records) of segments that are completely in the store and ended before `before_ns`
+    (epoch)."""
     for folder in folders.all():
         for (table, _, path), (table_behind, _, behind) in pairwise(folders.segments(folder)):
             position = state.segments.get(path)

@@ -80,7 +80,7 @@ def _keep(file: tuple[object, ...], state: ReadState) -> None:
 
 
 def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] | None:
-    """(store_id, generation) of a store that this version can continue, None if the file is empty."""
+    """Return (store_id, generation) of a store that this version can continue, None if the file is empty."""
     import duckdb
 
     try:
@@ -93,7 +93,7 @@ def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] |
             return None
         raise StoreCorruptError(f"{path} is not a store of rankscope") from None
     if len(rows) != 1:
-        raise StoreCorruptError(f"{path} has a damaged description of itself")
+        raise StoreCorruptError(f"{path} has damaged metadata")
     version, mark, store_id, generation = rows[0]
     if version > SCHEMA_VERSION:
         raise StoreError(

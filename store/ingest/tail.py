@@ -349,7 +349,7 @@ def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Probl
     """Number of records that the writer dropped in the whole tape, from the header of its newest segment."""
     if header.dropped:
         path = f"{folder.name}/{header.table.name}.tape"
-        text = f"{header.dropped} records were dropped by the writer, no space for a new segment"
+        text = f"{header.dropped} records were dropped by the writer: no space for a new segment"
         if state.problems.get(path) != text:
             yield Problem(path=path, problem=text)
 

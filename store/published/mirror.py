@@ -34,7 +34,7 @@ SILENT_S = 300.0
 """Seconds without any publication after which a run counts as ended. Source: convention, thirty publications."""
 REFRESH_S = 2.0
 LATE_S = 60.0
-"""Seconds by which a node's last publication must be older than another's for the node to be reported as late."""
+"""A node is reported as late if its last publication is this many seconds older than another node's."""
 MAX_NAMED = 8
 MAX_JSON_BYTES = 64 << 20
 MAX_PART_BYTES = 1 << 30
@@ -213,7 +213,7 @@ class Mirror(Closing):
         if sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups)) > MAX_PART_BYTES:
             raise ValueError(f"{path} is too large")
         if (groups.metadata or {}).get(SEQUENCE) != str(sequence).encode():
-            raise _ReplacedError(f"{path} is not of round {sequence}")
+            raise _ReplacedError(f"{path} does not belong to round {sequence}")
         return parquet.read()
 
     def _read(self, path: str, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -224,7 +224,7 @@ class Mirror(Closing):
 
 
 class _ReplacedError(ValueError):
-    """An object is of another round than the node's state."""
+    """An object belongs to a different round than the node's state."""
 
 
 def _insert(connection: Any, table: str, rows: Any) -> int:

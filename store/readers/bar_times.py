@@ -28,7 +28,7 @@ APART_S = 2.0
 
 
 def own_times(bars: Sequence[Bar]) -> dict[int, int]:
-    """Nanoseconds per step for each state of one bar, in log order; states for which it is unknown are left out."""
+    """Nanoseconds per step for each state of one bar, in log order; states with an unknown time are left out."""
     found: dict[int, int] = {}
     for places in _runs(bars):
         found |= _of_run(bars, places)

@@ -46,7 +46,7 @@ def _instance(pid: int) -> DuckDBPyConnection:
     """
     connection = connect_memory()
     connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")
-    atexit.register(_instance.cache_clear)  # DuckDB's module complains about objects that outlive it
+    atexit.register(_instance.cache_clear)  # DuckDB's module prints an error for objects that outlive it
     return connection
 
 

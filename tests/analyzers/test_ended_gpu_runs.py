@@ -169,4 +169,4 @@ def test_a_fault_in_a_kernel_is_of_the_step_of_the_device(
     assert (found.kind, found.cause, found.ranks) == ("rank_lost", "signal", (rank,))
     assert (found.first_step, found.last_step, found.evidence["xids"]) == (step, step, [43])
     assert f"died of SIGABRT at step {step + 2} in backward" in found.summary
-    assert f"Its device had come to step {step}." in found.summary
+    assert f"Its device had reached step {step}." in found.summary

@@ -179,7 +179,7 @@ def test_a_gain_within_the_noise_of_the_steps_before_is_not_predicted(tmp_path: 
     assert slow.evidence["excess_ms"] == pytest.approx(5, abs=2)
     assert "in forward, on its device" in slow.summary
     assert "step_without_it_ms" not in slow.evidence
-    assert "is not predicted: the steps before it took as long" in next_step(slow)
+    assert "is not predicted: earlier steps were as slow" in next_step(slow)
 
 
 INNOCENT = {

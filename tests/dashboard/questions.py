@@ -43,7 +43,7 @@ def evidence_of(title: str) -> str:
 
 def time_went(run: str) -> Question:
     """Where the time went, which every run answers in the same way."""
-    figure = "[role=figure][aria-label='From the wall time down to training'] .main-svg >> text='wall time'"
+    figure = "[role=figure][aria-label='Wall time by category, down to training'] .main-svg >> text='wall time'"
     return Question("where did the time go", run, (menu("Goodput"),), (figure,))
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.dashboard.opened import open_page, shown
 from tests.support.captured_gpu import with_captures
 
-SENTENCE = "The profiler's trace contradicts the exposed communication: not judged"
+SENTENCE = "Exposed communication was not judged: a profiler trace contradicts it"
 
 
 @pytest.mark.parametrize("page", ["goodput", "collectives"])

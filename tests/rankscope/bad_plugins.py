@@ -83,7 +83,7 @@ BAD = {
     ),
     "number": Bad(
         body=_run("return [found(evidence={'x': float('nan')}), found(evidence={1: 2})]"),
-        reason="a name in evidence is a int, not a text",
+        reason="a name in evidence is a int, not a string",
         keeps="I am number.",
     ),
     "memory": Bad(body=_run("kept = []", "while True: kept.append(bytearray(1 << 30))"), reason="MemoryError"),

@@ -165,7 +165,7 @@ def test_each_is_named_with_its_reason(seen: dict[str, Any], name: str) -> None:
     told = [one["summary"] for one in seen["json"]["findings"] if one["evidence"].get("plugin") == name]
     if name == "figure":
         told = [f"Plug-in figure: {title}" for title in [seen["page"]]]
-        assert seen["drawn"]["figure"] == ["Figure of plug-in figure could not be drawn"]
+        assert seen["drawn"]["figure"] == ["The figure for plug-in figure could not be drawn"]
     assert any(bad.reason in text for text in told), told
     if name != "figure":
         assert any(text.startswith(f"Plug-in {name}: ") for text in seen["mcp"]["not_judged"])
@@ -184,7 +184,7 @@ def test_pages_of_the_dashboard_have_our_finding_and_name_each_plugin(seen: dict
     for name, bad in BAD.items():
         if name not in ("row", "figure") and not bad.only_live:
             assert f"Plug-in {escaped(name)}" in pages["findings"]["shown"], pages["findings"]["shown"]
-    assert "Figure of plug-in figure could not be drawn" in pages["figure"]["shown"]
+    assert "The figure for plug-in figure could not be drawn" in pages["figure"]["shown"]
 
 
 def test_one_that_fails_only_live_is_named_there(seen: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def test_every_mistake_has_its_reason_and_no_answer_is_cut_silently(folder: Path
         assert "not a recorded run but files" in await refused("sql", run="job.log", statement="SELECT 1")
         assert "it has " in await refused("finding", finding_id="hang-9")
         assert "name different runs" in await refused("compare", run_a="latest", run_b="latest")
-        assert "near it: straggler-" in await refused("runbook", anchor="stragler-compute")
+        assert "similar: straggler-" in await refused("runbook", anchor="stragler-compute")
         of_sql = "arguments of sql: statement, run (optional)"
         told = await refused("sql", statement="SELECT 1", max_rows=9)
         assert told == f"there is no argument max_rows; {of_sql}"

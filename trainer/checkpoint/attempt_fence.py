@@ -46,7 +46,7 @@ class Fenced(SystemExit):
     def __str__(self) -> str:
         if self.problem:
             return f"{self.problem}; this process exits, so that it writes to neither"
-        return f"attempt {self.attempt} is over: attempt {self.newest} has taken the run; this process exits"
+        return f"attempt {self.attempt} is over: attempt {self.newest} has taken over the run; this process exits"
 
 
 def hold(run: RunDir, attempt: int) -> None:
@@ -80,7 +80,7 @@ def scratch(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove every scratch file and folder in `folder`, so that older attempts cannot rename theirs any more."""
+    """Remove every scratch file and folder in `folder`, so that older attempts can no longer rename theirs."""
     for path in folder.glob("*.tmp"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

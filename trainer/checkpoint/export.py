@@ -91,7 +91,9 @@ def export_llama(folder: Path, out: Path, model: ModelConfig) -> Exported:
     try:
         done = export(folder, out / "model.safetensors", rename=to_llama)
     except KeyError as error:
-        raise CheckpointError(f"{folder}: {error.args[0]} has no place in a Llama: export it as safetensors") from None
+        raise CheckpointError(
+            f"{folder}: {error.args[0]} has no counterpart in Llama: export it as safetensors"
+        ) from None
     (out / "config.json").write_text(json.dumps(llama_config(model), indent=2) + "\n", encoding="utf-8")
     return done
 

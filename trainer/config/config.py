@@ -70,7 +70,7 @@ class DataConfig(Section):
             if values and not (min(values) >= 0 and sum(values) > 0 and all(map(math.isfinite, values))):
                 raise ValueError(f"data.{name} = {values}: none may be negative, and one must be above 0")
         if self.weights and self.epochs:
-            raise ValueError("data.weights and data.epochs exclude each other: give one of them")
+            raise ValueError("data.weights and data.epochs are mutually exclusive: set one of them")
         return self
 
 
@@ -279,7 +279,7 @@ class Config(Section):
         if chosen and not self.probes.enabled:
             raise ValueError(f"profiler.{chosen[0]} needs probes.enabled = true")
         if self.recovery.on_straggler != "report" and not self.probes.enabled:
-            raise ValueError("recovery.on_straggler needs probes.enabled = true: ranks are not timed without")
+            raise ValueError("recovery.on_straggler needs probes.enabled = true: without it ranks are not timed")
         every, interval = self.checkpoint.keep_every, self.checkpoint.interval
         if every and (not interval or every % interval):
             raise ValueError(

@@ -67,7 +67,7 @@ def check_float8_on(train: TrainConfig, device_type: str) -> None:
         raise ConfigError(f"{setting}: needs torchao, which is not installed: pip install 'rankscope[fp8]'")
     if not train.float8_emulated and device_type != "cuda":
         instead = "use train.precision = 'bf16', or train.float8_emulated = true to try the numbers"
-        raise ConfigError(f"{setting}: a {device_type.upper()} has no products in fp8; {instead}")
+        raise ConfigError(f"{setting}: no fp8 matrix products on {device_type.upper()}; {instead}")
 
 
 def check_compiler(train: TrainConfig, device_type: str) -> None:

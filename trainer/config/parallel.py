@@ -74,7 +74,7 @@ class ParallelConfig(Section):
 
     @property
     def num_ranks(self) -> int | None:
-        """Ranks of the layout; None where it takes as many as there are."""
+        """Ranks of the layout; None if it takes as many as there are."""
         sizes = (self.dp_replicate, self.dp_shard, self.tp, self.cp, self.ep, self.pp)
         return None if -1 in sizes else math.prod(sizes)
 

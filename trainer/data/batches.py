@@ -100,7 +100,7 @@ class BatchStream:
         if isinstance(corpus, Mixture):
             lengths = corpus.pass_lengths(sizes)
             if not sum(lengths):
-                raise ConfigError(f"data.epochs = {list(corpus.epochs)}: is not one sequence of any folder")
+                raise ConfigError(f"data.epochs = {list(corpus.epochs)}: is less than one sequence in every folder")
             self._order = MixtureOrder(lengths, sizes)
 
     def _part(self, name: str, source: TokenSource, validation_ratio: float) -> _Part:

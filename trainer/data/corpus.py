@@ -134,12 +134,12 @@ def _checked_corpus(folder: Path, config: DataConfig, vocab_size: int) -> Prepar
     if facts["vocab_size"] > vocab_size:
         raise ConfigError(
             f"model.vocab_size = {vocab_size}: {folder} was prepared with a vocabulary of {facts['vocab_size']} "
-            f"({facts['name']}), so at least that"
+            f"({facts['name']}), so it must be at least that"
         )
     if config.document_mask and config.separator != facts["end_id"]:
         raise ConfigError(
             f"data.separator = {config.separator}: documents of {folder} end with {facts['end_id']}, which "
-            "data.document_mask has to know"
+            "data.document_mask needs as data.separator"
         )
     return corpus
 
@@ -280,7 +280,9 @@ def _open_bin(path: Path, vocab_size: int) -> Corpus:
     if dtype not in _BIN_DTYPES:
         raise ConfigError(f"data.path = {str(sidecar)!r}: dtype {dtype!r} must be one of {sorted(_BIN_DTYPES)}")
     if vocab > vocab_size:
-        raise ConfigError(f"model.vocab_size = {vocab_size}: {path.name} has tokens up to {vocab}, so at least {vocab}")
+        raise ConfigError(
+            f"model.vocab_size = {vocab_size}: {path.name} has tokens up to {vocab}, so it must be at least {vocab}"
+        )
     expected, size = count * np.dtype(dtype).itemsize, path.stat().st_size
     if size != expected or not count:
         raise ConfigError(f"data.path = {str(path)!r}: {size} bytes, but {sidecar.name} says {expected}")

@@ -48,7 +48,7 @@ def package_checks() -> list[Check]:
 
 def torch_checks() -> list[Check]:
     """PyTorch, the accelerator that it was built for, and the backends for communication."""
-    install = "pip install 'rankscope[train]' (analyze, report and dashboard do without it)"
+    install = "pip install 'rankscope[train]' (analyze, report and dashboard do not need it)"
     if _version("torch") is None:
         return [Check(name="torch", status="note", found="not installed: no training on this machine", remedy=install)]
     try:

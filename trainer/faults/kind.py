@@ -13,9 +13,9 @@ from typing import Literal
 __all__ = ["Expected", "Kind", "Recovery", "Whose"]
 
 Whose = Literal["rank", "tensor_group", "among", "none"]
-"""Ranks of a right finding: only the fault's rank; its tensor-parallel group, whose members hold parts of the same
-activations; the rank among others, if records cannot separate the cause from its victims; or no single rank, if all
-have the same cause (a batch, a rate).
+"""Ranks that a correct finding names: only the fault's rank; its tensor-parallel group, whose members hold parts of the
+same activations; the rank among others, if records cannot separate the cause from its victims; or no single rank, if
+all have the same cause (a batch, a rate).
 """
 Recovery = Literal["goes_on", "skips", "restarts", "stops"]
 """Required response: training continues; a refused step and a rollback; a new attempt; an end with a report."""
@@ -23,7 +23,7 @@ Recovery = Literal["goes_on", "skips", "restarts", "stops"]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The right answer: a finding of one of `kinds` with one of `causes`."""
+    """The expected finding: one of `kinds`, with one of `causes`."""
 
     kinds: tuple[str, ...]
     causes: tuple[str, ...]
@@ -55,7 +55,7 @@ class Kind:
     armed_everywhere: bool = False
     """True if other ranks take part in the fault."""
     needs: Literal["", "ranks", "data ranks", "groups", "pipeline"] = ""
-    """Layouts in which it shows: several ranks, several data ranks, several groups with the same work, or a
+    """Layouts in which the fault is visible: several ranks, several data ranks, several groups with the same work, or a
     pipeline."""
     drilled_rank: int = -1
     """Rank that a drill strikes; -1 = any, chosen by seed."""

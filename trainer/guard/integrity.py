@@ -24,7 +24,7 @@ Not detected:
 * wrong gradients before their reduction, which reach all replicas (`trainer.guard.recompute_check` checks those),
 * constants such as the rotary tables.
 
-On a GPU the second reading is judged one step later, so that reading its numbers does not synchronise the device.
+On a GPU the second reading is judged one step later, so that reading the checksums does not synchronise the device.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Integrity:
                 record_error("fingerprints", error)
 
     def left_out(self, step: int) -> None:
-        """Note that the optimizer skipped the update of `step`: the state is that of the step before."""
+        """Note that the optimizer skipped the update of `step`, so the state is still that of the previous step."""
         self._state_step = step - 1
 
     def vote(self) -> IntegrityVote:

@@ -176,8 +176,8 @@ class StateCopies:
         if self.disk.advance(sums):
             self.disk.prune(self.ledger.good_step)
         self.ledger_file.report_problem()
-        for news in self.memory.peers.news() if self.memory.peers is not None else ():
-            self.recorder.event(event_kinds.PEER_COPY, **news)
+        for change in self.memory.peers.state_changes() if self.memory.peers is not None else ():
+            self.recorder.event(event_kinds.PEER_COPY, **change)
 
     def save(self, position: Position) -> bool:
         """Save to disk and wait, also for a save in progress. Returns False if that failed."""

@@ -1,4 +1,4 @@
-"""Decide whether a rank's death counts against its device.
+"""Decide whether to blame a rank's death on its device.
 
     find_culprit({2: Death(code=-6, text=log_tail)}, xids={})        # local rank 2, or None
 
@@ -61,7 +61,7 @@ def find_culprit(deaths: Mapping[int, Death], xids: Mapping[int, int]) -> int | 
 
 
 def log_tail(path: Path) -> str:
-    """The end of a rank's log; empty where there is none."""
+    """The end of a rank's log; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -1,4 +1,5 @@
-"""Checkpoints at an address: the first node's launcher fetches them before the ranks start, and sends while they run.
+"""Remote checkpoints: the first node's launcher fetches them before the ranks start, and uploads new ones while they
+run.
 
 remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
 failed = remote.begin(console)      # an outcome if the ranks must not start

@@ -42,8 +42,8 @@ def _compression(config: Config, plan: Plan) -> None:
         raise ConfigError(f"{setting}: needs parallel.pp = 1, not {plan.pp}; allowed in a pipeline: fp16, bf16")
     if kind not in ("fp16", "bf16") and config.train.precision == "fp16":
         raise ConfigError(
-            f"{setting}: not with train.precision = 'fp16', whose overflows would stay in what is kept of a gradient; "
-            "use bf16"
+            f"{setting}: not with train.precision = 'fp16', whose overflows would persist in the error feedback; use "
+            "bf16"
         )
 
 
@@ -58,7 +58,7 @@ def _loss_in_chunks(config: Config, plan: Plan) -> None:
 def _separator(config: Config, plan: Plan) -> None:
     if config.data.document_mask and config.data.separator >= config.model.vocab_size:
         raise ConfigError(
-            f"data.separator = {config.data.separator}: must be a token, so below model.vocab_size = "
+            f"data.separator = {config.data.separator}: must be a token id, below model.vocab_size = "
             f"{config.model.vocab_size}"
         )
 
@@ -66,7 +66,8 @@ def _separator(config: Config, plan: Plan) -> None:
 def _compile(config: Config, plan: Plan) -> None:
     if config.train.compile is True and not plan.compiles:
         raise ConfigError(
-            f"train.compile = true: compiled backward passes cannot be taken in two parts, as {plan.schedule} does; "
+            "train.compile = true: compiled backward passes cannot be split into input and weight gradients, which "
+            f"{plan.schedule} needs; "
             "allowed: gpipe, 1f1b, interleaved_1f1b"
         )
 
@@ -106,7 +107,10 @@ def _context(config: Config, plan: Plan) -> None:
         of = f"{pieces}, the chunks of a ring" if ring else of
         raise ConfigError(f"data.seq_len = {config.data.seq_len}: must be divisible by {of}")
     if config.data.document_mask:
-        raise ConfigError(f"data.document_mask = true: needs parallel.cp = 1, not {cp} (a piece does not see all ends)")
+        raise ConfigError(
+            f"data.document_mask = true: needs parallel.cp = 1, not {cp} (a rank's chunk lacks the "
+            "other chunks' separators)"
+        )
 
 
 def _experts(config: Config, plan: Plan) -> None:
@@ -129,7 +133,8 @@ def _experts(config: Config, plan: Plan) -> None:
                 )
     if plan.pp > 1 and plan.schedule.endswith("zero_bubble"):
         raise ConfigError(
-            f"{setting}: the way to experts and back cannot be taken in two parts, as {plan.schedule} does; "
+            f"{setting}: the backward of the token exchange cannot be split into input and weight gradients, which "
+            f"{plan.schedule} needs; "
             "allowed: gpipe, 1f1b, interleaved_1f1b"
         )
     if ep * plan.tp > 1:
@@ -165,7 +170,10 @@ def _zero1(config: Config, plan: Plan) -> None:
     if not config.parallel.zero1 or plan.data_parallel_kind == "none":
         return
     if config.parallel.cpu_offload == "optimizer":
-        raise ConfigError("parallel.zero1 = true: not with parallel.cpu_offload = 'optimizer', another AdamW; use one")
+        raise ConfigError(
+            "parallel.zero1 = true: not with parallel.cpu_offload = 'optimizer', which uses a "
+            "different AdamW; choose one"
+        )
     if plan.data_parallel_kind != "ddp":
         why = {
             "fsdp": "FSDP shards the optimizer's state already",
@@ -186,12 +194,13 @@ def _own_optimizer(config: Config, plan: Plan) -> None:
     setting = f"optim.name = {config.optim.name!r}"
     if plan.zero1:
         raise ConfigError(
-            f"{setting}: not with parallel.zero1 = true, which deals parameters out to one AdamW; use dp_shard"
+            f"{setting}: not with parallel.zero1 = true, which distributes parameters over the ranks' AdamW; use "
+            "dp_shard"
         )
     if config.parallel.cpu_offload != "none":
         raise ConfigError(
-            f"{setting}: not with parallel.cpu_offload = {config.parallel.cpu_offload!r} (its update would be the "
-            "host's work)"
+            f"{setting}: not with parallel.cpu_offload = {config.parallel.cpu_offload!r} (its update would run on "
+            "the host)"
         )
     if config.model.num_experts:
         raise ConfigError(
@@ -213,7 +222,7 @@ def _float8(config: Config, plan: Plan) -> None:
         )
     if plan.pp > 1 and plan.schedule.endswith("zero_bubble"):
         raise ConfigError(
-            f"{setting}: its backward cannot be taken in two parts, as {plan.schedule} does; "
+            f"{setting}: its backward cannot be split into input and weight gradients, which {plan.schedule} needs; "
             "allowed: gpipe, 1f1b, interleaved_1f1b"
         )
     if config.model.dim % (FLOAT8_MULTIPLE * plan.tp):

@@ -202,8 +202,8 @@ def _pipeline_stages(config: Config, pp: int) -> Stages:
         )
     if config.train.activation_checkpointing == "selective" and parallel.schedule.endswith("zero_bubble"):
         raise ConfigError(
-            "train.activation_checkpointing = 'selective': torch runs its backward only once, schedule "
-            f"{parallel.schedule} does it in two parts; allowed: none, full, every_n"
+            "train.activation_checkpointing = 'selective': torch runs its backward as one pass, but schedule "
+            "{parallel.schedule} splits it in two; allowed: none, full, every_n"
         )
     if config.data.document_mask:
         raise ConfigError(

@@ -32,11 +32,11 @@ def reason_to_read_at_once(config: Config, plan: Plan, *, on_host: bool) -> str:
     """Reason why each step must be read immediately; empty if it may be read late."""
     compresses = config.parallel.gradient_compression != "none" and plan.data_parallel_kind == "ddp"
     reasons = {
-        "tried with data parallel ranks alone": plan.data_size < plan.world_size or plan.pp > 1,
-        "the loss scale of fp16 is the host's": config.train.precision == "fp16",
-        "only the fused optimizer can leave an update out": not config.optim.fused or plan.zero1,
+        "supported with data parallelism only": plan.data_size < plan.world_size or plan.pp > 1,
+        "the fp16 loss scale is kept on the host": config.train.precision == "fp16",
+        "only the fused optimizer can skip an update": not config.optim.fused or plan.zero1,
         "with offloaded state the host waits anyway": config.parallel.cpu_offload != "none",
-        "compression of gradients keeps what a repeated step would lose": compresses,
+        "gradient compression keeps error feedback, which a repeated step would lose": compresses,
         "the load of experts is counted in forward": config.model.num_experts > 0,
         "gradients are compared over ranks before the update": bool(compared_over(config, plan, on_host=on_host)),
     }

@@ -26,7 +26,7 @@ def check_async_tp(device: torch.device, tp_mesh: DeviceMesh) -> None:
         raise ConfigError(f"{setting}: needs train.device = 'cuda', whose memory ranks can share")
     if torch.cuda.get_device_capability(device) < (9, 0):
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"{setting}: needs compute capability 9.0, {name} has less; leave it out")
+        raise ConfigError(f"{setting}: needs compute capability 9.0, {name} has less; turn it off")
     if dist.get_backend(tp_mesh.get_group()) != "nccl":
         raise ConfigError(f"{setting}: needs train.backend = 'nccl'")
     if tp_mesh.size() > torch.cuda.device_count():

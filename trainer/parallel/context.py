@@ -47,7 +47,7 @@ def apply_context_parallel(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
 def _gathered(pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """(..., piece, head_dim) of this rank -> (..., seq, head_dim)."""
+    """Return (..., piece, head_dim) of this rank -> (..., seq, head_dim)."""
     whole: Tensor = _Gather.apply(pieces, group)  # type: ignore[no-untyped-call]  # torch: no types
     return whole
 

@@ -65,7 +65,7 @@ def _part(numel: int, size: int) -> int:
 
 
 def _rows(flat: Tensor, sizes: Sequence[int], size: int) -> Tensor:
-    """(ranks, numbers): the part of every parameter that each rank reduces, filled up with zeros."""
+    """Return (ranks, numbers): the part of every parameter that each rank reduces, filled up with zeros."""
     parts = [_part(numel, size) for numel in sizes]
     rows, at = flat.new_zeros(size, sum(parts)), 0
     for own, part in zip(torch.split(flat, list(sizes)), parts, strict=True):
@@ -84,7 +84,7 @@ def _flatten(rows: Tensor, sizes: Sequence[int], *, into: Tensor) -> Tensor:
 
 
 def _packed(rows: Tensor) -> Tensor:
-    """(rows, numbers) float32 -> bytes of each row: its numbers as int8, then its scales."""
+    """Return (rows, numbers) float32 -> bytes of each row: its numbers as int8, then its scales."""
     blocks = rows.view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(-1, keepdim=True) / _LEVELS
     # A block of zeros would have the scale 0. A NaN stays in the scale, so that it reaches every number of the block.

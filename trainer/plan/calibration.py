@@ -86,7 +86,7 @@ def calibrated_strategies(found: Strategies, factor: float) -> Strategies:
 
 
 def _first_steps(store: Any) -> tuple[int, float] | None:
-    """(number, median seconds) of the first attempt's steps after its warm-up; None without any."""
+    """Return (number, median seconds) of the first attempt's steps after its warm-up; None without any."""
     if not store.has("steps"):
         return None
     ((count, median_ns),) = store.rows(

@@ -1,11 +1,11 @@
-"""Time of a collective call: the latency of its hops and the time of its bytes, by NCCL's own model.
+"""Duration of a collective call by NCCL's own model: latency of its hops plus transfer time.
 
     call_s(call, hardware, bandwidth=450e9, nodes=1)     # of one of `call.calls` calls
 
-A ring has one hop after the other from rank to rank, a tree up and down (all_reduce only). Each can send by one of
-three protocols: small messages with a flag in every word (LL, LL128), large ones in chunks (Simple), which wait longer
-at each hop. The fastest of them is taken, as NCCL does. Figures: `src/graph/tuning.cc` of NCCL 2.11, where it chooses
-between them (`baseLat`, `hwLat`, and the shares of the bandwidth in `ncclTopoTuneModel`).
+A ring hops from rank to rank, a tree up and down (all_reduce only). Each can use three protocols: LL and LL128, with a
+flag in every word, for small messages, and Simple, in chunks and slower per hop, for large ones. The fastest
+combination is taken, as in NCCL. Figures: `src/graph/tuning.cc` of NCCL 2.11, where it chooses between them (`baseLat`,
+`hwLat`, and the shares of the bandwidth in `ncclTopoTuneModel`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def call_s(call: CollectiveCall, hardware: Hardware, *, bandwidth: float, nodes:
 
 
 def _ring_hops(call: CollectiveCall, nodes: int) -> tuple[int, int]:
-    """Hops one after the other, within nodes and between them. Pairs send at the same time."""
+    """Number of sequential hops within and between nodes. Pairs send at the same time."""
     if call.op in _PAIRWISE:
         return (0, 1) if nodes > 1 else (1, 0)
     rounds = 2 if call.op == "all_reduce" else 1

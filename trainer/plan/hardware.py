@@ -81,7 +81,7 @@ class Hardware:
         if precision not in self.flops_per_s:
             known = [name for name in _PRECISIONS if name in self.flops_per_s]
             raise ConfigError(
-                f"train.precision = '{precision}': {self.gpu} has no such products; use {' or '.join(known)}"
+                f"train.precision = '{precision}': {self.gpu} does not support it; use {' or '.join(known)}"
             )
         return self.flops_per_s[precision]
 

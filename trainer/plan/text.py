@@ -72,7 +72,7 @@ def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:
     legend = [f"{letter} {name} {getattr(memory, name) / 1e9:.2f}" for name, letter in _PARTS if getattr(memory, name)]
     console.print(f"  {'   '.join(legend)}   | the device's {hardware.memory_bytes / 1e9:.0f}", highlight=False)
     console.print(
-        f"  most at one time [bold]{memory.peak / 1e9:.2f}[/] (activations are freed as gradients are allocated); "
+        f"  peak [bold]{memory.peak / 1e9:.2f}[/] (activations are freed as gradients are allocated); "
         f"{memory.num_parameters:,} parameters on this rank\n"
         + (
             f"  in the host's memory {memory.host / 1e9:.2f} a rank: parameters, gradients, optimizer. The times "

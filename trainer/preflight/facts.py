@@ -61,7 +61,7 @@ def node_key() -> str:
 
 
 def boot_id() -> str:
-    """Identity of the running kernel: processes with the same one share processor cores."""
+    """Identity of the running kernel; processes with equal identities share processor cores."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return platform.node()

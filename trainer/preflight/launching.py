@@ -1,4 +1,4 @@
-"""Start the ranks of a preflight if no launcher did: on this machine, or on this node of a run about to start.
+"""Start the ranks of a preflight if no launcher has: on this machine, or on this node of a run that is about to start.
 
     code = launch_preflight(["--strict"], nproc=8)
     code = launch_preflight([], nproc=8, nnodes="4", node_rank=1, endpoint="gpu-01:29500")

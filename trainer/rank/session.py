@@ -41,7 +41,7 @@ def make_session(
     config, plan, inputs = training.config, training.plan, None
     probes = config.probes
     if recorder.enabled and probes.collectives and probes.nonfinite_flags and training.device.type != "cpu":
-        # On the host the wrapper of process groups looks at each input.
+        # On the host the process-group wrapper checks each input.
         if plan.dp_shard > 1:
             inputs = watch_fsdp_reductions()
         elif isinstance(ddp := training.parts[0].forward_module, DistributedDataParallel) and (

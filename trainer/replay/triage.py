@@ -1,13 +1,14 @@
 """Replay a refused step (whose update was not applied), to see whether the fault recurs.
 
     triage = Triage(training, recorder, gradients, limit=8)
-    again = triage.repeat(verdict, batch)                # before the rollback: same state, same batch
-    triage.from_restored(again, batch, state_step=30)    # after the rollback: same batch, older state
+    replayed = triage.repeat(verdict, batch)                # before the rollback: same state, same batch
+    triage.from_restored(replayed, batch, state_step=30)    # after the rollback: same batch, older state
 
 Recomputation is deterministic, so a NaN that does not recur was caused by a device, its memory or a race; one that
 recurs was caused by data or numerics (or a device with a permanent fault). The older state separates data from
-numerics: if the NaN recurs there too, the batch is the cause, otherwise the weights of that step. Each replay is one forward
-and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its gradients are dropped.
+numerics: if the NaN recurs there too, the batch is the cause, otherwise the weights of that step. Each replay is one
+forward and backward pass of all ranks, with every operation watched (`trainer.replay.origin`); its gradients are
+dropped.
 
 A replay changes no parameter, optimizer state, position or data loader, and restores the random generators. Replays are
 collective, so every decision here depends only on numbers that all ranks share.
@@ -90,17 +91,17 @@ class Triage:
         if self.left <= 0 or verdict.kind not in ("non_finite", "spike"):
             return None
         self.left -= 1
-        again = self._replay(verdict, batch)
-        came_back = is_reproduced(verdict, again)
-        self._report("same", verdict.step - 1, verdict, batch, again, came_back)
-        return Refused(verdict=verdict, came_back=came_back, duration_s=again.duration_s)
+        replayed = self._replay(verdict, batch)
+        came_back = is_reproduced(verdict, replayed)
+        self._report("same", verdict.step - 1, verdict, batch, replayed, came_back)
+        return Refused(verdict=verdict, came_back=came_back, duration_s=replayed.duration_s)
 
     def from_restored(self, refused: Refused | None, batch: Batch, *, state_step: int) -> None:
         """Replay the batch on the restored state, if the fault recurred and that state is older."""
         if refused is None or not refused.came_back or state_step >= refused.verdict.step - 1:
             return
-        again = self._replay(refused.verdict, batch)
-        self._report("restored", state_step, refused.verdict, batch, again, is_reproduced(refused.verdict, again))
+        replayed = self._replay(refused.verdict, batch)
+        self._report("restored", state_step, refused.verdict, batch, replayed, is_reproduced(refused.verdict, replayed))
 
     def _replay(self, verdict: Verdict, batch: Batch) -> Replay:
         with self.recorder.span("replay"):
@@ -108,7 +109,7 @@ class Triage:
             return replay(self.training, batch, self.gradients if wants_layers else None, verdict.step)
 
     def _report(
-        self, state: Literal["same", "restored"], state_step: int, verdict: Verdict, batch: Batch, again: Replay,
+        self, state: Literal["same", "restored"], state_step: int, verdict: Verdict, batch: Batch, replayed: Replay,
         came_back: bool,
     ) -> None:  # fmt: skip
         with failing_open("replay"):
@@ -120,28 +121,28 @@ class Triage:
                 state_step=state_step,
                 batch_index=batch.index,
                 came_back=came_back,
-                loss=again.loss,
+                loss=replayed.loss,
                 loss_refused=verdict.loss,
                 loss_level=verdict.loss_level,
-                grad_norm=again.grad_norm,
-                local_loss=again.local_loss,
-                **findings(self.training, batch, again),
+                grad_norm=replayed.grad_norm,
+                local_loss=replayed.local_loss,
+                **findings(self.training, batch, replayed),
             )
 
 
-def findings(training: Training, batch: Batch, again: Replay) -> dict[str, Any]:
+def findings(training: Training, batch: Batch, replayed: Replay) -> dict[str, Any]:
     """Results of this rank, as the keys of an event."""
     origin = None
-    if again.origin is not None:
-        rows = _rows(training, again.origin)
-        origin = again.origin.to_json() | {"samples": [batch.sample_ids[row] for row in rows]}
+    if replayed.origin is not None:
+        rows = _rows(training, replayed.origin)
+        origin = replayed.origin.to_json() | {"samples": [batch.sample_ids[row] for row in rows]}
     return {
         "origin": origin,
-        "samples": describe(training, batch, again.sample_losses, most=MAX_SAMPLES),
+        "samples": describe(training, batch, replayed.sample_losses, most=MAX_SAMPLES),
         "num_samples": len(batch.sample_ids),
         "data_rank": training.data_rank,
         "changed_samples": differing_rows(training, batch),
-        "duration_s": again.duration_s,
+        "duration_s": replayed.duration_s,
     }
 
 
@@ -177,15 +178,15 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     )
 
 
-def is_reproduced(verdict: Verdict, again: Replay) -> bool:
+def is_reproduced(verdict: Verdict, replayed: Replay) -> bool:
     """True for NaN or Inf; after a spike, for a loss that is nearer to the refused one than to the earlier level."""
-    if not (math.isfinite(again.loss) and math.isfinite(again.grad_norm)):
+    if not (math.isfinite(replayed.loss) and math.isfinite(replayed.grad_norm)):
         return True
     if verdict.kind != "spike":
         return False
     if not (math.isfinite(verdict.loss) and math.isfinite(verdict.loss_level)):
         return True  # without an earlier level, assume the same loss
-    return again.loss >= 0.5 * (verdict.loss + verdict.loss_level)
+    return replayed.loss >= 0.5 * (verdict.loss + verdict.loss_level)
 
 
 def _rows(training: Training, origin: Origin) -> list[int]:

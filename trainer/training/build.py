@@ -10,8 +10,8 @@
         if math.isfinite(norm): training.step(step)     # spans "optimizer"
         else: training.discard()                        # gradients dropped, parameters untouched
 
-`build` needs the default process group if the world has more than one rank. The number of the batch is the caller's:
-skipping a batch is adding one to it.
+`build` needs the default process group if the world has more than one rank. The caller chooses the batch number, and
+skips a batch by adding one to it.
 """
 
 from __future__ import annotations

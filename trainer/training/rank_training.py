@@ -174,7 +174,7 @@ class Training:
         """Mean loss over the first `num_batches` (default `train.eval_batches`) batches of each validation set, on
         every rank.
 
-        Raises ConfigError where there is no validation set. Collective.
+        Raises ConfigError if there is no validation set. Collective.
         """
         if not self.validation:
             raise ConfigError("data.validation_ratio = 0: there is nothing to evaluate on; must be above 0")
@@ -314,7 +314,7 @@ class Training:
             compression.sample = wanted
 
     def compression_squares(self) -> Tensor | None:
-        """(squared error, square) of the reduced gradient, (2,) float64; None if that was not sampled."""
+        """Return (squared error, square) of the reduced gradient, (2,) float64; None if that was not sampled."""
         found = [squares for part in self.compressions if (squares := part.squares()) is not None]
         return torch.stack(found).sum(0) if found else None
 

@@ -49,9 +49,7 @@ LIMIT_S = 5.0
 """Time limit of the whole request, in seconds."""
 MAX_BYTES = 16 << 20
 MAX_LINE_CHARS = 8 << 10
-"""Maximum characters of one line; a few hundred are usual. The parser's time grows more than linearly with the line's
-length.
-"""
+"""Maximum characters of one line; a few hundred are usual. The parser's time grows superlinearly with line length."""
 MAX_DEVICES = 1_000
 _SAMPLE = re.compile(rf"(?:{'|'.join([*FIELDS, _XID])})[{{ \t]")
 

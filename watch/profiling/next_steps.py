@@ -20,7 +20,7 @@ __all__ = ["ask", "next_step", "nodes_of", "peer_of"]
 AHEAD_S = 2.5
 MAX_LAG_S = 10.0
 """Maximum seconds that the records lag behind the ranks (a round and its analysis). A larger lag means that the ranks
-stand still, or that clocks differ.
+are stalled, or that clocks differ.
 """
 
 
@@ -53,8 +53,8 @@ def peer_of(source: Source, attempt: int, suspect: int) -> int | None:
 def next_step(source: Source, attempt: int, now_ns: int) -> int:
     """Estimate, from the speed of the last steps, a step that no rank will have reached when it reads the request.
 
-    `now_ns`: the present by the clock of the records. The newest step is the one that began last, which after a
-    rollback is not the highest.
+    `now_ns`: current time on the records' clock. The newest step is the one that began last, which after a rollback is
+    not the highest.
     """
     ((newest, begun_ns, step_ns),) = source.rows(
         """

@@ -104,15 +104,15 @@ class TapeSync:
         names: list[tuple[str, bool]] = []
         for folder in folders:
             if last or ended or folder.is_node or folder.attempt == newest:
-                with self._surviving(folder.name):
+                with self._reporting_errors(folder.name):
                     names += self._files(folder)
         done: set[str] = set()
         for name, is_live in sorted(names, key=lambda named: named[0].endswith(".tape")):
-            with self._surviving(name), contextlib.suppress(FileNotFoundError):
+            with self._reporting_errors(name), contextlib.suppress(FileNotFoundError):
                 sync_file(self._run.path / name)
                 done |= set() if is_live else {name}
         for folder in folders:
-            with self._surviving(folder.name):
+            with self._reporting_errors(folder.name):
                 _sync_folder(folder)
         if notes and names:
             self._note([name for name, _ in names], is_over=last and not self._is_running())
@@ -141,11 +141,11 @@ class TapeSync:
         return stop.is_set()
 
     def _guarded(self, *, last: bool) -> None:
-        with self._surviving(f"tapes of node {self._node_rank}"):
+        with self._reporting_errors(f"tapes of node {self._node_rank}"):
             self.sync(last=last)
 
     @contextlib.contextmanager
-    def _surviving(self, what: str) -> Iterator[None]:
+    def _reporting_errors(self, what: str) -> Iterator[None]:
         """Report an error in the block, once per kind, and continue."""
         try:
             yield

@@ -23,7 +23,7 @@ __all__ = ["gil_holders"]
 BETWEEN_S = 0.25
 """Seconds between the two samples, longer than a page fault or a short wait with the GIL held."""
 SAMPLE_LIMIT_S = 2.0
-"""Time limit of one sample in seconds: the restart of the run waits for it."""
+"""Time limit of one sample in seconds, because the restart of the run waits for it."""
 MAX_RANKS = 4
 
 

@@ -74,7 +74,7 @@ def ask_for_dump(pipe: Path) -> str:
 
 
 def file_state(path: Path) -> tuple[int, int]:
-    """(modification time, size) of a file; zeros if it does not exist."""
+    """Return (modification time, size) of a file; zeros if it does not exist."""
     try:
         found = path.stat()
     except OSError:

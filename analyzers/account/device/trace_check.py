@@ -46,8 +46,8 @@ def contradiction(source: Source, attempt: int) -> str:
     if check is None or check.gap_ratio <= SHARED.equal_ratio:
         return ""
     return (
-        f"torch's profiler saw {percent(check.traced_ratio)} of the same steps exposed, the stamps of the compute "
-        f"stream {percent(check.stamped_ratio)}"
+        f"exposed share of the same steps: {percent(check.traced_ratio)} by torch's profiler, "
+        f"{percent(check.stamped_ratio)} by events on the compute stream"
     )
 
 

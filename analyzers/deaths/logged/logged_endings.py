@@ -39,8 +39,8 @@ _ENDS = (
 _OF_ANY_PROGRAM = ("shell_killed", "signal_caught")
 """Ends that a shell or library reports for any program; they are not the job's end if its steps continue."""
 _LOADER_HANGS = (
-    "If the job had hung before, a worker of its loader did not deliver: py-spy dump of the workers, or num_workers=0, "
-    "shows where. Else check who or what ended the job."
+    "If the job hung before this, a data loader worker was stuck: py-spy dump of the workers, or num_workers=0, "
+    "shows where. Otherwise check who or what ended the job."
 )
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 
@@ -183,7 +183,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             what = f"{who(ranks)} aborted (SIGABRT): {reason}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
         if is_bare_abort:  # do not suspect the rank, because ranks that only waited end in the same way
-            what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends ranks that waited"
+            what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends waiting ranks"
         yield from_lines(
             "signal",
             (*(entry for _, entry in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
@@ -281,7 +281,7 @@ def _unlisted(book: LogBook) -> Iterator[Candidate]:
         rank_class="death",
         ranks=ranks,
         what="A task of the job failed, and Slurm ended the others"
-        + (f": task {missing[0]} is the only one that it does not list" if len(missing) == 1 else ""),
+        + (f": task {missing[0]} is the only one missing from its list" if len(missing) == 1 else ""),
         why=failed[0].quoted,
         is_proven=False,
     )
@@ -346,7 +346,7 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
             "launch_failed",
             lines,
             rank_class="late",
-            what="A pod or process did not start for want of resources, or is restarted again and again",
+            what="A pod or process did not start for lack of resources, or keeps restarting",
             why=lines[-1].quoted,
             is_proven=False,
             collect=("kubectl logs POD --previous --all-containers", "kubectl describe pod POD"),

@@ -52,7 +52,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, _), every in by_device.items():
         bus = every[0].text("bus")
-        if not bus:  # NVIDIA's text has three lines, and the first has the address; AMD's reset has it, below the cause
+        if not bus:  # NVIDIA has the address in the first of three lines, AMD after the cause
             every = [entry for entry in every
                      if not any((entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
         lines = [entry for entry in every if when_of(entry, book) != "another time"]
@@ -102,12 +102,12 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             if is_sure
             else ("dmesg -T | grep -i xid # on that host: the time of the error",)
             if is_gauge
-            else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
+            else ("date; date -u # on that host: the kernel log and the job's log are an hour or more apart",),
         )
 
 
 def _address(bus: str) -> str:
-    """PCI address as one text: nvidia-smi prints 00000000:4E:00.0 where the kernel prints 0000:4e:00."""
+    """Normalised PCI address: nvidia-smi prints 00000000:4E:00.0, the kernel 0000:4e:00."""
     match = _PCI.fullmatch(bus.lower())
     return f"{int(match[1] or '0', 16):04x}:{match[2]}" if match else bus
 
@@ -154,8 +154,7 @@ def _tested(book: LogBook) -> Iterator[Candidate]:
         "device_error",
         lines,
         rank_class="host",
-        what=f"{where[:1].upper()}{where[1:]} failed a test of DCGM ({tests}): "
-        f"{lines[0].text('text')[:160].rstrip('. ')}",
+        what=f"{where[:1].upper()}{where[1:]} failed a DCGM test ({tests}): {lines[0].text('text')[:160].rstrip('. ')}",
         evidence={"devices": devices or None, "host": host, "tests": tests},
     )
 
@@ -178,8 +177,8 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
             evidence={
                 "host": host or None,
                 "reason": reason,
-                "do": "Find out whether the job had that node at that time (sacct), and leave it out until its reason "
-                "is gone.",
+                "do": "Check whether the job used that node at that time (sacct), and exclude the node until the "
+                "cause is fixed.",
             },
             collect=("sacct -j JOB --format=JobID,State,ExitCode,NodeList,End", "dmesg -T # on that node"),
         )

@@ -1,4 +1,4 @@
-"""Ends that a scheduler or a launcher states: a time limit, preemption, an eviction, a lost node."""
+"""Job ends reported by a scheduler or launcher: time limit, preemption, eviction, lost node."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def host_of(entry: LogLine) -> str:
 
 
 def went_on(entry: LogLine, book: LogBook) -> bool:
-    """Return True if the job went on after such a line: it trained, or ran and then failed for another reason."""
+    """Return True if the job continued after such a line: it trained, or failed later for another reason."""
     if (entry.number("later_steps") or 0) >= SHARED.min_times:
         return True
     if "ssh exited" in entry.message and any(
@@ -103,7 +103,7 @@ def outside_causes(book: LogBook) -> Iterator[Candidate]:
     for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", *_STARTS):
         if (cause := limited_by(entry)) and not went_on(entry, book):
             by_cause.setdefault(cause, []).append(entry)
-    if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" stands above the line that says why
+    if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" is above the line with the cause
         by_cause["preempted"] = [entry for entry in by_cause.pop("preempted", []) if entry.kind != "evicted"]
     if "preempted" in by_cause and not {*map(host_of, by_cause.get("node_failed", ()))} - {""}:
         by_cause.pop("node_failed", None)  # a node that was taken away is also reported as failed

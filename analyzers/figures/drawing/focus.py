@@ -28,7 +28,7 @@ MAX_OWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """Values of the suspects over `x`, and `low`, `middle`, `high` of all others; NaN where there are none."""
+    """Values of the suspects over `x`, and `low`, `middle`, `high` of all others; NaN if there are none."""
 
     x: npt.NDArray[Any]
     own: Mapping[str, Floats]

@@ -26,7 +26,7 @@ MAX_LINES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line; `x` are steps or datetimes, `y` is NaN where there is no value."""
+    """One line; `x` are steps or datetimes, `y` is NaN if there is no value."""
 
     name: str
     x: npt.NDArray[Any]

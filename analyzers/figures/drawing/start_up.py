@@ -16,7 +16,7 @@ from analyzers.source import Floats, Ints
 __all__ = ["limit_start"]
 
 _FLATTENS = 3.0
-"""Maximum of the first steps / maximum of the later steps at which the later ones look flat."""
+"""If the first steps' maximum exceeds the later steps' maximum by this factor, the later steps look flat."""
 _ROOM = 1.1
 
 

@@ -38,7 +38,7 @@ def draw(
     texts = [[words.get(int(state), "") if state == state else "not checked" for state in row] for row in states]
     signs = [[_SIGNS.get(int(state), "") if state == state else "" for state in row] for row in states]
     num = len(legend)
-    # A colour scale in steps: each state has one colour, and colours are not blended.
+    # Discrete colour scale: one colour per state, without blending.
     scale = [[(code + edge) / num, _COLOURS[code]] for code in range(num) for edge in (0, 1)]
     figure.add_heatmap(
         x=[label(column, 60) for column in columns], y=[label(row, 48) for row in rows], z=states, zmin=-0.5,

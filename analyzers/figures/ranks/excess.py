@@ -80,7 +80,7 @@ class StandingOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """`values[i, j]`: excess of row i from step `steps[j]` on; NaN where it has no peer. In the order of the mesh."""
+    """`values[i, j]`: excess of row i from step `steps[j]` on; NaN if it has no peer. In the order of the mesh."""
 
     ranks: Ints
     """The rank that a row shows, or the first of those whose mean it is."""

@@ -24,10 +24,10 @@ from analyzers.source import Floats
 __all__ = ["draw", "name_of"]
 
 LABELLED_ROWS = 32
-"""Maximum number of rows that are high enough to be seen and have their rank's number."""
+"""Maximum number of rows that are tall enough to be visible and labelled."""
 MAX_ABOVE = 6
 GROUND_SIGMAS, TOP_SIGMAS = 2.0, 6.0
-"""Excess in units of noise at which colours begin, and the smallest at which they may end."""
+"""Excess, in units of noise, at which the colour scale starts, and the minimum at which it ends."""
 GROUND = 0.2
 """Share of the colour scale for excesses below that limit."""
 ROW_PX, GAP_PX = 26, 14
@@ -108,7 +108,7 @@ def name_of(excess: Excess, one: StandingOut) -> str:
 
 
 def _limits(excess: Excess) -> tuple[float, float]:
-    """Excess at which colours begin and end."""
+    """Excess at the start and at the end of the colour scale."""
     finite = np.where(np.isfinite(excess.values), excess.values, -np.inf)
     if not finite.size:
         return 1.0, 2.0

@@ -47,7 +47,7 @@ class Matrix:
     """`values[i, j]`: the largest value over the ranks from `ranks[i]` and the steps from `steps[j]` on; the mean, if
     each rank has a row.
 
-    NaN where nothing was recorded.
+    NaN if nothing was recorded.
     """
 
     ranks: Ints
@@ -124,7 +124,7 @@ def rank_step(
 
 
 def _by_calls(source: Source, attempt: int, measure: str) -> tuple[Ints, Ints, Floats]:
-    """(rank, step, ms) on GPUs without stamps: the minimum waiting of the ranks, or their steps without it."""
+    """Return (rank, step, ms) on GPUs without stamps: the minimum waiting of the ranks, or their steps without it."""
     table = device_rows(source, attempt)
     waited = floats(table["wait"])
     ms = waited if measure == "waiting" else floats(table["duration"]) - waited

@@ -2,9 +2,9 @@
 
     hang = with_stuck_device(hang, world)
 
-1. The oldest open calls of every dumped rank in each of its groups are examined, of operations that no rank leaves
-   before all have entered. This applies if the hang analyzer found no rank that stayed away (`all_entered`), only ranks
-   without a dump (`not_seen`), or the same devices, according to dumps that record which calls started.
+1. The oldest open calls of every dumped rank in each of its groups are examined, if no rank can complete the operation
+   before all have entered it. This applies if the hang analyzer found no rank that stayed away (`all_entered`), only
+   ranks without a dump (`not_seen`), or the same devices, according to dumps that record which calls started.
 2. A member has completed the call if it has no open call up to that number, and has later calls or a completed call at
    that number. So the call's data had arrived everywhere.
 3. So the members in which the call is open have a local problem: a kernel that does not end, a lost GPU, a stopped
@@ -26,7 +26,7 @@ from store.readers.dumps.recorded_call import TOGETHER
 __all__ = ["with_calls_of_each", "with_stuck_device"]
 
 MAX_CALLS = 4
-"""Calls that are named."""
+"""Maximum number of calls named in the finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +70,7 @@ def _left_calls(world: DumpedWorld) -> list[_LeftCall]:
 
 
 def _fewest(left: Sequence[_LeftCall], named: tuple[object, object]) -> list[_LeftCall]:
-    """Fewest calls that together name every stuck rank, the one with the most ranks first; among equal ones the hang's
-    own call comes first."""
+    """Fewest calls that cover all stuck ranks, the call with the most ranks first; on a tie the hang's own call."""
     ordered = sorted(left, key=lambda one: (-len(one.stuck), (one.call.group, one.call.seq) != named,
                                             one.call.issue_ns))  # fmt: skip
     kept: list[_LeftCall] = []
@@ -123,7 +122,7 @@ def _is_in(world: DumpedWorld, call: Call, rank: int, completed: Sequence[int]) 
 
 
 def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
-    """The finding with the call in which each culprit is awaited, if these differ."""
+    """Add to the finding the call in which each culprit is awaited, if these calls differ."""
     awaited: dict[int, str] = {}
     for wait in waits_of(world.view):
         if wait.awaited in hang.ranks:

@@ -113,11 +113,13 @@ def _hang(world: DumpedWorld) -> Finding | None:
         evidence["dumps_apart_s"] = round(_apart_s(world), 1)
         doubts.append("The dump of the named rank is older than that call: dump all ranks at the same time.")
     elif not certain and not world.clock_is_known:
-        doubts.append("The duration is unknown: the files' times are not those of the dumps.")
+        doubts.append("The duration is unknown: the files' modification times are not the times of the dumps.")
     if found.cause == "all_entered" and blame.call is not None and blame.call.host_only:
-        doubts.append("Which devices started it is not in these dumps: TORCH_NCCL_ENABLE_TIMING=1 records it.")
+        doubts.append("These dumps do not show which devices started it: TORCH_NCCL_ENABLE_TIMING=1 records that.")
     if found.cause == "all_entered" and found.evidence.get("process_group") in world.rows.unlisted:
-        doubts.append("A rank without a dump may be missing instead: these dumps do not list the members of the group.")
+        doubts.append(
+            "A rank without a dump may not have entered the call: these dumps do not list the members of the group."
+        )
     status: Status = "suspect" if doubts else "fired"
     return replace(found, status=status, attempt=None, evidence=evidence, summary=" ".join([found.summary, *doubts]))
 

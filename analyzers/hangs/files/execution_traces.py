@@ -34,7 +34,7 @@ def mismatches_of_traces(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
         return [hangs_not_checked("execution traces of two ranks are needed")]
     is_counted = any(trace.is_counted for trace in traces.values())
     if is_counted and any(len(trace.sizes) > 1 for trace in traces.values()):
-        return [hangs_not_checked("these execution traces number no calls, and the job has several groups")]
+        return [hangs_not_checked("these execution traces have no call numbers, and the job has several groups")]
     num_compared = 0
     for group in dict.fromkeys(group for trace in traces.values() for group in trace.calls):
         calls = {rank: trace.calls[group] for rank, trace in traces.items() if group in trace.calls}

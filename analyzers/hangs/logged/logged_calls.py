@@ -98,8 +98,8 @@ def _trace_missing(book: LogBook) -> Iterator[Candidate]:
             lines,
             rank_class="hang",
             ranks=ranks,
-            what=f"{who(ranks)} did not make a call that the other ranks' dumps hold",
-            why=f"{lines[0].place}: torchfrtrace lists them as missing, also where a rank left no dump",
+            what=f"{who(ranks)} did not make a call that is in the other ranks' dumps",
+            why=f"{lines[0].place}: torchfrtrace lists them as missing, which it also does for ranks without a dump",
             is_proven=False,
         )
 
@@ -182,8 +182,8 @@ def _first_calls(book: LogBook) -> Iterator[Candidate]:
             lines,
             rank_class="hang",
             ranks=ranks,
-            what=f"{who(ranks)} did not make the first call of a group in time: the others wait for the id that it "
-            "publishes there",
+            what=f"{who(ranks)} did not make the first call of a group in time: the others wait for the NCCL id that "
+            "it publishes",
             why=f"{lines[0].place}: {lines[0].message[:200]}",
             evidence={"waiting_ranks": sorted({entry.rank for entry in lines if entry.rank is not None} - set(ranks))},
         )
@@ -206,7 +206,7 @@ def _first_rank(book: LogBook) -> Iterator[Candidate]:
         rank_class="hang",
         ranks=() if is_of_node else (0,),
         what=f"{who(waiting, 'the other ranks')} gave up waiting for {first}, which "
-        + ("publishes the seed of an epoch first" if not waits else "does this part first"),
+        + ("publishes the epoch's seed" if not waits else "runs this part before the others"),
         is_proven=False,
         evidence={"waiting_ranks": waiting},
     )
@@ -288,8 +288,7 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
         rank_class="hang",
         ranks=missing,
         what=f"{who(sorted(waiting), 'a rank')} waited {(lines[0].number('timeout_ms') or 0) / 1e3:.0f} s "
-        "for a message of gloo that did not come"
-        + (f", and {who(missing).lower()} printed nothing" if missing else ""),
+        "for a gloo message that did not arrive" + (f", and {who(missing).lower()} printed nothing" if missing else ""),
         why=f"{lines[0].place}: {lines[0].message[:120]}",
         is_proven=False,
         evidence={"waiting_ranks": sorted(waiting), "do": _do_of(waiting, book) if not missing else None},
@@ -307,7 +306,7 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
             lines[:20],
             kind="hang",
             rank_class="hang" if any(entry.kind == "watchdog_timeout" for entry in lines) else "victim",
-            what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for which rank",
+            what=f"{who(waiting)} gave up waiting for other ranks, and no line names the call or the rank",
             is_proven=False,
             evidence={"waiting_ranks": waiting, "do": _do_of(waiting, book)},
         )
@@ -317,4 +316,4 @@ def _do_of(waiting: Collection[int], book: LogBook) -> str | None:
     """Return the next step if a rank that is not in these files may be the missing one; None if all ranks wait."""
     if book.world_size is not None and len(waiting) >= book.world_size:
         return None
-    return "Read the end of the other ranks' logs: the rank that came to this call late, or never, says why."
+    return "Read the end of the other ranks' logs: that of the rank that made this call late, or never, shows why."

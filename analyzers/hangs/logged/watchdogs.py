@@ -136,7 +136,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
             "not_entered", ranks, members, is_proven=True,
             what=f"{who(ranks)} did not reach {first.call}, in which "
             f"{ranks_text(sorted(members))} wait{'s' * (len(members) == 1)}",
-            why=f"by its own line it had enqueued {min(behind.values())} calls, the others {least}",
+            why=f"its own line reports that it had enqueued {min(behind.values())} calls, the others {least}",
         )  # fmt: skip
     missing = _missing(book, members)
     if missing:
@@ -152,12 +152,12 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
     others = f"; {who(unseen).lower()} printed nothing in these files" if unseen else ""
     found = _candidate(
         "all_entered", (), members, is_proven=False,
-        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never ended{others}",
-        why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
+        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never completed{others}",
+        why="no line says that a rank was missing" if whole else "these files do not show how many ranks the job has",
     )  # fmt: skip
     if whole or not unseen:
         return found
-    do = "Add the logs of the other ranks: one that is missing there, or failed before, explains it. Else look at the "
+    do = "Add the logs of the other ranks: one may have missed the call or failed earlier. Otherwise look at the "
     return replace(found, evidence={**found.evidence, "do": f"{do}devices and links of these ranks (`dmesg -T`)."})
 
 
@@ -225,7 +225,7 @@ def _differing(at: Mapping[int, Wait], members: Mapping[int, Wait], found: Misma
     shown = dict.fromkeys((*found.ranks, *ranks))
     calls = "; ".join(f"rank {rank}: {at[rank].call}" for rank in sorted(list(shown)[:4]))
     if len(found.ranks) == len(ranks):
-        calls += "; no majority among the ranks in these files tells which of them is the odd one"
+        calls += "; there is no majority among the ranks in these files, so the odd one is unknown"
     first = members[found.ranks[0]]
     what = "operations" if found.cause == "mismatch_operation" else "sizes"
     return _candidate(

@@ -162,7 +162,7 @@ def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest) -
 
 
 def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple[int, float]]:
-    """(first step, median) of each block that is complete enough, in order."""
+    """Return (first step, median) of each block that is complete enough, in order."""
     members: dict[int, list[float]] = {}
     for step, loss in losses.items():
         members.setdefault((step - 1) // policy.block_steps, []).append(loss)

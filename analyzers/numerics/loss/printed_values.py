@@ -108,7 +108,7 @@ def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             evidence={
                 "basis": f"{len(rows)} printed steps have a loss scale",
                 "loss_scale": rows[-1]["loss_scale"],
-                "do": "Train in bf16, which needs no loss scale. Else lower the learning rate, clip harder, and "
+                "do": "Train in bf16, which needs no loss scale. Otherwise lower the learning rate, clip harder, and "
                 "inspect the data before that step.",
             },
             advice="non-finite-unknown",

@@ -75,7 +75,7 @@ def overfitting(source: Source, scope: Scope) -> list[Finding]:
 
 
 def _lowest_before_rise(losses: Sequence[float]) -> int | None:
-    """Index of the lowest loss if the newest ones are clearly above it; else None. Pure."""
+    """Return the index of the lowest loss if the newest ones are clearly above it, else None. Pure."""
     if len(losses) < SHARED.trend_values:
         return None
     lowest = int(np.argmin(losses))

@@ -113,7 +113,7 @@ class WhySpike:
 
 
 def explain(source: Source, step: int | None = None) -> WhySpike:
-    """Explain a step, or the worst spike. Raises SpikeError where there is none, or the step was not recorded."""
+    """Explain a step, or the worst spike. Raises SpikeError if there is none, or the step was not recorded."""
     if missing_tables(source, "steps"):
         raise SpikeError("No step is recorded.")
     attempt, step, start_ns, batch_index, committed, loss = _chosen(source, step)

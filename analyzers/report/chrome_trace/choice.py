@@ -63,8 +63,8 @@ class TraceChoice:
 
 
 def row_parts(source: Source, table: str, choice: TraceChoice) -> Iterator[tuple[int, str]]:
-    """(attempt, SQL condition) for pieces of about `CHUNK_ROWS` records: ranges of steps, and the records without a
-    step."""
+    """Yield (attempt, SQL condition) for pieces of about `CHUNK_ROWS` records: ranges of steps, and the records without
+    a step."""
     for attempt, num_rows, first, last in source.rows(
         f"SELECT attempt, count(*), min(step), max(step) FROM {table} WHERE {choice.condition} GROUP BY 1 ORDER BY 1"
     ):

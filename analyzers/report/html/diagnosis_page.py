@@ -162,7 +162,8 @@ class _Page:
             figures.append(self.figure(figure, measure, hidden=bool(figures)))
         if figures:
             note = (
-                "Own work excludes waiting for others: a slow rank stands out there. Compared with the median of the "
+                "Own work excludes waiting for others, so a slow rank stands out. It is compared with the median of "
+                "the "
             )
             note += "ranks of its pipeline stage in the same step, if there are others."
             yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
@@ -179,7 +180,7 @@ class _Page:
             for i in range(min(MAX_CALLS, len(calls["op"])))
         ]  # fmt: skip
         has_waits = bool(np.isfinite(wait).any())
-        dots = " A larger dot is more waiting, of all ranks together." if has_waits else ""
+        dots = " A larger dot means more waiting, summed over all ranks." if has_waits else ""
         yield Section(
             title="Collectives",
             note="Finished calls only. Transfer is the time of the member that arrived last, which did not wait."

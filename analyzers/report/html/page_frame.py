@@ -109,7 +109,7 @@ def _shown(value: Any) -> Any:
 
 
 def _for_script(text: str) -> Markup:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot close its script element."""
     for sign, escaped in _SCRIPT.items():
         text = text.replace(sign, escaped)
     return Markup(text)

@@ -65,7 +65,7 @@ class RanksNow:
     closed: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; the ranks in order of trouble."""
+        """Plain values; the ranks worst first."""
         state, ranks = self.state, self.ranks
         return {
             "state": state.word, "reason": state.reason, "is_live": state.is_live, "attempt": ranks.attempt,

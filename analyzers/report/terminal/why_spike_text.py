@@ -22,7 +22,7 @@ MAX_ROWS = 8
 
 
 def tables(spike: WhySpike) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-    """(title, column names, rows), without those for which nothing is known."""
+    """Return (title, column names, rows), without those for which nothing is known."""
     ranks: list[tuple[str, ...]] = [
         (str(r.rank), f"{r.loss:.3f}", f"{r.loss_before:.3f}", f"{100 * r.jump_ratio:.0f} %")
         for r in spike.ranks[:MAX_ROWS]

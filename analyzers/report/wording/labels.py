@@ -128,7 +128,7 @@ _LABELS = {
     "ranks_without_dump": "no dump from",
     "ratio": "value / expected value",
     "readings": "readings under load",
-    "reason_bit": "bit of NVML's reasons",
+    "reason_bit": "NVML reason bit",
     "replayed_batches": "batches kept",
     "replay_error_ratio": "prediction error",
     "replayed_first_step": "replayed from step",

@@ -1,4 +1,4 @@
-"""The stacks and the traceback that a finding carries, as headings and lines: the same in every report.
+"""Stacks and traceback of a finding as headings and lines, identical in all reports.
 
     for heading, frames in stack_texts(finding.evidence):
         ...                      # "odd one out: rank 3 (stage 1), in data, innermost first", ["loader.py:41 read", ...]

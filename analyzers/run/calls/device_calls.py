@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from analyzers.source import Source, missing_tables
 
-__all__ = ["Place", "device_groups", "device_places", "oldest_open_step", "queued_calls"]
+__all__ = ["QueueKey", "device_groups", "device_places", "oldest_open_step", "queued_calls"]
 
-Place = tuple[int, str, str, int | None]
+QueueKey = tuple[int, str, str, int | None]
 """Key of a queue of calls: (rank, group, "send" | "recv" | "", peer)."""
 
 
@@ -31,7 +31,7 @@ def device_groups(source: Source, attempt: int) -> frozenset[str]:
 
 
 def device_places(source: Source, attempt: int) -> frozenset[tuple[int, str]]:
-    """(rank, group) pairs for which the records show which calls the rank's device has started."""
+    """Return (rank, group) pairs for which the records show which calls the rank's device has started."""
     groups = device_groups(source, attempt)
     if not groups:
         return frozenset()
@@ -39,7 +39,7 @@ def device_places(source: Source, attempt: int) -> frozenset[tuple[int, str]]:
     return frozenset((int(rank), str(group)) for rank, group in rows if group in groups)
 
 
-def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:
+def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[QueueKey, int]:
     """First call not yet started at `cut_ns` (epoch nanoseconds), for each rank and group that has one."""
     if missing_tables(source, "nccl_groups", "nccl_calls"):
         return {}

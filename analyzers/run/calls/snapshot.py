@@ -4,10 +4,10 @@
     view.ranks[3].calls           # collectives that rank 3 had begun but not finished
     view.last_seq[("dp[0,1]", 3)] # number of the last collective that rank 3 entered in that group
 
-It judges nothing; `hangs` and `deaths` do. It reads only the newest steps, back to the oldest call that a device has
-not ended (a host may run many steps ahead of its device), so its cost does not grow with the run. Once a process of the
-attempt has ended, or a reported hang, the snapshot shows the moment before: later records of other ranks (failed calls,
-errors) are consequences.
+The analyzers `hangs` and `deaths` judge it. Only the newest steps are read, back to the oldest call that a device has
+not finished (a host may run many steps ahead of its device), so its cost does not grow with the run. Once a process of
+the attempt has ended, or a reported hang, the snapshot shows the moment before: later records of other ranks (failed
+calls, errors) are consequences.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RankView:
     is_at_work: bool = False
     """False if `watch` has since seen it idle."""
     has_accelerator: bool = False
-    """True if it trains on another device than the host's CPU."""
+    """True if the rank trains on an accelerator."""
     holds_gil: bool = False
     """True if `watch` saw it asleep in C while holding the GIL, after its last record."""
 
@@ -143,7 +143,7 @@ class AttemptView:
 
     @property
     def step(self) -> int | None:
-        """The newest step that a rank had begun."""
+        """The newest step that any rank had begun."""
         return max((view.step for view in self.ranks.values() if view.step is not None), default=None)
 
 

@@ -31,7 +31,7 @@ _SQL = """
 def ends_of_steps(
     source: Source, attempt: int, known: Set[int], cut_ns: int
 ) -> list[tuple[int, int | None, bool, int, int | None]]:
-    """(rank, step, is open, number finished, last record) of each rank as of `cut_ns` (epoch nanoseconds).
+    """Return (rank, step, is open, number finished, last record) of each rank as of `cut_ns` (epoch nanoseconds).
 
     1. A short attempt is read whole.
     2. Of a long attempt only the newest minutes are read, if every rank of `known` has finished a step in them. This

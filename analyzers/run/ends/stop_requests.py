@@ -1,8 +1,8 @@
 """Runs stopped by a signal to their launcher: the ends of ranks after the signal do not show a fault.
 
-stop_ns = stop_of_standstill_ns(view, log)   # None unless the run stood still before
+stop_ns = stop_of_standstill_ns(view, log)   # None unless the run was stalled before
 own = before_stop(deaths, view, log)
-stop = stop_at_work(view, log, policy)       # None if the run stood still, or if no signal came
+stop = stop_at_work(view, log, policy)       # None if the run was stalled, or if no signal came
 killed = killed_after(stop, view, log)       # {rank: seconds}
 """
 
@@ -21,7 +21,7 @@ __all__ = ["before_stop", "killed_after", "stop_at_work", "stop_of_standstill_ns
 
 
 def stop_of_standstill_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which a signal asked for the end of a run that `watch` had reported as standing still (epoch ns)."""
+    """Time at which a signal requested the end of a run that `watch` had reported as stalled (epoch ns)."""
     still_ns = view.stood_still_ns
     stops = (event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt))
     return None if still_ns is None else min((when_ns for when_ns in stops if when_ns >= still_ns), default=None)

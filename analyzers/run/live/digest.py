@@ -83,12 +83,12 @@ def encode(digest: Digest) -> bytes:
 def decode(data: bytes) -> Digest:
     """Read a digest. Raises DigestError."""
     if len(data) > MAX_BYTES:
-        raise DigestError(f"a digest of {len(data)} bytes, at most {MAX_BYTES} are read")
+        raise DigestError(f"the digest has {len(data)} bytes, more than {MAX_BYTES}")
     try:
         opened = zlib.decompressobj()
         plain = json.loads(opened.decompress(data, MAX_PLAIN_BYTES))
         if plain["v"] != VERSION:
-            raise DigestError(f"a digest of version {plain['v']}, this one reads {VERSION}: update rankscope")
+            raise DigestError(f"the digest has version {plain['v']}, this Rankscope reads {VERSION}: update rankscope")
         return _digest(plain)
     except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, DigestError):

@@ -9,7 +9,7 @@ __all__ = ["stale_ranks"]
 
 
 def stale_ranks(source: Source, node_rank: int) -> list[tuple[int, int, int, int]]:
-    """(attempt, rank, pid, start_ticks) of this node's ranks of older attempts that have not closed."""
+    """Return (attempt, rank, pid, start_ticks) of this node's ranks of older attempts that have not closed."""
     rows = source.rows(
         f"""
         SELECT attempt, rank, any_value(pid), any_value(start_ticks) FROM ranks

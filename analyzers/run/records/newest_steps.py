@@ -19,7 +19,7 @@ __all__ = ["NEWEST_STEPS", "Pace", "newest_pace", "wall_throughput", "whole_pace
 
 _ALL = 1 << 40
 NEWEST_STEPS = 50
-"""Number of newest steps that show the present speed of a run."""
+"""Number of newest steps that define the current speed of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

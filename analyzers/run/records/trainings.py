@@ -12,7 +12,7 @@ __all__ = ["training_starts"]
 
 
 def training_starts(source: Source) -> set[tuple[int, int]]:
-    """(attempt, step) of the first step of each training but the first, as its ranks noticed it."""
+    """Return (attempt, step) of the first step of each training but the first, as its ranks noticed it."""
     if not source.has("events"):
         return set()
     rows = source.rows(

@@ -135,8 +135,8 @@ def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
 
 
 def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
-    """(length, standard deviation x sqrt(length)) of window means: constant for white noise, larger for longer windows
-    if disturbances last.
+    """Return (length, standard deviation x sqrt(length)) of window means: constant for white noise, larger for longer
+    windows if disturbances last.
     """
     found = [(1, sigma)]
     for length in (SHARED.block_steps * blocks for blocks in _WINDOWS):

@@ -108,7 +108,7 @@ def load_device(
 def _readings(
     source: Source, devices: Sequence[str], span_ns: tuple[int, int], loaded: float
 ) -> list[tuple[str, float | None, float | None, float, str]]:
-    """(device, median clock, highest temperature, share of throttled readings, their reason) under load."""
+    """Return (device, median clock, highest temperature, share of throttled readings, their reason) under load."""
     if not devices:
         return []
     bits = list(THROTTLE_BITS)

@@ -1,5 +1,5 @@
-"""Distinguish a single late host from several equally late ones, among which the one that looks slow lost its lead
-first.
+"""Distinguish one late host from several equally late ones, of which the one that looks slow was the first to lose its
+lead.
 
     is_late_as_peers(source, attempt=0, slow=straggler, peers=[0, 1, 2])
 

@@ -77,7 +77,7 @@ class Straggler:
     paused_ratio: float = 0.0
     """Share of the steps in which it pauses; 0 if it is slow in most steps."""
     has_peers: bool = True
-    """True if compared with peers; False if with its own past, since no other rank has the same work."""
+    """True if compared with peers; False if compared with its own past, because no other rank has the same work."""
     found_in: str = ""
     """The only phase or gap that shows the slowness; empty if all of its work shows it."""
     by_cpu: bool = False
@@ -149,7 +149,8 @@ def without_side_effects(stragglers: Sequence[Straggler]) -> list[Straggler]:
 def _steady(
     timings: Timings, ranks: Ints, cause: Cause, values: Matrix, own: tuple[Matrix, Matrix], policy: StragglerPolicy
 ) -> Iterator[tuple[int, Straggler]]:
-    """(row, straggler) of ranks that are slow in most steps; `own`: all own work of the peers, and of each rank."""
+    """Yield (row, straggler) of ranks that are slow in most steps; `own`: all own work of the peers, and of each "
+    "rank."""
     of_peers, of_rank = own
     excess_ms = values - others_median(values)
     least = steps_for_crowding(crowding(of_rank), policy)
@@ -190,9 +191,9 @@ def _own_segments(
 def _in_one_place(
     timings: Timings, peers: Ints, own: tuple[Matrix, Matrix], policy: StragglerPolicy
 ) -> Iterator[tuple[int, Straggler]]:
-    """(row, straggler) of ranks that are slow in one small phase or gap, above the noise of that place.
+    """Yield (row, straggler) of ranks that are slow in one small phase or gap, above the noise of that place.
 
-    Work that merely moved there from another place is not counted.
+    Work that only moved to this place from another is not counted.
     """
     whole, together = own
     total_excess_ms = together - others_median(together)
@@ -247,7 +248,7 @@ def _placed(known: Straggler, in_place: Straggler) -> Straggler:
 
 
 def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
-    """Return True if a place has so much of a typical rank's work that its noise is that of all work."""
+    """Return True if a place has so much of a typical rank's work that both have the same noise."""
     usual = np.quantile(values, 0.25, axis=1) / np.maximum(np.quantile(together, 0.25, axis=1), 1e-3)
     # With two ranks take the smaller value: the median would include the slow rank.
     return bool(np.quantile(usual, 0.5, method="lower") > policy.small_place_ratio)
@@ -303,7 +304,7 @@ class Growth:
 def step_growth(timings: Timings, slow: Straggler) -> Growth | None:
     """Return by how much the step grew when a rank became slow, an upper bound of its cost; None without a history."""
     begin = slow.segments[0].begin
-    while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:  # its host was late before
+    while begin and slow.first_step <= timings.steps[begin - 1] < timings.steps[begin]:  # its host was already late
         begin -= 1
     if begin < timings.observations_for(SHARED.history, slice(begin)):
         return None

@@ -1,4 +1,4 @@
-"""Find persistently slow rows of a matrix rank x observation, with begin and end, by robust statistics.
+"""Find persistently slow rows of a matrix rank x observation, with start and end, by robust statistics.
 
     segments = find_segments(excess, PersistencePolicy())      # excess over the peers / peers' own time
     segments[0].row, segments[0].begin, segments[0].end, segments[0].effect
@@ -9,7 +9,7 @@
 3. Outlier blocks form runs. The median excess of a run must exceed the smallest effect of interest, k times the noise
    (k grows with the number of places tried), and the spread of the peers in the same observations; and most of its
    single observations must agree. If a run that contains single other blocks fails, its parts are tried.
-4. Its begin and end are the observations that maximise the sum of (excess - half the effect).
+4. Its start and end are the observations that maximise the sum of (excess - half the effect).
 5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show, and with blocks of three if only one
    step in two or more is observed: there ten observations are many steps.
 6. Precedent: the excess must be well above that of any rank in any other window of the same length. Lasting noise
@@ -139,7 +139,7 @@ def _noise(blocks: npt.NDArray[np.float32], policy: PersistencePolicy) -> float:
 
 
 def _runs(blocks: npt.NDArray[np.float32], threshold: float, gap: int) -> Iterator[tuple[int, int, int]]:
-    """(row, first block, one after the last) of runs above the threshold; `gap` blocks below it end a run."""
+    """Yield (row, first block, one after the last) of runs above the threshold; `gap` blocks below it end a run."""
     hot = blocks >= threshold
     for row in np.flatnonzero(hot.any(axis=1)):
         places = np.flatnonzero(hot[row])
@@ -169,7 +169,7 @@ def _judge(
     policy: PersistencePolicy,
     found: list[Segment],
 ) -> Segment | None:
-    """Refine begin and end of a run of blocks, and test it."""
+    """Refine start and end of a run of blocks, and test it."""
     row, begin, end = place
     num_rows, num_observations = excess.shape
     rough = float(np.median(excess[row, begin:end]))
@@ -207,7 +207,7 @@ def _as_slow(values: Matrix, effect: float) -> set[int]:
 
 
 def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
-    """(robust spread of the peers in these observations, whether one of them is nearly as far off).
+    """Return (robust spread of the peers in these observations, whether one of them is nearly as far off).
 
     In a small group the second value replaces the first.
     """
@@ -222,7 +222,7 @@ def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
 
 
 def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, level: float) -> tuple[int, int]:
-    """Find the begin and end that maximise the sum of (value - level), starting one block outside of the rough begin
+    """Find the start and end that maximise the sum of (value - level), starting one block outside of the rough start
     and end.
 
     A short disturbance before the onset, followed by normal observations, is not part of the slowdown.

@@ -38,11 +38,11 @@ def late_ranks(job: InspectedJob, policy: InspectorPolicy | None = None) -> list
         judged = [one for one in last_ranks(store) if one.arrivals.num_checked >= policy.min_calls]
     if not judged:
         if all(len(members) == 1 for members in job.groups.values()):
-            return [_insufficient("the files are of one rank, and late is a rank only against others")]
+            return [_insufficient("the files are from one rank, and lateness is relative to other ranks")]
         return [_insufficient(f"no communicator has {policy.min_calls} collectives that all its ranks completed")]
     findings = [_finding(one) for one in sorted(judged, key=lambda one: -one.lost_s) if _is_late(one)][:1]
     if len(job.largest) < job.num_ranks:
-        findings.append(_in_part(f"files of {len(job.largest)} of {job.num_ranks} ranks are there"))
+        findings.append(_in_part(f"only {len(job.largest)} of {job.num_ranks} ranks have files"))
     return findings
 
 

@@ -4,9 +4,9 @@
 
 1. Times of different ranks are never compared by clock, only by length (`store.readers.traces.rank_traces`).
 2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step whose
-   phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. If the steps together are
-   so short that a burst of another job on the host could slow all of them, they are judged by their kernels, which such
-   a burst does not slow. On a CPU, a rank that is slower in such steps is reported as not judged. Traces are not rows
+   phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. If all steps together are
+   so short that a burst of another job on the host could slow them all, they are judged by their kernels, which such a
+   burst does not affect. On a CPU, a rank that is slower in such steps is reported as not judged. Traces are not rows
    of `steps`, which hold phases by the host's clock; a trace holds the work of the device.
 3. The least exposed communication of any rank is transfer, because the rank that arrives last does not wait; the rest
    is waiting.
@@ -86,8 +86,8 @@ def _too_short(found: Finding, timings: Timings, policy: StragglerPolicy) -> str
     least_s = SHARED.min_steps * policy.burst_step_s
     return (
         f"{ranks_text(found.ranks)} took {found.evidence['factor_ratio']:.2f}x as long as the others, but the "
-        f"{len(timings.steps)} steps last {len(timings.steps) * step_s:.2g} s, and another job on the host may slow a "
-        f"rank for so long. Record {least_s:.2g} s or more: schedule(active={math.ceil(least_s / step_s)})"
+        f"{len(timings.steps)} steps last {len(timings.steps) * step_s:.2g} s, and another job on the host may slow "
+        f"a rank for that long. Record {least_s:.2g} s or more: schedule(active={math.ceil(least_s / step_s)})"
     )
 
 
@@ -152,7 +152,7 @@ def _exposed(timings: Timings) -> list[Finding]:
         Finding.advise(
             "communication",
             "exposed_communication",
-            f"Communication that no compute hides takes {100 * transfer_ms / step_ms:.0f} % of a step "
+            f"Exposed communication takes {100 * transfer_ms / step_ms:.0f} % of a step "
             f"({number(transfer_ms)} of {number(step_ms)} ms), even on the rank that waits least.",
             first_step=int(timings.steps[0]),
             last_step=int(timings.steps[-1]),

@@ -130,7 +130,7 @@ def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]
 def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
     """Set the rank's onset to the first step of its attempt if no earlier step was faster; else leave it unchanged.
 
-    The begin of a segment may lie some steps too late: the comparison leaves warm-up steps out, and a jitter of the
+    The start of a segment may lie some steps too late: the comparison leaves warm-up steps out, and a jitter of the
     peers hides the rank's excess in a step. If the rank was slow in all earlier steps, including the warm-up, there is
     no onset. A step before the onset counts as slow if the rank took as long as after it, compared with the peers'
     usual time there; in most of them it also took longer than its peers, which warm-up slows as well.

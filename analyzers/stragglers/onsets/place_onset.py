@@ -12,7 +12,7 @@ gap holds the excess and had none before, that place gives the onset.
 2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
    counts for one level at most, and for nothing where the rank or all of its peers were not measured.
 3. It is used only if few observations before it reach half of the level, and most of those from it to the detected
-   begin do: a rise, not noise of the place.
+   start do, which shows a rise and not noise of the place.
 
 On GPUs whose short steps are stamped one in N, calls are recorded in every step: how long the peers waited for the rank
 dates the rise between the last stamped step that was not slow and the first that was (`with_unstamped_onset`). It
@@ -39,7 +39,7 @@ __all__ = ["dated_at", "with_place_onset", "with_unstamped_onset"]
 def with_place_onset(
     timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None
 ) -> Straggler:
-    """Set the begin of the rank's first segment to the step at which the time in its place rose; unchanged if no place
+    """Set the start of the rank's first segment to the step at which the time in its place rose; unchanged if no place
     holds the excess, or if noise of the place itself hides the rise. `core_waits` in ms, by rank of `timings` and
     observation.
     """
@@ -57,7 +57,7 @@ def with_place_onset(
     excess = values[own] - others_median(values)[own]
     reach = SHARED.min_steps
     if core_waits is not None:
-        reach = max(reach, (segment.end - segment.begin) // 2)  # the level comes from at least half of the segment
+        reach = max(reach, (segment.end - segment.begin) // 2)  # use at least half of the segment for the level
         waits = core_waits[rows][:, : segment.end]
         waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
         excess -= np.minimum(waited, np.maximum(0.0, excess))
@@ -76,7 +76,7 @@ def with_place_onset(
 
 
 def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
-    """Set the begin of the rank's first segment to an observation."""
+    """Set the start of the rank's first segment to an observation."""
     segments = (replace(slow.segments[0], begin=begin), *slow.segments[1:])
     return replace(
         slow,

@@ -31,7 +31,7 @@ class FleetAnswer:
 
 
 def fleet_version(folder: RunsFolder) -> Hashable:
-    """Value that changes when a run was added, removed or has grown."""
+    """Value that changes when a run is added, removed or grows."""
     found = []
     for name in folder.run_ids():
         for path in RunDir(folder.path / name).stores():

@@ -99,7 +99,7 @@ class Identity:
         return int(environment.get("SLURM_NNODES", "1")) == 1
 
     def node_size(self) -> int | None:
-        """Ranks that the launcher starts on this node; None where it does not tell."""
+        """Ranks that the launcher starts on this node; None if it does not tell."""
         given = os.environ.get("LOCAL_WORLD_SIZE", "")
         if given.isdecimal():
             return int(given) * self.ranks_of_process

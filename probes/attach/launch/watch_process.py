@@ -58,7 +58,8 @@ def start_detached_watch(
 
 
 def digest_address() -> tuple[int, str]:
-    """(nodes, HOST:PORT) of torchrun's store, in which the watches of several nodes exchange digests; else (1, "")."""
+    """Return (nodes, HOST:PORT) of torchrun's store, in which the watches of several nodes exchange digests; else (1,
+    "")."""
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
     if not host or not port.isdecimal() or not nodes.isdecimal() or int(nodes) < 2:

@@ -30,13 +30,13 @@ MAX_RESTART_S = 60.0
 SILENT_S = 15.0
 """A watch beats after each tick: once a second, or every few seconds if it judges a hang on a busy machine."""
 STARTING_S = 90.0
-"""Silence allowed before the first heartbeat (imports, the store, a busy machine), twice as long after each start
-without one: on a machine that is too busy, the same limit would kill one watch after the other."""
+"""Silence allowed before the first heartbeat (imports, the store, a busy machine). Doubled after each start without a
+heartbeat, because on a very busy machine a fixed limit would kill every new watch."""
 MAX_STARTING_S = 720.0
 KILL_S = 1.0
 """Seconds to wait for the end of a killed watch: the launcher must also supervise ranks."""
 WATCHED_ALREADY = 2
-"""Exit code of a watch that found another one at work."""
+"""Exit code of a watch that found another watch running."""
 QUICK_END_S = 30.0
 MAX_QUICK_ENDS = 3
 
@@ -58,7 +58,7 @@ class WatchRestarts:
         self._final, self._is_watched = final, is_watched
         self._run, self._node_rank, self._events, self._start_process = run, node_rank, events, start
         self.num_quick_ends = 0
-        """How often in a row it ended soon after its start."""
+        """Consecutive exits of the watch soon after its start."""
         self._num_silent_starts = 0
         self._started_at = 0.0
         self._heartbeat_fd = -1
@@ -78,7 +78,7 @@ class WatchRestarts:
         """Replace the watch if it has died or does not answer any more."""
         try:
             self._check()
-        except OSError as error:  # no memory, a limit of processes or files: tried again
+        except OSError as error:  # out of memory, or a process or file limit: retried
             logger.warning("watch cannot be started: %s", error)
 
     def _check(self) -> None:
@@ -99,7 +99,7 @@ class WatchRestarts:
         lived_s = now - self._started_at
         if lived_s < min(RESTART_S * 2**self.num_quick_ends, MAX_RESTART_S):
             return
-        if gave_way and self._is_watched():  # by a `rankscope watch` that the user started: until that ends
+        if gave_way and self._is_watched():  # watched by a `rankscope watch` that the user started, until it ends
             self._started_at = now
             return
         if not gave_way:

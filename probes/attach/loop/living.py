@@ -31,7 +31,7 @@ class Living:
             self.add(one)
 
     def add(self, one: Any) -> bool:
-        """Add an object; returns False if it was there."""
+        """Add an object; return False if it was already in the set."""
         if one in self:
             return False
         try:
@@ -80,7 +80,7 @@ class Remnant:
 
 
 class Remembered:
-    """A weak reference to an optimizer, used as an attribute; after the optimizer's deletion it gives a `Remnant`."""
+    """A weak reference to an optimizer, used as an attribute; after the optimizer is deleted it returns a `Remnant`."""
 
     def __init__(self, *, keeps_parameters: bool = True, at_end: Callable[[Any], object] | None = None) -> None:
         """`at_end` is called with the attribute's owner when the optimizer is deleted."""

@@ -2,7 +2,7 @@
 
     num_tokens(args, kwargs)         # 4096: the token ids that a call of the model is given
     num_padded(args, kwargs)         # 1024: those that its attention mask leaves out
-    flops_per_token(model)           # 6 x the weights that multiply each token; None where they are not all here
+    flops_per_token(model)           # 6 x the weights that multiply each token; None if not all here
     keep_flops_per_token(run, [model])                  # in run.json
 
 A model counts as a language model if it looks up embeddings and is called with integers of two or more dimensions.

@@ -35,7 +35,7 @@ def moved_up(fd: int) -> int:
 
 
 class CheckedDescriptor:
-    """A file that stays open. Raises OSError where it cannot be opened."""
+    """A file that stays open. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: Path, flags: int, mode: int = 0o644) -> None:
         self._path, self._flags, self._mode = path, flags | os.O_CLOEXEC, mode

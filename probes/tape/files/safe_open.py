@@ -23,8 +23,8 @@ NO_FOLDER = "is not a folder"
 
 
 def open_plain(path: Path) -> int:
-    """Open a plain file for reading; returns its descriptor. Raises OSError, whose `strerror` says what is there
-    instead."""
+    """Open a plain file for reading and return its descriptor. Raises OSError, whose `strerror` describes what the path
+    is."""
     try:
         # O_NONBLOCK: opening a FIFO would wait for a writer. On a plain file it changes nothing.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

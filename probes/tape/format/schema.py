@@ -247,7 +247,7 @@ _EVENT_TABLES = (
             _text("path", "folder, relative to the run; for remote checkpoints the run's address"),
             _i64("bytes", "By", "size over all shards; for remote checkpoints the bytes sent"),
             _i64("duration_ns", "ns", "time from begin to this state"),
-            _i64("stall_ns", "ns", "time for which training stood still"),
+            _i64("stall_ns", "ns", "time for which training was stalled"),
             _text("reason", "why it was condemned, refused or removed"),
         ),
         event_kind="checkpoint",

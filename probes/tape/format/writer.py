@@ -67,7 +67,7 @@ def segment_name(table: str, number: int) -> str:
 
 
 def next_segment(directory: Path, table: str) -> int:
-    """The first free segment number: a new writer (for example a new watch) continues after the previous one."""
+    """The first free segment number: a new writer (for example a new watch) continues after the previous writer."""
     numbers = [int(path.name.split(".")[-2]) for path in directory.glob(f"{table}.[0-9]*.tape")]
     return max(numbers, default=-1) + 1
 

@@ -19,7 +19,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def visible(text: str) -> str:
-    """Text from a run without anything that a terminal would interpret; line ends become spaces."""
+    """Remove everything that a terminal would interpret; line ends become spaces."""
     text = _COLOUR.sub("", text) if "\x1b" in text else text
     return _CONTROL.sub("\ufffd", text.replace("\r", " ").replace("\n", " ").replace("\t", " "))
 

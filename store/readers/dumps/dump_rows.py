@@ -32,7 +32,7 @@ __all__ = ["DumpRows", "rows_of_dumps"]
 
 MAX_WORLD = 1_000_000
 ENDED_CALLS = 4
-"""Number of ended calls before a group's first open call that are kept for all members."""
+"""Completed calls kept for all members before a group's first open call."""
 Members = Mapping[GroupKey, tuple[int, ...]]
 Row = dict[str, Any]
 

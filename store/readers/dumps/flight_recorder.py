@@ -281,7 +281,7 @@ def as_torch(entries: list[Any]) -> list[Any]:
     groups = {str(entry.get("process_group")) for entry in kept}
     if entries[0].get("record_id") != 0 and len(groups) > 1:
         raise SourceError(
-            "is of torchcomms with several communicators and lost records: calls cannot be numbered. "
+            "is from torchcomms, with several communicators and lost records: calls cannot be numbered. "
             "Enlarge its ring (max_entries)"
         )
     counted: Counter[str] = Counter()

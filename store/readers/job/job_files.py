@@ -96,7 +96,7 @@ def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> 
         files.problems.add_problem(Path(name), problem)
         return
     if found is None and (packer := packed_with(path)):
-        files.problems.add_problem(Path(name), f"is packed with {packer}, which is not read: unpack it")
+        files.problems.add_problem(Path(name), f"is packed with {packer}, which is not supported: unpack it")
     elif found is None:
         files.other += 1
     elif found == "program":

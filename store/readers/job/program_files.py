@@ -57,7 +57,7 @@ class ReadPrograms:
             other = next((row for row in rows.steps if _differs(row, kept.get((row["rank"], row["step"])))), None)
             if other is not None:
                 problems.add_problem(
-                    Path(shown), f"has another loss at step {other['step']} than the files before it: a second run?"
+                    Path(shown), f"differs from the files before it in the loss at step {other['step']}: a second run?"
                 )
                 continue
             for row in rows.steps:

@@ -82,7 +82,7 @@ class LearnedPrefixes:
         return found if tasks.count(None) <= (1 - MIN_SHARE) * len(tasks) else set()
 
     @property
-    def hold_levels(self) -> bool:
+    def has_level(self) -> bool:
         """Return True if a learned prefix contains a log level: that of the log collector, not of the message."""
         return any("DEBUG" in one.pattern for one in self._learned)
 

@@ -2,7 +2,7 @@
 
     wanted = LineFilter(literals)
     for begin, end in wanted.lines(WindowLines(window, end)): ...
-    LiteralIndex(literals).held(b"a line")          # ascending indices into `literals`
+    LiteralIndex(literals).literals_in(b"a line")   # ascending indices into `literals`
 
 pyarrow's RE2 automata search a window for many literals at once. Searching for each of some seven hundred literals
 separately takes fifteen times as long, and so does one automaton for all, which exceeds RE2's memory.
@@ -52,7 +52,7 @@ class LiteralIndex:
                 self._places.setdefault(rarest, []).append(place)
         self._all_parts = frozenset(self._places)
 
-    def held(self, line: bytes) -> list[int]:
+    def literals_in(self, line: bytes) -> list[int]:
         """Ascending indices of the literals that the line contains."""
         if len(line) > LONG_LINE_BYTES:
             return [place for place, literal in enumerate(self._literals) if literal in line]
@@ -110,7 +110,7 @@ def _patterns(literals: frozenset[bytes]) -> list[str]:
     counts = Counter(part for literal in literals for part in _parts(literal))
     every = sorted({_cut(literal, counts) for literal in literals})
     index = LiteralIndex(every)
-    shortest = [cut for cut in every if len(index.held(cut)) == 1]
+    shortest = [cut for cut in every if len(index.literals_in(cut)) == 1]
     patterns: list[list[str]] = [[]]
     num_bytes = 0
     for cut in shortest:

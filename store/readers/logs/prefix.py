@@ -114,7 +114,7 @@ def clean(line: bytes) -> str:
 
 
 def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = ()) -> Prefix:
-    """Read the prefix of a line from `clean`; `constant`: further prefixes common to the file's lines."""
+    """Parse the prefix of a line that `clean` returned; `constant`: further prefixes common to the file's lines."""
     found: dict[str, str] = {}
     wall_ns: int | None = None
     at = 0
@@ -142,7 +142,9 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             break
         stated = {name: value for group, name in names.items() if (value := match[group]) is not None}
         is_torch = match[0].startswith("[rank")
-        if (is_torch and was_torch) or "gpu" in stated:  # torch's second rank; NCCL's host
+        if (
+            is_torch and was_torch
+        ) or "gpu" in stated:  # a second rank from torch, or NCCL's host, replaces what was found
             found |= stated
         was_torch |= is_torch
         found = stated | found

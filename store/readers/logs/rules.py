@@ -137,7 +137,7 @@ def cause_of(text: str) -> Rule | None:
     text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have wrapped the lines
     blob = text.encode()
     rules, index = _with_causes()
-    held = dict.fromkeys(rules[place] for place in index.held(blob))
+    held = dict.fromkeys(rules[place] for place in index.literals_in(blob))
     found = [(_specificity(rule, blob), rule) for rule in held if rule.requires in text]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -178,7 +178,7 @@ _CLAIMS = ("root", "victim", "hang", "death", "outside", "kernel", "numerics", "
 _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
 """A log level below error, with which a program reports that it continues."""
 _LEVEL_REACH = 160
-"""Number of characters at the start of a line in which its level is searched for."""
+"""The log level is searched in this many characters at the start of a line."""
 _CONTINUES = re.compile(
     r"\b(?:will ignore|ignor(?:ing|ed)|fall(?:s|ing)? back|retrying|trying (?:again|\d+|another|the next)|next try|"
     r"retry loop|will (?:retry|try again)|(?:going|goes|carr(?:y|ies|ying)) on|continu(?:es|ed|ing)|proceeding|"

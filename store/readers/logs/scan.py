@@ -146,7 +146,7 @@ class _Scan:
         found: dict[int, list[Rule | None]] = {}
         if len(window) <= LONG_LINE_BYTES:  # compiling the automata would take longer than the search
             literals, rules, index = rules_by_literal()
-            for place in index.held(window):
+            for place in index.literals_in(window):
                 self._find(window, 0, end, literals[place], rules[place], found)
             for literal in LITERALS:
                 self._find(window, 0, end, literal, None, found)
@@ -161,7 +161,7 @@ class _Scan:
         literals, rules, index = rules_by_literal()
         split = WindowLines(window, end)
         for first, last in self._filter.lines(split):
-            for place in index.held(window[first:last]):
+            for place in index.literals_in(window[first:last]):
                 self._find(window, first, last, literals[place], rules[place], found)
         for first, last in self._step_filter.lines(split):
             line = window[first:last]
@@ -288,7 +288,7 @@ class _Scan:
         if rule.role == "numerics":
             self._steps_before[number] = len(self.log.steps)
         # The level in a log collector's prefix is not the level of the message.
-        is_collected = self._prefixes.hold_levels and "WARN" not in text[: prefix.length]
+        is_collected = self._prefixes.has_level and "WARN" not in text[: prefix.length]
         if continues(text, prefix.length if is_collected else 0, rule):
             fields.setdefault("is_warning", 1)
         event = LogEvent(

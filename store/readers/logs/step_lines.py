@@ -157,7 +157,7 @@ class StepLine:
     duration_ns: int | None
     data_ns: int | None = None
     is_of_step: bool = False
-    """True if the line says that the duration is that of a step; then it is not elapsed time, even if it grows."""
+    """True if the line states that this is a step's duration, and thus not elapsed time even if it grows."""
     throughput: float | None = None
     """Tokens or samples per second."""
     skipped: int | None = None
@@ -186,7 +186,7 @@ def step_of(text: str) -> int | None:
 
 
 def heading_of(text: str) -> tuple[int, int | None] | None:
-    """(step, last step) of a heading, after which values follow on indented lines."""
+    """Return (step, last step) of a heading, after which values follow on indented lines."""
     if batch := _BATCH_HEADING.search(text):
         return (int(batch["epoch"]) - 1) * int(batch["total"]) + int(batch["step"]), None
     found = _HEADING.search(text)
@@ -267,7 +267,7 @@ def _loss(text: str) -> re.Match[str] | None:
         begin = match.start()
         before = text[begin - 1 : begin]
         if match[1].lower() == "nan" and "reduced_train_loss" in text[match.end() :]:
-            # Lightning's mean, NaN where it has none (XLA, pipelines). NeMo prints its loss as
+            # Lightning's mean, NaN if it has none (XLA, pipelines). NeMo prints its loss as
             # `reduced_train_loss`.
             continue
         if not (before.isalnum() or before in ("_", "/", " ")) or not begin:

@@ -131,7 +131,7 @@ def _usual_name(lines: Sequence[LogStep]) -> str:
 
 
 def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
-    """(name, total) of the training bar: the one with the most distinct steps; None if lines are to be counted."""
+    """Return (name, total) of the training bar: the one with the most distinct steps; None to count lines."""
     states: dict[tuple[str, int], set[int]] = {}
     with_loss: Counter[tuple[str, int]] = Counter()
     last: tuple[str, int] | None = None

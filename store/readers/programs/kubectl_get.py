@@ -15,7 +15,7 @@ _READY = re.compile(r"\d+/\d+$")
 _EVENTS = ["TYPE", "REASON", "OBJECT", "MESSAGE"]
 _PODS = ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
 HEADER_LINES = 2
-"""Number of lines in which the header is searched for: a shell prompt may precede it."""
+"""The header is searched in this many lines, because a shell prompt may precede it."""
 
 
 def recognise(first: bytes) -> bool:

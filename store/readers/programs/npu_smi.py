@@ -13,7 +13,7 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "npu-smi info"
 _NPU = re.compile(r"^\|\s*(\d{1,3})\s+([\w-]+)\s*\|\s*(Warning|Alarm|Critical|UNKNOWN)\s*\|", re.IGNORECASE)
-_DO = "Query the fault's code there (`npu-smi info -t health -i ID`), and leave the node out."
+_DO = "Query the fault's code there (`npu-smi info -t health -i ID`), and exclude the node."
 
 
 def recognise(first: bytes) -> bool:

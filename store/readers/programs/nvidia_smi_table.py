@@ -13,7 +13,7 @@ from store.readers.untrusted.external_files import SERIES_BYTES
 
 NAME = "table of nvidia-smi"
 MAX_OTHERS = 2
-"""Maximum lines around a table besides its time, such as shell prompts."""
+"""Maximum extra lines around a table, such as shell prompts; the time line is not counted."""
 _GPU = re.compile(
     r"^\|\s+(\d{1,3})\s+\S.*?\|\s*([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b[^|]*\|\s*(\S+)\s*\|"
 )

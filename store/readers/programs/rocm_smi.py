@@ -32,7 +32,7 @@ _NAMES = (
     (re.compile(r"(?:Average|Current Socket) Graphics Package Power \(W\)"), "power_watts"),
     (re.compile(r"GPU use \(%\)"), "gpu_utilization_ratio"),
 )
-_DO = "Read `dmesg` of that host for amdgpu's lines on the block, and leave the GPU out until it is reset or replaced."
+_DO = "Read `dmesg` of that host for amdgpu's lines on the block, and do not use the GPU until it is reset or replaced."
 
 
 def recognise(first: bytes) -> bool:

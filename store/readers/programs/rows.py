@@ -97,8 +97,8 @@ def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None =
 
 
 def step_rows(points: Iterable[Point], *, rank: int) -> list[dict[str, Any]]:
-    """Rows of `steps`. Points of the same step are joined, and a duration that none states is the time since the
-    previous step.
+    """Rows of `steps`. Points of the same step are merged. If none has a duration, it is the time since the previous
+    step.
     """
     by_step: dict[int, Point] = {}
     for point in points:

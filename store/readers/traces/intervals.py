@@ -34,7 +34,7 @@ def intersection(a: Spans, b: Spans) -> Spans:
     """Time that is in both."""
     if len(a[0]) == 0 or len(b[0]) == 0:
         return a[0][:0], a[1][:0]
-    # An interval of `a` overlaps those of `b` from the first that ends after its begin to the last that begins before
+    # An interval of `a` overlaps those of `b` from the first that ends after its start to the last that begins before
     # its end.
     first = np.searchsorted(b[1], a[0], side="right")
     last = np.searchsorted(b[0], a[1], side="left")

@@ -27,7 +27,7 @@ class CollectedSpans:
     started: tuple[array[int], array[float], array[float]] = field(
         default_factory=lambda: (array("q"), array("d"), array("d"))
     )
-    """Correlation ID, begin and end of device work."""
+    """Correlation ID, start and end of device work."""
     unknown: dict[str, int] = field(default_factory=dict)
     """Unknown categories, and their number of spans."""
     categories: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class CollectedSpans:
 
 
 def step_windows(collected: CollectedSpans, on_device: bool) -> tuple[Ints, Floats, Floats]:
-    """Number, begin and end of each step, by the device's step marks, else by the kernels that the host launched in
+    """Number, start and end of each step, by the device's step marks, else by the kernels that the host launched in
     each step.
     """
     device = _marks(collected.device_steps)

@@ -59,9 +59,7 @@ MAX_MEMBERS = 100_000
 MAX_EMPTY_MEMBERS = 1000
 """Maximum consecutive empty gzip members."""
 MEMBER_BYTES = 1 << 10
-"""Bytes of the first piece that zlib gets, since it copies the bytes after a member's end; later pieces are 8 times as
-large.
-"""
+"""Size of the first piece passed to zlib, which copies the bytes after a member's end; later pieces grow 8-fold."""
 _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
@@ -114,8 +112,8 @@ class Survey:
     problems: list[dict[str, str]] = field(default_factory=list)
 
     def add_problem(self, path: Path, problem: str) -> None:
-        """Add a file's problem, under its path if that is relative (its name in the report), else its name. The number
-        is bounded, so that a folder of unrelated files does not fill the report.
+        """Add a problem under the file's relative path (as in the report), or else its name. The number of problems is
+        bounded, so that a folder of unrelated files does not fill the report.
         """
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append({"path": path.name if path.is_absolute() else str(path), "problem": problem})

@@ -42,7 +42,7 @@ def test_what_the_trace_contradicts_is_not_judged(tmp_path: Path) -> None:
     with Store.open(with_captures("stamped_fsdp2_none", tmp_path, factor=3.0)) as store:
         found = exposed(store)
     assert found.status == "insufficient_data"
-    assert "torch's profiler saw" in found.summary
+    assert "by torch's profiler" in found.summary
 
 
 def answers(run: RunDir) -> tuple[dict[str, Any], str, set[str]]:

@@ -36,8 +36,8 @@ def test_slower_by_more_than_the_limit(gate: str, low: float, fails: bool) -> No
 
 def test_too_few_steps_are_not_as_fast_as_before() -> None:
     assert failures(comparison(None), gates_of(["slower", "loss"])) == [
-        "after was not compared in speed: there are too few steps",
-        "after was not compared in its loss: there are too few common steps",
+        "The speed of after was not compared: there are too few steps",
+        "The loss of after was not compared: there are too few common steps",
     ]
 
 

@@ -63,7 +63,7 @@ def test_a_smaller_model_is_faster_and_not_better(tmp_path: Path) -> None:
         found = compared(a, b).sentence
         assert f"{b.run_id} {word} {a.run_id}" in found, found
     sizes = f"(parameters: 869,504 in {a.run_id}, 455,520 in {b.run_id})"
-    assert f"but trains another model {sizes}." in found
+    assert f"but trains a different model {sizes}." in found
     unknown = make_run(tmp_path, steps=80, step_ms=30.0, **config(), num_parameters=0)  # as older attached runs have it
     assert "another model" not in compared(a, unknown).sentence
 
@@ -74,9 +74,9 @@ def test_more_ranks_are_faster_and_not_better(tmp_path: Path) -> None:
     many = make_run(tmp_path, ranks=4, steps=80, step_ms=30.0, **config())
     found = compared(few, many).sentence
     ranks = f"(2 in {few.run_id}, 4 in {many.run_id})"
-    assert found.startswith(f"{many.run_id} is faster than {few.run_id}, but has another number of ranks {ranks}."), (
-        found
-    )
+    assert found.startswith(
+        f"{many.run_id} is faster than {few.run_id}, but has a different number of ranks {ranks}."
+    ), found
 
 
 def test_a_script_is_not_better_than_a_run_of_the_trainer(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_script_is_not_better_than_a_run_of_the_trainer(tmp_path: Path) -> Non
     a = make_run(tmp_path, steps=80, step_ms=60.0, **config())
     b = make_run(tmp_path, steps=80, step_ms=30.0, **config(), attached=True)
     found = compared(a, b).sentence
-    assert f"{b.run_id} is faster than {a.run_id}, but may train another model (only one" in found, found
+    assert f"{b.run_id} is faster than {a.run_id}, but may train a different model (only one" in found, found
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

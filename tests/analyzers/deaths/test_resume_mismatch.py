@@ -41,7 +41,7 @@ def test_other_data_are_a_warning() -> None:
     (finding,) = analyze(store)
     assert (finding.severity, finding.cause) == ("warning", "data")
     assert finding.summary == (
-        "Attempt 1 resumed from step 60 with training data that differ from the checkpoint's (rank 0)."
+        "Attempt 1 resumed from step 60 with training data that differs from the checkpoint's (rank 0)."
     )
 
 

@@ -50,7 +50,7 @@ def test_an_attempt_of_which_no_record_is_left_is_reported(run: RunDir) -> None:
     (finding,) = _judged(run)
     assert (finding.cause, finding.ranks, finding.severity, finding.attempt) == ("killed_all", (), "critical", 0)
     assert finding.summary.startswith(
-        "Records incomplete: ranks 0 and 1 began attempt 0, nothing they recorded is left, and nothing recorded how"
+        "Records incomplete: ranks 0 and 1 began attempt 0, but none of their records survived and nothing recorded how"
     )
     assert len(finding.evidence["lost_files"]) == 4
 

@@ -96,7 +96,7 @@ def test_errors_that_the_driver_counted_are_suspected_and_those_of_a_lifetime_ar
     assert (row["ecc_corrected_total"], row["ecc_uncorrected_total"]) == (7, 12)
     (found,) = diagnose_files([path]).fired
     assert (found.status, found.kind, found.cause) == ("suspect", "gpu_memory_errors", "uncorrected")
-    assert "00000000:4E:00.0 of gpu-07: 12 memory errors" in found.summary
+    assert "00000000:4E:00.0 of gpu-07: 12 uncorrectable ECC errors" in found.summary
     path.write_text(QUERY.format(volatile=OLD.format(bad=0)))
     assert diagnose_files([path]).fired == ()
 
@@ -141,7 +141,7 @@ def test_scrapes_of_an_exporter_are_readings_in_their_order(tmp_path: Path) -> N
     assert {row["gpu_utilization_ratio"] for row in rows} == {0.97}
     (found,) = diagnose_files([path]).fired
     assert found.status == "fired"
-    assert found.summary == "GPU-33 of gpu-07: 2 memory errors that ECC could not correct."
+    assert found.summary == "GPU-33 of gpu-07: 2 uncorrectable ECC errors."
     path.write_text(path.read_text().replace("gpu-07", "dcgm-exporter-x7k2p"))
     assert gpu_scrape.read(path).health[0]["node"] == "an unnamed host"
 

@@ -52,7 +52,7 @@ def test_a_real_rank_without_a_dump_is_told(real: dict[str, Path], tmp_path: Pat
     shutil.copy2(source, tmp_path)
     (hang,) = diagnose_files([tmp_path]).findings
     assert (hang.status, hang.cause) == ("suspect", "all_entered")
-    assert "A rank without a dump may be missing" in hang.summary
+    assert "A rank without a dump may not have entered the call" in hang.summary
 
 
 def skipped(job: Job) -> None:

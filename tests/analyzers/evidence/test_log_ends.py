@@ -210,7 +210,7 @@ def test_the_last_state_of_a_bar_behind_the_summary_is_the_end_of_training(tmp_p
     )
     (finding,) = analyzed(tmp_path, log=bar.replace("90/90", "89/90") + log).fired
     assert finding.cause == "host_out_of_memory"
-    assert "The training had finished before it (job.log:2)" in finding.summary
+    assert "Training had finished before that (job.log:2)" in finding.summary
 
 
 @pytest.mark.parametrize(

@@ -231,4 +231,4 @@ Root Cause (first observed failure):
   error_file: <N/A>
 ============================================================
 """
-    assert diagnose(tmp_path, job=text).run["ended"] == "exit code 1 at 2026-11-25 02:31:55, as the launcher says"
+    assert diagnose(tmp_path, job=text).run["ended"] == "exit code 1 at 2026-11-25 02:31:55, according to the launcher"

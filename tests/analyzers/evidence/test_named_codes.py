@@ -32,7 +32,7 @@ RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in
          "Check that mount"),
         ("OSError: No such device (os error 19)", "file_system", "Check that mount"),
         ("botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the UploadPart operation (reached "
-         "max retries: 4): Please reduce your request rate.", "download", "limits of requests"),
+         "max retries: 4): Please reduce your request rate.", "download", "rate limits"),
         ("botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: 'https://s3.x/b'",
          "download", "route from that node"),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", "device_error", "compute-sanitizer"),

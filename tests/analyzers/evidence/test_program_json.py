@@ -78,7 +78,7 @@ def test_a_failed_test_is_read_from_dcgms_json(tmp_path: Path, text: str) -> Non
     (tmp_path / "diag.json").write_text(text)
     found = diagnose_files([tmp_path / "diag.json"])
     assert [(one.kind, one.cause) for one in found.fired] == [("rank_lost", "device_error")]
-    assert "GPU 3 failed a test of DCGM" in found.fired[0].summary
+    assert "GPU 3 failed a DCGM test" in found.fired[0].summary
     assert "Two rows could not be remapped." in found.fired[0].summary
 
 

@@ -131,8 +131,8 @@ timestamp, name, pci.bus_id, temperature.gpu, utilization.gpu [%]
         ("node.txt", DRAINED.format(reason="Kill task failed"), "node_failed", "drained gpu-07: Kill task failed"),
         ("node.txt", DRAINED.format(reason="gpu xid 94"), "device_error", "Slurm drained gpu-07: gpu xid 94"),
         ("diag.txt", DIAG.format(result="Fail - GPU: 3 "), "device_error",
-         "GPU 3 failed a test of DCGM (GPU Memory): GPU 3 Two rows could not be remapped. Drain the GPU"),
-        ("health.txt", HEALTH, "device_error", "GPU 2 failed a test of DCGM (NVLINK system): Link 4"),
+         "GPU 3 failed a DCGM test (GPU Memory): GPU 3 Two rows could not be remapped. Drain the GPU"),
+        ("health.txt", HEALTH, "device_error", "GPU 2 failed a DCGM test (NVLINK system): Link 4"),
         ("journal.json", JOURNAL, "device_error", "0000:4e:00"),
         ("events.json", EVENTS, "host_out_of_memory", ""),
         ("pod.json", POD, "host_out_of_memory", "train-worker-5"),
@@ -262,7 +262,7 @@ DCGM_4 = """\
 
 def test_a_gpu_that_passed_below_a_failed_test_is_not_named(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, "diag.txt", DCGM_4).fired
-    assert found.summary.startswith("GPU 1 failed a test of DCGM (memory): ")
+    assert found.summary.startswith("GPU 1 failed a DCGM test (memory): ")
     assert "GPU0" not in found.summary
 
 
@@ -272,7 +272,7 @@ def test_a_programs_text_in_colours_or_utf_16_is_read(tmp_path: Path, form: str)
     coloured = DCGM_4.replace("Fail", "\x1b[1;31mFail\x1b[0m").replace("| Diagnostic", "\x1b[1m| Diagnostic")
     path.write_bytes(coloured.encode() if form == "coloured" else DCGM_4.encode("utf-16"))
     (found,) = diagnose_files([path]).fired
-    assert found.summary.startswith("GPU 1 failed a test of DCGM (memory): ")
+    assert found.summary.startswith("GPU 1 failed a DCGM test (memory): ")
 
 
 @pytest.mark.parametrize(

@@ -160,14 +160,14 @@ def test_ends_in_the_words_of_their_program(tmp_path: Path, line: str, said: str
 def test_an_end_after_the_training_is_told_as_such(tmp_path: Path) -> None:
     steps = "".join(f"step {n}/9 loss 2.{n}\n" for n in range(1, 10))
     swift = "[INFO:swift] End time of running main: 2026-11-27 18:07:01.611\n"
-    assert "had finished before it (job.log:10)" in verdict(
+    assert "had finished before that (job.log:10)" in verdict(
         tmp_path, f"{steps}{swift}Segmentation fault (core dumped)\n"
     )
     said = verdict(tmp_path, f"{steps}Training completed\nSegmentation fault (core dumped)\n")
-    assert said.endswith("The training had finished before it (job.log:10).")
+    assert said.endswith("Training had finished before that (job.log:10).")
     waited = "[rank1]:[E1 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=BROADCAST, "
     waited += "NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600041 milliseconds before timing out.\n"
-    assert "The training had finished before it" in verdict(tmp_path, f"{steps}Training completed\n{waited}")
+    assert "Training had finished before that" in verdict(tmp_path, f"{steps}Training completed\n{waited}")
     next_fold = verdict(tmp_path, f"{steps}Training completed\n{steps}Segmentation fault (core dumped)\n")
     assert "had finished" not in next_fold
 

@@ -55,7 +55,7 @@ def test_readings_of_the_table_and_of_single_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("umc", "gfx", "kind", "text"),
     [
-        (3, 0, "gpu_memory_errors", "GPU 1 of gpu-04: 3 memory errors that ECC could not correct"),
+        (3, 0, "gpu_memory_errors", "GPU 1 of gpu-04: 3 uncorrectable ECC errors"),
         (0, 1, "rank_lost", "Rocm-smi counts 1 uncorrectable error in block GFX of GPU 1 of gpu-04"),
     ],
 )

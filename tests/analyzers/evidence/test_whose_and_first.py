@@ -133,7 +133,7 @@ def test_what_a_launcher_kills_after_the_end_is_no_failure_of_the_job(tmp_path: 
     ended = "E1 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) local_rank: 0 (pid: 9) of binary: python\n"  # noqa: E501
     (found,) = diagnose(tmp_path, job=end + ended).fired  # torchrun reports what it did not kill
     assert (found.status, found.ranks) == ("suspect", (0,))
-    assert "The training had finished before it" in found.summary
+    assert "Training had finished before that" in found.summary
     (found,) = diagnose(tmp_path, job=kill).fired
     assert (found.cause, found.status, found.ranks) == (
         "signal",

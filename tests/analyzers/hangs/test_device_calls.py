@@ -132,7 +132,7 @@ def test_the_link_that_moved_least_is_named(channel: int) -> None:
     world.store.add("nccl_links", links)
     cause, ranks, summary = hang(world)
     assert (cause, ranks) == ("all_entered", (1, 2))
-    assert f"The link from rank 1 to rank 2, channel {channel}, moved least." in summary
+    assert f"The link from rank 1 to rank 2, channel {channel}, moved the least data." in summary
 
 
 def test_an_abort_by_a_watchdog_follows_another_ranks_death() -> None:

@@ -136,12 +136,12 @@ def test_victims_of_victims_over_groups() -> None:
 
 
 def test_a_silence_within_the_limit_says_why_it_is_a_hang() -> None:
-    """A run that stood still for less than its limit is a hang by another proof, and never "6 s, limit 12.1 s"."""
+    """A run that stalled for less than its limit is a hang by another proof, and never "6 s, limit 12.1 s"."""
     silent = hang_of(World())
     for cause, words in {
-        "mismatch_size": "Differing calls are proof even before the limit of 12.1 s.",
-        "stopped": "A stopped process is proof even before the limit of 12.1 s.",
-        "not_entered": "The ranks were ended before the limit of 12.1 s.",
+        "mismatch_size": "Differing calls prove a hang even before the threshold of 12.1 s.",
+        "stopped": "A stopped process proves a hang even before the threshold of 12.1 s.",
+        "not_entered": "The ranks were ended before the threshold of 12.1 s.",
     }.items():
         short = replace(silent, cause=cause, evidence={**silent.evidence, "silent_s": 6.0, "limit_s": 12.1})
         assert words in why(short)

@@ -1,4 +1,4 @@
-"""A rank that stood still for longer than a hang and went on is an incident of the run, live or not."""
+"""A rank that stalled for longer than a hang and went on is an incident of the run, live or not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rank_place_step_and_cost_stay() -> None:
     (finding,) = plain(past_standstills(stood_still(), Scope()))
     assert (finding.kind, finding.ranks, finding.first_step, finding.cost_s) == ("standstill", (2,), 60, 40.1)
     assert finding.evidence["waiting_ranks"] == [0, 1, 3]
-    assert finding.summary.startswith("Rank 2 stood still for 40.1 s at step 60, in forward, and ranks 0, 1 and 3")
+    assert finding.summary.startswith("Rank 2 stalled for 40.1 s at step 60, in forward, and ranks 0, 1 and 3")
 
 
 def compiled(store: MemoryStore, seconds: int) -> MemoryStore:
@@ -55,7 +55,7 @@ def test_a_rank_that_compiled_again_stood_in_the_compiler_and_the_guard_is_told(
     store.event("recompile", rank=2, step=60, file="model.py", line=7, function="layer", guard="size mismatch at 0")
     (finding,) = plain(past_standstills(store, Scope()))
     assert (finding.cause, finding.ranks) == ("compile", (2,))
-    assert finding.summary.startswith("Rank 2 stood still for 40.1 s at step 60, compiling, and ranks 0, 1 and 3")
+    assert finding.summary.startswith("Rank 2 stalled for 40.1 s at step 60, compiling, and ranks 0, 1 and 3")
     assert finding.evidence["recompiled"] == "layer (model.py:7): size mismatch at 0"
     assert "size mismatch at 0" in NEXT["standstill"](finding)
 

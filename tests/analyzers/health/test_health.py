@@ -310,7 +310,7 @@ def test_a_disk_that_fills_up_is_told_once_its_rate_is_a_trend(tmp_path: Path, s
     found = [finding for finding in node.findings() if finding.kind == "host_pressure"]
     assert [finding.cause for finding in found] == ["disk"] * fires
     assert [finding.summary for finding in found] == [
-        "Host node-0 has 70.8 GiB free for the run, full in 12 min at the present rate."
+        "Host node-0 has 70.8 GiB free for the run, full in 12 min at the current rate."
     ] * fires
 
 

@@ -109,7 +109,7 @@ def test_the_finding_says_whether_it_came_back_and_a_replay_names_whom_nothing_e
     add_replay(store, back=True, older=True, origins={2: origin("blocks.3.mlp.up", samples=(812,))})
     (finding,) = plain(non_finite_values(store, Scope()))
     assert (finding.ranks, finding.status, finding.cause) == ((2,), "fired", "forward")
-    assert "A replay repeated it in blocks.3.mlp.up" in finding.summary
+    assert "A replay reproduced it in blocks.3.mlp.up" in finding.summary
     assert finding.evidence["replay_verdict"] == "batch"
     assert finding.evidence["origin_samples"] == [812]
 

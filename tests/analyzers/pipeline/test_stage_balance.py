@@ -157,9 +157,9 @@ def test_on_a_crowded_machine_stages_are_compared_by_cpu_time() -> None:
     ("slow", "layers", "status", "balance", "do"),
     [
         (3, 16, "fired", "Moving 38 % of its layers away would balance it.", "fewer layers"),
-        (3, 4, "advice", "No other cut of the layers is better: this stage also has the head", "fewer stages"),
-        (0, 4, "advice", "No other cut of the layers is better: this stage also has the embedding.", "fewer stages"),
-        (2, 4, "fired", "No other cut of the layers is better, so its device may be slow.", "Swap the devices"),
+        (3, 4, "advice", "No other split of the layers is better: this stage also has the head", "fewer stages"),
+        (0, 4, "advice", "No other split of the layers is better: this stage also has the embedding.", "fewer stages"),
+        (2, 4, "fired", "No other split of the layers is better, so its device may be slow.", "Swap the devices"),
         (3, None, "fired", "Moving 38 % of its work away would balance it.", "fewer layers"),
     ],
 )

@@ -259,7 +259,7 @@ def test_a_slow_dimension_beside_the_best() -> None:
 def test_small_buckets_beside_what_their_bytes_need() -> None:
     shown = bars(proof(calls("dp:2-3", factor=5), "small_buckets", cause="all_reduce", attempt=0))
     name = "all_reduce of 4 MiB in dp:2-3"
-    assert shown[f"{name}, measured"] == pytest.approx(5 * shown[f"{name}, its bytes alone"])
+    assert shown[f"{name}, measured"] == pytest.approx(5 * shown[f"{name}, transfer only"])
 
 
 def test_exposed_communication_of_each_step() -> None:

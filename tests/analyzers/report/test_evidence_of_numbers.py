@@ -99,8 +99,8 @@ def test_saves_that_fail_stall_or_grow_old() -> None:
         for step in (5, 10, 20)
     ])  # fmt: skip
     shown = lines(proof(store, "checkpoint_failed", first_step=20))
-    assert (set(shown["failed"]), shown["training stood still, disk"]) == ({20}, {5: 20, 10: 20})
-    assert lines(proof(store, "checkpoint_cost"))["until it was on the disk"] == {5: 300, 10: 300}
+    assert (set(shown["failed"]), shown["training stalled, disk"]) == ({20}, {5: 20, 10: 20})
+    assert lines(proof(store, "checkpoint_cost"))["duration of the save, disk"] == {5: 300, 10: 300}
     old = proof(store, "checkpoint_age", first_step=10, evidence={"interval_steps": 5})
     age = lines(old)["age"]
     assert (age[4], age[5], age[9], age[10], age[40]) == (4, 0, 4, 0, 30)

@@ -116,7 +116,7 @@ def test_waits_for_ranks_of_another_nodes_disk_are_not_called_transfers(nproc: i
     else:
         assert (split.basis, split.late_ratio) == ("", {})
         assert finding.status == "insufficient_data"
-        assert "no records of ranks 2 and 3, so waiting for them would look like a transfer" in finding.summary
+        assert "no records of ranks 2 and 3, so waiting for them would count as transfer time" in finding.summary
         assert "communication or waiting for others" in goodput_line(account)
 
 

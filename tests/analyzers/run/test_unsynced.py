@@ -60,7 +60,7 @@ def test_one_sentence_names_ranks_and_nodes() -> None:
         "tapes of node 1 cannot be synced: OSError: [Errno 28] No space left on device",
         "tapes/node-00000/health.00000.tape cannot be synced: OverflowError: too large",
     )
-    assert "those of ranks 1 and 2, node 0, node 1 among them" in summary
+    assert "including those of ranks 1 and 2, node 0, node 1" in summary
 
 
 def test_a_reason_of_any_content_is_no_part_of_the_sentence() -> None:

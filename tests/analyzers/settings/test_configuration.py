@@ -88,9 +88,10 @@ def test_a_sound_configuration_is_silent() -> None:
          {}, "256 tokens"),
         ("fp16", plain_run, {"train__precision": "fp16", "train__loss_scaling": False}, "without a loss scale"),
         ("compression", lambda: changed("UPDATE steps SET compression_error = 0.8 WHERE step % 5 = 0"),
-         {"parallel__gradient_compression": "powersgd"}, "(powersgd) are 80 % off the uncompressed ones"),
+         {"parallel__gradient_compression": "powersgd"}, "(powersgd) differ from uncompressed ones by 80 %"),
         ("compression", lambda: changed("UPDATE steps SET compression_error = 0.01 + step * 0.001 WHERE step % 2 = 0"),
-         {"parallel__gradient_compression": "int8"}, "(int8) lose more and more: they were 1.9 % off"),
+         {"parallel__gradient_compression": "int8"}, "(int8) are getting less accurate: they differed from "
+                                                     "uncompressed ones by 1.9 %"),
         ("checkpoint_interval", lambda: changed(f"UPDATE steps SET start_ns = start_ns + {900 * S} WHERE step > 50"),
          {"checkpoint__interval": 0}, "a failure costs all"),
         ("checkpoint_interval", lambda: changed(f"UPDATE checkpoints SET stall_ns = {200 * MS}"),

@@ -26,7 +26,7 @@ def test_a_step_that_takes_longer_than_planned_is_said_once_when_it_is_known() -
     assert said(plain_run(steps=FIRST - 1), state, SLOW) == []
     (advice,) = said(plain_run(steps=FIRST), state, SLOW)
     assert (advice.kind, advice.cause, advice.status) == ("configuration", "plan", "advice")
-    assert advice.summary == "The run is not as planned: time of a step 0.1 s instead of 0.04 s (+150 %)."
+    assert advice.summary == "The run differs from its plan: time of a step 0.1 s instead of 0.04 s (+150 %)."
     assert said(plain_run(steps=FIRST + 1), state, SLOW) == []
     assert said(plain_run(steps=SECOND), state, SLOW) == []
 

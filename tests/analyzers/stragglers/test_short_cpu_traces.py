@@ -45,7 +45,7 @@ def test_a_rank_that_is_slower_in_few_short_steps_is_not_judged_with_the_reason(
     (finding,) = judged(steps=steps, step_ms=step_ms, slower=1.5)
     assert finding.status == "insufficient_data"
     assert finding.summary.startswith("Ranks were not compared: rank 2 took 1.50x as long as the others, but the ")
-    assert "another job on the host may slow a rank for so long" in finding.summary
+    assert "another job on the host may slow a rank for that long" in finding.summary
     assert "Record 0.5 s or more: schedule(active=" in finding.summary
 
 

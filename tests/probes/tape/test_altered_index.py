@@ -80,7 +80,7 @@ def test_an_altered_last_line_of_a_retired_segment_is_named(run: RunDir, before:
     at = whole.rindex(before)
     path.write_bytes(whole[:at] + after + whole[at + len(before) :])
     number = len(whole.splitlines())
-    problem = f"line {number} was altered: its checksum is another"
+    problem = f"line {number} was altered: its checksum differs"
     assert list(check_index(run.path, path)) == [(path.relative_to(run.path).as_posix(), problem)]
     TapeSync(run).retire({segment: 37})
     assert [found for _, found in check_index(run.path, path)] == [problem], "what follows does not cover it up"

@@ -173,7 +173,7 @@ def test_an_altered_index_is_named(tmp_path: Path) -> None:
     index = run.node_dir(0) / "segments.jsonl"
     lines = index.read_text().splitlines(keepends=True)
     index.write_text("".join(lines[:2] + lines[3:]))
-    assert "lines were altered or taken out" in problems(run)["segments.jsonl#checksum"]
+    assert "lines were altered or removed" in problems(run)["segments.jsonl#checksum"]
 
 
 def test_a_gap_between_segments_is_named(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_dropped_records_are_reported(tmp_path: Path, monkeypatch: pytest.Monkey
         ingester.tick()
     dropped = writer.tape("steps").dropped
     assert dropped > 0
-    assert problems(run) == {"steps.tape": f"{dropped} records were dropped by the writer, no space for a new segment"}
+    assert problems(run) == {"steps.tape": f"{dropped} records were dropped by the writer: no space for a new segment"}
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

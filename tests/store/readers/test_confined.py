@@ -201,7 +201,7 @@ def test_a_file_packed_in_a_way_that_is_not_read_is_named(
     tmp_path: Path, name: str, content: bytes, packer: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(SourceError, match=f"{name} is packed with {packer}, which is not read: unpack it"):
+    with pytest.raises(SourceError, match=f"{name} is packed with {packer}, which is not supported: unpack it"):
         diagnose_files([tmp_path])
 
 

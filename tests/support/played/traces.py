@@ -77,7 +77,7 @@ def compare_traces(played: Played, folder: Path) -> tuple[float, float]:
 
 
 def _truth(machine: Machine) -> tuple[float, float]:
-    """Milliseconds for which the compute stream stood still for a call, and for which it computed, in the windows."""
+    """Milliseconds for which the compute stream stalled for a call, and for which it computed, in the windows."""
     windows = np.array([(begin, end) for _, begin, end in _windows(machine)])
     sums = {True: 0.0, False: 0.0}
     for kernel in machine.kernels:

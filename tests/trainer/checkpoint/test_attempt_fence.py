@@ -49,7 +49,7 @@ def test_only_a_later_claim_fences(run: RunDir, tmp_path: Path) -> None:
     fence.hold(run, attempt)
     write_json(tmp_path / "ledger.json", {"by": attempt})
     fence.claim(run)
-    with pytest.raises(fence.Fenced, match="attempt 1 has taken the run") as left:
+    with pytest.raises(fence.Fenced, match="attempt 1 has taken over the run") as left:
         write_json(tmp_path / "ledger.json", {"by": "nobody"})
     assert left.value.code == EXIT_FENCED
     assert '"by": 0' in (tmp_path / "ledger.json").read_text()
@@ -93,7 +93,7 @@ def test_a_rank_that_wakes_up_after_the_next_attempt_began(moment: str, tmp_path
     finally:
         process.kill()
     assert process.returncode == EXIT_FENCED, told
-    assert "attempt 0 is over: attempt 1 has taken the run" in told
+    assert "attempt 0 is over: attempt 1 has taken over the run" in told
     assert "Traceback" not in told
     assert {name: blob for name, blob in _contents(run.checkpoints).items() if ".tmp" not in name} == before
     assert read_events(run.rank_dir(0, 0) / "events.jsonl")[0][-1]["kind"] == "fenced"

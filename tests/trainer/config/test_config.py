@@ -171,7 +171,7 @@ def test_a_mistake_names_the_file_or_the_option_that_holds_it(tmp_path: Path) ->
         (
             ["train.compile=true", "parallel.pp=2", "parallel.schedule=zbv_zero_bubble"],
             2,
-            ["train.compile = true", "in two parts", "interleaved_1f1b"],
+            ["train.compile = true", "cannot be split", "interleaved_1f1b"],
         ),
         (["parallel.async_tp=true"], 2, ["parallel.async_tp = true", "parallel.tp above 1"]),
         (

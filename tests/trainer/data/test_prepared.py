@@ -164,7 +164,7 @@ def test_configuration_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ({"weights": [1.0]}, "needs a number for each of the 2"),
         ({"weights": [1.0, -1.0]}, "none may be negative"),
         ({"epochs": [0.0, 0.0]}, "one must be above 0"),
-        ({"epochs": [1.0, 1.0], "weights": [1.0, 1.0]}, "exclude each other"),
+        ({"epochs": [1.0, 1.0], "weights": [1.0, 1.0]}, "are mutually exclusive"),
     ):
         with pytest.raises(ValueError, match=words):
             DataConfig.model_validate({"path": [str(web), str(code)], **values})

@@ -60,7 +60,7 @@ SETTINGS: dict[str, tuple[list[str], str]] = {
         ["recovery.verdict=late", "parallel.gradient_compression=topk", *DDP],
         "recovery.verdict = 'late': compression",
     ),
-    "late, in a pipeline": (["recovery.verdict=late", *PIPELINE], "recovery.verdict = 'late': tried with data"),
+    "late, in a pipeline": (["recovery.verdict=late", *PIPELINE], "recovery.verdict = 'late': supported with data"),
     "metrics for everybody": (["metrics.listen=10.0.0.1:9400"], "metrics.listen: 10.0.0.1:9400 can"),
     "metrics without a key": (
         ["metrics.listen=127.0.0.1:0", f"metrics.tls_cert={__file__}"],
@@ -166,7 +166,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
         "the data has tokens up to 300",
     ),
     "not prepared": ("a.txt", lambda path: path.write_text("x"), "data.validation={{a='{}'}}", "is not a folder of"),
-    "no weights": ("a", lambda path: path.mkdir(), "model.weights={}", "no safetensors there"),
+    "no weights": ("a", lambda path: path.mkdir(), "model.weights={}", "no .safetensors file found"),
     "damaged weights": ("a.safetensors", lambda path: path.write_bytes(b"x"), "model.weights={}", "cannot be read"),
     "other shapes": ("a.safetensors", _weights, "model.weights={}", "embed.weight is 3 x 3"),
 }

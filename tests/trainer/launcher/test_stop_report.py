@@ -117,6 +117,6 @@ def test_the_second_ctrl_c_kills_and_ends_with_a_verdict(tmp_path: Path) -> None
     followed._run = run
     followed.end_at_once(signal.SIGINT, "SIGINT was received again.")
     lines = output.getvalue().splitlines()
-    assert lines[0] == "Killed what still ran. SIGINT was received again."
+    assert lines[0] == "Killed the remaining processes. SIGINT was received again."
     assert lines[1].startswith("Verdict  No problems were found during the run.")
     assert lines[2].startswith("Report   rankscope analyze")

@@ -59,7 +59,7 @@ def test_it_is_over_when_the_budget_is() -> None:
     with _in_c(0.01) as (process, output):
         process.send_signal(signal.SIGINT)
         assert [output.readline() for _ in range(2)] == [b"announce 2\n", b"report 2\n"]
-        assert output.readline() == b"end 2: It had not ended 5 s after the signal.\n"
+        assert output.readline() == b"end 2: The run had not ended 5 s after the signal.\n"
         assert process.wait(60) == 128 + signal.SIGINT
 
 

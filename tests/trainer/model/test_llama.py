@@ -89,7 +89,7 @@ def test_wrong_weights_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be read"):
             load_weights(Transformer(GROUPED), wrong)
     (tmp_path / "empty").mkdir()
-    for place, said in (("empty", "no safetensors there"), ("nothing-here", "No such file")):
+    for place, said in (("empty", "no .safetensors file found"), ("nothing-here", "No such file")):
         with pytest.raises(ConfigError, match=said):
             load_weights(Transformer(GROUPED), tmp_path / place)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../outside.safetensors"}}')

@@ -218,7 +218,7 @@ def test_a_device_without_bf16_says_what_it_has() -> None:
     half = load_config(config_path("debug"), ["train.precision=fp16"])
     assert expect(half, resolve(half, 8), machine("v100")).step_s > 0
     low = load_config(config_path("debug"), ["train.precision=bf16"])
-    with pytest.raises(ConfigError, match="v100 has no such products; use float32 or fp16"):
+    with pytest.raises(ConfigError, match="v100 does not support it; use float32 or fp16"):
         expect(low, resolve(low, 8), machine("v100"))
 
 

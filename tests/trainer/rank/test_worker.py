@@ -181,7 +181,7 @@ def test_a_batch_that_always_fails_ends_with_a_report(config: Path, tmp_path: Pa
     done = run(command(config, *faults, *budget))
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
-    assert "recovery.max_rollbacks = 1 are spent" in done.stderr
+    assert "recovery.max_rollbacks = 1 reached" in done.stderr
     folder = (tmp_path / "latest").resolve()
     assert (folder / "reports" / "guard-stop.json").exists()
     assert kinds(folder, 0, 0)[-2:] == ["run_stopped", "rank_closed"]

@@ -211,7 +211,7 @@ class DiskCheckpoints:
                 continue
             self.saved = [older for older in steps if older <= step and older not in stale]
             for newer in [newer for newer in steps if newer > step and newer not in candidates]:
-                self.condemn(newer, f"it has the update of a batch that was skipped later; step {step} is older")
+                self.condemn(newer, f"it contains the update of a batch that was skipped later; step {step} is older")
             return loaded
         if steps:
             raise CheckpointError(
@@ -230,7 +230,7 @@ class DiskCheckpoints:
         steps, stale = self._scan(ledger)
         self.saved = [step for step in steps if step <= before and step not in stale]
         for step in stale:
-            self.condemn(step, "it has the update of a batch that was skipped later")
+            self.condemn(step, "it contains the update of a batch that was skipped later")
 
     def load(self, step: int) -> Loaded | None:
         """Load one checkpoint; if its hashes do not match, condemn it and return None. All ranks. Raises StorageError,

@@ -30,7 +30,8 @@ __all__ = ["LoadError", "Loaded", "load_folder"]
 
 
 class LoadError(RuntimeError):
-    """A checkpoint with matching hashes cannot be loaded: too little memory, a lost rank, another model. One line."""
+    """A checkpoint with matching hashes cannot be loaded (too little memory, a lost rank, a different model). One-line
+    message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,8 @@ def _read(folder: Path, training: Training) -> None:
 
 
 def _together(action: Callable[[], None], *, otherwise: type[CheckpointError | LoadError]) -> None:
-    """Run `action` on all ranks. Raises StorageError if storage failed on any rank, else `otherwise` with the first
-    error.
+    """Run `action` on all ranks. On any failure raises StorageError if storage failed on a rank, or else `otherwise`,
+    with the first error.
     """
     failed, error = _attempt(action)
     if storage := first_error(error if failed else ""):

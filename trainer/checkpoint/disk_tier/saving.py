@@ -216,7 +216,9 @@ class Save:
             shard, found = Shard.from_json(note), {str(part): int(value) for part, value in note["signature"].items()}
             path.unlink()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{self.final.name}: the note of rank {rank} cannot be read ({error})") from None
+            raise CheckpointError(
+                f"{self.final.name}: the shard record of rank {rank} cannot be read ({error})"
+            ) from None
         return shard, found
 
 

@@ -4,7 +4,7 @@
     peers.connect()                          # all ranks; collective: exchange addresses, choose partners
     peers.offer(slot)                        # in the background, after sealing; at most one at a time
     peers.send(slot, owner=3, to=5)          # after a restart: blocks; raises OSError
-    peers.news()                             # results, for the training thread to record
+    peers.state_changes()                    # results, for the training thread to record
 
 Rank i of a node sends to rank i of the next node, which writes to slots in its shared memory, under the sender's rank.
 Bytes go from shared memory to shared memory through a socket, in pieces, so neither side needs another copy or holds
@@ -117,7 +117,7 @@ class PeerCopies:
         self._sending = self._sender.submit(self._offer, slot, self.partner)
         return self._sending
 
-    def news(self) -> list[dict[str, Any]]:
+    def state_changes(self) -> list[dict[str, Any]]:
         """State changes since the last call, as fields of `peer_copy` events: the first copy sent, then each change
         between complete, delayed and failed.
         """

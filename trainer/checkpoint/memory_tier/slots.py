@@ -219,7 +219,7 @@ def _parse(text: str) -> dict[str, Any]:
         if note.pop("digest") != _digest(note):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError("the note of a copy in memory is damaged") from None
+        raise CheckpointError("the metadata of a copy in memory is damaged") from None
     return note
 
 

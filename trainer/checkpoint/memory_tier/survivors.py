@@ -50,7 +50,7 @@ class Survivor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Left:
+class _StoredCopy:
     """One copy on one node, as its note describes it."""
 
     node: int
@@ -78,7 +78,7 @@ def newest_survivor(
     `mesh`: the layout, which must be equal for a copy to fit, except for "rank".
     """
     listed = [] if folder is None else [_plain(left) for left in _list(folder, mesh, rank, ledger)]
-    left = [_Left(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part]
+    left = [_StoredCopy(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part]
     for state in _usable(left, world_size):
         if state[0] < newer_than:
             break
@@ -88,7 +88,7 @@ def newest_survivor(
     return None
 
 
-def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> Iterable[_Left]:
+def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> Iterable[_StoredCopy]:
     """Usable copies on this node. The node's ranks share the work: each reads the copies of some owners."""
     local_rank, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     for place in sorted(folder.glob("rank-*")):
@@ -99,7 +99,7 @@ def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> I
                     continue
                 position = Values.from_json(note["values"]).position
                 stale = ledger.gave_up_since(Ledger.from_json(note["extra"]["ledger"]), position.batch_index)
-                yield _Left(
+                yield _StoredCopy(
                     node=this_node(),
                     keeper=rank,
                     owner=owner,
@@ -110,7 +110,7 @@ def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> I
                 )
 
 
-def _usable(left: list[_Left], world_size: int) -> list[State]:
+def _usable(left: list[_StoredCopy], world_size: int) -> list[State]:
     """States that every rank has somewhere, newest first."""
     usable = []
     for state in {each.state for each in left}:
@@ -123,11 +123,11 @@ def _usable(left: list[_Left], world_size: int) -> list[State]:
 
 
 def _collect(
-    parts: list[_Left], folder: Path | None, rank: int, world_size: int, peers: PeerCopies | None
+    parts: list[_StoredCopy], folder: Path | None, rank: int, world_size: int, peers: PeerCopies | None
 ) -> Survivor | None:
     """Fetch every rank's part of a state from a location with an intact copy; None on all ranks if one is lost."""
     nodes = gather_from_all(this_node())
-    places: dict[int, list[_Left]] = {}
+    places: dict[int, list[_StoredCopy]] = {}
     for owner in range(world_size):
         at = {(each.node, each.name): each for each in parts if each.owner == owner}
         own = [place for place in sorted(at) if place[0] == nodes[owner]]
@@ -164,7 +164,7 @@ def _open(path: Path, state: State) -> Survivor | None:
     return Survivor(copy=copy, note=note)
 
 
-def _arrival(left: _Left) -> str:
+def _arrival(left: _StoredCopy) -> str:
     """Name on the owner's node of a copy received from another node."""
     return f"slot-from-{left.node}-in-{fence.held_attempt()}-{left.name.removeprefix('slot-')}"
 
@@ -183,5 +183,5 @@ def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> N
     gather_from_all(None)
 
 
-def _plain(left: _Left) -> dict[str, Any]:
-    return {name: getattr(left, name) for name in _Left.__slots__}
+def _plain(left: _StoredCopy) -> dict[str, Any]:
+    return {name: getattr(left, name) for name in _StoredCopy.__slots__}

@@ -149,7 +149,7 @@ class RemoteCopies:
             raise CheckpointError(f"{scratch.name}: the manifest gives {name} no hash")
         object_name = f"objects/{digest.blake2b}"
         if self._objects.get(digest.blake2b) != digest.bytes:
-            raise CheckpointError(f"{scratch.name}: {name} is not there with its {digest.bytes} bytes")
+            raise CheckpointError(f"{scratch.name}: {name} is missing or does not have {digest.bytes} bytes")
         for is_last in (False, True):
             self.folder.fetch(object_name, scratch / name, digest.bytes)
             try:

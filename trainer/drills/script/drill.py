@@ -85,7 +85,7 @@ def print_rows(rows: Sequence[ScriptRow], console: Console) -> None:
     asked = [row for row in rows if row.is_injected and SCRIPT_FAULTS[row.fault].kinds]
     right = sum(row.is_right for row in asked)
     alarms = sum(len(row.false_alarms) for row in rows)
-    console.print(f"\n{right} of {len(asked)} faults right, {alarms} false alarms.", highlight=False)
+    console.print(f"\n{right} of {len(asked)} faults diagnosed correctly, {alarms} false alarms.", highlight=False)
 
 
 def to_json(rows: Sequence[ScriptRow]) -> dict[str, Any]:

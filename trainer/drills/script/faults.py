@@ -67,7 +67,7 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "busy_forward": _slow("in forward, computing", "forward"),
     "garbage": _slow("in garbage collections", "backward_to_optimizer"),
     "kill": _ends("a rank is killed (SIGKILL)", "signal"),
-    "exit": _ends("a rank leaves with exit code 0", "exit"),
+    "exit": _ends("a rank exits with code 0", "exit"),
     "exception": _ends("a rank raises ValueError", "exception"),
     "hang": _stuck("a rank sleeps forever", "not_entered", "busy", "data", "p2p_unmatched"),
     "stop": _stuck("a rank is stopped (SIGSTOP)", "stopped"),

@@ -81,7 +81,7 @@ def _ask_for_too_much(fault: Fault) -> None:
         while True:
             held.append(torch.empty(_HEADROOM_BYTES, dtype=torch.uint8))
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # only the exit remains to be done
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # only the exit remains
 
 
 _ACTIONS: Mapping[str, Callable[[Fault], None]] = {
@@ -110,7 +110,7 @@ def _sleep_for_ever() -> NoReturn:
 
 
 def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
-    """Make a NaN, and kill the process when the rank has recorded it and starts to roll back."""
+    """Produce a NaN, and kill the process when the rank has recorded it and starts to roll back."""
     arm_nan_grad(trigger, training)
     record = trigger.recorder.event
 

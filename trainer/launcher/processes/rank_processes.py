@@ -142,13 +142,13 @@ class RankProcesses:
         try:
             pid, status = os.waitpid(self._pids[local_rank], os.WNOHANG)
         except ChildProcessError:
-            return UNKNOWN_EXIT  # it has been waited for elsewhere
+            return UNKNOWN_EXIT  # already reaped elsewhere
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
 def _is_exiting(pid: int) -> bool:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may hold blanks
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may contain spaces
         return bool(int(fields[6]) & _PF_EXITING)
     except (OSError, ValueError, IndexError):
-        return False  # it has been waited for, or this is not Linux
+        return False  # already reaped, or this is not Linux

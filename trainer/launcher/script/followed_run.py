@@ -135,7 +135,7 @@ class FollowedRun:
             self._keeper.kill()
         self._folder.cleanup()
         if not self._is_over:
-            self._print(f"Killed what still ran. {reason}")
+            self._print(f"Killed the remaining processes. {reason}")
         if self._run is not None:
             if not self._has_concluded:
                 print_wrapped(self._console, *last_verdict(self._run), indent=VERDICT_INDENT)
@@ -184,7 +184,7 @@ class FollowedRun:
             with diagnosed_run(run, is_over=True) as (_, diagnosis):
                 pass
         except (RunError, StoreError, OSError) as error:
-            return [f"The run cannot be judged: {escape(str(error))}."]
+            return [f"The run cannot be analyzed: {escape(str(error))}."]
         worst = diagnosis.fired[0] if diagnosis.fired else None
         return verdict_lines(worst, without_unjudged(diagnosis.verdict), _short(run.path))
 

@@ -58,7 +58,7 @@ def _failures(failures: FailureCost, console: Console) -> None:
 
 
 def _budget(budget: BudgetTokens, num_parameters: int, console: Console) -> None:
-    """Print what a number of GPU-hours pays for."""
+    """Print the training that a number of GPU-hours allows."""
     best = budget.optimal
     _print(
         console,
@@ -72,7 +72,7 @@ def _budget(budget: BudgetTokens, num_parameters: int, console: Console) -> None
 
 
 def _calibration(found: Calibration, console: Console) -> None:
-    """Print what the times are multiplied by."""
+    """Print the factor applied to all times."""
     device = f" on {escape(found.device)}" if found.device else ""
     _print(
         console,

@@ -90,8 +90,8 @@ class Block:
 
 
 def backward_peak(blocks: Sequence[Block], root: UnitBytes, *, ahead: int) -> int:
-    """The largest sum over backward. `ahead`: number of blocks that are gathered in advance. The root is not counted
-    here: it is gathered all the time, since its head comes first and its embedding last."""
+    """Peak over backward. `ahead`: number of blocks gathered in advance. The root is not counted here: it stays
+    gathered throughout, because its head comes first and its embedding last."""
     return max(_sums(blocks, root, ahead))
 
 
@@ -114,7 +114,7 @@ def _sums(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[int]
 
 
 def _of_block(block: Block, reduced: int, ahead: int) -> Iterator[int]:
-    """Sums during backward of one block, without the bytes that other blocks hold. `reduced`: buffer of the last
+    """Bytes at each point of one block's backward, without those held by other blocks. `reduced`: buffer of the last
     reduction."""
     outer, *within = block.units
     yield reduced + block.kept + max(outer.gathering, outer.gathered + ahead * (1 + outer.is_copied))

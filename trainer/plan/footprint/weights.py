@@ -134,7 +134,7 @@ def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
 
 
 def power_sgd_numel(units: Sequence[Unit], rank: int) -> tuple[int, int]:
-    """(left, right) elements of the factors of all matrices that PowerSGD compresses: matrices whose two factors
+    """Return (left, right) elements of the factors of all matrices that PowerSGD compresses: matrices whose two factors
     together have fewer than half as many elements.
     """
     left = right = 0

@@ -1,4 +1,4 @@
-"""Judge the speed of each device: against devices of the same model in this job, and against its own past."""
+"""Check the speed of each device against devices of the same model in this job, and against earlier preflights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def device_lines(readings: Readings, policy: PreflightPolicy, past: Sequence[Rea
 
 
 def slow_devices(readings: Readings, field: str, policy: PreflightPolicy) -> dict[int, float]:
-    """{rank: speed / speed of devices of the same model} of devices that are too slow."""
+    """Return {rank: speed relative to devices of the same model} of devices that are too slow."""
     by_model: dict[str, dict[int, float]] = {}
     for reading in readings.ranks:
         value = getattr(reading, field)

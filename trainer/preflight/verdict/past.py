@@ -1,4 +1,4 @@
-"""Earlier preflights of a fleet, kept next to its runs: FOLDER/.fleet/preflight/, a file each.
+"""Earlier preflights of a fleet, kept next to its runs, one file each in FOLDER/.fleet/preflight/.
 
 past = read_past(Path("runs"))
 remember(readings, Path("runs"))

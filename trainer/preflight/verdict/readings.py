@@ -74,7 +74,7 @@ class SettingReading:
     variables: Mapping[str, str]
     """Environment variables; empty for the library's own choice."""
     seconds: Mapping[int, float]
-    """Size in bytes -> duration of one all-reduce; empty where it failed."""
+    """Size in bytes -> duration of one all-reduce; empty if it failed."""
     problem: str = ""
 
 

@@ -45,7 +45,8 @@ SCRAPED_FOR_S = 60.0
 a run in any case.
 """
 COST_FACTOR = 9.0
-"""Minimum pause after a measurement / its duration: watch spends at most a tenth of its time on measuring."""
+"""Minimum pause after a measurement, relative to its duration, so that watch spends at most a tenth of its time
+measuring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class Metrics:
         self._cost_s = time.monotonic() - start
 
     def is_scraped(self, now_ns: int) -> bool:
-        """Return True if there was a scrape since the last call or within `SCRAPED_FOR_S`."""
+        """Return True if a scrape came since the last call or within `SCRAPED_FOR_S`."""
         if self.snapshot.num_scrapes != self._num_scrapes:
             self._num_scrapes, self._scraped_ns = self.snapshot.num_scrapes, now_ns
         return now_ns - self._scraped_ns < SCRAPED_FOR_S * 1e9

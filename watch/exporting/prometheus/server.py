@@ -45,7 +45,7 @@ _POLL_S = 0.05
 
 
 class ListenError(ValueError):
-    """The endpoint cannot be opened; the message is one line: what, why, what to do."""
+    """The endpoint cannot be opened; the message is one line with the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class Listen:
         return context
 
     def refuse_taken_port(self) -> None:
-        """Raise ListenError if the port cannot be bound. (An error in `serve` does not stop a watch, which goes on
-        recording.)
+        """Raise ListenError if the port cannot be bound. (An error in `serve` does not stop a watch, which continues to
+        record.)
         """
         try:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET

@@ -96,7 +96,7 @@ class TrackedSteps:
         self.done[attempt], self.leads[attempt] = int(executions[-1][1]), int(lead)
 
     def _executions(self, source: Source, attempt: int, lead: int, is_over: bool) -> list[tuple[Any, ...]]:
-        """(step, start, end, finished ranks, ...) of the executions that can be returned."""
+        """Return (step, start, end, finished ranks, ...) of the executions that can be returned."""
         medians = ", ".join(f"median({own(phase)})" for phase in PHASES)
         shared = ", ".join(f"max({column})" for column in _SHARED.values())  # NaN compares as the largest value
         rows = source.rows(

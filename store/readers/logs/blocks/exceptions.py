@@ -49,7 +49,7 @@ _RECORD = re.compile(
     r"^(?:(?:slurmstepd|srun|mpirun): |(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:\S|[EWIF]\d{4} \d\d:\d\d:\d\d|"
     r"\[?\d{4}-\d\d-\d\d[ T_]\d\d:\d\d)"
 )
-"""Beginnings of a launcher's or logger's lines, which may stand right below an exception that they are not part of."""
+"""Prefixes of launcher or logger lines, which may directly follow an exception without belonging to it."""
 _ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
 """Beginnings of lines that cannot be the wrapped rest of the line before: a logger's, another exception's."""
 _UNHANDLED = re.compile(r"Unhandled exception: \S{1,200}\. what\(\): (.+)")
@@ -82,7 +82,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix, head: str =
         if prefix.stream != own.stream:
             continue
         line = text.rstrip()
-        if is_over and found is not None:  # the line after an empty one
+        if is_over and found is not None:  # the first line after an empty line
             if line:
                 found |= {"chained": 1} if _CHAINED.match(line) else {}
                 break

@@ -65,7 +65,7 @@ def test_a_step_that_holds_an_evaluation_is_a_remark(tmp_path: Path, monkeypatch
     diagnosis = diagnose_files([tmp_path])
     assert diagnosis.fired == ()
     (remark,) = (one for one in diagnosis.findings if one.cause == "periodic")
-    assert "Another progress bar precedes most of them" in remark.summary
+    assert "Another progress bar runs before most of them" in remark.summary
 
 
 def test_a_log_that_begins_within_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,4 +64,4 @@ def test_the_literals_of_a_line_are_those_that_a_search_for_each_finds() -> None
     lines = [b"".join(chooser.choices(parts, k=4)) for _ in range(500)]
     lines += [b"", b"abc", lines[0] + b"x" * 70_000, b"x" * 70_000 + lines[1]]  # also beyond what parts are taken of
     for line in lines:
-        assert index.held(line) == [place for place, literal in enumerate(literals) if literal in line]
+        assert index.literals_in(line) == [place for place, literal in enumerate(literals) if literal in line]

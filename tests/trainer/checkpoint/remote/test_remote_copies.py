@@ -150,7 +150,7 @@ def test_an_object_that_changed_there_is_found_put_aside_and_sent_again(store: O
 def test_a_missing_object_is_named(store: ObjectStore, tmp_path: Path) -> None:
     copies_at(store).publish(make_checkpoint(tmp_path / "here", 10, {"a": content(1, 1000)}))
     store.client().delete_object(Bucket=store.bucket, Key=store.names("runs/gpt/objects/")[0])
-    with pytest.raises(CheckpointError, match="a is not there with its 1000 bytes"):
+    with pytest.raises(CheckpointError, match="a is missing or does not have 1000 bytes"):
         copies_at(store).fetch(10, tmp_path / "there")
 
 
