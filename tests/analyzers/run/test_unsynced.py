@@ -47,7 +47,7 @@ def test_a_tape_that_cannot_be_synced_is_in_the_report(tmp_path: Path, monkeypat
     (told,) = (finding for finding in diagnosis.not_judged if "sync" in finding.summary)
     assert_plain(told.summary)
     assert told.summary.startswith(
-        "Watch could not sync records to the disk, those of rank 3 among them, so a power cut may lose them: "
+        "Watch could not sync records to the disk, including those of rank 3, so a power cut may lose them: "
     )
     assert "Input/output error" in told.evidence["reasons"][0]
     assert LISTED_BELOW in diagnosis.verdict

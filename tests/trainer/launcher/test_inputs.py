@@ -58,7 +58,7 @@ SETTINGS: dict[str, tuple[list[str], str]] = {
     ),
     "late, compressed": (
         ["recovery.verdict=late", "parallel.gradient_compression=topk", *DDP],
-        "recovery.verdict = 'late': compression",
+        "recovery.verdict = 'late': gradient compression",
     ),
     "late, in a pipeline": (["recovery.verdict=late", *PIPELINE], "recovery.verdict = 'late': supported with data"),
     "metrics for everybody": (["metrics.listen=10.0.0.1:9400"], "metrics.listen: 10.0.0.1:9400 can"),
