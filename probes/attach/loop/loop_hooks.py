@@ -264,8 +264,6 @@ class LoopPhases:
         """Set columns of the current step, and scalars with other names."""
         self._losses.log(**values)
 
-    # ---- hooks ----
-
     def is_in(self, kind: str) -> bool:
         """Return True inside a phase of this kind."""
         return kind in self._open
@@ -357,6 +355,8 @@ class LoopPhases:
                 if not self._updates.are_awaited(is_fetch=False):
                     self._losses.hold_later()
                 self.begin()
+            elif not self._updates.are_partners(optimizer, self.leader):
+                self._losses.set_aside()
             if self._updates.enters(optimizer, is_inside=self.is_in("optimizer")):
                 self.leave("optimizer")  # of a step that raised
                 self.enter("optimizer")

@@ -20,6 +20,9 @@ gradient in the first pass makes the weights NaN for the second, and with them i
 largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). The step's loss is the first, that of the
 weights before the update, which these optimizers return; NaN or Inf of a later pass replaces it.
 
+Losses that an optimizer other than the leader has used (a discriminator's, or that of an architecture on a second
+loader) are not the step's, unless it has no other. A NaN or Inf in them makes the step's loss one.
+
 A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
 """
@@ -104,6 +107,7 @@ class StepLosses:
         self._logged: set[str] = set()
         self._updated: _Passes | None = None  # the passes before an update after which others may follow
         self._held: _Passes | None = None  # those of the step that is about to begin
+        self._aside: list[_Passes] = []  # that other optimizers have used
 
     def watch(self, model: nn.Module) -> None:
         """Count the tokens of `model` if it is a language model."""
@@ -117,6 +121,7 @@ class StepLosses:
         self._factors.clear()
         self._logged.clear()
         self._forwards.clear()
+        self._aside.clear()
         self._unseen = self._groups = self._tokens = self._padded = 0
         self._version = self._largest_weight = self._updated = None
         if self._held is not None:
@@ -134,6 +139,21 @@ class StepLosses:
             self._held = self._passes() - before
             self._set(before)
             self._largest_weight = self._updated = None
+
+    def set_aside(self) -> None:
+        """Note that another optimizer than the leader uses the losses so far."""
+        if self._losses:
+            self._aside.append(self._passes())
+            self._losses, self._factors, self._forwards, self._groups = [], [], Counter(), 0
+            self._largest_weight = None
+
+    def _take_back(self) -> None:
+        """Use the losses that were set aside if there is no other."""
+        if self._aside and not self._losses:
+            one = self._aside.pop()
+            self._losses, self._factors, self._forwards, self._groups = (
+                one.losses, one.factors, one.forwards, one.groups,
+            )  # fmt: skip
 
     def _passes(self) -> _Passes:
         return _Passes(
@@ -208,11 +228,12 @@ class StepLosses:
     @property
     def has_trained(self) -> bool:
         """Return True if this step has a loss. Passes of the model alone may be an evaluation in training mode."""
-        return bool(self._losses) or bool(self._logged)
+        return bool(self._losses) or bool(self._aside) or bool(self._logged)
 
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
         """Write the step's loss and tokens, and the measured ones where the loop has logged its own."""
         own: dict[str, float | Tensor] = {}
+        self._take_back()
         if self._losses:
             own["local_loss"] = loss = self._loss()
             if "loss" not in self._logged:
@@ -234,6 +255,7 @@ class StepLosses:
         """Write the loss of a step that an exception or exit ends: a loop that stops at a NaN has it already, often
         before the backward pass and in a variable. A loss on a device is not read, since that could block forever.
         """
+        self._take_back()
         loss = self._loss() if self._losses else None
         columns = {"loss": loss, "local_loss": loss} if isinstance(loss, float) else {}
         columns |= _bad_loss_in(frames[-1][0].f_locals) if frames else {}
@@ -244,6 +266,8 @@ class StepLosses:
 
     def _loss(self) -> float | Tensor:
         total: float | Tensor = sum(self._losses[1:], self._losses[0])
+        for one in self._aside:
+            total = total + 0.0 * sum(one.losses)  # NaN if one is
         if self._largest_weight is not None:
             return self._losses[0] + 0.0 * total  # NaN if a later one is
         passes = min(self._groups, self._unseen + max(self._forwards.values(), default=self._groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
@@ -181,3 +183,37 @@ def test_a_loss_scale_of_the_loops_own_is_no_part_of_the_loss(scales: tuple[floa
         optimizer.step()
     detach()
     assert rows(tmp_path / "run", "SELECT loss FROM steps ORDER BY step") == [(pytest.approx(one),) for one in expected]
+
+
+@pytest.mark.parametrize("passes_first", [False, True])
+def test_the_loss_of_another_optimizer_is_not_the_steps(passes_first: bool, tmp_path: Path) -> None:
+    """A discriminator and its generator, or an architecture and its weights on two loaders. If both passes come before
+    the updates, they cannot be told apart, and are summed."""
+    first, leader = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, leader)]
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(10, 4)), batch_size=2)):
+        for model, offset, optimizer in zip((first, leader), (100.0, 0.0), optimizers, strict=True):
+            (model(batch).sum() * 0.0 + offset + number).backward()
+            if not passes_first:
+                optimizer.step()
+        if passes_first:
+            for optimizer in optimizers:
+                optimizer.step()
+    detach()
+    losses = rows(tmp_path / "run", "SELECT loss FROM steps ORDER BY step")
+    assert losses == [(100.0 + 2 * number if passes_first else float(number),) for number in range(5)]
+
+
+def test_a_nan_in_the_loss_of_another_optimizer_is_one_of_the_step(tmp_path: Path) -> None:
+    first, leader = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, leader)]
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(10, 4)), batch_size=2)):
+        offsets = (math.nan if number == 3 else 9.0, 0.0)
+        for model, offset, optimizer in zip((first, leader), offsets, optimizers, strict=True):
+            (model(batch).sum() + offset).backward()  # the gradient stays finite
+            optimizer.step()
+    detach()
+    losses = rows(tmp_path / "run", "SELECT step FROM steps WHERE isnan(loss)")
+    assert losses == [(4,)]
