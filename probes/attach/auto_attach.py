@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..fail_open import failing_open
 from .attach import Attached, attach
+from .loop.evaluations import is_in_training_mode
 from .loop.living import Living
 from .loop.updates import parameters_of, unwrapped
 
@@ -59,7 +60,7 @@ class _Search:
     def _called(self, module: nn.Module, args: Any) -> None:
         if module in self._inside or torch.compiler.is_compiling():
             return
-        if not torch.is_grad_enabled() or not module.training or self._num_models >= MAX_MODELS:
+        if not torch.is_grad_enabled() or not is_in_training_mode(module) or self._num_models >= MAX_MODELS:
             return
         if not self._attached.is_in_loop():
             return

@@ -29,7 +29,7 @@ from ...collectives.gradients.model_hook import ModelHook
 from ...fail_open import record_error
 from .living import Living
 
-__all__ = ["EvalModeTraining", "Evaluations", "inner_modules", "main_parts"]
+__all__ = ["EvalModeTraining", "Evaluations", "inner_modules", "is_in_training_mode", "main_parts"]
 
 
 class _Phases(Protocol):
@@ -77,7 +77,7 @@ class Evaluations:
         if torch.compiler.is_compiling() or get_ident() != self._phases.thread:
             return
         try:
-            if (torch.is_grad_enabled() and module.training) or not self._is_related(module):
+            if (torch.is_grad_enabled() and is_in_training_mode(module)) or not self._is_related(module):
                 return
             self._unhook()  # what it calls is a part of it
             if any(module is inner for model in self._phases.models() for inner in inner_modules(model)):
@@ -109,6 +109,11 @@ def inner_modules(model: nn.Module) -> list[nn.Module]:
     while (name := _wrapped(found[-1])) in found[-1]._modules:
         found.append(found[-1].get_submodule(name))
     return found
+
+
+def is_in_training_mode(model: nn.Module) -> bool:
+    """Return True if the model, or what it wraps, is in training mode: Lightning sets only the inner module's mode."""
+    return model.training or any(one.training for one in inner_modules(model))
 
 
 def _wrapped(model: nn.Module) -> str:
@@ -149,15 +154,15 @@ class EvalModeTraining:
 
     def add(self, model: nn.Module) -> None:
         """Note a model that was found through its optimizer: if it is in eval mode, it was trained in eval mode."""
-        if not model.training:
+        if not is_in_training_mode(model):
             self._trained.add(model)
 
     def __contains__(self, model: nn.Module) -> bool:
-        return not model.training and model in self._trained
+        return model in self._trained and not is_in_training_mode(model)
 
     def trains(self, model: nn.Module) -> bool:
         """Return True if a call with gradients enabled belongs to training."""
-        if model.training:
+        if is_in_training_mode(model):
             self._trained.discard(model)
         elif model not in self._trained:
             self._called.add(model)

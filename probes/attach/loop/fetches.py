@@ -24,7 +24,7 @@ from torch import nn
 from ...fail_open import record_error
 from ...recorder import Recorder
 from ...torch_compat import BASE_LOADER_ITERATOR
-from .evaluations import main_parts
+from .evaluations import inner_modules, main_parts
 
 __all__ = ["Fetches"]
 
@@ -83,7 +83,7 @@ class Fetches:
         if not torch.is_grad_enabled():
             return True
         models = [model for model in self._phases.models() if model not in self._phases.in_eval_mode]
-        modes = [all(part.training for part in main_parts(model)) for model in models]
+        modes = [all(part.training for part in main_parts(inner_modules(model)[-1])) for model in models]
         return id(getattr(iterator, "_dataset", None)) not in self._sets and bool(modes) and not any(modes)
 
     def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:

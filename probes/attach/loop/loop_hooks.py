@@ -46,7 +46,7 @@ from ..patching.on_import import OnImport
 from ..patching.replaced import replaced
 from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
-from .evaluations import EvalModeTraining, Evaluations, inner_modules
+from .evaluations import EvalModeTraining, Evaluations, inner_modules, is_in_training_mode
 from .fetches import Fetches
 from .living import Living, Remembered
 from .loss_scaling import LossScaling
@@ -299,7 +299,7 @@ class LoopPhases:
                 self.enter("forward", self._microbatch)
             elif not self._open.keys() & _ACTS:
                 self._fetches.fed(trains=False)
-                is_before_update = module.training and self._in_step and not self._taken_ns
+                is_before_update = is_in_training_mode(module) and self._in_step and not self._taken_ns
                 self.enter("forward" if is_before_update else "evaluate")
         except Exception as error:
             record_error("attach.forward", error)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from probes.attach.attach import detach
+from probes.attach.attach import attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
 from probes.tape.rundir import RunDir
 from store import Store
@@ -62,4 +63,25 @@ def test_an_evaluation_with_gradients_in_eval_mode_is_none_of_training(tmp_path:
         model.eval()(torch.ones(2, 4))
     detach()
     expected = [(n, True, True, n % NUM_BATCHES == 0) for n in range(1, 2 * NUM_BATCHES + 1)]
+    assert steps(tmp_path / "run") == expected
+
+
+def test_a_wrapper_whose_own_mode_stays_eval_has_forward_passes(tmp_path: Path) -> None:
+    """As Lightning leaves `DistributedDataParallel`: it checks one validation batch, then sets the inner modes only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        model = nn.parallel.DistributedDataParallel(inner)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+        for _ in range(2):
+            model.eval()
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+            inner.train()
+            epoch(model, optimizer)
+        detach()
+    finally:
+        dist.destroy_process_group()
+    expected = [(n, True, True, n == NUM_BATCHES) for n in range(1, 2 * NUM_BATCHES + 1)]
     assert steps(tmp_path / "run") == expected
