@@ -63,8 +63,10 @@ _SWITCHES = {
 
 
 def not_recorded(absent: Sequence[str]) -> str:
-    """A clause that names what was not recorded and what records it. `absent`: as `source.lacking` returns it. No switch
-    helps where no step was recorded."""
+    """A clause that names what was not recorded and what records it; no setting records more if there is no step.
+
+    `absent`: as `source.lacking` returns it.
+    """
     words = list(dict.fromkeys(map(_words, absent)))
     named = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     switches = list(dict.fromkeys(switch for name in absent if (switch := _switch(name))))
