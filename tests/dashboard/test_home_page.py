@@ -112,4 +112,4 @@ def test_a_run_whose_records_are_not_read_does_not_look_sound(tmp_path: Path, mo
     newest, oldest = app.dataframe[0].value[["finding", "state"]].to_dict("records")
     assert newest["finding"] in ("reading…", "analyzing…", "")
     assert oldest == {"finding": "not read", "state": "not read"}
-    assert "The newest 1 of these 2 runs are read" in shown(app)
+    assert "The newest 1 of these 2 matching runs are read" in shown(app)

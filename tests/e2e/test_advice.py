@@ -22,7 +22,7 @@ def test_a_run_that_leaves_its_plan_is_told_while_it_trains(tmp_path: Path) -> N
     """An evaluation in each step gathers the parameters more often than the plan says, which counts training alone."""
     run = train(tmp_path, "two", settings=EVERY_STEP, faults=unhurried(2, steps=110))
     lines = [line for line in run.output.splitlines() if line.startswith("ADVICE")]
-    (line,) = [line for line in lines if "not as planned" in line]
+    (line,) = [line for line in lines if "differs from its plan" in line]
     assert re.search(r"all_gather [\d.]+ [KM]iB instead of [\d.]+ [KM]iB \(\+\d+ %\)", line)
     assert "Compare the layout, the batch and the devices with those of `rankscope plan`" in line
     told = [(event["finding_kind"], event["cause"]) for event in run.events("advice")]

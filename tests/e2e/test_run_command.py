@@ -82,7 +82,7 @@ def test_a_fetch_that_takes_longer_than_the_hang_limit_is_one_unless_it_computes
     done = run_python(["-m", "rankscope", "run", "train.py", doing], cwd=tmp_path, timeout_s=200, forks_python=True)
     assert done.returncode == 0, done.stderr
     assert ("HANG" in done.stderr) == (doing == "blocked"), done.stderr
-    assert ("Rank 0 stood still" in done.stderr) == (doing == "blocked"), done.stderr
+    assert ("Rank 0 stalled" in done.stderr) == (doing == "blocked"), done.stderr
 
 
 def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
