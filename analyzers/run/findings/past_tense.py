@@ -34,7 +34,7 @@ _VERBS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\btakes (?=[\d.]+x as long as)", "took "),
         (r"\bgrows by\b", "grew by"),
         (r"\bhas (?=[\d.]+ GiB free\b)", "had "),
-        (r"\bat the present rate\b", "at that rate"),
+        (r"\bat the current rate\b", "at that rate"),
         (r"(?<= )are padding\b", "were padding"),
         (r"\bOut of memory in (?=[\d,]+ steps)", "Out of memory would have followed in "),
         (r"\bcheckpoint is of step\b", "checkpoint was of step"),

@@ -62,7 +62,7 @@ def test_the_end_of_a_log_without_steps_is_quoted_and_accuses_nobody(tmp_path: P
     text = "reading plan\nopening lanes\nLane 3 is not responding (337 seconds)\n"
     diagnosis = diagnosed(tmp_path, "job.log", text)
     assert not diagnosis.fired
-    assert 'says "Lane 3 is not responding (337 seconds)"' in diagnosis.verdict
+    assert 'ends with "Lane 3 is not responding (337 seconds)"' in diagnosis.verdict
 
 
 NAMED = (

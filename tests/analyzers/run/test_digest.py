@@ -123,7 +123,7 @@ def test_another_version_and_a_bomb_are_refused() -> None:
         decode(zlib.compress(json.dumps(plain | {"v": VERSION + 1}).encode()))
     with pytest.raises(DigestError):
         decode(zlib.compress(b"[" * (64 << 20)))
-    with pytest.raises(DigestError, match="at most"):
+    with pytest.raises(DigestError, match="more than"):
         decode(b"x" * (MAX_BYTES + 1))
 
 
