@@ -141,7 +141,7 @@ LOSS_SCALE = _kind(
 )
 RECOMPILE = _kind("recompile", *_CODE, _text("guard", "assumption that no longer holds"), by="rank",
                   meaning="A function was compiled again by torch.compile; `line` is its first line.")
-GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="torch.compile broke the graph at this line.")
+GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="A graph break of `torch.compile` at this line.")
 FAULT_INJECTED = _kind(
     "fault_injected", _text("fault", "kind of fault"), _json("parameters"),
     by="rank", meaning="A drill injected a fault.",
