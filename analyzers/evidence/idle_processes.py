@@ -1,9 +1,9 @@
-"""Name the process that another waits for by its own log, if it says no more than that it goes round in a loop.
+"""Name the process that another waits for, if its log ends with one line repeated.
 
     found = with_idle_process(found, book, logs)
 
 A wait that names neither its call nor a rank cannot be compared over ranks. If the log of a second process of the same
-job reports no wait and no error, and ends in one line again and again, that process was alive, and elsewhere: a
+job reports no wait and no error, and ends with one line repeated, that process was alive but did not join the call: a
 suspicion.
 """
 
@@ -67,7 +67,7 @@ def with_idle_process(found: Sequence[Finding], book: LogBook, logs: Sequence[Re
 def _repeated(log: ReadLog) -> str:
     """The line with which a log ends several times, without its time; empty if the last lines differ."""
     lines = [clean(line).strip() for line in log.tail.split(b"\n") if line.strip()][-SHARED.min_times :]
-    alike = {_NUMBERS.sub("#", line) for line in lines}
-    if len(lines) < SHARED.min_times or len(alike) > 1 or log.last_step_line > log.num_lines - len(lines):
+    forms = {_NUMBERS.sub("#", line) for line in lines}
+    if len(lines) < SHARED.min_times or len(forms) > 1 or log.last_step_line > log.num_lines - len(lines):
         return ""
     return _TIME.sub("", lines[-1])[-_MAX_TEXT:]

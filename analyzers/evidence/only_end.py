@@ -141,8 +141,8 @@ def _met_by_several(candidate: Candidate) -> bool:
     """
     row = CAUSES.get(candidate.cause)
     texts = {entry.message for entry in candidate.lines if not entry.text("traceback")}
-    alike = {_NUMBERS.sub("#", text) for text in texts}
-    return row is not None and row.blame == "outside" and len(alike) < len(texts)
+    forms = {_NUMBERS.sub("#", text) for text in texts}
+    return row is not None and row.blame == "outside" and len(forms) < len(texts)
 
 
 def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:
