@@ -32,7 +32,7 @@ from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.ends.restarts import restart_sentence
 from analyzers.run.findings.open_findings import is_same_finding, may_last, reported_findings, why_closed
-from analyzers.run.findings.past_tense import over
+from analyzers.run.findings.past_tense import OVER, over
 from analyzers.run.live.digest import Digest, joined, joined_log
 from analyzers.run.live.stall_limits import killed_by_watch
 from analyzers.run.policy import StallPolicy
@@ -374,7 +374,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
 def _over(state: LiveState, key: tuple[object, ...], finding: Finding) -> Finding:
     newest = state.newest_found.get(key)  # None if only an earlier watch found it
     past = over(newest or finding, newest.last_step if newest else None)
-    state.reported[key] = ended = replace(past, status="ok", severity="info", summary=f"Over: {past.summary}")
+    state.reported[key] = ended = replace(past, status="ok", severity="info", summary=f"{OVER}{past.summary}")
     return ended
 
 

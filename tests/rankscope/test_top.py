@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from analyzers.finding import Finding
 from analyzers.report.rank_rows import RankRow, RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, fold, rank_table
 from analyzers.report.terminal.ranks_now import draw_ranks, read_ranks
+from analyzers.run.findings.past_tense import OVER
 from analyzers.run.live.folder_state import folder_state
 from analyzers.run.policy import StallPolicy
 from probes.tape.events import EventWriter
-from probes.tape.rundir import NODE_RANK
+from probes.tape.rundir import NODE_RANK, RunDir
 from rankscope.cli import app
 from rankscope.commands.top import top
 from store import Ingester, Store
@@ -209,20 +211,77 @@ def test_a_rank_whose_finding_is_over_says_so_and_comes_after_one_that_is_open(t
     assert [(rank, text.strip()) for rank, text in rows[:2]] == [("3", "straggler"), ("1", "non-finite, over")]
 
 
-def test_findings_of_a_live_run_are_in_the_order_of_its_report(tmp_path: Path) -> None:
-    """A suspicion comes after what is certain, whatever its severity."""
-    run = still_training(make_run(tmp_path, ranks=2, steps=20, end=""))
+def reported(run: RunDir, *findings: Finding) -> None:
+    """Record findings as `watch` does."""
     events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
-    for kind, severity, status in (("rank_lost", "critical", "suspect"), ("straggler", "warning", "fired")):
-        finding = Finding(
-            kind=kind, severity=severity, status=status, analyzer="x", ranks=(1,), attempt=0, summary=f"A {kind}.",
-        )  # fmt: skip
+    for finding in findings:
         columns = finding.to_json()
         events.write("finding", finding_kind=columns.pop("kind"), finding_ranks=columns.pop("ranks"), **columns)
     events.close()
+
+
+def test_findings_of_a_live_run_are_in_the_order_of_its_report(tmp_path: Path) -> None:
+    """A suspicion comes after what is certain, whatever its severity."""
+    run = still_training(make_run(tmp_path, ranks=2, steps=20, end=""))
+    for kind, severity, status in (("rank_lost", "critical", "suspect"), ("straggler", "warning", "fired")):
+        found = Finding(
+            kind=kind, severity=severity, status=status, analyzer="x", ranks=(1,), attempt=0, summary=f"A {kind}.",
+        )  # fmt: skip
+        reported(run, found)
     now = read_ranks(run, now_ns=time.time_ns())
     assert now.state.is_live
     assert [finding.kind for finding in now.findings] == ["straggler", "rank_lost"]
+
+
+def test_a_live_run_shows_what_it_has_recovered_from_below_what_is_open(tmp_path: Path) -> None:
+    run = still_training(make_run(tmp_path, ranks=4, steps=60, end="", nan={2: 40}))
+    nan = Finding(
+        kind="non_finite", severity="critical", status="fired", analyzer="numerics", ranks=(2,), attempt=0,
+        first_step=40, summary="Loss became NaN in step 40.",
+    )  # fmt: skip
+    recovered = replace(nan, evidence={"restored_step": 30})
+    slow = Finding(
+        kind="straggler", severity="warning", status="fired", analyzer="straggler", ranks=(3,), attempt=0,
+        first_step=20, summary="Rank 3 has been slow since step 20: +19 ms.",
+    )  # fmt: skip
+    ended = replace(recovered, status="ok", severity="info", summary=f"{OVER}{recovered.summary}")
+    stuck = Finding(
+        kind="hang", severity="critical", status="ok", analyzer="hangs", ranks=(1,), attempt=0, first_step=9,
+        summary=f"{OVER}Rank 1 was stuck for 9.0 s.",
+    )  # fmt: skip
+    reported(run, stuck, nan, slow, ended)
+
+    now = read_ranks(run, now_ns=time.time_ns())
+    assert [(one["kind"], one["closed"]) for one in now.to_json()["findings"]] == [
+        ("straggler", ""), ("non_finite", "over"), ("hang", "over"),
+    ]  # fmt: skip
+    text = screen_text(run)
+    assert re.search(
+        "Rank 3 has been slow since step 20: .*\nAlready over: Loss became NaN .*\nAlready over: Rank 1 was stuck",
+        text,
+    ), text
+    assert re.search(r"^ *2 +running .*non-finite, over *$", text, flags=re.MULTILINE), text
+
+
+def test_an_attempt_that_failed_is_told_while_the_next_one_trains(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=20, end="")
+    lost = Finding(
+        kind="rank_lost", severity="critical", status="fired", analyzer="rank_lost", ranks=(1,), attempt=0,
+        summary="Rank 1 was killed by SIGKILL in step 20.",
+    )  # fmt: skip
+    reported(run, lost)
+    make_run(tmp_path, ranks=2, steps=10, end="", run=run, attempt=1)
+    still_training(run)
+    now = read_ranks(run, now_ns=time.time_ns())
+    assert now.state.is_live
+    assert now.to_json()["findings"][0]["closed"] == "the run continued as attempt 1"
+    assert "Already over: Rank 1 was killed by SIGKILL in step 20." in screen_text(run)
+
+
+def screen_text(run: RunDir) -> str:
+    console = Console(width=200, no_color=True, record=True, file=StringIO())
+    console.print(draw_ranks(run, name="runs/x", height=30, now_ns=time.time_ns()).table)
+    return console.export_text()
 
 
 def test_ranks_that_were_killed_do_not_run_once_the_run_has_ended(tmp_path: Path) -> None:

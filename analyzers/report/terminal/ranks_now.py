@@ -5,8 +5,8 @@ train`.
     console.print(drawn.table)
     read_ranks(folder, now_ns=time.time_ns()).to_json()      # the same for programs
 
-For a live run, own work and waiting are medians of the newest 50 steps, and findings are those that `watch` reported.
-For a run that has ended, both cover all steps, as in `rankscope analyze`.
+For a live run, own work and waiting are medians of the newest 50 steps, and findings are those that `watch` reported,
+those that are over last. For a run that has ended, both cover all steps, as in `rankscope analyze`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from analyzers.hangs.summary import lasting
 from analyzers.report.rank_rows import RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, heading_height, rank_table
 from analyzers.run.findings.open_findings import newest_reports, reported_findings, why_closed
+from analyzers.run.findings.past_tense import OVER, over
 from analyzers.run.live.folder_state import folder_state
 from analyzers.run.live.state import RunState
 from analyzers.run.policy import stall_policy
 from analyzers.verdict.verdict import ALREADY_OVER
+from analyzers.wording import counted
 from probes.settings.described import TrainFacts
 from probes.settings.section import read
 from probes.tape.rundir import RunDir
@@ -55,7 +57,7 @@ class RankScreen:
 class RanksNow:
     """The run's state, its findings in reading order, and its ranks.
 
-    `closed`: {id: why it is over}, of a run that has ended; of a live run only open findings are known.
+    `closed`: {id: why it is over}. Such findings come last; of a live run, those that ended last come first.
     """
 
     state: RunState
@@ -81,8 +83,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
     with Store.open(folder) as store:
         state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
         ended = None if state.is_live else diagnose(store, manifest, stacks_dir=folder.stacks)
-        findings = _findings(store, state.attempt) if ended is None else list(ended.fired)
-        closed: Mapping[str, str] = {} if ended is None else ended.closed
+        findings, closed = _reported(store, state.attempt) if ended is None else (list(ended.fired), ended.closed)
         as_of_ns = state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         found = rank_rows(store, findings, now_ns=as_of_ns, has_ended=ended is not None, closed=closed)
     if ended is not None:  # the same number as in the report; a killed rank recorded no end
@@ -93,7 +94,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
         rows = tuple(replace(row, state="stalled") if row.state == "running" else row for row in found.rows)
         found = replace(found, rows=rows)
         silent_s = min((row.doing_s for row in rows if row.doing_s is not None), default=0.0)
-        findings = [lasting(finding, silent_s) for finding in findings]
+        findings = [finding if finding.id in closed else lasting(finding, silent_s) for finding in findings]
     steps = read(TrainFacts, manifest).steps
     return RanksNow(
         state=state, planned_steps=int(steps) if steps else None, findings=tuple(findings), ranks=found, closed=closed,
@@ -108,8 +109,9 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
         ("", f"{ALREADY_OVER}{finding.summary}") if finding.id in now.closed else (finding.severity, finding.summary)
         for finding in findings[:MAX_FINDINGS]
     ]
-    if len(findings) > MAX_FINDINGS:
-        sentences.append(("", f"{len(findings) - MAX_FINDINGS} more findings: rankscope analyze {name}"))
+    if rest := findings[MAX_FINDINGS:]:
+        are_over = ", already over" if all(finding.id in now.closed for finding in rest) else ""
+        sentences.append(("", f"{counted(len(rest), 'more finding')}{are_over}: rankscope analyze {name}"))
     heading = Heading(
         run=name,
         state=state.word,
@@ -122,8 +124,11 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: in
     return RankScreen(table=table, is_live=state.is_live, has_ended=not state.is_live and state.word != "empty")
 
 
-def _findings(store: Store, attempt: int | None) -> list[Finding]:
-    """Open findings that `watch` reported, in the order of the report."""
-    reports = newest_reports(reported_findings(store))
-    found = [one for one in reports if one.status in ("fired", "suspect") and not why_closed(one, attempt)]
-    return sorted(found, key=reading_order)
+def _reported(store: Store, attempt: int | None) -> tuple[list[Finding], dict[str, str]]:
+    """Findings that `watch` reported: open ones in the order of the report, then those that are over, with why."""
+    reports = [one for one in newest_reports(reported_findings(store)) if one.status in ("fired", "suspect", "ok")]
+    why = {one.id: "over" if one.status == "ok" else why_closed(one, attempt) for one in reports}
+    closed = {name: reason for name, reason in why.items() if reason}
+    still_open = sorted((one for one in reports if one.id not in closed), key=reading_order)
+    ended = (replace(one, summary=one.summary.removeprefix(OVER)) for one in reports if one.id in closed)
+    return [*still_open, *map(over, ended)], closed

@@ -16,7 +16,10 @@ from dataclasses import replace
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 
-__all__ = ["at_run_end", "in_past", "over"]
+__all__ = ["OVER", "at_run_end", "in_past", "over"]
+
+OVER = "Over: "
+"""Begins the summary of a report that a finding is over."""
 
 _BE = {"has": "was", "have": "were"}
 _FROM_STEP = r"(?P<since>(?:since|from) step \d+(?:, the first one (?:compared|here))?|from the first step)"
