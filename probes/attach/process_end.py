@@ -113,11 +113,12 @@ class ProcessEnd:
                     stack = "".join(traceback.format_exception(error))
                     fields = _exit_fields(message, stack, error.code, error.__context__)
                     self._record(fields | {"phase": self._recorder.phase_of(error)})
-            elif isinstance(error, KeyboardInterrupt):
-                self._interrupted()
             else:
                 without_our_frames(error)
-                self._record_exception(error)
+                if isinstance(error, KeyboardInterrupt):
+                    self._interrupted()
+                else:
+                    self._record_exception(error)
 
     def _record(self, fields: dict[str, Any]) -> None:
         if self._is_on and self.is_of_rank():
@@ -144,11 +145,11 @@ class ProcessEnd:
         with failing_open("attach.exception"):
             if getattr(sys, "last_value", None) is not error:  # the interpreter sets it before its own call
                 self._printed = (self._recorder.step_number, described(error))
-            elif issubclass(kind, KeyboardInterrupt):
-                self._interrupted()
             elif self._is_on:
                 trace = without_our_frames(error)
-                if not self._is_left:
+                if issubclass(kind, KeyboardInterrupt):
+                    self._interrupted()
+                elif not self._is_left:
                     self._record_exception(error)
         real(kind, error, trace)
 

@@ -145,6 +145,18 @@ def test_an_exception_is_recorded_where_the_script_has_replaced_the_hook(tmp_pat
     assert f"died of KeyError: 'lr' (train.py:{line} in <module>) at step 2" in said
 
 
+def test_the_traceback_of_an_interrupt_has_frames_of_the_script_only(tmp_path: Path) -> None:
+    end = (
+        "import os, signal\ntrain(2)\nmodel.register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))\n"
+        "train(1)"
+    )
+    _, _, error = ended(tmp_path, end, by="run", forked=False)
+    assert "train.py" in error
+    assert "\nKeyboardInterrupt\n" in error
+    assert "attached_script.py" not in error
+    assert f"{os.sep}probes{os.sep}" not in error
+
+
 def test_an_exit_that_answers_an_interrupt_is_no_failure_of_the_rank(tmp_path: Path) -> None:
     """As click ends a program at Ctrl-C."""
     end = (
