@@ -21,7 +21,7 @@ from functools import cache
 from analyzers.causes import names
 from analyzers.plugins import installed
 
-__all__ = ["KINDS", "OUR_KINDS", "Kind", "heading", "packages"]
+__all__ = ["KINDS", "OUR_KINDS", "Kind", "heading", "packages", "title_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +143,14 @@ KINDS: Mapping[str, Kind] = _Kinds()
 """Kinds by name, in the order of the verdict."""
 
 
+def title_of(name: str) -> str:
+    """The title of a kind; of one that is unknown here, its name with spaces."""
+    return KINDS[name].title if name in KINDS else name.replace("_", " ")
+
+
 def heading(name: str) -> str:
     """The title of a kind in capitals, as it heads a finding."""
-    return (KINDS[name].title if name in KINDS else name.replace("_", " ")).upper()
+    return title_of(name).upper()
 
 
 def packages() -> tuple[str, ...]:

@@ -184,9 +184,9 @@ def size_text(num_bytes: Any) -> str:
     """Bytes in the largest unit that fits; "?" for anything else."""
     if not is_number(num_bytes):
         return "?"
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(num_bytes) >= scale:
-            return f"{num_bytes / scale:.3g} {unit}"
+            return f"{number(num_bytes / scale)} {unit}"
     return f"{num_bytes:.0f} B"
 
 

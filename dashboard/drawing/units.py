@@ -2,12 +2,14 @@
 
 duration(0.0153)       # "15.3 ms"
 amount(48_200)         # "48.2 k"
-data_size(3 << 20)     # "3.0 MiB"
+data_size(3 << 20)     # "3 MiB"
 """
 
 from __future__ import annotations
 
 import math
+
+from analyzers.wording import size_text
 
 __all__ = ["age", "amount", "data_size", "duration", "percent"]
 
@@ -50,16 +52,9 @@ def amount(number: float | None) -> str:
     return f"{number:,.0f}" if float(number).is_integer() or abs(number) >= 1000 else f"{number:.3g}"
 
 
-def data_size(num_bytes: float | None, digits: int = 1) -> str:
+def data_size(num_bytes: float | None) -> str:
     """Format bytes with a binary prefix."""
-    if num_bytes is None or not math.isfinite(num_bytes):
-        return _NONE
-    size = float(num_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.{digits}f} {unit}"
-        size /= 1024
-    return _NONE
+    return _NONE if num_bytes is None or not math.isfinite(num_bytes) else size_text(num_bytes)
 
 
 def percent(ratio: float | None) -> str:

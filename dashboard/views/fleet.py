@@ -11,6 +11,7 @@ import streamlit as st
 from analyzers.fleet.exclude_list import FORMS, exclude_list
 from analyzers.fleet.fleet import COUNTED, Fleet, Member
 from analyzers.fleet.speed_changes import ConfigurationSpeed
+from analyzers.kinds import title_of
 from dashboard.data.processes.fleet_process import FleetAnswer, fleet_in_process, fleet_version
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, markdown_text, table, tiles
@@ -165,6 +166,6 @@ def _row(place: int, member: Member) -> dict[str, Any]:
         "per 1,000 h": float(f"{1e3 * rate.mean_per_h:.3g}"),
         "from": float(f"{1e3 * rate.low_per_h:.3g}"), "to": float(f"{1e3 * rate.high_per_h:.3g}"),
         "chance": f"{member.chance:.2g}",
-        "incidents": ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in member.kinds.items()),
+        "incidents": ", ".join(f"{title_of(kind).lower()} {count}" for kind, count in member.kinds.items()),
         "time lost": units.duration(member.cost_s) if member.cost_s else "",
     }  # fmt: skip

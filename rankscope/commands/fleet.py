@@ -76,11 +76,12 @@ def fleet(
 def suspicious_hosts(path: Path) -> dict[str, str]:
     """Return {host: what happened on it} for hosts with more trouble in the runs of a folder than chance explains."""
     from analyzers.fleet.fleet import fleet as judge
+    from analyzers.kinds import title_of
     from store.runs_folder import RunsFolder
 
     found = judge(_histories(RunsFolder(path)))
     return {
-        host.name: f"{host.bad_runs} of {host.runs} runs ({', '.join(kind.replace('_', ' ') for kind in host.kinds)})"
+        host.name: f"{host.bad_runs} of {host.runs} runs ({', '.join(title_of(kind).lower() for kind in host.kinds)})"
         for host in found.hosts
         if host.is_suspicious
     }
@@ -134,6 +135,7 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
     from rich import box
     from rich.table import Table
 
+    from analyzers.kinds import title_of
     from probes.tape.redaction.printable import visible
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -143,7 +145,7 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
     for member in shown:
         rate = member.rate
         per_kh = f"{_rate(rate.mean_per_h)} ({_rate(rate.low_per_h)} to {_rate(rate.high_per_h)})"
-        kinds = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in member.kinds.items())
+        kinds = ", ".join(f"{title_of(kind).lower()} {count}" for kind, count in member.kinds.items())
         name = member.name if title == "host" else f"{member.name} on {member.host}"
         table.add_row(
             visible(name), str(member.runs), f"{member.hours:,.1f}", str(member.bad_runs), per_kh, kinds,

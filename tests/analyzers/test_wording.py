@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.wording import counted, loss_text, natural, rise_text
+from analyzers.wording import counted, loss_text, natural, rise_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,11 @@ def test_counted_nouns() -> None:
 
 def test_numbers_in_names_sort_as_numbers() -> None:
     assert sorted(["node-10", "node-9", "node-1"], key=natural) == ["node-1", "node-9", "node-10"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(512, "512 B"), (3 << 20, "3 MiB"), (1010 << 20, "1,010 MiB"), (8_000_000_000, "7.45 GiB"), (2 << 40, "2 TiB")],
+)
+def test_sizes_have_the_largest_unit_that_fits_and_no_exponent(num_bytes: int, text: str) -> None:
+    assert size_text(num_bytes) == text

@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 from analyzers.figures.drawing.theme import HEAT, heat_range, label, new_figure
 from analyzers.figures.ranks.rank_step import Matrix
 from analyzers.finding import Finding
-from analyzers.kinds import KINDS
+from analyzers.kinds import title_of
 
 __all__ = ["Mark", "draw", "marks_of"]
 
@@ -45,7 +45,7 @@ def marks_of(fired: Sequence[Finding]) -> tuple[Mark, ...]:
         Mark(
             rank=rank, first_step=found.first_step,
             last_step=found.first_step if found.last_step is None else found.last_step,
-            text=(kind.title if (kind := KINDS.get(found.kind)) else found.kind.replace("_", " ")).lower(),
+            text=title_of(found.kind).lower(),
         )
         for found in fired
         if found.first_step is not None and len(found.ranks) <= MAX_MARKED_RANKS
