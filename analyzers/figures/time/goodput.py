@@ -93,7 +93,7 @@ def strip(account: Account) -> go.Figure:
         if seconds < _LEAST * wall:
             continue
         share = 100 * seconds / wall
-        short = f"{share:.0f} %" if share >= 1 else "<1 %"  # no more fits into an entry of the legend
+        short = f"{share:.0f} %" if share >= 0.5 else "<1 %"  # no more fits into an entry of the legend
         figure.add_bar(
             y=[""], x=[seconds], name=text if share >= _LABELLED else f"{text} {short}",
             orientation="h", width=0.9, textangle=0,
