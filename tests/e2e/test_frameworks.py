@@ -64,7 +64,7 @@ def example_runs(name: str, world_size: int, tmp_path_factory: pytest.TempPathFa
         yield folder
 
 
-def test_the_same_bits_as_without_us(folder: Path) -> None:
+def test_results_are_bitwise_equal_without_probes(folder: Path) -> None:
     plain, ours = torch.load(folder / "plain.pt"), torch.load(folder / "ours.pt")
     assert plain.keys() == ours.keys()
     assert all(torch.equal(plain[name], ours[name]) for name in plain)

@@ -22,7 +22,7 @@ DEEP = sorted(
 
 
 @pytest.mark.parametrize("path", DEEP)
-def test_all_that_a_file_can_try(path: str) -> None:
+def test_nightly_cases_pass(path: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", f"tests/{path}"],
         cwd=ROOT, env=os.environ | {"HYPOTHESIS_PROFILE": "nightly"}, capture_output=True, text=True, check=False,

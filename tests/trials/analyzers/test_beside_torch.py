@@ -58,7 +58,7 @@ def profiled(rank: int, world_size: int, folder: str) -> None:
     recorder.close()
 
 
-def test_exposed_communication_is_what_torchs_profiler_says_on_the_same_steps(tmp_path: Path) -> None:
+def test_exposed_communication_agrees_with_torch_profiler(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "runs", name="profiled", manifest={"world_size": 2})
     run_ranks(profiled, world_size=2, args=(str(run.path),))
     with Store.open(run) as store:

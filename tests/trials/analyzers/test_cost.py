@@ -11,7 +11,7 @@ from tests.analyzers.stragglers.test_straggler import named, stored
 from tests.analyzers.test_live import told
 
 
-def test_it_is_cheap_enough_for_once_a_second() -> None:
+def test_live_analysis_is_cheap_enough_for_every_second() -> None:
     store = stored(simulate(4, ranks=8, steps=2000))
     store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": 8} for rank in range(8)])
     now_ns = store.rows("SELECT max(start_ns) FROM steps")[0][0]
@@ -21,7 +21,7 @@ def test_it_is_cheap_enough_for_once_a_second() -> None:
     assert (time.process_time() - start) / 10 < 0.2
 
 
-def test_big_runs_take_seconds() -> None:
+def test_large_runs_are_analyzed_in_seconds() -> None:
     timings = simulate(9, ranks=256, steps=4000, faults=[Slow(rank=200, step=3000, factor=1.1)])
     start = time.process_time()
     assert named(find_stragglers(timings)) == [(200, "compute")]

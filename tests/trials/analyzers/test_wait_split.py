@@ -15,7 +15,7 @@ TOLERANCE_S = 0.04  # two ranks share cores with whatever else the machine does
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_own_time_is_told_from_waiting(steps: list[dict[str, list[dict[str, Any]]]], kind: str, phase: str) -> None:
+def test_own_work_excludes_waiting(steps: list[dict[str, list[dict[str, Any]]]], kind: str, phase: str) -> None:
     odd = phase == "forward"
     peer, slow = (ranks[kind] for ranks in steps)
     excess = median_s(slow, phase, odd, "own") - median_s(peer, phase, odd, "own")

@@ -14,7 +14,7 @@ pytest.importorskip("playwright.sync_api", reason="no playwright: pip install pl
 __all__ = ["visit"]
 
 
-def test_a_fault_of_this_moment_is_a_finding_within_ten_seconds(visit: Visit) -> None:
+def test_a_fault_is_a_finding_within_ten_seconds(visit: Visit) -> None:
     visit.open("overview")
     assert visit.page.get_by_text("Rank lost").count() == 0
     kill(visit.run.pids()[1], signal.SIGKILL)

@@ -10,7 +10,5 @@ from tests.dashboard.test_unreadable_runs import READ_ANYHOW, read_a_held_store
 
 
 @pytest.mark.timeout(600)
-def test_every_page_names_a_held_store_and_reads_it_once_it_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_page_reports_a_locked_store_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_a_held_store(tmp_path, monkeypatch, READ_ANYHOW)

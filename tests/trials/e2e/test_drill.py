@@ -11,7 +11,7 @@ from tests.e2e.test_drill import drill
 
 
 @pytest.mark.timeout(240)
-def test_faults_are_noticed_survived_and_a_trap_is_met_with_silence(tmp_path: Path) -> None:
+def test_faults_are_found_and_survived_and_a_trap_gives_no_finding(tmp_path: Path) -> None:
     process = drill(
         tmp_path, "--faults", "nan_grad+stop,pause,flipped_checkpoint", "--format", "json", "--html", "drill.html"
     )

@@ -23,7 +23,7 @@ def slow_run(tmp_path: Path, *more: str, options: Sequence[str] = (), mode: str 
     return start(tmp_path, "elastic", faults=[SLOW], settings=settings, options=["--nproc-per-node", "3", *options])
 
 
-def test_the_device_of_a_slow_rank_is_left_out(tmp_path: Path) -> None:
+def test_the_device_of_a_slow_rank_is_excluded(tmp_path: Path) -> None:
     run = slow_run(tmp_path)
     wait_for_attempt(run, 1)
     run = stopped(run)
@@ -40,7 +40,7 @@ def test_the_device_of_a_slow_rank_is_left_out(tmp_path: Path) -> None:
     assert finding["evidence"]["excluded_for"] == "straggler"
 
 
-def test_a_slow_rank_is_replaced_by_a_spare_and_a_broken_device_left_out(tmp_path: Path) -> None:
+def test_a_slow_rank_is_replaced_and_a_broken_device_excluded(tmp_path: Path) -> None:
     uuid, nodes = "GPU-broken", ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "--node-rank"]
     with exporter(uuid) as gpus:
         run = slow_run(tmp_path, f"probes.dcgm_url={gpus.url}", mode="replace", options=[*nodes, "0"])

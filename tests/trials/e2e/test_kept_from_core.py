@@ -34,7 +34,7 @@ def throttled(pid: int, *, busy_s: float, still_s: float) -> Iterator[None]:
         thread.join()
 
 
-def test_a_rank_that_is_kept_from_its_core_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_core_is_named(tmp_path: Path) -> None:
     run_dir, script = tmp_path / "run", tmp_path / "plain_ddp.py"
     lines = (EXAMPLES / "ddp.py").read_text().splitlines()
     script.write_text("\n".join(line for line in lines if "rankscope" not in line) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.e2e.launched import train
 
 
-def test_a_device_whose_rank_keeps_dying_is_left_out(tmp_path: Path) -> None:
+def test_a_device_whose_rank_dies_repeatedly_is_excluded(tmp_path: Path) -> None:
     faults = ["kill@step=12,rank=1", "kill@step=22,rank=1"]
     settings = ["parallel.dp_shard=-1", "train.steps=30", "recovery.max_failures_per_device=2"]
     run = train(tmp_path, "elastic", faults=faults, settings=settings, options=["--nproc-per-node", "4"])

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 from trainer.launcher.nodes.node_exclusion import exclusion_reason
 
 
-def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left_out(tmp_path: Path) -> None:
+def test_copies_survive_a_lost_node_and_a_failing_node_is_excluded(tmp_path: Path) -> None:
     """Nothing is on the disk. After the loss of node 1 with its shared memory both go on from the copies that node 0
     kept; told to stop they leave with a checkpoint; resumed together, a rank of node 1 dies twice, and node 0 goes on
     without it."""

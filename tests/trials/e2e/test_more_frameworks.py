@@ -11,7 +11,7 @@ from tests.e2e.test_frameworks import (  # noqa: F401  # run here on the folder 
     example_runs,
     test_a_nan_in_the_data_is_found,
     test_every_step_and_phase_is_recorded,
-    test_the_same_bits_as_without_us,
+    test_results_are_bitwise_equal_without_probes,
 )
 
 

@@ -116,7 +116,7 @@ def cluster(tmp_path: Path, num_nodes: int) -> Iterator[Cluster]:
             launcher.wait(100)
 
 
-def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluster: Cluster) -> None:
+def test_a_pulled_cable_is_named_and_training_resumes(cluster: Cluster) -> None:
     for node in (0, 1):
         cluster.train(node)
     cluster.await_training(attempt=0, num_steps=100)  # seconds, in which the leader hears of rank 1
@@ -143,7 +143,7 @@ def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluste
     assert all(losses == 1 for _, losses in rows), "what was trained again has the same bits"
 
 
-def test_the_leader_dies_the_other_records_on_and_both_resume(cluster: Cluster) -> None:
+def test_the_other_node_records_after_the_leader_dies_and_both_resume(cluster: Cluster) -> None:
     for node in (0, 1):
         cluster.train(node)
     cluster.await_training(attempt=0, num_steps=45)  # two checkpoints

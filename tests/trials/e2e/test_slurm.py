@@ -37,9 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
         yield running
 
 
-def test_preempted_requeued_elsewhere_and_a_node_lost_is_bit_for_bit_the_undisturbed_run(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
+def test_slurm_preemption_and_a_lost_node_change_no_bit(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = _Job(cluster, tmp_path)
     assert job.nodes() == "n[1-2]"
     job.wait_for_step(3)

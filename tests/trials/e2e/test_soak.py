@@ -20,9 +20,7 @@ FAULTS = 10
 
 
 @pytest.mark.timeout(400)
-def test_ten_faults_in_a_run_wedge_nothing_lose_no_batch_and_leave_a_loss_that_falls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ten_faults_in_one_run_lose_no_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text(SOURCE * 4)
     settings = (*TINY, f"data.path=['{text}']", "parallel.dp_shard=4", "recovery.hang_floor_s=3")

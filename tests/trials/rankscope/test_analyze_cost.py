@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.factories import make_run
 
 
-def test_it_is_fast(tmp_path: Path) -> None:
+def test_analyze_is_fast(tmp_path: Path) -> None:
     """Beside ten million additions, since machines differ: half a second on a usual one, one on a slow one."""
     run = make_run(tmp_path, ranks=4, steps=150)
     analyze = ["-m", "rankscope", "analyze", str(run.path)]

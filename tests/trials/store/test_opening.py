@@ -9,7 +9,7 @@ from store import Store
 from tests.factories import make_run
 
 
-def test_opening_is_quick(tmp_path: Path) -> None:
+def test_the_store_opens_quickly(tmp_path: Path) -> None:
     """A run of the demo's size, caught up already: 0.06 s were measured, the target is 0.3 s, of CPU time here."""
     run = make_run(tmp_path, steps=150)
     with Store.open(run):

@@ -17,7 +17,7 @@ from trainer.layout.plan import resolve
 from trainer.plan.footprint.memory import rank_memory
 
 
-def test_a_rank_needs_what_is_planned() -> None:
+def test_rank_memory_matches_the_plan() -> None:
     ranks = run_ranks(measured, world_size=2, args=(REPEATS,), deadline_s=240)
     for name, sections in MEASURED.items():
         config = settings(sections)
@@ -25,7 +25,7 @@ def test_a_rank_needs_what_is_planned() -> None:
         assert need.peak == pytest.approx(min(rank[name].peak for rank in ranks), rel=0.05), name
 
 
-def test_experts_that_are_shared_by_fewer_ranks_are_gathered_and_reduced_by_themselves() -> None:
+def test_memory_of_sharded_experts_matches_the_plan() -> None:
     config = settings(EP_FSDP)
     need = rank_memory(config, resolve(config, 4), pp_rank=0, device="cpu")
     ranks = run_ranks(of_experts, world_size=4, args=(REPEATS,), deadline_s=240)
