@@ -50,16 +50,17 @@ class Trial:
 
     @property
     def place(self) -> str:
-        """First two cells of its row, which no other trial has."""
-        return f" {self.name.removeprefix('test_').replace('_', ' ')} | `{self.path}` "
+        """First cell of its row, which no other trial has: the test below tests/trials."""
+        return f" `{self.path.removeprefix('tests/trials/')}::{self.name}` "
 
     def row(self, commit: str, date: str) -> str:
         """Row of the page's table."""
         ran = [result for result in self.results if result.outcome != "skipped"]
         passed = sum(result.outcome == "passed" for result in ran)
         longest_s = max((result.wall_s for result in ran), default=0.0)
-        rate = f"{passed} of {len(ran)}" if ran else "not run: skipped here"
-        return f"|{self.place}| {rate} | {self.at_least:.0%} | {longest_s:.0f} s | {commit}, {date} |"
+        bound = "" if self.at_least == 1.0 else f" (at least {self.at_least:.0%})"
+        rate = f"{passed} of {len(ran)}{bound}" if ran else "skipped"
+        return f"|{self.place}| {rate} | {longest_s:.0f} s | {commit}, {date} |"
 
 
 def main() -> int:
@@ -150,7 +151,7 @@ def _rows(text: str) -> dict[str, str]:
     found = _BETWEEN.search(text)
     if found is None:
         raise SystemExit(f"{PAGE.name} has no place for the table: <!-- trials --> and <!-- /trials -->")
-    return {"|".join(row.split("|")[1:3]): row for row in found[0].splitlines()[2:]}
+    return {row.split("|")[1]: row for row in found[0].splitlines()[2:]}
 
 
 def _rows_of(commit: str) -> dict[str, str]:
@@ -160,9 +161,8 @@ def _rows_of(commit: str) -> dict[str, str]:
 
 def _is_short(row: str) -> bool:
     """Whether fewer passed than its bound asks for."""
-    passed, bound = (row.split("|")[column] for column in (3, 4))
-    counts = re.match(r" (\d+) of (\d+) ", passed)
-    return counts is not None and int(counts[1]) < int(counts[2]) * float(bound.strip(" %")) / 100
+    counts = re.match(r" (\d+) of (\d+)(?: \(at least (\d+)%\))? ", row.split("|")[2])
+    return counts is not None and int(counts[1]) < int(counts[2]) * int(counts[3] or 100) / 100
 
 
 def _write_page(trials: list[Trial]) -> None:
@@ -170,8 +170,8 @@ def _write_page(trials: list[Trial]) -> None:
     commit, date = _commit(), datetime.date.today().isoformat()
     text = PAGE.read_text(encoding="utf-8")
     rows = _rows(text) | {trial.place: trial.row(commit, date) for trial in trials}
-    head = "| trial | file | passed | bound | longest | commit, date |\n|---|---|---|---|---|---|\n"
-    table = head + "".join(f"{row}\n" for _, row in sorted(rows.items(), key=lambda item: item[0].split("|")[::-1]))
+    head = "| trial | passed | longest | commit, date |\n|---|---|---|---|\n"
+    table = head + "".join(f"{row}\n" for _, row in sorted(rows.items()))
     PAGE.write_text(_BETWEEN.sub(lambda _: table, text), encoding="utf-8")
 
 
