@@ -18,10 +18,10 @@ HEAD = """\
     python -m benchmarks.incidents > docs/incidents.md
 
 Public threads rewritten as minimal logs, with the accepted cause and, where the log shows one, the accepted rank
-(`benchmarks/incidents/`, a file per topic). Each round after the first was held out, scored once, and its misses fixed
-afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame is named or
-suspected. *Proven*: a line states the verdict. *Rank named*: share of the logs that show a rank. `--verdicts` prints
-all verdicts.
+(`benchmarks/incidents/`, a file per topic). Each round after the first was held out and scored once, and its misses
+were fixed afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame was
+named or suspected; no verdict of today does that. *Proven*: a line states the verdict. *Rank named*: of the logs that
+show a rank. `--verdicts` prints all verdicts.
 
 Synthetic logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed:
 
@@ -48,16 +48,16 @@ def main() -> int:
 
 def _table(scored: dict[str, list[Result]]) -> list[str]:
     lines = [
-        "| round | incidents | right at first | wrong culprit | another cause | no cause | right today | wrong culprit "
-        "| proven | rank named |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| round | incidents | right at first | wrong culprit | another cause | no cause | right today | proven "
+        "| rank named |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, results in scored.items():
         today = Counter(result.outcome for result in results)
         known = [result for result in results if result.incident.ranks]
         cells = [
-            name, len(results), _first(name, len(results)), _share(today["right"], len(results)),
-            today["wrong culprit"], sum(result.is_proven for result in results),
+            name, len(results), _first(name, len(results)), today["right"],
+            sum(result.is_proven for result in results),
             f"{sum(result.names_rank for result in known)} of {len(known)}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -89,11 +89,11 @@ def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]
         misses = ((accepted, found, count) for (accepted, found), count in FIRST_MISSES[name].items())
         lines.append(f"Misses of the first scoring (accepted: verdict): {_pairs(misses)}.\n")
     if others := [pair for pair in confusion(results) if pair[0] != pair[1]]:
-        lines.append(f"Not right today (accepted: verdict): {_pairs(others)}.")
+        lines.append(f"Not right today (accepted cause: cause in the verdict): {_pairs(others)}.")
     for result in results:
         if show_all or result.outcome != "right":
             lines.append(
-                f"\n* {result.outcome}: {result.incident.name} (accepted: {', '.join(result.incident.causes)}, ranks "
+                f"\n* {result.incident.name} ({result.outcome}; accepted: {', '.join(result.incident.causes)}, ranks "
                 f"{list(result.incident.ranks)}): {result.verdict}"
             )
     return [f"\n## {name.capitalize()} round\n", *lines] if lines else []
