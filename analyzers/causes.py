@@ -22,7 +22,8 @@ __all__ = ["CAUSES", "COLLECT", "SIGNALS", "Blame", "Cause", "anchor", "names", 
 
 Blame = Literal["rank", "link", "job", "outside"]
 """Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings. outside: in
-a file system, quota or server that the reporting ranks share; one alone is named, since its node may be at fault.
+a file system, quota or server that the reporting ranks share; if only one rank reports it, that rank is named, because
+its node may be at fault.
 """
 
 
@@ -270,7 +271,8 @@ COLLECT: Mapping[str, tuple[str, ...]] = {
     "ray": ("ls -t /tmp/ray/session_latest/logs/worker-*.err # on the node of that worker", _KERNEL),
     "hang": (_STACKS, _DUMPS, _KERNEL),
 }
-"""What to collect, by cause or signal, or for contradicting errors and hangs without a known cause."""
+"""What to collect, by cause or signal. Other keys: `contested` for errors that contradict each other, `ray`, and `hang`
+for hangs without a known cause."""
 
 
 def names(kind: str, *, by_user: bool = False) -> frozenset[str]:

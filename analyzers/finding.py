@@ -1,7 +1,7 @@
 """A finding: one statement about a run, with the numbers that prove it.
 
 Finding(analyzer="straggler", kind="straggler", severity="warning", status="fired", ranks=(3,), first_step=40,
-        last_step=120, cause="compute", summary="rank 3 ...", evidence={"factor": Number(1.42, "1")},
+        last_step=120, cause="compute", summary="rank 3 ...", evidence={"factor_ratio": 1.42},
         advice="straggler-compute")
 """
 
@@ -55,7 +55,7 @@ class Finding:
     `kind` is what happened, `cause` why within the kind, `advice` the anchor in docs/runbook.md. `evidence` holds
     plain JSON values whose names carry their units (`excess_ms`, `factor_ratio`, `waiting_ranks`).
     `value` returns one of them with its type.
-    `attempt` is the life of the worker group in which it happened, None if it is about the whole run.
+    `attempt` is the number of the worker group's launch in which it happened, None for the whole run.
     """
 
     analyzer: str
@@ -110,7 +110,7 @@ class Finding:
 
     @classmethod
     def insufficient(cls, analyzer: str, kind: str, summary: str, **more: Unpack[FurtherFields]) -> Finding:
-        """Make the finding of an analysis that the records do not allow to judge. It never means that all is well."""
+        """Make a finding that says that the records do not suffice for a judgement. It never means that all is well."""
         return cls(
             analyzer=analyzer,
             kind=kind,
@@ -133,7 +133,7 @@ class Finding:
         attempt: int | None = None,
         in_part: bool = False,
     ) -> Finding:
-        """Like `insufficient`, with the summary "<what>: <why>."; analyses bind the first three arguments.
+        """Like `insufficient`, with the summary "<what>: <why>."; analyses preset the first three by `partial`.
 
         With `in_part` the check was made on the other records, so finding nothing there is a valid result.
         """
@@ -144,7 +144,7 @@ class Finding:
 
     @classmethod
     def advise(cls, analyzer: str, kind: str, summary: str, **more: Unpack[AdviceFields]) -> Finding:
-        """Make an advice: nothing is broken, but something could be improved."""
+        """Make a piece of advice: nothing is broken, but something could be improved."""
         more.setdefault("advice", kind.replace("_", "-"))
         return cls(analyzer=analyzer, kind=kind, severity="info", status="advice", summary=summary, **more)
 
@@ -152,8 +152,9 @@ class Finding:
     def of_event(cls, event: Mapping[str, Any]) -> Finding | None:
         """The finding in a `finding` event; None if the event does not hold one.
 
-        An event has an attempt even if its finding is about the whole run: the id shows which it is. For an
-        unknown kind, the parts of its id are unknown too.
+        Every event has an attempt, even if its finding is about the whole run. The event's id decides: it is the id
+        either of the finding with that attempt or of the one without. A finding of an unknown kind keeps the attempt,
+        because this version does not know how its id is formed.
         """
         try:
             found = cls(
@@ -207,8 +208,8 @@ class Finding:
 
 
 def typed_value(value: object, kind: type[Plain], name: str) -> Plain:
-    """The value as a `kind`; a whole number also passes as a float. Raises ValueError for a value of another type, or
-    none.
+    """The value as a `kind`; a whole number also passes as a float. Raises ValueError for None or a value
+    of another type.
     """
     if kind is float and isinstance(value, (int, float, Decimal)) and not isinstance(value, bool):
         return kind(value)

@@ -41,7 +41,7 @@ class Kind:
     """True if it is about the end of an attempt, whatever step the finding names."""
     drawn: bool = True
     """True if it has figures."""
-    by_machine: bool = False
+    may_be_hardware: bool = False
     """True if broken hardware can cause it; `rankscope fleet` counts only such findings."""
     user_causes: frozenset[str] = frozenset()
     """Causes in the user's code, data or request, for kinds that hardware can also cause."""
@@ -52,20 +52,21 @@ _KINDS = (
     # Before the deaths that follow from it.
     Kind(name="desync", title="Ranks out of sync", package="hangs"),
     Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True,
-         by_machine=True, user_causes=names("rank_lost", by_user=True)),
+         may_be_hardware=True, user_causes=names("rank_lost", by_user=True)),
     Kind(name="hang", title="Hang", package="hangs", identity=("attempt",), may_last=True, at_end=True,
-         by_machine=True, user_causes=names("hang", by_user=True)),
-    Kind(name="standstill", title="Standstill", package="hangs", by_machine=True, drawn=False),
-    Kind(name="xid", title="GPU error (XID)", package="health", identity=(*_DEVICE, "evidence.xid"), by_machine=True),
-    Kind(name="gpu_memory_errors", title="GPU memory errors", package="health", identity=_DEVICE, by_machine=True),
-    Kind(name="replica_mismatch", title="Replica mismatch", package="corruption", by_machine=True),
-    Kind(name="fingerprint_chain_broken", title="State changed", package="corruption", by_machine=True),
-    Kind(name="gradient_corrupted", title="Gradient corrupted", package="corruption", by_machine=True),
-    Kind(name="excluded", title="Device or node excluded", package="deaths", at_end=True, by_machine=True),
+         may_be_hardware=True, user_causes=names("hang", by_user=True)),
+    Kind(name="standstill", title="Temporary stall", package="hangs", may_be_hardware=True, drawn=False),
+    Kind(name="xid", title="GPU error (XID)", package="health", identity=(*_DEVICE, "evidence.xid"),
+         may_be_hardware=True),
+    Kind(name="gpu_memory_errors", title="GPU memory errors", package="health", identity=_DEVICE, may_be_hardware=True),
+    Kind(name="replica_mismatch", title="Replica mismatch", package="corruption", may_be_hardware=True),
+    Kind(name="fingerprint_chain_broken", title="State changed", package="corruption", may_be_hardware=True),
+    Kind(name="gradient_corrupted", title="Gradient corrupted", package="corruption", may_be_hardware=True),
+    Kind(name="excluded", title="Device or node excluded", package="deaths", at_end=True, may_be_hardware=True),
     Kind(name="node_silent", title="Node silent", package="hangs", identity=("evidence.node_rank",), may_last=True,
-         by_machine=True),
+         may_be_hardware=True),
     Kind(name="resume_differs", title="Resume differs", package="deaths"),
-    Kind(name="non_finite", title="Non-finite", package="numerics", by_machine=True),
+    Kind(name="non_finite", title="Non-finite", package="numerics", may_be_hardware=True),
     Kind(name="loss_spike", title="Loss spike", package="numerics"),
     Kind(name="divergence", title="Divergence", package="numerics", identity=("attempt",), may_last=True),
     Kind(name="overfitting", title="Overfitting", package="numerics", identity=("attempt",), may_last=True),
@@ -75,15 +76,15 @@ _KINDS = (
     Kind(name="exploding_gradients", title="Exploding gradients", package="numerics"),
     Kind(name="vanishing_gradients", title="Vanishing gradients", package="numerics"),
     Kind(name="logged_value", title="Logged value", package="numerics", identity=("attempt", "cause"), drawn=False),
-    Kind(name="gpu_throttled", title="GPU throttled", package="health", identity=_DEVICE, by_machine=True),
-    Kind(name="link_errors", title="Link errors", package="health", identity=_DEVICE, by_machine=True),
+    Kind(name="gpu_throttled", title="GPU throttled", package="health", identity=_DEVICE, may_be_hardware=True),
+    Kind(name="link_errors", title="Link errors", package="health", identity=_DEVICE, may_be_hardware=True),
     Kind(name="straggler", title="Straggler", package="stragglers", identity=("attempt", "ranks"), may_last=True,
-         by_machine=True),
+         may_be_hardware=True),
     Kind(name="checkpoint_failed", title="Checkpoint failed", package="checkpoints", identity=("attempt",)),
     Kind(name="memory_growth", title="Memory growth", package="memory", identity=("attempt",), may_last=True),
     Kind(name="memory_limit", title="Memory limit", package="memory", identity=("attempt",)),
     Kind(name="host_pressure", title="Host pressure", package="health", identity=_DEVICE, may_last=True,
-         by_machine=True),
+         may_be_hardware=True),
     Kind(name="data_bound", title="Data bound", package="data", identity=("attempt",), may_last=True),
     Kind(name="padding", title="Padding", package="data", identity=("attempt",), may_last=True, drawn=False),
     Kind(name="stage_imbalance", title="Stage imbalance", package="pipeline"),

@@ -38,7 +38,7 @@ class InstalledPlugin:
     analyses: tuple[Mapping[str, Any], ...] = ()
     """`kinds`, `records`, `live` and `advises` of each `analyzers.analysis.Analysis`."""
     explains: Mapping[str, tuple[str, ...]]
-    """The kinds that its `WHY`, `NEXT` and `FIGURES` name."""
+    """For each of `WHY`, `NEXT` and `FIGURES`: the kinds that the plug-in covers there."""
     problems: tuple[str, ...] = ()
     """One line with the reason for each part that is not used."""
 
@@ -50,8 +50,8 @@ class InstalledPlugin:
 
 @cache
 def installed() -> tuple[InstalledPlugin, ...]:
-    """All plug-ins by name. Each is described once per process; a kind belongs to the first plug-in that declares
-    it.
+    """All plug-ins, sorted by name. Each is described once per process; a kind belongs to the first plug-in that
+    declares it.
     """
     found: list[InstalledPlugin] = []
     taken: dict[str, str] = {}
@@ -62,7 +62,8 @@ def installed() -> tuple[InstalledPlugin, ...]:
             found.append(InstalledPlugin(process=process, explains={}, problems=(str(error),)))
             continue
         twice = [kind["name"] for kind in described["kinds"] if kind["name"] in taken]
-        problems = [*described["problems"], *(f"the kind {name} is one of plug-in {taken[name]}" for name in twice)]
+        declared = (f"the kind {name} is already declared by plug-in {taken[name]}" for name in twice)
+        problems = [*described["problems"], *declared]
         kinds = tuple(kind for kind in described["kinds"] if kind["name"] not in taken)
         taken |= {kind["name"]: process.name for kind in kinds}
         analyses = tuple(described["analyses"])
@@ -85,7 +86,7 @@ def _description(answer: Any) -> dict[str, Any]:
     kinds = [
         {
             "name": str(kind["name"]), "title": str(kind["title"]), "identity": [*map(str, kind["identity"])],
-            **{flag: bool(kind[flag]) for flag in ("may_last", "at_end", "by_machine")},
+            **{flag: bool(kind[flag]) for flag in ("may_last", "at_end", "may_be_hardware")},
             "user_causes": [*map(str, kind["user_causes"])],
         }
         for kind in answer["kinds"]

@@ -19,6 +19,7 @@ from store.arrays import Floats, Ints
 
 # Relative: see analyzers/diagnose.py.
 from .finding import typed_value
+from .wording import counted
 
 __all__ = [
     "READ_CALLS",
@@ -169,7 +170,8 @@ def typed(rows: Iterable[Sequence[object]], *kinds: type) -> list[tuple[object, 
     found = []
     for at, row in enumerate(rows, 1):
         if len(row) != len(kinds):
-            raise ValueError(f"a row has {len(row)} columns, but {len(kinds)} types were given")
+            given, there = counted(len(kinds), "type") or "no types", counted(len(row), "column")
+            raise ValueError(f"typed() was given {given} for a row of {there}")
         pairs = zip(row, kinds, strict=True)
         found.append(tuple(_cell(value, kind, number, at) for number, (value, kind) in enumerate(pairs, 1)))
     return found

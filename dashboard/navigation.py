@@ -60,7 +60,7 @@ _closing = v2.component(
     "rankscope_menu",
     html="<span></span>",
     js="""
-export default function () {  // on a phone the sidebar covers the page, and stays open after a link by itself
+export default function () {  // on a phone the sidebar covers the page, and would stay open after a link is followed
   window.rankscopeMenu ??= document.addEventListener("click", (event) => {
     if (innerWidth <= 768 && event.target.closest(".st-key-menu a"))
       document.querySelector("[data-testid=stSidebarCollapseButton] button")?.click();
@@ -77,8 +77,8 @@ def pages() -> dict[str, list[Any]]:
     Streamlit's menu is hidden, because its links would not name the run.
     """
     first, *others = [
-        [_page(place) for place in places]
-        for places in (
+        [_page(*entry) for entry in entries]
+        for entries in (
             [(home.home, "Runs", "list"), (fleet.fleet, "Fleet", "device_hub"),
              (runbook.runbook, "Runbook", "menu_book")],
             [(overview.overview, "Overview", "monitor_heart"), (findings.findings, "Findings", "report"),
@@ -112,8 +112,7 @@ def links(run_id: str | None) -> None:
         _closing(key="menu-closing-script")
 
 
-def _page(place: tuple[Callable[[], None], str, str]) -> Any:
-    body, title, icon = place
+def _page(body: Callable[[], None], title: str, icon: str) -> Any:
     return st.Page(
         body, title=title, icon=f":material/{icon}:", url_path=title.lower().replace(" ", "-"),
         default=title == "Runs",

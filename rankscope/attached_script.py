@@ -28,12 +28,12 @@ _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 def main(words: list[str]) -> None:
     """Attach, then run the script or module with its arguments."""
     if TYPE_CHECKING:
-        from probes.attach.auto_attach import attach_to_whatever_trains
+        from probes.attach.auto_attach import auto_attach
         from probes.attach.launch.parent_death import end_with_launcher
         from probes.attach.started_ranks import follow_started_ranks
         from probes.tape.run_facts import note_module
     else:
-        from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+        from rankscope.probes.attach.auto_attach import auto_attach
         from rankscope.probes.attach.launch.parent_death import end_with_launcher
         from rankscope.probes.attach.started_ranks import follow_started_ranks
         from rankscope.probes.tape.run_facts import note_module
@@ -43,7 +43,7 @@ def main(words: list[str]) -> None:
     end_with_launcher()
     sys.argv = [target, *arguments]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(target))
-    attached = attach_to_whatever_trains()
+    attached = auto_attach()
     if os.environ.get("LOCAL_WORLD_SIZE") == "1" and attached.run_dir is not None:
         follow_started_ranks(attached)
     if "RANKSCOPE_DRILL" in os.environ:

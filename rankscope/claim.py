@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rankscope.own_names import FOLDER, PACKAGES, claim_names
+from rankscope.import_names import FOLDER, PACKAGES, claim_names
 
 __all__: list[str] = []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 
 __all__: list[str] = []
 

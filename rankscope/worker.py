@@ -5,7 +5,7 @@ torchrun --standalone --nproc-per-node 4 -m rankscope.worker examples/gpt-demo.t
 
 from __future__ import annotations
 
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 
 __all__: list[str] = []
 

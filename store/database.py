@@ -60,6 +60,7 @@ class StoreError(ValueError):
     ├── StoreLockedError    another process is the store's writer
     ├── StoreBusyError      another process kept the file open for longer than the time limit
     └── StoreCorruptError   the file is not a readable DuckDB database
+        └── StoreOutdatedError   it is intact, but was written by another version of Rankscope
     """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 from tests.depth import NIGHTLY
 
 claim_names()  # `rankscope.attach` and `probes.attach` are one module in a test as in a process of ours

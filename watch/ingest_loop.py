@@ -35,7 +35,7 @@ from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError
-from store.runs.kept_store import KeptStore
+from store.runs.cached_store import CachedStore
 from watch.background_loop import background_loop
 from watch.culprit import kill_stale
 from watch.digests.exchange import JobWatch
@@ -96,7 +96,7 @@ class IngestLoop:
         self._traces = TraceReader(run, events)
         self._has_left = self._is_closing = False
         self._round = threading.Lock()
-        self._kept = KeptStore(run)
+        self._kept = CachedStore(run)
         self._num_rows = 0
         self._pace = TickPace()
         self._unjudged_ticks = 0
@@ -226,7 +226,7 @@ class IngestLoop:
         tapes, now_s = self._tapes, time.monotonic()
         if tapes.attempt != self._eager_of:
             self._eager_of, self._eager_since_s = tapes.attempt, now_s
-        return now_s - self._eager_since_s < EAGER_START_S or tapes.news_s < EAGER_S or tapes.quiet_s >= QUIET_S
+        return now_s - self._eager_since_s < EAGER_START_S or tapes.since_change_s < EAGER_S or tapes.quiet_s >= QUIET_S
 
     def _ingest(self, *, thorough: bool = False) -> bool:
         """Ingest new records from the tapes into the store. Returns True if there were any other than readings of the

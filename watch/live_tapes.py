@@ -36,7 +36,7 @@ __all__ = ["LiveTapes", "RankProcess"]
 MAX_ROWS = 400_000
 """Maximum rows of a cached source. A larger one is rebuilt from the newest segments."""
 _LAUNCHER_KINDS = (event_kinds.RUN_STARTED, event_kinds.STOP_REQUESTED, event_kinds.RUN_ENDED)
-NEWS_KINDS = frozenset({
+STATE_CHANGE_KINDS = frozenset({
     event_kinds.RANK_STATE, event_kinds.RANK_EXIT, event_kinds.RANK_CLOSED, event_kinds.EXCEPTION,
     event_kinds.RUN_ENDED, event_kinds.RANK_STOPPED, event_kinds.CULPRIT_KILLED,
 })  # fmt: skip
@@ -92,12 +92,12 @@ class LiveTapes:
         self._state = ReadState()
         self._ticks = 0
         self._attempt = _Attempt()
-        self._moved_s = self._polled_s = time.monotonic()
-        self._news_s = -math.inf  # ranks that ended before this process started count as new
+        self._last_record_s = self._polled_s = time.monotonic()
+        self._state_change_s = -math.inf  # ranks that ended before this process started count as new
         self._recent: RecentRecords | None = None
         self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
         self._recent_tick = 0
-        """The poll after which it was last read."""
+        """Number of the poll (`_ticks`) after which `_recent` was last read."""
         self._read_ns = time.monotonic_ns()
 
     @property
@@ -139,34 +139,34 @@ class LiveTapes:
     @property
     def quiet_s(self) -> float:
         """Seconds without a record of this node's ranks, at the last poll."""
-        return max(0.0, self._polled_s - self._moved_s)
+        return max(0.0, self._polled_s - self._last_record_s)
 
     @property
-    def news_s(self) -> float:
-        """Seconds since the end of a rank, or a change of its process, was last read; infinite if there was none."""
-        return time.monotonic() - self._news_s
+    def since_change_s(self) -> float:
+        """Seconds since an event of `STATE_CHANGE_KINDS` was last read; infinite if there was none."""
+        return time.monotonic() - self._state_change_s
 
     def now_ns(self) -> int:
-        """The present by the clock of `source`, epoch nanoseconds. It never jumps."""
+        """Current time by the clock of `source`, epoch nanoseconds. This clock never jumps."""
         return time.monotonic_ns() + self._anchor_ns
 
     def read_ns(self) -> int:
-        """When the records of `source` were read, by the same clock: the present of a judgement on them."""
+        """Time at which the records of `source` were read, by the same clock. Judge these records as of this time."""
         return self._read_ns + self._anchor_ns
 
     def recorded_now_ns(self) -> int:
-        """The present in terms of the clock on the attempt's tapes, and so in the store (epoch nanoseconds)."""
+        """Current time by the clock of the attempt's tapes, which is also that of the store (epoch nanoseconds)."""
         anchor_ns = self._attempt.anchor_ns
         return time.monotonic_ns() + (self._anchor_ns if anchor_ns is None else anchor_ns)
 
     def poll(self) -> bool:
         """Read what is new. Returns True if a rank of this node has recorded anything since the last poll."""
         self._ticks += 1
-        moved_s, self._polled_s = self._moved_s, time.monotonic()
-        self._folders.all()  # the first sign of a new attempt
+        moved_s, self._polled_s = self._last_record_s, time.monotonic()
+        self._folders.all()  # a new attempt first appears as a folder
         if self._folders.attempt != self._attempt.number:
             self._attempt = _Attempt(number=self._folders.attempt)
-            self._moved_s = time.monotonic()
+            self._last_record_s = time.monotonic()
         changes = ReadState()
         for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
             if isinstance(new, NewEvents):
@@ -179,14 +179,14 @@ class LiveTapes:
                 if self._attempt.anchor_ns is None:
                     self._attempt.anchor_ns = new.header.wall_minus_mono_ns
                 if known is None or len(new.complete) or new.position.open_digest != known.open_digest:
-                    self._moved_s = time.monotonic()
+                    self._last_record_s = time.monotonic()
         self._state = self._state.updated(changes)
         self.pids = {
             rank: process.pid
             for rank, process in sorted(self._attempt.processes.items())
             if rank not in self._attempt.closed
         }
-        return self._moved_s != moved_s
+        return self._last_record_s != moved_s
 
     def source(self, *, all_nodes: bool = False) -> Store:
         """The newest records as of the last poll. `all_nodes`: of every node with tapes in the run's folder."""
@@ -230,13 +230,13 @@ class LiveTapes:
 
     def _take_event(self, rank: int, attempt: int, is_node: bool, event: Mapping[str, Any]) -> None:
         kind = event["kind"]
-        if kind in NEWS_KINDS:
-            self._news_s = time.monotonic()
+        if kind in STATE_CHANGE_KINDS:
+            self._state_change_s = time.monotonic()
             is_good = kind == event_kinds.RANK_CLOSED or (kind in _EXITS and event.get("exit_code") == 0)
             self._attempt.has_failed |= not is_good
         if is_node:
             if event.get("node_rank", 0) == self.node_rank and kind in _LAUNCHER_KINDS:
-                # In order of writing.
+                # Events arrive in the order in which they were written, so the newest decides.
                 self.has_ended = kind == event_kinds.RUN_ENDED
                 self.is_stopping = kind == event_kinds.STOP_REQUESTED or (self.is_stopping and self.has_ended)
                 pid = event.get("launcher_pid")
@@ -250,7 +250,7 @@ class LiveTapes:
                 self._attempt.processes[rank] = RankProcess(
                     pid=pid, start_ticks=max(0, ticks) if isinstance(ticks, int) else 0
                 )
-                self._moved_s = time.monotonic()
+                self._last_record_s = time.monotonic()
             size = event.get("world_size")
             self._attempt.num_ranks = size if isinstance(size, int) else 0
         elif kind == event_kinds.RANK_CLOSED:

@@ -41,7 +41,7 @@ ORPHAN_GRACE_S = 10.0
 """Seconds to wait for a run without live processes and without `run_ended`: between attempts no rank runs."""
 QUIET_S = 2.0
 """Seconds without records after which hangs are judged; at most half of the shortest hang threshold."""
-NEWS_S = 20.0
+STATE_CHANGE_S = 20.0
 """Seconds after a rank's end during which records are judged: the launcher reports only later how it died."""
 
 
@@ -176,7 +176,7 @@ class StandstillLoop:
         tapes = self._tapes
         is_quiet = tapes.quiet_s >= min(QUIET_S, self._floor_s / 2)
         is_open = self._judge.has_open_hang(tapes.attempt)
-        is_due = (is_quiet or tapes.news_s < NEWS_S) and not tapes.has_closed_well
+        is_due = (is_quiet or tapes.since_change_s < STATE_CHANGE_S) and not tapes.has_closed_well
         if not (is_due or is_open or self._job is not None):
             tapes.forget()
             return []

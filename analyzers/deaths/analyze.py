@@ -34,7 +34,7 @@ from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView,
 from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.ends.exceptions import frame_texts
 from analyzers.run.ends.restarts import restart_sentence
-from analyzers.run.ends.stop_requests import before_stop, killed_after, stop_at_work
+from analyzers.run.ends.stop_requests import before_stop, killed_after, stop_while_training
 from analyzers.run.live.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.records.clock_set_back import in_order
@@ -90,7 +90,7 @@ def _deaths(
         return [found]
     if _all_ended_well(view, log):
         return []
-    stop = stop_at_work(view, log, policy)
+    stop = stop_while_training(view, log, policy)
     if stop is not None and all(
         death.when_ns >= stop.wall_ns and (death.collateral or death.cause == "vanished") for death in deaths
     ):
@@ -213,7 +213,7 @@ def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float]
     return rank_lost(
         view, ON_PURPOSE, f"The job was ended from outside {_where(view.step)}: {how}{end}",
         _how_records_end(view) | ({"killed_ranks": sorted(killed)} if killed else {}),
-        step=view.step, again=again, ranks=tuple(sorted(killed or view.ranks)), is_asked=True,
+        step=view.step, again=again, ranks=tuple(sorted(killed or view.ranks)), is_requested=True,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def launcher_lost(
     if not losses:
         return None
     first = min(losses, key=lambda event: event.wall_ns)
-    if view.stood_still_ns is not None and view.stood_still_ns < first.wall_ns:
+    if view.reported_stall_ns is not None and view.reported_stall_ns < first.wall_ns:
         return None
     before_ns = first.wall_ns - policy.before_launcher_s * 1e9
     if any(not death.collateral and death.when_ns < before_ns for death in deaths):

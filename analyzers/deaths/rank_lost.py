@@ -1,4 +1,4 @@
-"""The form that all findings of kind `rank_lost` share."""
+"""Make findings of kind `rank_lost`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def rank_lost(
     step: int | None,
     again: str,
     ranks: tuple[int, ...] = (),
-    is_asked: bool = False,
+    is_requested: bool = False,
 ) -> Finding:
     """Make the finding of one cause in one attempt. `again`: sentence on the restart that followed, which lowers the
-    severity. `is_asked`: a signal to the launcher requested the end, so nothing was lost.
+    severity. `is_requested`: a signal to the launcher requested the end, so nothing was lost.
     """
     return Finding(
         analyzer="rank_lost",
         kind="rank_lost",
-        severity="info" if is_asked else "warning" if again else "critical",
+        severity="info" if is_requested else "warning" if again else "critical",
         status="fired",
         ranks=ranks,
         first_step=step,

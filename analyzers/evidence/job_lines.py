@@ -1,9 +1,9 @@
-"""Judge the records in a job's logs and of the programs around it: lines, printed steps, readings of GPUs, stacks.
+"""Judge a job from its logs and from files of programs around it: log lines, printed steps, GPU readings, stacks.
 
     judged = judge_lines(files, progress)
     judged.findings["log"], judged.facts["logs"]["outcome"]
 
-1. All of it becomes rows of one store (`store.readers.job.job_rows`): logs, answers of RAS, plug-ins, programs.
+1. Logs, NCCL RAS output, plug-ins and other programs' files become rows of one store (`store.readers.job.job_rows`).
 2. Lines are judged by `log_findings`, printed steps by the analyses of recorded runs (`printed_steps`), readings and
    stacks by those of devices and of hangs (`program_records`).
 3. The end of the job is stated as far as lines show it (`outcome`).
@@ -52,7 +52,7 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
                       for row in read.steps if row.get("begins")]:  # fmt: skip
             store.add("events", starts)
         found += printed_step_findings(store, found, read.steps)
-        found += [_left_open(log) for log in read.logs if log.unjudged]
+        found += [_hangs_not_checked(log) for log in read.logs if log.unjudged]
         book = LogBook.load(store)
         found = with_idle_process(found, book, read.logs)
         findings: dict[str, list[Finding]] = {"health": device_findings(store)} if read.health else {}
@@ -96,7 +96,7 @@ def _has_lines_alone(files: JobFiles) -> bool:
     return files.formats in (["log"], ["plugin"]) and not any(rows.has_records for rows in files.plugin_rows)
 
 
-def _left_open(log: ReadLog) -> Finding:
+def _hangs_not_checked(log: ReadLog) -> Finding:
     what = "Hangs were not fully checked" if log.is_compared else "Hangs were not checked"
     return Finding.not_judged("hang", "hang", what, log.unjudged, in_part=log.is_compared)
 
@@ -107,18 +107,21 @@ def drop_elapsed(steps: Sequence[dict[str, Any]]) -> None:
     """
     by_rank: dict[int, list[dict[str, Any]]] = {}
     for row in steps:
-        if row.get("duration_ns") and row.get("otherwise") and not row.get("is_of_bar"):
+        if row.get("duration_ns") and row.get("other_durations") and not row.get("is_of_bar"):
             by_rank.setdefault(row["rank"], []).append(row)
     for rows in by_rank.values():
         if len(rows) >= SHARED.many_values and _is_clock(rows):
             for row in rows:
                 clock_ns = row["duration_ns"]
-                row.update(row.pop("otherwise"))
+                row.update(row.pop("other_durations"))
                 if row["start_ns"] is not None:
                     row["start_ns"] += clock_ns - (row["duration_ns"] or 0)
 
 
 def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if the durations grow from row to row by the time that passed between the lines. If lines have no
+    times, they must grow nearly always, and in all by far more than the first value.
+    """
     values: list[int] = [row["duration_ns"] for row in rows]
     ends: list[int | None] = [None if row["start_ns"] is None else row["start_ns"] + row["duration_ns"] for row in rows]
     grown = [after - before for before, after in pairwise(values)]

@@ -2,7 +2,7 @@
 
     findings = analyze(source)
 
-1. Every line that names a cause makes a candidate (`hosts`, `processes`, `calls`).
+1. Every line that names a cause makes a candidate (`logged_hosts`, `logged_errors`, `logged_endings`, `logged_calls`).
 2. Order of precedence: the kernel and the scheduler, what processes say about themselves, mismatches, deaths without a
    message, hangs, the network, victims. Within a class the earliest line counts.
 3. Ranks that only report a peer or an aborted call are victims: they are listed, never blamed.
@@ -45,8 +45,8 @@ _PIPE = re.compile(
     r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize|spawn|forkserver)\.py$"
 )
 MAX_ALSO = 3
-MAX_RANKS_PER_NODE = 128
 """Maximum findings after the first; further ones are consequences."""
+MAX_RANKS_PER_NODE = 128
 
 
 def analyze(source: Source) -> list[Finding]:
@@ -103,7 +103,7 @@ def _are_ordered(one: LogLine, other: LogLine) -> bool:
 
 
 def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Merge a kernel line and the process's own report of the same end: the exception joins the kernel's entry."""
+    """Merge the kernel's and a process's report of the same end: the kernel's stays, with the rank of the other."""
     kept: list[Candidate] = []
     hosts = [candidate for candidate in candidates if candidate.rank_class == "host"]
     for candidate in candidates:
@@ -140,8 +140,8 @@ def _is_another(other: Candidate, first: Candidate) -> bool:
     """Return True if a second candidate deserves a separate finding: proven, of other ranks, and no consequence."""
     if other.rank_class == "host":
         return True
-    alien = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False
-    return other.is_proven and other.rank_class in ("own", "numerics") and alien and first.rank_class != "host"
+    on_other_ranks = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False
+    return other.is_proven and other.rank_class in ("own", "numerics") and on_other_ranks and first.rank_class != "host"
 
 
 def _numerics(book: LogBook) -> list[Candidate]:
@@ -188,8 +188,7 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
             "step": steps[0] if steps else floor[0].number("after_step"),
             "num_overflows": len(overflows) or None,
             "do": "Train in bf16, which needs no loss scale. Otherwise lower the learning rate, clip harder, and "
-            "inspect the "
-            "data and the update before the first overflow.",
+            "inspect the data and the update before the first overflow.",
         },
     )
 
@@ -221,13 +220,13 @@ def _barriers(book: LogBook) -> list[Candidate]:
 def _members(book: LogBook, size: int) -> list[Candidate]:
     """Processes print their rank before they join, but nothing afterwards: ranks are missing or duplicated."""
     lines = [entry for entry in book.of("member") if not entry.number("later_steps")]
-    came = Counter(rank for entry in lines if (rank := entry.number("waiting")) is not None)
+    joining = Counter(rank for entry in lines if (rank := entry.number("waiting")) is not None)
     files = Counter((entry.source, entry.number("waiting")) for entry in lines)
     twice = sorted({rank for (_, rank), count in files.items() if count > 1 and rank is not None})
-    missing = sorted(set(range(min(size, 4096))) - came.keys())
-    if not missing or not came or any(book.of("finished", "nccl_comm")):
+    missing = sorted(set(range(min(size, 4096))) - joining.keys())
+    if not missing or not joining or any(book.of("finished", "nccl_comm")):
         return []
-    what = f"{len(came)} of {size} ranks began to join the process group, and {ranks_text(missing)} did not"
+    what = f"{len(joining)} of {size} ranks began to join the process group, and {ranks_text(missing)} did not"
     what += f"; {who(twice).lower()} began more than once" if twice else ""
     return [
         from_lines(
@@ -238,7 +237,7 @@ def _members(book: LogBook, size: int) -> list[Candidate]:
             why=lines[-1].quoted,
             is_proven=False,
             evidence={
-                "waiting_ranks": sorted(came),
+                "waiting_ranks": sorted(joining),
                 "do": "Start one task per device on each node (Slurm: set --ntasks-per-node to the number of devices "
                 "and start the program with srun), and read the logs of the nodes that did not join.",
             },
@@ -363,13 +362,13 @@ def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
 
 
 def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
-    suffered_ranks = set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))
+    victim_ranks = set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))
     if candidate.kind == "rank_lost" and candidate.ranks:
-        suffered_ranks |= set(ranks_of(book.of("watchdog_timeout")))
-    victims = sorted(suffered_ranks - set(candidate.ranks) - _ranks_of_node(candidate, book))
+        victim_ranks |= set(ranks_of(book.of("watchdog_timeout")))
+    victims = sorted(victim_ranks - set(candidate.ranks) - _ranks_of_node(candidate, book))
     # in a hang of unknown cause, any rank may be the culprit
     are_apart = bool(candidate.ranks) or candidate.kind != "hang"
-    suffered = f" {who(victims)} failed as a consequence." if victims and are_apart else ""
+    consequence = f" {who(victims)} failed as a consequence." if victims and are_apart else ""
     doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."
     host = next((entry.host for entry in candidate.lines if entry.host), None)
     evidence = {
@@ -394,7 +393,7 @@ def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
         first_step=step,
         last_step=step,
         cause=candidate.cause,
-        summary=f"{candidate.what}.{suffered}{doubt}",
+        summary=f"{candidate.what}.{consequence}{doubt}",
         evidence=evidence,
         advice=anchor(candidate.kind, candidate.cause),
     )

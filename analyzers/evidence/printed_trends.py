@@ -82,7 +82,7 @@ def growing_duration(steps: Sequence[Mapping[str, Any]], policy: ThroughputPolic
        the smoothed rate of a progress bar approaches its level, and stops growing.
     """
     rows = _last_training([row for row in steps if row.get("duration_ns")])[policy.skip_first :]
-    if len(rows) < SHARED.history or any(row.get("otherwise") or row.get("is_relative") for row in rows):
+    if len(rows) < SHARED.history or any(row.get("other_durations") or row.get("is_relative") for row in rows):
         return []
     if len({row["rank"] for row in rows}) > 1:
         return []

@@ -86,7 +86,7 @@ def _can_be_hardware(finding: Finding) -> bool:
     """Return True if broken hardware can have caused the finding. A NaN counts only if a replay on the machine did not
     reproduce it, because most come from the model, the data or the learning rate."""
     kind = KINDS.get(finding.kind)
-    if kind is None or not kind.by_machine or finding.cause in kind.user_causes:
+    if kind is None or not kind.may_be_hardware or finding.cause in kind.user_causes:
         return False
     return finding.kind != "non_finite" or finding.evidence.get("is_reproduced") is False
 

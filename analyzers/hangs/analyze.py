@@ -33,7 +33,7 @@ from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts,
 from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.ends.lost_nodes import lost_node
 from analyzers.run.ends.restarts import restart_sentence
-from analyzers.run.ends.stop_requests import before_stop, stop_at_work
+from analyzers.run.ends.stop_requests import before_stop, stop_while_training
 from analyzers.run.live.stall_limits import (
     death_ns,
     ended_cleanly,
@@ -120,18 +120,18 @@ def hang_of_attempt(
     by_watch = killed_by_watch(log, view.attempt)
     own = [death for death in deaths if not death.collateral and not death.is_from_outside]
     sudden = [death for death in before_stop(own, view, log) if death.cause in ("signal", "exception", "exit")]
-    if view.stood_still_ns is not None and len(sudden) == len(view.ranks) and all(d.signal for d in sudden):
+    if view.reported_stall_ns is not None and len(sudden) == len(view.ranks) and all(d.signal for d in sudden):
         sudden = []  # all were killed during the hang
     found = find_culprits(view)
     aborted = any(death.signal == "SIGABRT" for death in deaths) and found.is_mismatch
-    if not aborted and not by_watch and stop_at_work(view, log, policy) is not None:
+    if not aborted and not by_watch and stop_while_training(view, log, policy) is not None:
         return None
     still_wait = _wait_for_lost_node(view, log, deaths) if now_ns is not None and not by_watch else frozenset()
     if still_wait:
         found = replace(found, waiting=tuple(rank for rank in found.waiting if rank in still_wait))
     if sudden and not by_watch and not aborted and not still_wait:
         return None
-    is_left_to_launchers = now_ns is not None and not by_watch and not aborted and view.stood_still_ns is None
+    is_left_to_launchers = now_ns is not None and not by_watch and not aborted and view.reported_stall_ns is None
     if deaths and is_left_to_launchers and not still_wait:
         return None
     left_ns = watches_left_ns(view, log)
@@ -140,11 +140,11 @@ def hang_of_attempt(
     seen_ns = watched_ns(view, log)
     # A launcher that was just killed has not recorded an end, but `watch` has reported the hang.
     ended_ns = None if still_wait else death_ns(view, log)
-    until_ns = ended_ns or now_ns or seen_ns or view.stood_still_ns
+    until_ns = ended_ns or now_ns or seen_ns or view.reported_stall_ns
     if until_ns is None and not (found.is_proof or found.cause == "finished"):
         return None  # the length of the silence is unknown, and a killed run looks the same
     reference_ns = until_ns or view.last_ns
-    is_stalled = view.stood_still_ns is not None or stalled_s(view, reference_ns, policy) is not None
+    is_stalled = view.reported_stall_ns is not None or stalled_s(view, reference_ns, policy) is not None
     if not is_stalled and not aborted and not by_watch and until_ns is not None and until_ns != seen_ns:
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)

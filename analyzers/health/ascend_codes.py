@@ -2,7 +2,7 @@
 
 codes_in("NPU function error: AclrtSynchronizeStreamWithTimeout, error code is 507035")    # ["507035"]
 meaning("507035")                                                                          # "vector core exception"
-explained_code("EI0006")                                       # "EI0006 (no socket to another rank within the timeout)"
+explained_code("EI0006")                                       # "EI0006: no socket to another rank within the timeout"
 """
 
 from __future__ import annotations

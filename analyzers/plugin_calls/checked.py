@@ -120,7 +120,7 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     raise TypeError(f"evidence {where} is a {type(value).__name__}, which JSON cannot hold")
 
 
-def checked_kinds(declared: Any, ours: Collection[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def checked_kinds(declared: Any, builtin: Collection[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the kinds as fields of `Kind`, and the reasons for which others are not used."""
     kept: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
@@ -129,7 +129,7 @@ def checked_kinds(declared: Any, ours: Collection[str]) -> tuple[list[dict[str, 
             name = kind.name
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise ValueError(f"the kind {_shown(name)} must have a name of letters, digits and _")
-            if name in ours:
+            if name in builtin:
                 raise ValueError(f"the kind {name} is one of Rankscope's, and cannot be replaced")
             _text("title", kind.title)
             identity = tuple(kind.identity)
@@ -140,7 +140,7 @@ def checked_kinds(declared: Any, ours: Collection[str]) -> tuple[list[dict[str, 
             continue
         kept[name] = {
             "name": name, "title": " ".join(kind.title.split()) or name, "identity": identity,
-            "may_last": bool(kind.may_last), "at_end": bool(kind.at_end), "by_machine": bool(kind.by_machine),
+            "may_last": bool(kind.may_last), "at_end": bool(kind.at_end), "may_be_hardware": bool(kind.may_be_hardware),
             "user_causes": sorted(map(str, kind.user_causes)),
         }  # fmt: skip
     return list(kept.values()), problems
@@ -165,5 +165,5 @@ def _is_whole(value: Any) -> bool:
 def _shown(value: Any) -> str:
     try:
         return repr(value)[:60]
-    except Exception:  # the value comes from a plug-in, so its `__str__` may raise as well
+    except Exception:  # the value comes from a plug-in, so its `__repr__` may raise anything
         return f"a {type(value).__name__}"

@@ -50,7 +50,7 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield f"**Next:** {_sentence(next_step(fired[0], run))}"
     for place, finding in enumerate(fired, 1):
         yield from _finding(place, finding, run, closed=diagnosis.closed.get(finding.id, ""))
-    yield from _done(diagnosis)
+    yield from _actions_taken(diagnosis)
     if diagnosis.advised:
         yield from ("", "## Advice", "")
         yield from (
@@ -91,12 +91,12 @@ def _finding(place: int, finding: Finding, run: object, *, closed: str = "") -> 
     yield from ("", f"Next: {_sentence(next_step(finding, run))}")
 
 
-def _batches(back: Mapping[str, Any]) -> str:
-    text = batches_text(back.get("skipped_batches") or [], back.get("replayed_batches") or [])
+def _batches(rollback: Mapping[str, Any]) -> str:
+    text = batches_text(rollback.get("skipped_batches") or [], rollback.get("replayed_batches") or [])
     return f" {sentence(text)}" if text else ""
 
 
-def _done(diagnosis: Diagnosis) -> Iterator[str]:
+def _actions_taken(diagnosis: Diagnosis) -> Iterator[str]:
     """Recovery actions, from the events of the run."""
     facts: Mapping[str, Any] = diagnosis.run
     done = [

@@ -36,7 +36,7 @@ from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape_recorder import TapeRecorder
 from store import Ingester
-from store.runs.kept_store import KeptStore
+from store.runs.cached_store import CachedStore
 from watch import ingest_loop
 from watch.exporting.exports import exports
 from watch.ingest_loop import IngestLoop
@@ -52,7 +52,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (StandstillLoop, "tick", "standstill loop"),
     (IngestLoop, "tick", "store's thread"),
     (IngestLoop, "_ingest", "- ingest"),
-    (KeptStore, "_store", "- open the store"),
+    (CachedStore, "_store", "- open the store"),
     (ingest_loop, "stale_ranks", "- stale ranks"),
     (LiveJudge, "record_findings", "- live analyses"),
     (IngestLoop, "_export", "- export (each 15th)"),

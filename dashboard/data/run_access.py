@@ -135,7 +135,7 @@ class RunAccess:
         key = ("summary", str(self.run.path))
         return answers.get(key, (self.version(), watched), compute, patience_s=0.0, again_s=0.0)
 
-    def judged(self, answers: Answers) -> Answer:
+    def worst_finding(self, answers: Answers) -> Answer:
         """Return the worst finding of the run's diagnosis (`worst_of`), cached in `answers`. Never waits."""
         version = (self.version(), self.is_watched)
         key = ("judged", str(self.run.path))

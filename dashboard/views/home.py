@@ -203,7 +203,7 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
             pending = not found and not problem
             is_settled = answer.is_fresh and not found.get("is_live")
             if found and not found["is_live"]:  # watch reports the findings of a live run
-                judged = access_to(run).judged(_judgements())
+                judged = access_to(run).worst_finding(_judgements())
                 is_awaited = not judged.is_fresh and judged.error is None
                 unjudged = {} if found["finding"] else {"finding": "analyzing…" if is_awaited else "not analyzed"}
                 found = found | (judged.value or unjudged)

@@ -110,7 +110,7 @@ def _caption(matrix: Any) -> str:
     if isinstance(matrix, Excess):
         largest = int(matrix.members.max(initial=1))
         if largest > 1:
-            parts.append(f"A row is the mean of up to {counted(largest, 'rank')}, or their outlier.")
+            parts.append(f"A row is the mean of up to {counted(largest, 'rank')}, or the one that stands out.")
         if matrix.steps_per_cell > 1:
             parts.append(f"A cell is the mean of {counted(matrix.steps_per_cell, 'step')}.")
         if matrix.noise > 0:

@@ -27,7 +27,7 @@ __all__ = ["timeline"]
 MAX_TRACE_STEPS = 200
 
 
-def load_pieces(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
+def load_items(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
     """Load spans and calls."""
     return activity.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
 
@@ -71,26 +71,24 @@ def timeline(view: View) -> None:
         "Find", key="timeline-find", placeholder="all_gather, blocks.3, step 60, ...", max_chars=100,
         bind="query-params", help="Entries without these words are faint.",
     )  # fmt: skip
-    pieces = view.ask(load_pieces, attempt, first, last, tuple(ranks))
-    if pieces is None:
+    items = view.ask(load_items, attempt, first, last, tuple(ranks))
+    if items is None:
         return
-    if pieces:
+    if items:
         chart(
-            gantt.draw, pieces, view.ask(load_marks, attempt) or [], ranks=sorted(ranks), find=find or "",
+            gantt.draw, items, view.ask(load_marks, attempt) or [], ranks=sorted(ranks), find=find or "",
             key="timeline", what="Phases and collectives of the ranks",
             selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
         )  # fmt: skip
-        stages = {piece.stage for piece in pieces if piece.stage is not None}
+        stages = {item.stage for item in items if item.stage is not None}
         flows = "Lines follow microbatches from stage to stage. " if len(stages) > 1 else ""
-        hatched = "Diagonal hatching: never ended. " if any(p.end_ms is None for p in pieces) else ""
+        hatched = "Diagonal hatching: never ended. " if any(p.end_ms is None for p in items) else ""
         found = (
-            f"{sum(gantt.matches(piece, find) for piece in pieces):,} of {len(pieces):,} entries match. "
-            if find
-            else ""
+            f"{sum(gantt.matches(item, find) for item in items):,} of {len(items):,} entries match. " if find else ""
         )
         st.caption(f"{found}Top: phases. Bottom, striped: collectives and transfers. {hatched}{flows}Drag to zoom.")
-        if len(pieces) >= activity.MAX_PIECES:
-            st.caption(f"Only the first {activity.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
+        if len(items) >= activity.MAX_ITEMS:
+            st.caption(f"Only the first {activity.MAX_ITEMS:,} entries are shown: choose fewer steps or ranks.")
     else:
         empty_state("Neither spans nor collectives were recorded in these steps.")
     _in_flight(view, attempt)

@@ -130,8 +130,9 @@ class Attached:
 
         A field with the name of a common field (`rank`, `kind`, ...) gets a trailing `_`.
         """
-        own = ("wall_ns", "mono_ns", "attempt", "rank", "kind")
-        self.recorder.user_event(kind, **{f"{name}_" if name in own else name: value for name, value in detail.items()})
+        common = ("wall_ns", "mono_ns", "attempt", "rank", "kind")
+        fields = {f"{name}_" if name in common else name: value for name, value in detail.items()}
+        self.recorder.user_event(kind, **fields)
 
     def detach(self) -> None:
         """Stop recording, and restore hooks, patches, process groups and signal handlers."""
@@ -158,10 +159,8 @@ class Attached:
         self._undo_records.clear()
         self.end.is_of_rank = lambda: False
         if phases is not None:
-            phases.thread = -1  # its hooks pass calls on
+            phases.thread = -1  # its hooks then record nothing
             self._undo.append(phases.remove)
-
-    # ---- how it begins ----
 
     def _begin(
         self, identity: Identity, models: list[nn.Module], optimizers: list[Any], *, run: RunDir, gradient_interval: int
@@ -190,10 +189,10 @@ class Attached:
         self.end.at_failure = self._phases.failed
         in_forks(self._forked)
         self._phases.patch()
-        self._phases.at_training.append(self._trains_another)
-        of_torchft = TorchftGroups(rank=identity.rank, world_size=identity.world_size)
-        self._undo.append(of_torchft.release)
-        self._phases.at_first_update += [self.derive_mesh, self._count_operations, of_torchft.record]
+        self._phases.at_training.append(self._switch_models)
+        torchft_groups = TorchftGroups(rank=identity.rank, world_size=identity.world_size)
+        self._undo.append(torchft_groups.release)
+        self._phases.at_first_update += [self.derive_mesh, self._count_operations, torchft_groups.record]
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
     def _at_exit(self) -> None:
@@ -223,7 +222,7 @@ class Attached:
         gradient_interval: int | None = None,
         leads: bool = True,
     ) -> None:
-        """Hook models and optimizers, including those created later."""
+        """Hook models and optimizers, including those created later. `leads`: the optimizer's step ends the step."""
         if self._phases is None:
             return
         with failing_open("attach.watch"):
@@ -238,12 +237,12 @@ class Attached:
                 self._phases.norms.measure_with(self._gradient_probe)
 
     def _gradient_probe(self) -> GradientProbe:
-        """Called at an update: inside `torch.func.functional_call`, other values replace the parameters."""
+        """Made at an update, not in forward: there `torch.func.functional_call` may replace the parameters."""
         named = named_parameters_in(self._models) or named_parameters_of(self._phases and self._phases.leader)
         return GradientProbe(self.recorder, named, interval=self._gradient_interval, models=self._models)
 
-    def _trains_another(self, optimizer: Any) -> None:
-        """Switch to another model: only models that this optimizer updates are measured from now on."""
+    def _switch_models(self, optimizer: Any) -> None:
+        """From now on measure only the models that this optimizer updates: the script trains another model."""
         self._models = Living([] if self._phases is None else self._phases.models(optimizer))
         self.watch([], gradient_interval=self._gradient_interval)
 
@@ -312,19 +311,19 @@ def attach(
     """
     global _current
     if _current is not None:
-        if late := sorted(set(config or {}) & set(SECTIONS)):
+        if ignored := sorted(set(config or {}) & set(SECTIONS)):
             logger.warning(
                 "attach(config=...) ignores %s: the run has already begun; use rankscope run --set SECTION.KEY=VALUE",
-                ", ".join(late),
+                ", ".join(ignored),
             )
-        _current.watch(_several(model), _several(optimizer), gradient_interval=gradient_interval)
+        _current.watch(_as_list(model), _as_list(optimizer), gradient_interval=gradient_interval)
         return _current
     attached = None
     if not probes_disabled():
         with failing_open("attach"):
             attached = _attach(
-                _several(model),
-                _several(optimizer),
+                _as_list(model),
+                _as_list(optimizer),
                 name=name,
                 run_dir=run_dir or os.environ.get("RANKSCOPE_RUN_DIR"),
                 config=dict(config or {}),
@@ -336,7 +335,7 @@ def attach(
 
 
 def current() -> Attached | None:
-    """Return the handle of this process; without `attach`, a handle that records nothing."""
+    """Return the handle of this process; None before `attach`."""
     return _current
 
 
@@ -395,6 +394,6 @@ def _attach(
     return attached
 
 
-def _several(given: Any) -> list[Any]:
-    """Return a list, also for a single object."""
+def _as_list(given: Any) -> list[Any]:
+    """Return the objects as a list; a single object becomes a list of one."""
     return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -1,6 +1,6 @@
 """Attach to an unmodified script before it starts, and find the model and optimizer that train.
 
-    attach_to_whatever_trains()              # then run the script
+    auto_attach()                            # then run the script
 
 The recorder and the process groups come first. The model is found when it is called: it is the outermost module with
 trainable parameters that is called with gradients enabled. The optimizer is found at its first step. From then on the
@@ -26,14 +26,14 @@ from .loop.evaluations import is_in_training_mode
 from .loop.living import Living
 from .loop.updates import parameters_of, unwrapped
 
-__all__ = ["attach_to_whatever_trains"]
+__all__ = ["auto_attach"]
 
 MAX_MODELS = 8
 MAX_SEARCHES = 4
 """Maximum searches of all live objects, because a loop may make an optimizer per task."""
 
 
-def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
+def auto_attach(*, name: str = "", **options: Any) -> Attached:
     """Attach now, and hook the script's models and optimizers when they appear. Options as for `attach`."""
     attached = attach(name=name or os.environ.get("RANKSCOPE_RUN_NAME", ""), **options)
     if attached.run_dir is not None:
@@ -50,14 +50,14 @@ class _Search:
         self._inside = Living()  # submodules of found models, which are not models themselves
         self._num_models = 0
         self._num_searches = 0
-        self._module_hook = register_module_forward_pre_hook(self._called)
-        # Costs one call per step. Torch iterates over these hooks, so this one stays until `detach`.
-        optimizer_hook = register_optimizer_step_pre_hook(self._steps)
+        self._module_hook = register_module_forward_pre_hook(self._before_forward)
+        # Stays until `detach`, because torch iterates over these hooks while they run. It costs one call per step.
+        optimizer_hook = register_optimizer_step_pre_hook(self._before_optimizer_step)
         self._has_stepped = False
         attached.at_detach(lambda: self._module_hook.remove())
         attached.at_detach(optimizer_hook.remove)
 
-    def _called(self, module: nn.Module, args: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
         if module in self._inside or torch.compiler.is_compiling():
             return
         if not torch.is_grad_enabled() or not is_in_training_mode(module) or self._num_models >= MAX_MODELS:
@@ -74,7 +74,7 @@ class _Search:
                 self._attached.watch([module])
                 self._attached.called(module, args)  # torch has already collected the hooks of this call
 
-    def _steps(self, optimizer: Any, *unused: Any) -> None:
+    def _before_optimizer_step(self, optimizer: Any, *unused: Any) -> None:
         """Runs before the optimizer's own step hooks. The first optimizer to step marks the end of the loop's steps."""
         if self._attached.is_in_loop():
             is_new = not self._attached.watches(unwrapped(optimizer))
@@ -83,7 +83,7 @@ class _Search:
                 self._module_hook.remove()
             if is_another:  # it may belong to another training loop
                 self._num_models = 0
-                self._module_hook = register_module_forward_pre_hook(self._called)
+                self._module_hook = register_module_forward_pre_hook(self._before_forward)
             if is_new:
                 with failing_open("attach.unattended"):
                     self._search_models(optimizer)

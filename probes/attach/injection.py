@@ -1,4 +1,4 @@
-"""Injects one fault into a rank of the user's own script, through hooks of torch.
+"""Inject faults into a rank of a user's script, through torch hooks.
 
     inject(os.environ[VARIABLE])       # in a drill's rank, after `rankscope` has attached and before the script runs
 
@@ -93,7 +93,7 @@ class _Injection:
     # ---- when ----
 
     def _is_due(self) -> bool:
-        """Return True if the fault acts now: from its step on, or once."""
+        """Return True if the fault acts now: in each step of its range if it lasts, else once; records the first."""
         if self._struck or not self._fault.step <= self._recorder.step_number <= self._fault.until:
             return False
         self._struck = not self._fault.lasts
@@ -218,7 +218,7 @@ class _Injection:
 
 
 def hold_gil() -> None:
-    """Call a library that locks a mutex twice, through PyDLL, which keeps Python's lock meanwhile."""
+    """Deadlock in native code with the GIL held: lock a mutex twice through PyDLL, which does not release the GIL."""
     lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(_MUTEX_BYTES)
     lock(mutex)
     lock(mutex)
@@ -248,7 +248,8 @@ def _leave_out(module: nn.Module) -> None:
             module.require_backward_grad_sync = True
             hooks.pop().remove()
 
-        hooks.append(register_optimizer_step_post_hook(reduce_again))  # before the loop may set it for its next step
+        # right after the step, because a loop with accumulation then sets the attribute itself
+        hooks.append(register_optimizer_step_post_hook(reduce_again))
         return
     real = dist.all_reduce
 

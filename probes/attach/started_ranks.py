@@ -163,9 +163,9 @@ def _wait_for_group(groups: ModuleType) -> None:
         if group is not None and group is not groups.GroupMember.NON_GROUP_MEMBER:
             restore()
             with failing_open("attach.started"):
-                from .auto_attach import attach_to_whatever_trains
+                from .auto_attach import auto_attach
 
-                attach_to_whatever_trains()
+                auto_attach()
 
     restore = replaced(groups, DEFAULT_GROUP_SETTER, set_group)
 

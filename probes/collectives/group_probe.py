@@ -17,7 +17,7 @@ from ..tape_recorder import TapeRecorder
 from ..torch_compat import group_world
 from .call_records import Calls
 from .gradients.backward_wait import BackwardWait
-from .gradients.local_gradient import Unreduced
+from .gradients.local_gradient import UnreducedNorm
 from .groups.group_label import group_label
 
 __all__ = ["GroupProbe"]
@@ -31,7 +31,7 @@ class GroupProbe:
         self._has_plugin = has_plugin
         self.calls = Calls(recorder, check_nonfinite=check_nonfinite)
         self.backward = BackwardWait(self.calls)
-        self.unreduced = Unreduced()
+        self.unreduced = UnreducedNorm()
         self._unlabelled: list[weakref.ref[Any]] = []
         self._labels: dict[str, int] = {}
         self._made: list[weakref.ref[Any]] = []

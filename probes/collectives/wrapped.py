@@ -39,7 +39,7 @@ from ..recorder import Recorder
 from ..tape_recorder import TapeRecorder
 from ..torch_compat import group_world
 from .call_records import GroupCalls
-from .gradients.local_gradient import Unreduced
+from .gradients.local_gradient import UnreducedNorm
 from .group_probe import GroupProbe
 from .groups.group_tables import alive_groups, exchange, replace_new
 from .methods import METHODS
@@ -95,7 +95,7 @@ def uninstall() -> None:
             exchange([(group, group.plain) for group in alive_groups() if type(group) is RecordedGroup])
 
 
-def unreduced_gradients() -> Unreduced | None:
+def unreduced_gradients() -> UnreducedNorm | None:
     """Return the meter of this rank's gradients before reduction; None if nothing is recorded."""
     return None if _probe is None else _probe.unreduced
 

@@ -34,7 +34,7 @@ SMALL_WORDS = 1 << 13
 """Tensors up to this size are read together on a GPU, where calls cost more than bytes."""
 
 
-_Piece = tuple[Tensor, Tensor]
+_WeightedChunk = tuple[Tensor, Tensor]
 
 
 class Reading:
@@ -61,7 +61,7 @@ class FingerprintReader:
     """Reads the same tensors repeatedly. Caches views of their memory, which would take half of the time."""
 
     def __init__(self) -> None:
-        self._views: dict[str, tuple[int, int, Tensor, list[_Piece]]] = {}
+        self._views: dict[str, tuple[int, int, Tensor, list[_WeightedChunk]]] = {}
 
     @torch.no_grad()
     def read(self, tensors: Mapping[str, Tensor]) -> Reading:
@@ -86,7 +86,7 @@ class FingerprintReader:
         parts += [(_indices(found), torch.stack([value for _, value in found])) for found in whole.values()]
         return Reading(list(tensors), parts)
 
-    def _words(self, name: str, tensor: Tensor) -> tuple[Tensor, list[_Piece]]:
+    def _words(self, name: str, tensor: Tensor) -> tuple[Tensor, list[_WeightedChunk]]:
         """A tensor's words; on a CPU also split into pieces, each paired with its weights."""
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         known = self._views.get(name)
@@ -115,12 +115,12 @@ def _words(tensor: Tensor) -> Tensor:
     return flat.view(torch.int64)
 
 
-def _pieces(words: Tensor) -> list[_Piece]:
+def _pieces(words: Tensor) -> list[_WeightedChunk]:
     weights = _long_weights()
     return [(piece, weights[: len(piece)]) for piece in torch.split(words, CHUNK)]
 
 
-def _product(pieces: list[_Piece]) -> Tensor:
+def _product(pieces: list[_WeightedChunk]) -> Tensor:
     """On a CPU: one multiplication and addition a word."""
     total = torch.dot(*pieces[0])
     for piece, weights in pieces[1:]:

@@ -112,7 +112,7 @@ class SignedLoss:
 
 
 def signed_spike(judgement: SignedJudgement, policy: SignedPolicy, *, agrees: bool, lasts: bool) -> bool:
-    """Return True for a spike. `agrees`: the gradient norm is up as well; `lasts`: so was the step before."""
+    """Return True for a spike. `agrees`: the gradient norm has risen too; `lasts`: the previous loss was high too."""
     if not (judgement.z >= policy.z and judgement.rise_ratio >= policy.rise_ratio):  # False for NaN
         return False
     needed = policy.beyond if agrees else policy.lasting_beyond if lasts else policy.alone_beyond

@@ -7,8 +7,8 @@
 The detector is plain Python over a short history, so that a rank can call it each step: 5 us, or 30 us for a loss that
 rises.
 
-1. Values that are not finite, or are part of a spike, never enter the history. Values are logarithms; if losses without
-   a logarithm are common, `signed_loss` judges differences instead of steps 2 to 4.
+1. Values that are not finite, or are part of a spike, never enter the history. The history holds logarithms; if many
+   losses are zero or negative, `signed_loss` replaces steps 2 to 4 and judges differences.
 2. level = median of the newest `level_window` clean logarithms; residual = log(value) - level. The level follows the
    descent of a young run; if it lags behind, the test only becomes more conservative.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
@@ -51,7 +51,7 @@ class SpikePolicy:
     strong_z: float = 8.0
     """Robust sigmas of a spike that the gradient norm need not clearly confirm."""
     strong_rise_ratio: float = 0.20
-    """Smallest rise of a spike with such a z."""
+    """Smallest rise for `strong_z`."""
     alone_rise_ratio: float = 0.75
     """Rise at which a strong spike needs no other evidence; random tokens for a whole batch are above it (recorded in a
     young run: +90 % at 8 sigmas, and an ordinary gradient)."""
@@ -76,9 +76,9 @@ class SpikePolicy:
     steps.
     """
     least_descent_ratio: float = 0.005
-    """Minimum rise of the loss / its total fall so far. Source: clean loops whose model memorises its data, with a loss
-    that fell from 36 to 0.04 or from 4.2 to 0.005, rise by up to 0.0048 of their descent. A language model that fell
-    from 11 to 2.0 rises by 0.018 of it at the smallest rise that counts, 8 %."""
+    """Minimum rise of the loss / its total fall so far. Source: in clean loops whose model memorises its data
+    (loss from 36 to 0.04, or from 4.2 to 0.005), the loss rises by up to 0.0048 of its descent. For a language model
+    whose loss fell from 11 to 2.0, the smallest rise that counts (8 %) is 0.018 of the descent."""
     loss_spread_floor: float = 0.01
     """Smallest assumed spread of the log loss: if the history happens to be very quiet, 1 % must not count as a
     deviation.
@@ -171,7 +171,7 @@ class SpikeDetector:
         self._denied_before = False
 
     def observe(self, step: int, loss: float, grad_norm: float = math.nan) -> SpikeVerdict:
-        """Judge one step and, if it is clean, learn from it. `grad_norm` NaN = not known, unless the loss is too."""
+        """Judge one step and, if it is clean, learn from it. A NaN `grad_norm` with a finite loss means unknown."""
         if not math.isfinite(loss) or math.isinf(grad_norm):
             return SpikeVerdict(step=step, state="non_finite", loss=loss, grad_norm=grad_norm)
         log_grad = math.log(grad_norm) if grad_norm > 0.0 else math.nan
@@ -180,7 +180,7 @@ class SpikeDetector:
         log_loss = math.log(loss)
         loss_z = grad_z = grad_rise = math.nan
         level, loss_rise = self._loss.rise(log_loss)
-        if loss_rise >= self._least_rise:  # the usual case is no spike; the rest reads the whole history
+        if loss_rise >= self._least_rise:  # most losses do not rise, and these statistics read the whole history
             loss_z = self._loss.z(log_loss, level)
             grad_level, grad_rise = self._grad.rise(log_grad)
             grad_z = self._grad.z(log_grad, grad_level)
@@ -235,7 +235,7 @@ class SpikeDetector:
             is_signed=True,
         )
 
-    def follow(self, seen: Iterable[tuple[float, float]]) -> None:
+    def learn_history(self, seen: Iterable[tuple[float, float]]) -> None:
         """Learn the clean (loss, gradient norm) of earlier steps, without judging them."""
         for loss, grad_norm in seen:
             self._learn(loss, math.log(grad_norm) if grad_norm > 0.0 else math.nan)
@@ -245,7 +245,7 @@ class SpikeDetector:
         if self._num_clean < self.policy.warm_up_steps:
             return -math.inf, math.inf
         if self._signed.is_usual:
-            return math.inf, -math.inf
+            return math.inf, -math.inf  # empty: with signed losses, every loss has to be judged
         if not self._loss.residuals:
             return 0.0, math.inf
         # Slightly narrower, because the detector's logarithm and exponential round.
@@ -263,7 +263,7 @@ class SpikeDetector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's history."""
+        """Restore the history from a checkpoint."""
         for series, name in ((self._loss, "loss"), (self._grad, "grad")):
             levels, residuals = state[name]
             series.forget()

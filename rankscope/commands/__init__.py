@@ -5,6 +5,6 @@ app.command(epilog=train.EPILOG)(train.train)       # in `rankscope.cli`
 
 from __future__ import annotations
 
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 
 claim_names()  # a `trainer` in the working directory must not be imported

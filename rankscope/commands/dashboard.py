@@ -41,12 +41,12 @@ def dashboard(
 
     address = what_is(runs).address
     try:
-        with ExitStack() as copy:
+        with ExitStack() as stack:
             if address:
                 from watch.sharing.followed import followed
 
-                runs = copy.enter_context(followed(address, report=_report))
-            server = copy.enter_context(DashboardServer(runs, port=port, token_file=token_file))
+                runs = stack.enter_context(followed(address, report=_report))
+            server = stack.enter_context(DashboardServer(runs, port=port, token_file=token_file))
             echo(f"Dashboard of {address or runs}: {server.url}   (Ctrl-C ends it)")
             if what_is(runs).kind == "files":
                 echo(f"There is no run in {runs} yet: the first one appears as soon as it begins.")

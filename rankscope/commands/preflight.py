@@ -121,7 +121,7 @@ def _words(
 def _judged(readings: Readings, fleet: Path | None) -> PreflightReport:
     """The verdict. With a folder, the fleet's earlier readings are included, and these readings are added to it."""
     from trainer.preflight.verdict.judge import judge
-    from trainer.preflight.verdict.past import read_past, remember
+    from trainer.preflight.verdict.past import read_past, save_readings
 
     if fleet is None:
         return judge(readings)
@@ -129,7 +129,7 @@ def _judged(readings: Readings, fleet: Path | None) -> PreflightReport:
 
     report = judge(readings, past=read_past(fleet), suspicious=suspicious_hosts(fleet))
     try:
-        remember(readings, fleet)
+        save_readings(readings, fleet)
     except OSError as error:
         echo(f"rankscope: this preflight was not saved: {error}", err=True)
     return report

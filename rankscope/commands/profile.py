@@ -74,8 +74,8 @@ def profile(
         number=time.time_ns(), attempt=tapes.attempt, ranks=wanted, first_step=first_step, num_steps=steps,
         reason="rankscope profile",
     )  # fmt: skip
-    if unasked := ask(found, request, nodes):
-        fail(f"rank {unasked[0]} cannot be asked: the folder of its node in {run} cannot be written")
+    if unreachable := ask(found, request, nodes):
+        fail(f"rank {unreachable[0]} cannot be asked: the folder of its node in {run} cannot be written")
     echo(f"asked for {steps} step{'s' * (steps != 1)} from step {first_step} on", err=as_json)
     traces = _wait(found, request, wait, tapes, console(err=as_json)) if wait else {}
     if as_json:

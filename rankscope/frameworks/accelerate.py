@@ -18,11 +18,11 @@ from torch import Tensor
 
 if TYPE_CHECKING:  # type checkers know the packages only by their short names
     from probes.attach.attach import Attached
-    from probes.attach.auto_attach import attach_to_whatever_trains
+    from probes.attach.auto_attach import auto_attach
     from probes.tape import event_kinds
 else:
     from rankscope.probes.attach.attach import Attached
-    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+    from rankscope.probes.attach.auto_attach import auto_attach
     from rankscope.probes.tape import event_kinds
 
 __all__ = ["RankscopeTracker"]
@@ -43,7 +43,7 @@ class RankscopeTracker(GeneralTracker):
         self, *, name: str = "", run_dir: str | os.PathLike[str] | None = None, gradient_interval: int = 50
     ) -> None:
         super().__init__()
-        self._attached = attach_to_whatever_trains(name=name, run_dir=run_dir, gradient_interval=gradient_interval)
+        self._attached = auto_attach(name=name, run_dir=run_dir, gradient_interval=gradient_interval)
 
     @property
     def tracker(self) -> Attached:

@@ -13,11 +13,11 @@ from transformers import TrainerCallback
 
 if TYPE_CHECKING:  # type checkers know the packages only by their short names
     from probes.attach.attach import Attached
-    from probes.attach.auto_attach import attach_to_whatever_trains
+    from probes.attach.auto_attach import auto_attach
     from probes.tape import event_kinds
 else:
     from rankscope.probes.attach.attach import Attached
-    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+    from rankscope.probes.attach.auto_attach import auto_attach
     from rankscope.probes.tape import event_kinds
 
 __all__ = ["RankscopeCallback"]
@@ -69,4 +69,4 @@ class RankscopeCallback(TrainerCallback):
     def _attach(self, args: Any) -> None:
         if self._attached is None:
             settings = {key: value for key, value in args.to_sanitized_dict().items() if value is not None}
-            self._attached = attach_to_whatever_trains(config={"huggingface": settings}, **self._options)
+            self._attached = auto_attach(config={"huggingface": settings}, **self._options)

@@ -14,11 +14,11 @@ from lightning.pytorch import Callback
 
 if TYPE_CHECKING:  # type checkers know the packages only by their short names
     from probes.attach.attach import Attached
-    from probes.attach.auto_attach import attach_to_whatever_trains
+    from probes.attach.auto_attach import auto_attach
     from probes.profiling.memory_snapshots import record_exception
 else:
     from rankscope.probes.attach.attach import Attached
-    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+    from rankscope.probes.attach.auto_attach import auto_attach
     from rankscope.probes.profiling.memory_snapshots import record_exception
 
 __all__ = ["RankscopeCallback"]
@@ -42,7 +42,7 @@ class RankscopeCallback(Callback):
                 "precision": str(trainer.precision),
                 "hparams": settings,
             }
-            self._attached = attach_to_whatever_trains(config={"lightning": about}, **self._options)
+            self._attached = auto_attach(config={"lightning": about}, **self._options)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the loss of `training_step`. With gradient accumulation it is divided by the number of batches, so it is

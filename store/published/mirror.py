@@ -4,9 +4,9 @@
         mirror.refresh()                 # first everything, then what is new
         Store.open(mirror.run)
 
-The rows of each node go into a store of that node. While nodes publish, the copy counts as watched, and readers judge
-it as of `recorded_until_ns`, so that late records do not look like a standstill. The content is untrusted: names are
-checked, sizes are bounded, and values pass through Parquet into columns of the schema.
+Each node has its own store, which receives the rows of that node. While nodes publish, the copy counts as watched, and
+readers judge it as of `recorded_until_ns`, so that late records do not look like a standstill. The content is
+untrusted: names are checked, sizes are bounded, and values pass through Parquet into columns of the schema.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from store.published.listing import RUN_NAME
 __all__ = ["SILENT_S", "Mirror"]
 
 SILENT_S = 300.0
-"""Seconds without any publication after which a run counts as ended. Source: convention, thirty publications."""
+"""Seconds without any publication after which a run counts as ended. Source: convention, thirty publication
+intervals."""
 REFRESH_S = 2.0
 LATE_S = 60.0
 """A node is reported as late if its last publication is this many seconds older than another node's."""
@@ -43,7 +44,7 @@ _NODE = re.compile(r"node-(\d{5})\.json\Z")
 
 
 class Mirror(Closing):
-    """The copy lies in a folder of the run's name in `scratch`. Raises AddressError, one line."""
+    """Copies the run to `scratch/<name of the run>`. Raises AddressError, one line."""
 
     def __init__(self, address: str, scratch: Path) -> None:
         self.address = address
@@ -163,16 +164,17 @@ class Mirror(Closing):
         if known == state:
             return 0
         if known is not None and known.generation == state.generation:
-            num_read = self._take(path, node, state, known)
+            num_read = self._copy_rounds(path, node, state, known)
         else:  # readers see the former copy until this one is complete
             fresh = path.with_name(f".fresh-{path.name}")
             fresh.unlink(missing_ok=True)
-            num_read = self._take(fresh, node, state, None)
+            num_read = self._copy_rounds(fresh, node, state, None)
             fresh.replace(path)
         self.states[node] = state
         return num_read
 
-    def _take(self, path: Path, node: int, state: NodeState, known: NodeState | None) -> int:
+    def _copy_rounds(self, path: Path, node: int, state: NodeState, known: NodeState | None) -> int:
+        """Insert the rounds published since `known` in one transaction; return the number of objects read."""
         import duckdb
 
         connection = connect_writer(path, wait_s=10.0, threads=2)
@@ -228,6 +230,7 @@ class _ReplacedError(ValueError):
 
 
 def _insert(connection: Any, table: str, rows: Any) -> int:
+    """Insert the rows of one object; return the number of objects, 1."""
     connection.register("published", rows)
     connection.execute(f"INSERT INTO {quoted(table)} BY NAME SELECT * FROM published")
     connection.unregister("published")

@@ -28,7 +28,7 @@ _NO_ZONES = (
     "make_timestamp(wall_ns // 1000), which is UTC"
 )
 _READING = "SELECT"
-"""Types of read-only statements. To DuckDB, DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT statements."""
+"""Type of read-only statements. To DuckDB, DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT statements, too."""
 _SYSTEM_TABLE = re.compile(r"Did you mean \"?(pg_|duckdb_|sqlite_|information_schema)")
 _EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b)?(?P<options>\s*\([^()]*\))?(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 

@@ -38,5 +38,5 @@ def test_what_a_device_cannot_do_is_one_line_with_what_to_do(tmp_path: Path) -> 
     run = start(tmp_path, "two", settings=["train.float8=tensorwise", "train.steps=5"]).finish(exit_code=2)
     (line,) = run.output.splitlines()
     assert "train.float8 = 'tensorwise': no fp8 matrix products on CPU" in line
-    assert "train.float8_emulated = true to try the numbers" in line
+    assert "train.float8_emulated = true to emulate fp8" in line
     assert not list(run.runs_dir.glob("*")), "the launcher refuses before it makes a folder"

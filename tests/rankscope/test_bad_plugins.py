@@ -83,7 +83,7 @@ out.joinpath("pages.json").write_text(json.dumps(pages))
 # A run that ends while a plug-in hangs, which may take longer than the test: nothing waits for it.
 ENDING = """
 import sys, time
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 claim_names()
 from pathlib import Path
 from probes.tape.events import EventWriter, read_events

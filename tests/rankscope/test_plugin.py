@@ -22,7 +22,7 @@ IN_DOCS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "api.md").read_t
 """The module of a plug-in, whole."""
 LIVE = """
 import sys, time
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 claim_names()
 from pathlib import Path
 from analyzers.live import LiveState, live_findings
@@ -36,7 +36,7 @@ print([one.kind for one in found])
 
 HOOK = """
 import sys
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 claim_names()
 from pathlib import Path
 from analyzers.finding import Finding

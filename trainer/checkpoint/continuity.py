@@ -50,8 +50,8 @@ def order_signature(stream: BatchStream, position: Position) -> str:
 
 
 def data_differs(extra: Mapping[str, Any], stream: BatchStream, position: Position) -> bool:
-    """Return True if a checkpoint was saved with another corpus than this, or another batch would have come next. Most
-    edits leave the next batch as it was. A checkpoint without `corpus` was saved by an older version."""
+    """Return True if the checkpoint was saved with a different corpus, or a different next batch. Both are compared,
+    because most edits of a corpus do not change the next batch, and checkpoints of older versions have no `corpus`."""
     saved = {"corpus": extra.get("corpus"), "order": extra.get("order")}
     return bool(differing(saved, {"corpus": stream.corpus.digest, "order": order_signature(stream, position)}))
 

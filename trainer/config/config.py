@@ -18,7 +18,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.profiler import ProfilerConfig
 from trainer.config.recovery import RecoveryConfig
-from trainer.config.section import Section, taken
+from trainer.config.section import Section, shared_default
 
 __all__ = ["Config", "ModelConfig", "ParallelConfig"]
 
@@ -171,23 +171,23 @@ class ProbesConfig(Section):
     copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)
     """Steps between checks of whether state without enough replicas changed between two optimizer steps; 0 = never."""
-    sample_stacks: bool = taken(ProbesSettings, "sample_stacks")
+    sample_stacks: bool = shared_default(ProbesSettings, "sample_stacks")
     """While a rank is slow, take about twenty Python stacks of it and of one peer, to report the line of code."""
-    sync_s: float = taken(ProbesSettings, "sync_s")
+    sync_s: float = shared_default(ProbesSettings, "sync_s")
     """Seconds between syncs of the records to disk by `watch`: the most that a power cut loses; 0 = left to the
     kernel."""
-    retain: Literal["all", "window"] = taken(ProbesSettings, "retain")
+    retain: Literal["all", "window"] = shared_default(ProbesSettings, "retain")
     """Keep all records, or only tapes and single calls of the last `retain_s` seconds. With `window`, older calls
     become totals per step and group, except in every 64th step, and the records of older tapes exist only in the
     store."""
-    retain_s: float = taken(ProbesSettings, "retain_s")
+    retain_s: float = shared_default(ProbesSettings, "retain_s")
     """The window of `retain = "window"`."""
-    budget_mb: float = taken(ProbesSettings, "budget_mb")
+    budget_mb: float = shared_default(ProbesSettings, "budget_mb")
     """Limit on tapes and store in MB per rank and hour; `watch` shortens the window to keep it; needs `retain =
     "window"`; 0 = none."""
-    health: bool = taken(ProbesSettings, "health")
+    health: bool = shared_default(ProbesSettings, "health")
     """`watch` samples host and GPUs once a second."""
-    dcgm_url: str = taken(ProbesSettings, "dcgm_url", pattern=r"^(https?://.+)?$")
+    dcgm_url: str = shared_default(ProbesSettings, "dcgm_url", pattern=r"^(https?://.+)?$")
     """`/metrics` of a dcgm-exporter that replaces NVML as source of GPU readings."""
 
     @model_validator(mode="after")
@@ -232,9 +232,9 @@ class CheckpointConfig(Section):
 
 
 class PublishConfig(Section):
-    address: str = taken(PublishSettings, "address")
+    address: str = shared_default(PublishSettings, "address")
     """Folder or bucket (file:// or s3://) to which `watch` publishes the records of its node; empty = none."""
-    every_s: float = taken(PublishSettings, "every_s")
+    every_s: float = shared_default(PublishSettings, "every_s")
     """Seconds between publications, each of which writes a file per table."""
 
     @field_validator("address")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationInfo, field_validator
 
 from probes.settings.sections import AlertsSettings, MetricsSettings, OtelSettings, TrackersSettings
-from trainer.config.section import Section, taken
+from trainer.config.section import Section, shared_default
 
 __all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 
@@ -17,13 +17,13 @@ __all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 class MetricsConfig(Section):
     """Address at which `watch` serves `/metrics`. An address beyond loopback needs all three files."""
 
-    listen: str = taken(MetricsSettings, "listen")
+    listen: str = shared_default(MetricsSettings, "listen")
     """HOST:PORT of each node's endpoint; port 0 takes a free one, empty = none."""
-    tls_cert: str = taken(MetricsSettings, "tls_cert")
+    tls_cert: str = shared_default(MetricsSettings, "tls_cert")
     """PEM file with the certificate chain."""
-    tls_key: str = taken(MetricsSettings, "tls_key")
+    tls_key: str = shared_default(MetricsSettings, "tls_key")
     """PEM file with its key."""
-    token_file: str = taken(MetricsSettings, "token_file")
+    token_file: str = shared_default(MetricsSettings, "token_file")
     """File with the bearer token that scrapes must send."""
 
     @field_validator("listen")
@@ -40,11 +40,11 @@ class AlertsConfig(Section):
 
     webhook: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL to which each finding is posted as JSON."""
-    command: str = taken(AlertsSettings, "command")
+    command: str = shared_default(AlertsSettings, "command")
     """Program and arguments to run for each finding, which the program reads as JSON; no shell."""
-    min_severity: Literal["info", "warning", "critical"] = taken(AlertsSettings, "min_severity")
+    min_severity: Literal["info", "warning", "critical"] = shared_default(AlertsSettings, "min_severity")
     """Lowest severity of findings that are sent."""
-    at_most_per_hour: int = taken(AlertsSettings, "at_most_per_hour")
+    at_most_per_hour: int = shared_default(AlertsSettings, "at_most_per_hour")
     """Maximum number of findings sent per hour; others are counted and left out."""
     dashboard_url: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL of `rankscope dashboard` for links in alerts and reports. Empty = RANKSCOPE_DASHBOARD_URL."""
@@ -81,9 +81,9 @@ class AlertsConfig(Section):
 class OtelConfig(Section):
     """Signals for an OpenTelemetry collector, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
-    group: Literal["default", "per_step", "all"] = taken(OtelSettings, "group")
+    group: Literal["default", "per_step", "all"] = shared_default(OtelSettings, "group")
     """Spans to send: steps; steps and phases; or steps, phases, microbatches and collectives."""
-    ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = taken(OtelSettings, "ranks")
+    ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = shared_default(OtelSettings, "ranks")
     """Ranks whose spans are sent; sampled = eight."""
 
 
@@ -92,15 +92,15 @@ class TrackersConfig(Section):
 
     to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
     """Trackers to use."""
-    ranks: Literal["none", "sampled", "all"] = taken(TrackersSettings, "ranks")
+    ranks: Literal["none", "sampled", "all"] = shared_default(TrackersSettings, "ranks")
     """Ranks whose own values are sent: none, at most eight, or all."""
-    every_s: float = taken(TrackersSettings, "every_s")
+    every_s: float = shared_default(TrackersSettings, "every_s")
     """Pause between two uploads."""
-    tensorboard_dir: str = taken(TrackersSettings, "tensorboard_dir")
+    tensorboard_dir: str = shared_default(TrackersSettings, "tensorboard_dir")
     """Parent of the folder for the run's event files. Empty = `tensorboard/` in the run's folder."""
-    wandb_project: str = taken(TrackersSettings, "wandb_project")
+    wandb_project: str = shared_default(TrackersSettings, "wandb_project")
     """W&B's project."""
-    wandb_entity: str = taken(TrackersSettings, "wandb_entity")
+    wandb_entity: str = shared_default(TrackersSettings, "wandb_entity")
     """Team or user. Empty = W&B's default."""
-    wandb_mode: Literal["", "online", "offline"] = taken(TrackersSettings, "wandb_mode")
+    wandb_mode: Literal["", "online", "offline"] = shared_default(TrackersSettings, "wandb_mode")
     """Empty = WANDB_MODE if set, else online if W&B has a key and offline otherwise."""

@@ -66,7 +66,7 @@ def check_float8_on(train: TrainConfig, device_type: str) -> None:
     if importlib.util.find_spec("torchao") is None:
         raise ConfigError(f"{setting}: needs torchao, which is not installed: pip install 'rankscope[fp8]'")
     if not train.float8_emulated and device_type != "cuda":
-        instead = "use train.precision = 'bf16', or train.float8_emulated = true to try the numbers"
+        instead = "use train.precision = 'bf16', or train.float8_emulated = true to emulate fp8"
         raise ConfigError(f"{setting}: no fp8 matrix products on {device_type.upper()}; {instead}")
 
 

@@ -7,13 +7,13 @@ from typing import Literal
 from pydantic import Field
 
 from probes.settings.sections import DeviceResponse, RecoverySettings
-from trainer.config.section import Section, taken
+from trainer.config.section import Section, shared_default
 
 __all__ = ["RecoveryConfig"]
 
 
 class RecoveryConfig(Section):
-    enabled: bool = taken(RecoverySettings, "enabled")
+    enabled: bool = shared_default(RecoverySettings, "enabled")
     """Act on findings: skip, roll back, restart."""
     verdict: Literal["auto", "at_once", "late"] = "auto"
     """`late`: read a step's numbers while the next one is computed; the device skips the update of a bad step. `auto`:
@@ -24,12 +24,12 @@ class RecoveryConfig(Section):
     """Rollbacks before the run stops with a report."""
     max_replays: int = Field(default=8, ge=0)
     """Refused steps per attempt that are replayed to see whether the fault recurs; 0 = none."""
-    hang_floor_s: float = taken(RecoverySettings, "hang_floor_s")
+    hang_floor_s: float = shared_default(RecoverySettings, "hang_floor_s")
     """A silence shorter than this is never called a hang (seconds)."""
-    startup_s: float = taken(RecoverySettings, "startup_s")
+    startup_s: float = shared_default(RecoverySettings, "startup_s")
     """Before the first step: time without a record, and without a rank seen computing or reading files, that counts as
     a hang (seconds)."""
-    grace_s: float = taken(RecoverySettings, "grace_s")
+    grace_s: float = shared_default(RecoverySettings, "grace_s")
     """Time limit for all processes after SIGTERM or Ctrl-C (seconds). Ranks have 7 s less to finish their step and save
     a checkpoint; after that they exit without one."""
     rejoin_s: float = Field(default=30.0, ge=0)
@@ -41,16 +41,16 @@ class RecoveryConfig(Section):
     only."""
     max_corruptions_per_device: int = Field(default=2, ge=1)
     """Corruptions of state or gradients by one device after which the run ends."""
-    on_straggler: DeviceResponse = taken(RecoverySettings, "on_straggler")
+    on_straggler: DeviceResponse = shared_default(RecoverySettings, "on_straggler")
     """Action on a slow rank whose device is the cause: report it; exclude the device if the run gains more than it
     loses; exclude it only if a spare device or node can replace it."""
-    straggler_after_s: float = taken(RecoverySettings, "straggler_after_s")
+    straggler_after_s: float = shared_default(RecoverySettings, "straggler_after_s")
     """How long a rank must have been reported as slow before it is excluded or replaced (seconds)."""
-    straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
+    straggler_speedup: float = shared_default(RecoverySettings, "straggler_speedup")
     """Minimum ratio of the step time with the slow rank to that without it."""
     on_xid: DeviceResponse = "exclude"
     """Action on an XID for which NVIDIA's catalogue recommends replacing the device."""
-    exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
+    exclusion_cooldown_s: float = shared_default(RecoverySettings, "exclusion_cooldown_s")
     """Seconds between two exclusions or replacements."""
-    exclusion_dry_run: bool = taken(RecoverySettings, "exclusion_dry_run")
+    exclusion_dry_run: bool = shared_default(RecoverySettings, "exclusion_dry_run")
     """Only record as events what these settings would do."""

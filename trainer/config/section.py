@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Section", "taken"]
+__all__ = ["Section", "shared_default"]
 
 
-def taken(settings: type, name: str, **limits: Any) -> Any:
-    """Return a field with the default and limits defined in `probes.settings`, where other packages read them."""
+def shared_default(settings: type, name: str, **limits: Any) -> Any:
+    """Make a field with the default and limits of `settings` in `probes.settings`, where other packages read them."""
     one = next(field for field in dataclasses.fields(settings) if field.name == name)
     return Field(default=one.default, **one.metadata, **limits)
 

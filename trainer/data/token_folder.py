@@ -35,9 +35,9 @@ __all__ = [
     "DamagedDataError",
     "DataError",
     "Manifest",
-    "Piece",
     "Shard",
     "SourceFile",
+    "SourcePart",
     "block_hash",
     "digest_of",
     "is_prepared",
@@ -71,7 +71,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SourcePart:
     """A part of a source: a byte range of lines, row groups of Parquet, or the whole file."""
 
     source: int
@@ -93,12 +93,12 @@ class Shard:
     tokens_sha256: str
     documents_sha256: str
     blocks_sha256: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePart, ...]
     first_documents: tuple[int, ...]
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Shard:
-        pieces = tuple(Piece(**piece) for piece in values["pieces"])
+        pieces = tuple(SourcePart(**piece) for piece in values["pieces"])
         firsts = tuple(int(number) for number in values["first_documents"])
         return Shard(**{**values, "pieces": pieces, "first_documents": firsts})
 

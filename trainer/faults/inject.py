@@ -54,9 +54,9 @@ def arm(
             if recorder.attempt > 0:
                 continue  # the world has shrunk since the launch, and the rank no longer exists
             raise FaultError(f"--fault {fault.kind}: rank = {fault.rank}: the run has ranks 0 to {world_size - 1}")
-        strikes = fault.rank in (-1, rank) or _same_rows(fault, training)
-        if strikes or CATALOGUE[fault.kind].armed_everywhere:
-            ARM[fault.kind](Trigger(fault, number, recorder, run, rank, strikes=strikes), training)
+        is_target = fault.rank in (-1, rank) or _same_rows(fault, training)
+        if is_target or CATALOGUE[fault.kind].armed_everywhere:
+            ARM[fault.kind](Trigger(fault, number, recorder, run, rank, is_target=is_target), training)
 
 
 def _same_rows(fault: Fault, training: Training) -> bool:

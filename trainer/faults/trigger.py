@@ -27,18 +27,18 @@ __all__ = ["FaultyLoader", "Trigger", "change_gradient", "in_training"]
 class Trigger:
     """Decides whether its fault is due on this rank, and records it before it acts.
 
-    `strikes` is False on a rank that only takes part in another rank's fault: it acts, too, but does not record the
+    `is_target` is False on a rank that only takes part in another rank's fault: it acts, too, but does not record the
     fault.
     """
 
     def __init__(
-        self, fault: Fault, number: int, recorder: Recorder, run: RunDir, rank: int, *, strikes: bool = True
+        self, fault: Fault, number: int, recorder: Recorder, run: RunDir, rank: int, *, is_target: bool = True
     ) -> None:
         self.fault = fault
         self.recorder = recorder
         self.run = run
         self.rank = rank
-        self.strikes = strikes
+        self.is_target = is_target
         self._marker = run.path / "faults" / f"{number}-{fault.kind}-rank-{rank}"
         self._spent = self._marker.exists()
         self.firing = False
@@ -74,7 +74,7 @@ class Trigger:
         self._marker.parent.mkdir(exist_ok=True)
         with self._marker.open("w") as file:
             os.fsync(file.fileno())
-        if self.strikes:
+        if self.is_target:
             self.report()
 
     def report(self) -> None:

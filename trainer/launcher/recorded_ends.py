@@ -28,8 +28,8 @@ def was_stopped(code: int | None, *, is_killed: bool) -> bool:
 
 
 def failure_of(*, local_rank: int, pid: int, code: int, error_file: Path) -> ProcessFailure:
-    """The failure of a rank as torch's agent returns it. `error_file`: the rank's exception, if it wrote one. torch
-    raises if that file is incomplete, for example after a full disk.
+    """The failure of a rank as torch's agent returns it. `error_file`: the rank's exception, if it wrote one. An
+    incomplete file (a full disk, for example) is ignored, because torch raises when it reads one.
     """
     try:
         message = json.loads(error_file.read_bytes())["message"]
@@ -40,7 +40,7 @@ def failure_of(*, local_rank: int, pid: int, code: int, error_file: Path) -> Pro
 
 
 def record_stop(events: EventWriter, *, rank: int, pid: int, code: int | None) -> None:
-    """Record that a rank was ended because of others."""
+    """Record that the launcher ended a rank because the run stops or another rank failed."""
     events.write(event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=code)
 
 

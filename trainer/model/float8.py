@@ -42,7 +42,7 @@ def check_float8(config: TrainConfig, device: torch.device) -> None:
     if config.float8_emulated:
         return
     setting = f"train.float8 = {config.float8!r}"
-    instead = "use train.precision = 'bf16', or train.float8_emulated = true to try the numbers"
+    instead = "use train.precision = 'bf16', or train.float8_emulated = true to emulate fp8"
     needed, found = _CAPABILITY[config.float8], torch.cuda.get_device_capability(device)
     if torch.version.hip is None and found < needed:
         name = torch.cuda.get_device_name(device)

@@ -1,12 +1,12 @@
-"""Context parallelism: each rank of a `cp` group has a piece of every sequence, and attends to the pieces of all.
+"""Context parallelism: each rank of a `cp` group has a shard of every sequence, and attends to all shards.
 
-Everything in a block except attention works token by token, so it needs only the rank's piece, and activations shrink
+Everything in a block except attention works token by token, so it needs only the rank's shard, and activations shrink
 by the size of the group. Attention gathers the keys and values of the whole sequence, as Llama 3 was trained (Llama
 Team 2024, section 3.3.2), and masks positions after the rank's own queries; backward reduce-scatters the gradients.
 With grouped-query attention keys and values are a fraction of the activations, so little is sent.
 
-With `parallel.cp_exchange = "ring"` the pieces are passed around instead (`trainer.parallel.ring`), so that the keys
-and values on a rank also shrink with the number of ranks. torch's own ring attention
+With `parallel.cp_exchange = "ring"` the shards of keys and values are passed around instead (`trainer.parallel.ring`),
+so that the keys and values on a rank also shrink with the number of ranks. torch's own ring attention
 (`torch.distributed.tensor.experimental.context_parallel`) has kernels for CUDA only (torch 2.13), and replaces
 `scaled_dot_product_attention` globally; the kernels called here are the same.
 """
@@ -33,7 +33,9 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 def apply_context_parallel(
     model: Transformer, mesh: DeviceMesh, chunks: tuple[int, ...], num_chunks: int, *, is_ring: bool
 ) -> None:
-    """Make `model` process this rank's `chunks` of each sequence. `mesh`: one-dimensional mesh of the pieces."""
+    """Make `model` process this rank's `chunks` of each sequence. `mesh`: one-dimensional mesh of the ranks that
+    share a sequence.
+    """
     group = mesh.get_group()
     model.chunks, model.num_chunks, model.is_ring = chunks, num_chunks, is_ring
     for module in model.modules():
@@ -42,23 +44,23 @@ def apply_context_parallel(
         if is_ring:
             module.ring = lambda query, key, value: ring_attention(query, key, value, group)
         else:
-            module.gather = lambda pieces: _gathered(pieces, group)
+            module.gather = lambda shard: _gathered(shard, group)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
-def _gathered(pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return (..., piece, head_dim) of this rank -> (..., seq, head_dim)."""
-    whole: Tensor = _Gather.apply(pieces, group)  # type: ignore[no-untyped-call]  # torch: no types
+def _gathered(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Gather this rank's (..., seq / cp, head_dim) to (..., seq, head_dim)."""
+    whole: Tensor = _Gather.apply(shard, group)  # type: ignore[no-untyped-call]  # torch: no types
     return whole
 
 
 class _Gather(torch.autograd.Function):
-    """Gather all pieces along the second-to-last dimension; the gradient of a piece is the sum over all ranks."""
+    """Gather all shards along the second-to-last dimension; the gradient of a shard is the sum over all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, piece: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        first = piece.movedim(-2, 0).contiguous()
+        first = shard.movedim(-2, 0).contiguous()
         whole = first.new_empty(first.shape[0] * group.size(), *first.shape[1:])
         _all_gather(whole, first, group=group)
         return whole.movedim(0, -2)
@@ -66,6 +68,6 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         whole = grads[0].movedim(-2, 0).contiguous()
-        piece = whole.new_empty(whole.shape[0] // ctx.group.size(), *whole.shape[1:])
-        _reduce_scatter(piece, whole, group=ctx.group)
-        return piece.movedim(0, -2), None
+        shard = whole.new_empty(whole.shape[0] // ctx.group.size(), *whole.shape[1:])
+        _reduce_scatter(shard, whole, group=ctx.group)
+        return shard.movedim(0, -2), None

@@ -39,7 +39,7 @@ class BackwardProbe(Protocol):
 
 
 class UnreducedGradients(Protocol):
-    """The part of `probes.collectives.gradients.local_gradient.Unreduced` that is used here."""
+    """The part of `probes.collectives.gradients.local_gradient.UnreducedNorm` that is used here."""
 
     def begin(self, device: torch.device) -> None: ...
 

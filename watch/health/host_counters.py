@@ -53,7 +53,9 @@ def _pressure(root: Path) -> Iterator[tuple[str, float]]:
 
 
 def _cgroup(root: Path) -> Iterator[tuple[str, float]]:
-    """CPU throttling of the cgroup. Empty without a limit, since the zero would then not cover nested groups."""
+    """CPU throttling of the cgroup. Empty if the cgroup has no limit: its count is then 0 even if nested groups are
+    throttled.
+    """
     lines = (line.split() for line in _text(root / "sys/fs/cgroup/cpu.stat").splitlines())
     counts = {words[0]: words[1] for words in lines if len(words) == 2}
     stopped_us = counts.get("throttled_usec", "")

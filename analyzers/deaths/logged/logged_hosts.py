@@ -20,8 +20,8 @@ PROGRAM_XIDS = (13, 31, 43, 69)
 """Xids that the program itself causes."""
 FOLLOWING_XIDS = (45, 66)
 """Xids that only follow another one, or the end of a process."""
-_OF_END = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
-_FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
+_END_ROLES = ("root", "victim", "hang", "death", "nccl", "exception", "outside")
+_OFF_BUS_TEXTS = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _PYTHON = re.compile(r"python[\d.]*|pt_\w+")
 """Names of a training process in the kernel's log: the name of Python, or of a thread of torch."""
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.\d)?")
@@ -45,6 +45,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
 
 
 def _devices(book: LogBook) -> Iterator[Candidate]:
+    """Candidates for XIDs and lost GPUs, one per device: lines of several sources about one GPU are one candidate."""
     by_device: dict[tuple[str | None, str], list[LogLine]] = {}
     for entry in book.of("xid", "gpu_lost"):
         if entry.kind == "gpu_lost" or _xid(entry) not in (*PROGRAM_XIDS, *FOLLOWING_XIDS):
@@ -52,7 +53,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, _), every in by_device.items():
         bus = every[0].text("bus")
-        if not bus:  # NVIDIA has the address in the first of three lines, AMD after the cause
+        # A driver prints several lines about one loss, and only one names the device: NVIDIA's first of three, AMD's
+        # after the cause. Lines without a device near such a line belong to it.
+        if not bus:
             every = [entry for entry in every
                      if not any((entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
         lines = [entry for entry in every if when_of(entry, book) != "another time"]
@@ -79,7 +82,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             fell = "does not answer its driver"
             if any("uncorrectable" in entry.message for entry in lines):
                 fell = "reports an uncorrectable hardware error"
-            elif any(text in entry.message for entry in lines for text in _FELL):
+            elif any(text in entry.message for entry in lines for text in _OFF_BUS_TEXTS):
                 fell = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
             what += f": {who(ranks)} ran on it" if ranks else ""
@@ -190,7 +193,7 @@ def _xid(entry: LogLine) -> int | None:
 
 
 def when_of(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
-    """Relation of a kernel's line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
+    """Relation of a kernel log line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
 
     If the line names a process of the job, it is the job's.
     """
@@ -267,7 +270,7 @@ def _killed_ranks(book: LogBook) -> set[int]:
 def _links(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("link_down") if not went_on(entry, book)]
     # Such a line alone does not show a rank's end: every host logs some when it boots (`kernel_warnings`).
-    if lines and any(relevance(entry, book) != "survived" for entry, _ in book.of_role(*_OF_END)):
+    if lines and any(relevance(entry, book) != "survived" for entry, _ in book.of_role(*_END_ROLES)):
         host, interface = lines[0].host, lines[0].text("interface")
         yield from_lines(
             "link_down",

@@ -1,6 +1,6 @@
 """Spans and calls for figures: what some ranks did in a range of steps, and one step of a pipeline.
 
-pieces = timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1])
+items = timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1])
 schedule_of_step(store, attempt=0, step=40, ranks=[0, 1, 2, 3])["start_ms"]
 """
 
@@ -14,14 +14,14 @@ import numpy as np
 
 from analyzers.source import Source
 
-__all__ = ["MAX_PIECES", "Piece", "schedule_of_step", "timeline"]
+__all__ = ["MAX_ITEMS", "TimelineItem", "schedule_of_step", "timeline"]
 
-MAX_PIECES = 5_000
+MAX_ITEMS = 5_000
 """Spans and calls of a timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TimelineItem:
     """A span or a call of one rank; `end_ms` None: it never ended."""
 
     rank: int
@@ -41,8 +41,8 @@ class Piece:
 
 
 def timeline(
-    source: Source, *, attempt: int, first_step: int, last_step: int, ranks: Sequence[int], limit: int = MAX_PIECES
-) -> list[Piece]:
+    source: Source, *, attempt: int, first_step: int, last_step: int, ranks: Sequence[int], limit: int = MAX_ITEMS
+) -> list[TimelineItem]:
     """Spans and calls of some ranks in a range of steps, by start; those that never ended are always included.
 
     Times are milliseconds since the first record of the rank's host in the range.
@@ -85,7 +85,7 @@ def timeline(
         [attempt, first_step, last_step] * len(parts),
     )
     return [
-        Piece(
+        TimelineItem(
             rank=rank, kind=str(kind or "?"), is_call=is_call, start_ms=start / 1e6,
             end_ms=None if end is None else end / 1e6, wait_ms=(wait or 0) / 1e6, step=step, detail=str(detail or ""),
             stage=stage, microbatch=microbatch, pipeline=str(pipeline or ""), zero_ns=zero,
@@ -105,7 +105,7 @@ def schedule_of_step(source: Source, attempt: int, step: int, ranks: Sequence[in
                (start_ns - min(start_ns) OVER ()) / 1e6 AS start_ms,
                (end_ns - min(start_ns) OVER ()) / 1e6 AS end_ms
         FROM spans WHERE attempt = ? AND step = ? AND stage IS NOT NULL AND end_ns IS NOT NULL AND rank IN ({listed})
-        ORDER BY start_ns LIMIT {MAX_PIECES}
+        ORDER BY start_ns LIMIT {MAX_ITEMS}
         """,
         [attempt, step],
     )

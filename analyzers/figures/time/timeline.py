@@ -16,7 +16,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from analyzers.figures.drawing.theme import ACCUSED, CALL, PHASE, SEQUENCE, ink, label, new_figure
-from analyzers.figures.time.activity import MAX_PIECES, Piece
+from analyzers.figures.time.activity import MAX_ITEMS, TimelineItem
 from analyzers.figures.time.attempt_marks import AttemptMark
 from analyzers.figures.time.flow import Stop, add_flow
 
@@ -32,21 +32,21 @@ NAMED_RATIO = 0.04
 
 
 def draw(
-    pieces: list[Piece], marks: Sequence[AttemptMark] = (), *, ranks: list[int] | None = None, find: str = ""
+    items: list[TimelineItem], marks: Sequence[AttemptMark] = (), *, ranks: list[int] | None = None, find: str = ""
 ) -> go.Figure:
-    """Draw the pieces over milliseconds since each host's first one. Pieces that do not match `find` are faint.
+    """Draw the items over milliseconds since each host's first one. Items that do not match `find` are faint.
 
-    Only `marks` between the first and the last piece are drawn.
+    Only `marks` between the first and the last item are drawn.
     """
-    pieces = pieces[:MAX_PIECES]
-    ranks = sorted({piece.rank for piece in pieces}) if ranks is None else ranks
+    items = items[:MAX_ITEMS]
+    ranks = sorted({item.rank for item in items}) if ranks is None else ranks
     lane = {rank: i for i, rank in enumerate(ranks)}
-    right = max((piece.end_ms if piece.end_ms is not None else piece.start_ms for piece in pieces), default=1.0)
+    right = max((item.end_ms if item.end_ms is not None else item.start_ms for item in items), default=1.0)
     right += 0.04 * right
     figure = new_figure(height=int(min(900, 120 + 46 * max(1, len(ranks)))), x="milliseconds", barmode="overlay")
-    kinds: dict[tuple[str, bool, bool], list[Piece]] = {}
-    for piece in sorted([*pieces, *between_phases(pieces, least_ms=NAMED_RATIO * right)], key=lambda p: p.start_ms):
-        kinds.setdefault((piece.kind, piece.is_call, piece.end_ms is None), []).append(piece)
+    kinds: dict[tuple[str, bool, bool], list[TimelineItem]] = {}
+    for item in sorted([*items, *between_phases(items, least_ms=NAMED_RATIO * right)], key=lambda p: p.start_ms):
+        kinds.setdefault((item.kind, item.is_call, item.end_ms is None), []).append(item)
     named: set[str] = set()
     for (kind, is_call, is_open), of_kind in kinds.items():
         name = label(kind, 30)
@@ -59,23 +59,23 @@ def draw(
             "fillmode": "overlay",
         }
         figure.add_bar(
-            y=[lane[piece.rank] + (0.24 if is_call else -0.16) for piece in of_kind],
-            x=[(right if piece.end_ms is None else piece.end_ms) - piece.start_ms for piece in of_kind],
-            base=[piece.start_ms for piece in of_kind], orientation="h", width=0.26 if is_call else 0.46,
+            y=[lane[item.rank] + (0.24 if is_call else -0.16) for item in of_kind],
+            x=[(right if item.end_ms is None else item.end_ms) - item.start_ms for item in of_kind],
+            base=[item.start_ms for item in of_kind], orientation="h", width=0.26 if is_call else 0.46,
             name=name + (" (in flight)" if is_open else ""), legendgroup=name,
             showlegend=(is_open or name not in named) and not (is_call and not is_open and len(kinds) > 24),
             marker={
                 "color": colour, "pattern": hatched, "line": {"width": 0.3, "color": "rgba(128,128,128,0.6)"},
-                "opacity": [1.0 if matches(piece, find) else FAINT for piece in of_kind] if find else 1.0,
+                "opacity": [1.0 if matches(item, find) else FAINT for item in of_kind] if find else 1.0,
             },
-            hovertext=[_hover(piece) for piece in of_kind], hovertemplate="%{hovertext}<extra></extra>",
+            hovertext=[_hover(item) for item in of_kind], hovertemplate="%{hovertext}<extra></extra>",
             **_names(name, colour, of_kind, right),
         )  # fmt: skip
         named.add(name)
     stops = [
         Stop(row=lane[p.rank] - 0.16, key=(p.pipeline, p.step, p.microbatch), stage=p.stage, kind=p.kind,
              start_ms=p.start_ms, end_ms=p.end_ms)
-        for p in pieces
+        for p in items
         if p.stage is not None and p.microbatch is not None and p.end_ms is not None
     ]  # fmt: skip
     add_flow(figure, stops, half=0.23)
@@ -86,42 +86,42 @@ def draw(
     figure.update_xaxes(range=[0, right], ticksuffix=" ms", title={"text": ""})
     # else Plotly shrinks the name in a narrow bar
     figure.update_layout(uniformtext={"minsize": NAME_SIZE, "mode": "hide"})
-    _add_steps(figure, pieces, right)
-    _add_marks(figure, pieces, marks, right)
+    _add_steps(figure, items, right)
+    _add_marks(figure, items, marks, right)
     return figure
 
 
-def between_phases(pieces: Sequence[Piece], *, least_ms: float) -> list[Piece]:
+def between_phases(items: Sequence[TimelineItem], *, least_ms: float) -> list[TimelineItem]:
     """Gaps between a rank's spans, which count as its own work. Pipelines are excluded, because there a rank waits for
     its neighbours between spans.
     """
     # per rank, because data and optimizer spans have no stage
-    piped = {piece.rank for piece in pieces if piece.stage is not None}
+    piped = {item.rank for item in items if item.stage is not None}
     found = []
-    until: dict[int, Piece] = {}
-    for piece in sorted(pieces, key=lambda p: p.start_ms):
-        if piece.is_call or piece.rank in piped:
+    until: dict[int, TimelineItem] = {}
+    for item in sorted(items, key=lambda p: p.start_ms):
+        if item.is_call or item.rank in piped:
             continue
-        before = until.get(piece.rank)
-        if before is not None and before.end_ms is not None and piece.start_ms - before.end_ms >= least_ms:
-            found.append(replace(before, kind=BETWEEN, start_ms=before.end_ms, end_ms=piece.start_ms, detail=""))
-        if before is None or (before.end_ms is not None and (piece.end_ms is None or piece.end_ms > before.end_ms)):
-            until[piece.rank] = piece
+        before = until.get(item.rank)
+        if before is not None and before.end_ms is not None and item.start_ms - before.end_ms >= least_ms:
+            found.append(replace(before, kind=BETWEEN, start_ms=before.end_ms, end_ms=item.start_ms, detail=""))
+        if before is None or (before.end_ms is not None and (item.end_ms is None or item.end_ms > before.end_ms)):
+            until[item.rank] = item
     return found
 
 
-def matches(piece: Piece, find: str) -> bool:
-    """Return True if all words of `find` occur in the piece's name, its rank or its details."""
-    text = f"{piece.kind} rank {piece.rank} step {piece.step} {piece.detail}".lower()
+def matches(item: TimelineItem, find: str) -> bool:
+    """Return True if all words of `find` occur in the item's name, its rank or its details."""
+    text = f"{item.kind} rank {item.rank} step {item.step} {item.detail}".lower()
     return all(word in text for word in find.lower().split())
 
 
-def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
+def _add_steps(figure: go.Figure, items: list[TimelineItem], right: float) -> None:
     """Add a line where the first rank begins each step, with the step's number above it where there is room."""
     begins: dict[int, float] = {}
-    for piece in pieces:
-        if piece.step is not None:
-            begins[piece.step] = min(piece.start_ms, begins.get(piece.step, piece.start_ms))
+    for item in items:
+        if item.step is not None:
+            begins[item.step] = min(item.start_ms, begins.get(item.step, item.start_ms))
     labelled: list[int] = []
     for step in sorted(begins, reverse=True):  # from the last step, so that a hanging step keeps its number
         if not labelled or begins[labelled[-1]] - begins[step] >= right / MAX_STEP_LABELS:
@@ -136,13 +136,13 @@ def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
             )  # fmt: skip
 
 
-def _names(name: str, colour: str, of_kind: list[Piece], right: float) -> dict[str, Any]:
+def _names(name: str, colour: str, of_kind: list[TimelineItem], right: float) -> dict[str, Any]:
     """Names inside the bars of long enough spans; none for calls, whose lane is too thin."""
     if of_kind[0].is_call:
         return {}
     texts = [
-        name if (right if piece.end_ms is None else piece.end_ms) - piece.start_ms >= NAMED_RATIO * right else ""
-        for piece in of_kind
+        name if (right if item.end_ms is None else item.end_ms) - item.start_ms >= NAMED_RATIO * right else ""
+        for item in of_kind
     ]
     if not any(texts):
         return {}
@@ -152,12 +152,12 @@ def _names(name: str, colour: str, of_kind: list[Piece], right: float) -> dict[s
     }  # fmt: skip
 
 
-def _add_marks(figure: go.Figure, pieces: list[Piece], marks: Sequence[AttemptMark], right: float) -> None:
-    """Add a line for each mark between the first and the last piece, with its text at the bottom.
+def _add_marks(figure: go.Figure, items: list[TimelineItem], marks: Sequence[AttemptMark], right: float) -> None:
+    """Add a line for each mark between the first and the last item, with its text at the bottom.
 
-    The end of an attempt may be shortly after its last piece, so the axis is extended for it.
+    The end of an attempt may be shortly after its last item, so the axis is extended for it.
     """
-    zeros = {piece.rank: piece.zero_ns for piece in pieces}
+    zeros = {item.rank: item.zero_ns for item in items}
     slack_ms = 0.02 * right
     is_marked = False
     for mark in marks if zeros else ():
@@ -179,8 +179,8 @@ def _add_marks(figure: go.Figure, pieces: list[Piece], marks: Sequence[AttemptMa
         figure.update_yaxes(range=[bottom + 0.35, top])
 
 
-def _hover(piece: Piece) -> str:
-    took = "in flight at the end" if piece.end_ms is None else f"{piece.end_ms - piece.start_ms:.3f} ms"
-    waited = f", waited {piece.wait_ms:.3f} ms" if piece.wait_ms else ""
-    where = f"<br>{label(piece.detail, 100)}" if piece.detail else ""
-    return f"rank {piece.rank}, step {piece.step}<br>{label(piece.kind, 40)}: {took}{waited}{where}"
+def _hover(item: TimelineItem) -> str:
+    took = "in flight at the end" if item.end_ms is None else f"{item.end_ms - item.start_ms:.3f} ms"
+    waited = f", waited {item.wait_ms:.3f} ms" if item.wait_ms else ""
+    where = f"<br>{label(item.detail, 100)}" if item.detail else ""
+    return f"rank {item.rank}, step {item.step}<br>{label(item.kind, 40)}: {took}{waited}{where}"

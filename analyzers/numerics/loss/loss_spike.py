@@ -189,7 +189,7 @@ class _History:
         num_kept = HISTORY + LEVEL_WINDOW
         clean = itertools.islice((seen for seen, is_clean, _ in reversed(self._seen) if is_clean), num_kept)
         self._detector = SpikeDetector(self._policy, highest_loss=highest)
-        self._detector.follow((seen.loss, seen.grad_norm) for seen in reversed(list(clean)))
+        self._detector.learn_history((seen.loss, seen.grad_norm) for seen in reversed(list(clean)))
 
     def rates(self) -> list[float]:
         """Learning rates of the newest steps."""

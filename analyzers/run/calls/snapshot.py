@@ -133,7 +133,7 @@ class AttemptView:
     world_size: int = 0
     elsewhere: frozenset[int] = frozenset()
     """Ranks in an unknown state: on other nodes without records here, or with lost names of calls."""
-    stood_still_ns: int | None = None
+    reported_stall_ns: int | None = None
     """Time at which `watch` reported the hang in which the attempt ended; None without one."""
 
     @property
@@ -204,7 +204,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         world_size=world_size,
         elsewhere=calls.unnamed
         | (ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns) - views.keys()),
-        stood_still_ns=still_ns,
+        reported_stall_ns=still_ns,
     )
 
 

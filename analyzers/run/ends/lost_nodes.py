@@ -38,7 +38,7 @@ def lost_node(
     began_ns = lost.wall_ns - (lost.number("silent_s") or 0.0) * 1e9
     if any(not death.collateral and death.when_ns < began_ns and death.rank not in ranks for death in deaths):
         return None
-    if view.stood_still_ns is not None and view.last_ns < began_ns - policy.watch_late_s * 1e9:
+    if view.reported_stall_ns is not None and view.last_ns < began_ns - policy.watch_late_s * 1e9:
         return None
     return None if view.last_ns > lost.wall_ns + policy.watch_late_s * 1e9 else lost
 

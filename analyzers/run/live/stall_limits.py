@@ -16,7 +16,7 @@ from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import AttemptView, RankView, first_end_ns
 from analyzers.run.calls.step_ends import NEVER_NS
 from analyzers.run.ends.endings import all_exited_with_zero
-from analyzers.run.ends.stop_requests import stop_of_standstill_ns
+from analyzers.run.ends.stop_requests import stop_of_stalled_run_ns
 from analyzers.run.policy import StallPolicy
 from analyzers.run.records.event_log import EventLog
 from probes.tape import event_kinds
@@ -113,7 +113,7 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     """Time at which the first process or the launch ended, or at which a hanging run was asked to end (epoch
     nanoseconds); None if unknown. From then on the launcher, not the run, waits for ranks that do not end.
     """
-    ends = [ns for ns in (first_end_ns(log, view.attempt), stop_of_standstill_ns(view, log)) if ns is not None]
+    ends = [ns for ns in (first_end_ns(log, view.attempt), stop_of_stalled_run_ns(view, log)) if ns is not None]
     if ends:
         return min(ends)
     excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
@@ -168,8 +168,8 @@ def watched_ns(view: AttemptView, log: EventLog) -> int | None:
 def stalled_before_death(view: AttemptView, log: EventLog, policy: StallPolicy) -> float | None:
     """Seconds of silence before the first process ended or stacks were taken; None while within the limit."""
     when_ns, seen_ns = death_ns(view, log), watched_ns(view, log)
-    if view.stood_still_ns is not None:
-        return (max(when_ns or 0, view.stood_still_ns) - view.last_ns) / 1e9
+    if view.reported_stall_ns is not None:
+        return (max(when_ns or 0, view.reported_stall_ns) - view.last_ns) / 1e9
     if when_ns is None:
         return None if seen_ns is None else (seen_ns - view.last_ns) / 1e9
     return stalled_s(view, when_ns, policy)

@@ -63,9 +63,9 @@ def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
 
 
 def whole_pace(source: Source, *, sampled: Source | None = None, copies: int | None = None) -> dict[str, float | None]:
-    """`step_ms` (median over ranks and steps) and `tokens_per_s` of all steps, as the report of a run has them.
+    """`step_ms` (median over ranks and steps), `tokens_per_s` and `tokens` of all steps, as in the report of a run.
 
-    `sampled`: SQL condition for the rows from which the median of a very long run is taken.
+    `sampled`: source of the rows from which the median of a very long run is taken; by default `source`.
     """
     if not source.has("steps"):
         return {"step_ms": None, "tokens_per_s": None, "tokens": None}

@@ -8,10 +8,11 @@
    does not count as noise.
 3. Outlier blocks form runs. The median excess of a run must exceed the smallest effect of interest, k times the noise
    (k grows with the number of places tried), and the spread of the peers in the same observations; and most of its
-   single observations must agree. If a run that contains single other blocks fails, its parts are tried.
+   single observations must agree. If a run interrupted by
+   single normal blocks fails, its uninterrupted parts are tried.
 4. Its start and end are the observations that maximise the sum of (excess - half the effect).
-5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show, and with blocks of three if only one
-   step in two or more is observed: there ten observations are many steps.
+5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show, and with blocks of three
+   if every second step or fewer are observed, because then few observations already span many steps.
 6. Precedent: the excess must be well above that of any rank in any other window of the same length. Lasting noise
    (another job on a shared machine) is not part of a block's noise, but has precedents.
 """
@@ -64,7 +65,7 @@ def find_segments(
     """
     policy = policy or PersistencePolicy()
     found: list[Segment] = []
-    finest = 0.0
+    base_noise = 0.0
     num_rows, num_observations = excess.shape
     if num_rows < 2:
         return found
@@ -78,13 +79,13 @@ def find_segments(
             continue
         offset = num_observations - num_blocks * length  # blocks end at the newest observation
         blocks = np.median(excess[:, offset:].reshape(num_rows, num_blocks, length), axis=2)
-        finest = _noise(blocks, policy) if scale == 1 else finest
+        base_noise = _noise(blocks, policy) if scale == 1 else base_noise
         # a few long blocks give a poor estimate of the noise
-        noise = max(_noise(blocks, policy), finest / math.sqrt(scale))
+        noise = max(_noise(blocks, policy), base_noise / math.sqrt(scale))
         smallest = _smallest(policy, scale, num_rows)
         limits = _Limits(
-            smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size, least=min_length,
-            num_together=num_together,
+            smallest=smallest, length=length, base_noise=base_noise, noise=noise, num_places=blocks.size,
+            least=min_length, num_together=num_together,
         )  # fmt: skip
         threshold = max(smallest, SHARED.outlier_sigmas * noise) / 2
         for gap in (2, 1):  # if a run of nearly all blocks fails the test, parts of it may pass
@@ -102,7 +103,9 @@ def find_segments(
 def _has_precedent(
     excess: Matrix, steps: Ints, segment: Segment, found: list[Segment], policy: PersistencePolicy
 ) -> bool:
-    """Search windows as long as the segment, outside of all segments, that come near its effect."""
+    """Return True if the median excess of some window as long as the segment, outside of all segments, is near the
+    segment's effect.
+    """
     length = min(segment.end - segment.begin, SHARED.block_steps * max(policy.scales))
     num_rows, num_observations = excess.shape
     if num_observations < 2 * length:
@@ -149,16 +152,22 @@ def _runs(blocks: npt.NDArray[np.float32], threshold: float, gap: int) -> Iterat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
-    """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried, the
-    steps that a slowdown must last, and how many ranks may be slow at the same time."""
+    """Limits of the search with one length of block."""
 
     smallest: float
+    """Smallest effect of interest."""
     length: int
-    finest: float
+    """Observations of a block."""
+    base_noise: float
+    """Noise of a block of the shortest length."""
     noise: float
+    """Noise of a block of this length."""
     num_places: int
+    """Blocks of all ranks: with more places tried, chance produces larger outliers."""
     least: int
+    """Steps that a slowdown must last."""
     num_together: int
+    """Number of ranks that may be slow at the same time."""
 
 
 def _judge(
@@ -178,11 +187,14 @@ def _judge(
     effect = float(np.median(own))
     agreement = float(np.mean(own > min(effect / 2, policy.clear_excess_ratio)))
     ongoing = end >= num_observations - observations_for(SHARED.block_steps, steps)
+    # A slowdown that is over may have been a burst of another job, so it has to be larger and longer.
     smallest = limits.smallest if ongoing else policy.lone_effect_ratio
     least = limits.least if ongoing else policy.min_length_ended
-    num_required = least * max(1.0, SHARED.burst_sigmas * limits.finest / max(effect, 1e-9))
+    num_required = least * max(1.0, SHARED.burst_sigmas * limits.base_noise / max(effect, 1e-9))
     if end - begin < observations_for(math.ceil(num_required), steps[begin:end]):
         return None
+    # Ranks that are slow in the same steps are not peers to compare with: those found before, and those as slow as this
+    # one, if no more are slow than can be at the same time (see `find_segments`).
     slow = {seen.row for seen in found if seen.begin < end and begin < seen.end}
     together = slow | _as_slow(excess[:, begin:end], effect)
     if len(together) <= limits.num_together:
@@ -209,7 +221,7 @@ def _as_slow(values: Matrix, effect: float) -> set[int]:
 def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
     """Return (robust spread of the peers in these observations, whether one of them is nearly as far off).
 
-    In a small group the second value replaces the first.
+    The spread of a small group cannot be estimated: it is returned as 0, and only the second value counts.
     """
     if len(others) < 2:
         return 0.0, False

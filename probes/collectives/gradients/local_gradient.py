@@ -7,7 +7,7 @@
 
 After the reduction every rank has the mean gradient, and the differences between ranks, which are the gradient's noise
 (`analyzers.numerics.gradient_noise`), are lost. The sum stays on the device and is read back with the other values of
-the step. It needs no communication, and one more pass over the gradients in the requested steps.
+the step. It costs no communication, and one additional pass over the gradients in each measured step.
 
 Scale: DDP divides gradients by the number of ranks and then sums them; FSDP2 reduces undivided gradients with a mean.
 Where shards are scattered and then reduced over replicas (HSDP) the first of the two calls counts. Loops that also
@@ -22,10 +22,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-__all__ = ["Unreduced"]
+__all__ = ["UnreducedNorm"]
 
 
-class Unreduced:
+class UnreducedNorm:
     """Sums squares between `begin` and `end`; autograd's threads call `add`, one at a time."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Unreduced:
         self._num_calls = dict.fromkeys(("all_reduce", "reduce_scatter"), 0)
 
     def begin(self, device: torch.device) -> None:
-        """Start: from here on reductions are of gradients."""
+        """Start a sum. Until `end`, every all-reduce and reduce-scatter is taken for a reduction of gradients."""
         if not self._sums or self._sums["all_reduce"].device != device:
             self._sums = {op: torch.zeros(1, dtype=torch.float64, device=device) for op in self._num_calls}
         for op, total in self._sums.items():
@@ -60,7 +60,7 @@ class Unreduced:
         self._num_calls[op] += 1
 
     def end(self) -> torch.Tensor:
-        """The square of the norm since `begin`: one number of float64 on the device."""
+        """Square of the norm since `begin`: a float64 tensor with one element, on the device."""
         self.is_on = False
         op = "reduce_scatter" if self._num_calls["reduce_scatter"] else "all_reduce"
         total = self._sums[op]

@@ -37,8 +37,8 @@ def replace_new(old: Any, new: Any) -> None:
 
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Register the second of each pair instead of the first, also in every dict that holds it. The first also stays a
-    key of torch's tables, because a local variable may still hold it.
+    """Replace the first group of each pair with the second, in torch's registry and in every dict that holds it. In
+    torch's tables the first stays a key next to the second, because a local variable may still hold it.
     """
     if not pairs or not dist.is_initialized():
         return

@@ -246,7 +246,7 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) 
         elif number in between:
             other |= {"duration_ns": int(between[number]), "is_between": True}
         if row.get("duration_ns") is not None:
-            row |= {} if row.get("is_of_step") else {"otherwise": {"duration_ns": None, **other}}
+            row |= {} if row.get("is_of_step") else {"other_durations": {"duration_ns": None, **other}}
         elif not (is_relative and are_printed):
             row.update(other)
         elif number in between:

@@ -18,7 +18,7 @@ import analyzers.report
 from analyzers.figures.drawing import bars, series, theme
 from analyzers.figures.ranks import agreement
 from analyzers.figures.time import recovery, timeline
-from analyzers.figures.time.activity import Piece
+from analyzers.figures.time.activity import TimelineItem
 from analyzers.figures.time.schedule import draw as draw_schedule
 
 Matrix = npt.NDArray[np.float64]
@@ -125,7 +125,7 @@ def test_the_ninth_line_has_another_dash_and_what_is_accused_a_pattern() -> None
 
 def test_phases_and_collectives_of_one_timeline_look_different() -> None:
     pieces = [
-        Piece(rank=0, kind=kind, is_call=is_call, start_ms=i, end_ms=i + 1.0)
+        TimelineItem(rank=0, kind=kind, is_call=is_call, start_ms=i, end_ms=i + 1.0)
         for is_call, kinds in ((False, theme.PHASE), (True, theme.CALL))
         for i, kind in enumerate(kinds)
     ]

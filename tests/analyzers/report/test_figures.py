@@ -130,7 +130,9 @@ def test_a_timeline_leaves_open_what_never_ended(tmp_path: Path) -> None:
 
 def test_a_timeline_names_its_steps_and_makes_faint_what_is_not_searched_for() -> None:
     pieces = [
-        activity.Piece(rank=rank, kind=kind, is_call=kind == "all_gather", start_ms=at + rank, end_ms=at + 5, step=step)
+        activity.TimelineItem(
+            rank=rank, kind=kind, is_call=kind == "all_gather", start_ms=at + rank, end_ms=at + 5, step=step
+        )
         for step, at in ((7, 10.0), (8, 30.0))
         for kind in ("forward", "all_gather")
         for rank in range(2)
@@ -148,7 +150,7 @@ def test_a_timeline_names_its_steps_and_makes_faint_what_is_not_searched_for() -
 def test_a_timeline_shows_what_a_rank_spends_between_two_phases() -> None:
     phases = (("forward", 0.0, 10.0), ("backward", 10.1, 30.0), ("optimizer", 70.0, 75.0))
     pieces = [
-        activity.Piece(rank=0, kind=kind, is_call=False, start_ms=start, end_ms=end, step=7)
+        activity.TimelineItem(rank=0, kind=kind, is_call=False, start_ms=start, end_ms=end, step=7)
         for kind, start, end in phases
     ]
     (between,) = [trace for trace in timeline.draw(pieces).data if trace.name == "between phases"]

@@ -21,7 +21,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from probes.attach.attach import attach, current, detach, log, phase
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store
@@ -116,11 +116,11 @@ def test_loss_and_norm_are_recorded_without_logging(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["two lines", "a callback"])
 def test_a_script_that_attaches_under_our_launcher_has_every_forward_once(tmp_path: Path, by: str) -> None:
     loop = Loop()
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     if by == "two lines":
         attach(loop.model, loop.optimizer, gradient_interval=1)
     else:
-        attach_to_whatever_trains(gradient_interval=1)
+        auto_attach(gradient_interval=1)
     loop.epoch()
     detach()
     found = rows(
@@ -135,7 +135,7 @@ def test_a_script_that_attaches_under_our_launcher_has_every_forward_once(tmp_pa
 
 def test_a_pass_that_computes_nothing_is_no_step(tmp_path: Path) -> None:
     """As libraries count the operations of a model before they train it."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     with torch.device("meta"):
         nn.Linear(4, 1)(torch.ones(2, 4)).mean().backward()
     loop = Loop()
@@ -172,7 +172,7 @@ def test_graphs_are_made_of_a_model_with_our_hooks(tmp_path: Path) -> None:
 def test_detach_leaves_no_hook_of_torch_behind(tmp_path: Path) -> None:
     """Where no step was taken too: torch warns of global hooks on modules when a model is compiled."""
     before = len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     assert (len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)) != before
     detach()
     assert (len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)) == before

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from probes.attach.attach import detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.attach.loop.updates import TAKES_OVER
 from probes.tape import event_kinds
 from probes.tape.events import read_events
@@ -37,7 +37,7 @@ def train(shared: nn.Module, client: int, *, decays: bool) -> dict[str, torch.Te
 
 @pytest.mark.parametrize("decays", [False, True])
 def test_each_update_of_each_client_is_a_step(decays: bool, tmp_path: Path) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     shared = nn.Linear(4, 1)
     for _ in range(ROUNDS):
         weights = [train(shared, client, decays=decays) for client in range(CLIENTS)]
@@ -53,7 +53,7 @@ def test_each_update_of_each_client_is_a_step(decays: bool, tmp_path: Path) -> N
 
 def test_models_that_keep_their_optimizers_have_their_steps_in_each_round(tmp_path: Path) -> None:
     """As the folds of a cross-validation, or a policy and its value function that are each trained many times."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     models = [nn.Linear(4, 1) for _ in range(CLIENTS)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     for _ in range(ROUNDS):
@@ -70,7 +70,7 @@ def test_models_that_keep_their_optimizers_have_their_steps_in_each_round(tmp_pa
 
 def test_threads_that_take_turns_at_one_optimizer_are_one_loop(tmp_path: Path) -> None:
     """As the learner threads of IMPALA, which share a lock."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model, other = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     learners, updates = 3, 5
@@ -101,7 +101,7 @@ def test_threads_that_take_turns_at_one_optimizer_are_one_loop(tmp_path: Path) -
 
 
 def test_a_thread_that_trains_another_model_stays_out_of_the_loop(tmp_path: Path) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model, other = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizer, its = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other))
 

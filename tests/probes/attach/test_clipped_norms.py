@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from probes.attach.attach import attach, detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -96,7 +96,7 @@ def test_a_loop_that_clips_after_each_pass_has_the_norm_after_the_last(tmp_path:
 
 def test_a_model_of_which_only_forward_is_called_has_a_norm(tmp_path: Path) -> None:
     """No hook of the model runs: its parameters are known by the optimizer."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(STEPS):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import attach, detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -32,7 +32,7 @@ def steps(run_dir: Path) -> list[tuple[int, bool, bool, bool]]:
 
 def test_a_model_that_was_never_in_training_mode_has_forward_passes(tmp_path: Path) -> None:
     """As `from_pretrained` returns models. The first call is over before the model is known."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1).eval()
     epoch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     detach()
@@ -40,7 +40,7 @@ def test_a_model_that_was_never_in_training_mode_has_forward_passes(tmp_path: Pa
 
 
 def test_an_evaluation_that_never_goes_back_to_training_mode_is_seen_at_the_next_backward_pass(tmp_path: Path) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     epoch(model, optimizer)
@@ -55,7 +55,7 @@ def test_an_evaluation_that_never_goes_back_to_training_mode_is_seen_at_the_next
 
 
 def test_an_evaluation_with_gradients_in_eval_mode_is_none_of_training(tmp_path: Path) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

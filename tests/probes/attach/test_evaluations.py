@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import attach, detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -78,7 +78,7 @@ def test_a_part_a_copy_or_a_wrapper_of_what_trains_evaluates(
 ) -> None:
     task = Task(net())
     other = evaluated(task)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     train(task, other)
     detach()
     assert steps(tmp_path / "run") == EXPECTED
@@ -89,14 +89,14 @@ def test_a_part_a_copy_or_a_wrapper_of_what_trains_evaluates(
 def test_batches_for_the_main_part_in_eval_mode_begin_no_step(tmp_path: Path) -> None:
     """The wrapper is left in the mode of training, and gradients are on while a batch is fetched."""
     task = Task(net())
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     train(task, task.net, fetches_without_gradients=False)
     detach()
     assert steps(tmp_path / "run") == EXPECTED
 
 
 def test_an_unrelated_model_evaluates_nothing(tmp_path: Path) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     train(Task(net()), nn.Linear(4, 1))
     detach()
     assert [evaluates for _, evaluates, _ in steps(tmp_path / "run")] == [False] * NUM_STEPS
@@ -106,7 +106,7 @@ def test_a_teacher_within_a_step_is_no_evaluation(tmp_path: Path) -> None:
     student = net()
     teacher = copy.deepcopy(student).eval()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2):
         with torch.no_grad():
             target = teacher(x)
@@ -148,7 +148,7 @@ def test_an_evaluation_that_raises_raises_its_own_error(tmp_path: Path) -> None:
             return super().forward(x)
 
     task = Task(Broken(net()))
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     with pytest.raises(ValueError, match="broken"):
         train(task, task.net)
     train(task, net())

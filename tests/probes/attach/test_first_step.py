@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.fail_open import error_counts
 from probes.tape.rundir import RunDir
 from store import Store
@@ -24,7 +24,7 @@ def test_layers_that_are_trained_one_after_the_other_on_one_batch_have_a_loss_ea
     is_called: bool, num_passes: int, tmp_path: Path
 ) -> None:
     """As the forward-forward algorithm trains them, each layer with an optimizer of its own."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     layers = [nn.Linear(4, 4) for _ in range(2)]
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in layers]
     (batch,) = next(iter(DataLoader(TensorDataset(torch.ones(2, 4)), batch_size=2)))
@@ -52,7 +52,7 @@ def test_a_program_that_pretends_to_have_a_gpu_is_timed_on_the_host(
 ) -> None:
     """As wrappers do that run a program written for GPUs on a CPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(UPDATES):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from analyzers.diagnose import diagnose
 from probes.attach.attach import attach, detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -77,7 +77,7 @@ def test_losses_are_unscaled_and_a_skipped_step_is_a_step(tmp_path: Path, by: st
     if by == "two lines":
         attach(loop.model, loop.optimizer, run_dir=run, watch=False)
     else:
-        attach_to_whatever_trains(run_dir=run, watch=False)
+        auto_attach(run_dir=run, watch=False)
     loop.run(12, overflowing=(1, 2, 7), clips=clips, micro=2)
     detach()
     found = rows(run, "SELECT step, loss, local_loss, committed, grad_norm FROM steps ORDER BY step")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from probes.attach.attach import detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -36,7 +36,7 @@ class Recommender(nn.Module):
 
 
 def test_the_norm_counts_sparse_gradients_and_each_row_once(tmp_path: Path) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False, gradient_interval=1)
+    auto_attach(run_dir=tmp_path / "run", watch=False, gradient_interval=1)
     model = Recommender()
     optimizers = [
         torch.optim.SparseAdam(list(model.table.parameters()), lr=0.1),
@@ -59,7 +59,7 @@ def test_the_norm_counts_sparse_gradients_and_each_row_once(tmp_path: Path) -> N
 
 def test_tensors_that_no_model_holds_have_a_norm(tmp_path: Path) -> None:
     """As a picture's pixels in style transfer, a latent code or a table of factors."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     factors = [torch.ones(3, requires_grad=True), torch.ones(4, requires_grad=True)]
     optimizer = torch.optim.SGD(factors, lr=0.0)
     for _ in range(3):
@@ -103,7 +103,7 @@ class Tied(nn.Module):
 def test_the_norm_is_of_each_parameter_once_though_parts_of_the_model_are_called(
     kind: type[Layers | Tied], num_optimizers: int, tmp_path: Path
 ) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = kind()
     parameters = list(model.parameters())
     optimizers = [torch.optim.SGD(parameters[i::num_optimizers], lr=0.01) for i in range(num_optimizers)]
@@ -120,7 +120,7 @@ def test_the_norm_is_of_each_parameter_once_though_parts_of_the_model_are_called
 
 def test_the_norm_is_the_models_where_the_loop_calls_copies_computed_from_it(tmp_path: Path) -> None:
     """As in meta-learning: a copy's parameters have a graph, which must not be kept in memory."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     norms, copies = [], []

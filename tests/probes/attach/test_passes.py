@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from probes.attach.attach import attach, detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -65,7 +65,7 @@ def test_micro_batches_have_one_set_of_weights(tmp_path: Path) -> None:
 def test_the_loss_of_a_step_is_that_of_the_weights_before_its_update(perturbs: bool, tmp_path: Path) -> None:
     """L-BFGS and sharpness-aware minimization go through the model again with other weights."""
     model = nn.Linear(4, 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer: torch.optim.Optimizer
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if perturbs else torch.optim.LBFGS(model.parameters())
     losses: list[float] = []

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import attach, detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -128,7 +128,7 @@ def two_losses_without_hooks(tasks: Tasks) -> float:
 def test_losses_of_one_pass_add_up_and_those_of_micro_batches_are_averaged(
     step: Callable[[Tasks], float], tmp_path: Path
 ) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     tasks = Tasks()
     expected: Losses = []
     for _ in range(3):
@@ -191,7 +191,7 @@ def test_the_loss_of_another_optimizer_is_not_the_steps(passes_first: bool, tmp_
     the updates, they cannot be told apart, and are summed."""
     first, leader = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, leader)]
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(10, 4)), batch_size=2)):
         for model, offset, optimizer in zip((first, leader), (100.0, 0.0), optimizers, strict=True):
             (model(batch).sum() * 0.0 + offset + number).backward()
@@ -208,7 +208,7 @@ def test_the_loss_of_another_optimizer_is_not_the_steps(passes_first: bool, tmp_
 def test_a_nan_in_the_loss_of_another_optimizer_is_one_of_the_step(tmp_path: Path) -> None:
     first, leader = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, leader)]
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(10, 4)), batch_size=2)):
         offsets = (math.nan if number == 3 else 9.0, 0.0)
         for model, offset, optimizer in zip((first, leader), offsets, optimizers, strict=True):

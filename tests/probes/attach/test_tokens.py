@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from probes.attach.attach import attach, detach, log
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.attach.loop.tokens import flops_per_token, num_padded, num_tokens
 from probes.tape.rundir import RunDir
 from store import Store
@@ -113,7 +113,7 @@ def test_the_call_that_shows_the_model_is_counted(tmp_path: Path) -> None:
     """`rankscope run` learns which module trains from its first call, which is the first micro-batch of step 1."""
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for _ in range(2):
         for _ in range(2):
             model(torch.ones(2, 5, dtype=torch.int64)).sum().backward()

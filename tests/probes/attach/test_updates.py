@@ -16,7 +16,7 @@ from torch.nn.modules import module
 from torch.utils.data import DataLoader, TensorDataset
 
 from probes.attach.attach import Attached, attach, detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.attach.loop import updates as updates_module
 from probes.attach.loop.updates import TAKES_OVER
 from probes.fail_open import error_counts
@@ -38,7 +38,7 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradient
     """As the word language model of pytorch/examples does it by default; fastai's optimizers zero in place."""
     model = nn.Linear(4, 1)
     norms: list[float] = []
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for number in range(5):
         model.zero_grad(set_to_none=not in_place)
         for _ in range(num_passes):
@@ -61,7 +61,7 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradient
 def test_a_loop_without_an_optimizer_may_clear_gradients_after_the_forward_pass(is_seen: bool, tmp_path: Path) -> None:
     """As Keras does on torch. torch does not count what is written through `parameter.data`."""
     model = nn.Linear(4, 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for number in range(5):
         for part in range(2):
             loss = model(torch.ones(2, 4)).sum() * 0.0 + number
@@ -84,7 +84,7 @@ def test_a_loop_of_tensors_without_a_module_or_optimizer_has_steps(clears: bool,
     """As lessons on autograd fit a polynomial."""
     slope, offset = torch.ones(3, requires_grad=True), torch.ones(1, requires_grad=True)
     losses: list[float] = []
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for _ in range(5):
         for _ in range(2):
             loss = (slope * torch.tensor([1.0, 2.0, 3.0]) + offset).square().mean()
@@ -106,7 +106,7 @@ def test_a_loop_of_tensors_without_a_module_or_optimizer_has_steps(clears: bool,
 def test_parameters_that_stand_in_for_others_are_no_update(tmp_path: Path) -> None:
     """As FSDP2's do between a forward pass and its backward pass: the optimizer has the sharded ones."""
     model = nn.Linear(4, 1, bias=False)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sharded, gathered = model.weight, nn.Parameter(torch.ones(1, 4))
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_parameters_that_stand_in_for_others_are_no_update(tmp_path: Path) -> No
 def test_values_that_stand_in_for_parameters_are_no_update_and_raise_no_warning(tmp_path: Path) -> None:
     """As in MAML: `functional_call` with parameters that were updated within the step."""
     model = nn.Linear(4, 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         for _ in range(2):
@@ -143,7 +143,7 @@ def test_values_that_stand_in_for_parameters_are_no_update_and_raise_no_warning(
 def test_gradients_that_are_used_before_the_first_step_of_an_optimizer_end_no_step(tmp_path: Path) -> None:
     """As sharpness-aware minimization uses them."""
     model = nn.Linear(4, 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         for _ in range(2):
@@ -182,7 +182,7 @@ def adversaries(turns: int, critic_steps: int, *, is_shared: bool = False) -> No
 def test_models_that_are_trained_in_turn_are_recorded_as_such_once(
     loop: dict[str, Any], expected: int, tmp_path: Path
 ) -> None:
-    attached = attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    attached = auto_attach(run_dir=tmp_path / "run", watch=False)
     assert attached.run_dir is not None
     adversaries(**loop)
     detach()
@@ -210,7 +210,7 @@ def events_of(run_dir: Path, kind: str) -> list[int]:
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_second_training_in_a_process_has_steps_and_a_mark(is_told: bool, tmp_path: Path) -> None:
     """As a sweep or a cross-validation does it, with or without `attach(model, optimizer)` for each."""
-    attached = attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    attached = auto_attach(run_dir=tmp_path / "run", watch=False)
     kept = [train(30, level=level, attached=attached if is_told else None) for level in (1.0, 7.0)]
     detach()
     rows = recorded(tmp_path / "run", "SELECT loss, count(*), bool_or(grad_norm > 0) FROM steps GROUP BY 1 ORDER BY 1")
@@ -223,7 +223,7 @@ def test_a_second_training_in_a_process_has_steps_and_a_mark(is_told: bool, tmp_
 
 def test_a_second_training_may_have_several_optimizers(tmp_path: Path) -> None:
     """As an actor and its critics that are trained after another policy."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     train(10, level=1.0)
     models = [nn.Linear(4, 1) for _ in range(3)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
@@ -240,7 +240,7 @@ def test_a_second_training_may_have_several_optimizers(tmp_path: Path) -> None:
 
 def test_a_discriminator_that_joins_late_does_not_lead(tmp_path: Path) -> None:
     """As it does where an autoencoder is trained alone at first: steps end with the generator's updates."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     models = [nn.Linear(4, 1) for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1 * (place + 1)) for place, model in enumerate(models)]
     for number in range(40):
@@ -254,7 +254,7 @@ def test_a_discriminator_that_joins_late_does_not_lead(tmp_path: Path) -> None:
 
 
 def test_another_optimizer_for_the_same_model_goes_on_with_its_training(tmp_path: Path) -> None:
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)
     for epoch in range(3):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / (epoch + 1))
@@ -277,7 +277,7 @@ def test_models_that_are_trained_in_turn_on_each_batch_have_a_step_a_batch(order
     parameters = {"G": [*generator.parameters()], "D": [*discriminator.parameters()]}
     parameters["I"] = parameters["G"] + parameters["D"]
     optimizers = {name: torch.optim.SGD(parameters[name], lr=0.01 * (order.index(name) + 1)) for name in order}
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for _ in range(2):
         for (batch,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2):
             for optimizer in optimizers.values():
@@ -295,7 +295,7 @@ def test_models_that_are_trained_in_turn_on_each_batch_have_a_step_a_batch(order
 def test_an_optimizer_for_later_does_not_keep_the_first_step_open(tmp_path: Path) -> None:
     first, later = nn.Linear(4, 1), nn.Linear(4, 1)
     trainings = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (first, later)]
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     for model, optimizer in trainings:
         for (batch,) in DataLoader(TensorDataset(torch.ones(2 * TAKES_OVER, 4)), batch_size=2):
             optimizer.zero_grad()
@@ -319,7 +319,7 @@ class Sharded(torch.optim.Optimizer):
 
 def test_a_step_inside_of_another_optimizers_step_is_part_of_it(tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer = Sharded(list(model.parameters()))
     for _ in range(4):
         model(torch.ones(2, 4)).sum().backward()
@@ -334,7 +334,7 @@ def test_a_step_inside_of_another_optimizers_step_is_part_of_it(tmp_path: Path) 
 def test_a_step_that_raised_does_not_hide_those_of_another_optimizer(tmp_path: Path) -> None:
     """A loop may catch the exception and go on with a new optimizer."""
     model = nn.Linear(4, 1)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer = Sharded(list(model.parameters()))
     for number in range(4):
         model(torch.ones(2, 4)).sum().backward()
@@ -366,7 +366,7 @@ def test_the_first_update_says_what_a_loaded_optimizer_counts(
     model = nn.Linear(4, 1)
     former = kind(model.parameters(), lr=1e-3)
     step(former, 3)
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizer = kind(model.parameters(), lr=1e-3)
     if loaded:
         optimizer.load_state_dict(former.state_dict())
@@ -409,7 +409,7 @@ def test_several_optimizers_of_one_loss_are_one_training(place: str, tmp_path: P
     if place == "last":  # the optimizer that ends the loop's steps
         attach(model, list(optimizers.values()), run_dir=tmp_path / "run", watch=False)
     else:
-        attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+        auto_attach(run_dir=tmp_path / "run", watch=False)
     if place == "inside":
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
@@ -441,7 +441,7 @@ def test_optimizers_of_one_model_are_one_training_though_one_pauses(
 ) -> None:
     """As Muon with AdamW, where one begins later or updates less often."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     optimizers = {
         "matrices": torch.optim.SGD([one for one in model.parameters() if one.ndim == 2], lr=0.01),
         "others": torch.optim.AdamW([one for one in model.parameters() if one.ndim < 2]),
@@ -461,7 +461,7 @@ def test_optimizers_of_one_model_are_one_training_though_one_pauses(
 
 def test_an_outer_optimizer_ends_the_steps_of_inner_trainings_and_these_are_freed(tmp_path: Path) -> None:
     """As meta-learning does it: each task trains a copy with a new optimizer, `torch.autograd.grad` the model."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)
     outer = torch.optim.SGD(model.parameters(), lr=0.1)
     made: list[weakref.ref[object]] = []
@@ -490,7 +490,7 @@ def test_an_outer_optimizer_ends_the_steps_of_inner_trainings_and_these_are_free
 
 def test_models_of_former_trainings_are_freed(tmp_path: Path) -> None:
     """A sweep in one process must not keep every model and optimizer in memory."""
-    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    auto_attach(run_dir=tmp_path / "run", watch=False)
     made = []
     for number in range(5):
         made.append(weakref.ref(train(2 * TAKES_OVER, level=float(number))))

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.collectives.gradients.local_gradient import Unreduced
+from probes.collectives.gradients.local_gradient import UnreducedNorm
 from probes.collectives.wrapped import unreduced_gradients
 from tests.probes.recorded_world import recorded_world
 from tests.processes import run_ranks
@@ -86,13 +86,13 @@ def test_it_is_the_gradient_of_the_model_by_itself(measured: list[dict[str, Any]
 
 
 def test_nothing_reduced_is_not_zero() -> None:
-    unreduced = Unreduced()
+    unreduced = UnreducedNorm()
     unreduced.begin(CPU)
     assert unreduced.end().isnan().all()
 
 
 def test_a_scale_that_is_not_known_is_no_norm() -> None:
-    unreduced = Unreduced()
+    unreduced = UnreducedNorm()
     unreduced.begin(CPU)
     unreduced.add("all_reduce", [torch.ones(4)], dist.ReduceOp.MAX, 2)
     assert unreduced.end().isnan().all()

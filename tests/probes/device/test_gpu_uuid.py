@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from probes.attach.attach import detach
-from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.auto_attach import auto_attach
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder, device_uuid, nvml_name
@@ -63,7 +63,7 @@ def test_cuda_is_left_alone_until_the_program_initialises_it(
         monkeypatch.setattr(torch.cuda, name, touches)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    attached = attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    attached = auto_attach(run_dir=tmp_path / "run", watch=False)
     recorder = attached.recorder
     assert isinstance(recorder, TapeRecorder)
     recorder.identify_device()

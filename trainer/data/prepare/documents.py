@@ -18,7 +18,7 @@ from lzma import LZMAError
 from typing import Any, Literal
 
 from trainer.data.prepare.sources import Source, open_source
-from trainer.data.token_folder import DataError, Piece
+from trainer.data.token_folder import DataError, SourcePart
 from trainer.error_text import first_line
 
 __all__ = ["MAX_DOCUMENT_BYTES", "DocumentReader", "ReadOptions", "is_split_by_lines"]
@@ -54,7 +54,7 @@ class DocumentReader:
     num_skipped: int = 0
     _column: dict[str, str] = field(default_factory=dict)
 
-    def read(self, source: Source, piece: Piece) -> Iterator[str]:
+    def read(self, source: Source, piece: SourcePart) -> Iterator[str]:
         """Documents in order. Raises DataError, one line."""
         try:
             if source.kind == "parquet":
@@ -84,7 +84,7 @@ class DocumentReader:
             )
         yield from self._decoded(content, source, 0)
 
-    def _lines(self, source: Source, piece: Piece) -> Iterator[str]:
+    def _lines(self, source: Source, piece: SourcePart) -> Iterator[str]:
         is_json = source.kind == "jsonl"
         whole = source.compression is not None
         with open_source(source) as file:
@@ -139,7 +139,7 @@ class DocumentReader:
             return
         yield text
 
-    def _rows(self, source: Source, piece: Piece) -> Iterator[str]:
+    def _rows(self, source: Source, piece: SourcePart) -> Iterator[str]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 

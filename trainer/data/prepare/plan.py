@@ -16,7 +16,7 @@ from typing import Any
 from trainer.data.prepare.documents import ReadOptions, is_split_by_lines
 from trainer.data.prepare.sources import Source, open_source
 from trainer.data.prepare.tokenizer import TokenizerFacts
-from trainer.data.token_folder import DataError, Piece
+from trainer.data.token_folder import DataError, SourcePart
 from trainer.error_text import first_line
 
 __all__ = ["PlannedShard", "PreparePlan", "difference", "make_plan"]
@@ -28,7 +28,7 @@ _COMPRESSION_FACTOR = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedShard:
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePart, ...]
     text_bytes: int  # estimated if sources are compressed
 
 
@@ -56,7 +56,7 @@ def make_plan(
 ) -> PreparePlan:
     """Distribute all sources over shards. Reads the footers of Parquet files. Raises DataError."""
     shards: list[PlannedShard] = []
-    pieces: list[Piece] = []
+    pieces: list[SourcePart] = []
     filled = 0
 
     def close() -> None:
@@ -69,7 +69,7 @@ def make_plan(
         for begin, end, text_bytes in _cuts(source, options, shard_bytes):
             if filled + text_bytes > shard_bytes:
                 close()
-            pieces.append(Piece(source=number, begin=begin, end=end))
+            pieces.append(SourcePart(source=number, begin=begin, end=end))
             filled += text_bytes
     close()
     return PreparePlan(

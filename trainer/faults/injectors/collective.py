@@ -74,7 +74,7 @@ def _arm_order_inversion(trigger: Trigger, training: Training) -> None:
     groups = [dist.new_group(pair, group_desc=name) for name in ("first", "second")]
     if trigger.rank not in pair:
         return
-    if not trigger.strikes:
+    if not trigger.is_target:
         groups.reverse()
     tensor = torch.zeros(1)
 

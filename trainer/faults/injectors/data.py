@@ -76,11 +76,11 @@ def _arm_loader_killed(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_bad_batch(trigger: Trigger, training: Training) -> None:
-    strikes = _Batches(trigger)
+    is_bad = _Batches(trigger)
 
     class Bad(FaultyLoader):
         def change(self, batch: Batch) -> Batch:
-            if not strikes(batch.index):
+            if not is_bad(batch.index):
                 return batch
             generator = torch.Generator().manual_seed(batch.index * 1_000_003 + training.data_rank)
             shape, size = batch.inputs.shape, training.config.model.vocab_size
@@ -97,11 +97,11 @@ def _arm_bad_batch(trigger: Trigger, training: Training) -> None:
 
 def _arm_failing(trigger: Trigger, training: Training) -> None:
     """Simulate data with a NaN loss (e.g. an empty target), since tokens cannot be NaN."""
-    strikes, now = _Batches(trigger), [False]
+    is_bad, now = _Batches(trigger), [False]
 
     class Failing(FaultyLoader):
         def change(self, batch: Batch) -> Batch:
-            now[0] = strikes(batch.index)
+            now[0] = is_bad(batch.index)
             return batch
 
     def after_forward(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:

@@ -56,7 +56,7 @@ WATCH_CHANGE_S = 10.0
 
 
 class FollowedRun:
-    """Follows a run in a thread; `Exits` of the agent, and `StopActions` on a signal."""
+    """Follows a run in a thread. Implements `Exits` for the agent, and `StopActions` for signals."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -99,7 +99,7 @@ class FollowedRun:
                 self._keeper.end(stop=True, within_s=stop.records_left_s())
 
     def grace_s(self) -> float:
-        """Time from a signal to the end of everything, as the script or `--set` gave it (seconds)."""
+        """Seconds after a signal until the remaining processes are killed, as set by the script or `--set`."""
         return (read(RecoverySettings, self._run.manifest()) if self._run is not None else RecoverySettings()).grace_s
 
     def started(self, pids: Mapping[int, int]) -> None:
@@ -115,7 +115,8 @@ class FollowedRun:
     def report(self, number: int) -> None:
         """Print the findings that are open at the time of a stop."""
         self._shown = open_verdict(self._run) if self._run is not None else []
-        self._is_verdict_last = bool(self._shown) and number != signal.SIGINT  # ranks print where Ctrl-C met them
+        # Ctrl-C also reaches the ranks, which print tracebacks below the verdict.
+        self._is_verdict_last = bool(self._shown) and number != signal.SIGINT
         # start a new line after the terminal's ^C
         begin = [""] if number == signal.SIGINT and self._console.is_terminal else []
         print_wrapped(self._console, *begin, *self._shown, STOPPING, indent=VERDICT_INDENT)
@@ -125,7 +126,7 @@ class FollowedRun:
         found = announced(self._file)
         for rank, pid in self._pids.items():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # torch starts each in a session
+                os.killpg(pid, signal.SIGKILL)  # torch starts each rank in a new session
                 self._write(found, event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=-signal.SIGKILL)
         self._write(
             found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason="interrupted", exit_code=128 + number,
@@ -142,9 +143,9 @@ class FollowedRun:
             self._print_uncut(self._report_line(self._run))
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
-        """Record the end of a rank; `Exits` of the agent."""
+        """Record the end of a rank (a method of `Exits`)."""
         self._pids.pop(rank, None)
-        # A signal without a handler leaves no message of the rank.
+        # Ranks that end in another way may have printed an error below the verdict.
         self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
         if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
@@ -208,7 +209,7 @@ class FollowedRun:
                 continue
             if self._run is None:
                 self._run = RunDir(found.run)
-                self._event_bytes = _size(self._node_events(self._run))  # an earlier launch was reported then
+                self._event_bytes = _size(self._node_events(self._run))  # an earlier launch printed its events
                 self._print_uncut(f"Recording to [bold]{escape(_short(found.run))}[/]")
                 # the script's output fills this terminal, so point to the live table for another one
                 if self._console.is_terminal:
@@ -239,7 +240,7 @@ class FollowedRun:
                     self._event_bytes = _size(self._node_events(run))
                 run.node_dir(self._node_rank).mkdir(parents=True, exist_ok=True)
                 node = Node(
-                    nproc=1,  # of no meaning to a watch
+                    nproc=1,  # not used by a watch
                     rank=found.watch.node_rank,
                     max_nodes=found.watch.num_nodes,
                     endpoint=found.watch.digests,

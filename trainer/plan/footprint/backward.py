@@ -1,6 +1,6 @@
 """Peak memory of a rank's backward pass, block by block: activations, gradients and gathered parameters.
 
-    backward_peak([Block(kept=..., again=..., units=(unit,), ...), ...], root)          # bytes
+    backward_peak([Block(kept=..., backward_extra=..., units=(unit,), ...), ...], root)          # bytes
 
 FSDP2 handles each unit as follows; a block's experts, if they are divided among ranks, are a unit inside the block's:
 
@@ -28,7 +28,7 @@ class UnitBytes:
     gathered: int = 0
     """Bytes of the whole parameters, if backward gathers and frees them."""
     buffer: int = 0
-    """Gather buffer from which the parameters are copied; 0 if no other ranks share them."""
+    """Gather buffer from which the parameters are copied; 0 if they are not sharded over several ranks."""
     gradient: int
     """Whole gradient before its reduction."""
     sent: int = 0
@@ -54,8 +54,8 @@ class UnitBytes:
         return self.buffer + self.gathered * (1 + self.is_split_inside)
 
     @property
-    def coming(self) -> int:
-        """Additional bytes when all of its gradients exist; stacked gradients arrive in parts and are then joined."""
+    def all_gradients(self) -> int:
+        """Additional bytes when all of its gradients exist. Stacked gradients are computed in parts and then joined."""
         stacking = self.largest if self.first < self.largest else 0
         return stacking + (self.largest if self.is_added_at_once else self.gradient)
 
@@ -79,7 +79,7 @@ class Block:
 
     kept: int
     """Activations kept by forward."""
-    again: int
+    backward_extra: int
     """Additional activations during its backward: recomputed ones, and gradients of activations."""
     at_inner: int
     """Bytes of this unit in use when the inner unit is gathered."""
@@ -92,41 +92,44 @@ class Block:
 def backward_peak(blocks: Sequence[Block], root: UnitBytes, *, ahead: int) -> int:
     """Peak over backward. `ahead`: number of blocks gathered in advance. The root is not counted here: it stays
     gathered throughout, because its head comes first and its embedding last."""
-    return max(_sums(blocks, root, ahead))
+    return max(_points(blocks, root, ahead))
 
 
-def _sums(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[int]:
+def _points(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[int]:
+    """Bytes at each point of backward that can be the peak, in order of time."""
     buffers = [block.units[0].buffer for block in blocks]
     gradients = root.before + sum(unit.before for block in blocks for unit in block.units)
     kept = sum(block.kept for block in blocks)
-    yield kept + sum(buffers[-ahead:]) + gradients + root.largest
-    if not root.is_added_at_once:
+    yield kept + sum(buffers[-ahead:]) + gradients + root.largest  # backward of the head: all activations still exist
+    if not root.is_added_at_once:  # the head's gradient stays until the root is reduced at the end
         gradients += root.largest
     reduced = 0
     for number, block in reversed(list(enumerate(blocks))):
         kept -= block.kept
-        coming = sum(buffers[max(0, number - ahead) : number])
-        for more in _of_block(block, reduced, coming):
-            yield kept + gradients + more
+        prefetched = sum(buffers[max(0, number - ahead) : number])
+        for in_block in _of_block(block, reduced, prefetched):
+            yield kept + gradients + in_block
         gradients += sum(unit.own - unit.before for unit in block.units)
         reduced = block.units[0].sent
+    # reduction of the root, after all blocks
     yield sum(unit.own for block in blocks for unit in block.units) + root.gradient + root.sent
 
 
-def _of_block(block: Block, reduced: int, ahead: int) -> Iterator[int]:
+def _of_block(block: Block, reduced: int, prefetched: int) -> Iterator[int]:
     """Bytes at each point of one block's backward, without those held by other blocks. `reduced`: buffer of the last
-    reduction."""
+    reduction; `prefetched`: buffers of the blocks gathered in advance.
+    """
     outer, *within = block.units
-    yield reduced + block.kept + max(outer.gathering, outer.gathered + ahead * (1 + outer.is_copied))
+    yield reduced + block.kept + max(outer.gathering, outer.gathered + prefetched * (1 + outer.is_copied))
     if not within:
-        yield reduced + block.kept + block.again + outer.gathered + ahead + outer.first
-        yield ahead + outer.copying
+        yield reduced + block.kept + block.backward_extra + outer.gathered + prefetched + outer.first
+        yield prefetched + outer.copying
         return
     (inner,) = within
     yield reduced + block.at_inner + outer.gathered + inner.gathering
-    rest = outer.gathered + ahead + (inner.buffer if block.is_recomputed else 0)
-    yield reduced + block.kept + block.again + rest + inner.gathered + inner.first
-    yield reduced + block.around_inner + rest + inner.gathered + inner.coming
+    rest = outer.gathered + prefetched + (inner.buffer if block.is_recomputed else 0)
+    yield reduced + block.kept + block.backward_extra + rest + inner.gathered + inner.first
+    yield reduced + block.around_inner + rest + inner.gathered + inner.all_gradients
     yield block.around_inner + rest + inner.copying
     gradient = inner.own - inner.before
     yield inner.sent + block.around_inner + rest + gradient + outer.first

@@ -246,7 +246,7 @@ def _one_by_one(
         blocks.append(
             Block(
                 kept=round(tokens * stays),
-                again=round(tokens * (again - stays)),
+                backward_extra=round(tokens * (again - stays)),
                 at_inner=round(tokens * at_inner),
                 around_inner=round(tokens * (kept.block - kept.experts + kept.rows_gradient)),
                 is_recomputed=is_again,

@@ -1,7 +1,7 @@
 """Earlier preflights of a fleet, kept next to its runs, one file each in FOLDER/.fleet/preflight/.
 
 past = read_past(Path("runs"))
-remember(readings, Path("runs"))
+save_readings(readings, Path("runs"))
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from trainer.preflight.verdict.readings import Readings
 
-__all__ = ["read_past", "remember"]
+__all__ = ["read_past", "save_readings"]
 
 MAX_PAST = 50
 """Maximum number of preflights that are read, newest first."""
 MAX_BYTES = 64 << 20
-"""Maximum size of a file that preflight writes."""
+"""Files above this size were not written by preflight, and are skipped."""
 
 
 def read_past(folder: Path) -> list[Readings]:
@@ -33,7 +33,7 @@ def read_past(folder: Path) -> list[Readings]:
     return found
 
 
-def remember(readings: Readings, folder: Path) -> None:
+def save_readings(readings: Readings, folder: Path) -> None:
     """Add a preflight's readings. Raises OSError."""
     place = _place(folder)
     place.mkdir(parents=True, exist_ok=True)

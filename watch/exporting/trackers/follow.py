@@ -35,8 +35,8 @@ def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Calla
     """Feed the tracker until `is_closed(timeout_s)`. Raises TrackerError, ImportError."""
     path = run.path / "trackers" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    alone = path.with_suffix(".lock").open("w")
-    while not _locked(alone):  # the process of an earlier launch of the run is still finishing
+    lock_file = path.with_suffix(".lock").open("w")
+    while not _locked(lock_file):  # the process of an earlier launch of the run is still finishing
         if is_closed(0.2):
             return
     progress: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.own_names import FOLDER, PACKAGES
+from rankscope.import_names import FOLDER, PACKAGES
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,7 +37,7 @@ print("both live")
 """
 
 CLAIMED = """
-from rankscope.own_names import claim_names
+from rankscope.import_names import claim_names
 
 claim_names()
 import probes.recorder, rankscope.probes.recorder, trainer.exit_codes

@@ -1,6 +1,6 @@
 """Keep the database of a run's stores between the rounds of `watch`, which opens the stores in each round.
 
-    with KeptStore(run) as kept:
+    with CachedStore(run) as kept:
         with kept.opened() as store: ...           # the files are attached only in this block
 
 Most of the CPU time of opening a store goes into a database in memory with a view for each table. The database is kept
@@ -24,10 +24,10 @@ from store.views import has_global_norms, make_views, show_files
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["KeptStore"]
+__all__ = ["CachedStore"]
 
 
-class KeptStore(Closing):
+class CachedStore(Closing):
     """Not safe to use from several threads."""
 
     def __init__(self, run: RunDir) -> None:

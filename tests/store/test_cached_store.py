@@ -9,7 +9,7 @@ import pytest
 from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError, views
-from store.runs.kept_store import KeptStore
+from store.runs.cached_store import CachedStore
 from tests.factories import RankWriter, make_run
 
 
@@ -31,7 +31,7 @@ def seen(store: Store) -> list[tuple[int, ...]]:
 def test_what_was_written_in_between_is_seen_and_the_views_are_kept(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=2, steps=5, end="")
     ingest(run)
-    with KeptStore(run) as kept:
+    with CachedStore(run) as kept:
         with kept.opened() as store:
             assert seen(store) == [(0, 10, 5)]
             assert store.has("steps")
@@ -54,7 +54,7 @@ def test_what_was_written_in_between_is_seen_and_the_views_are_kept(tmp_path: Pa
 def test_copies_of_few_rows_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     run = make_run(tmp_path, ranks=1, steps=5, end="")
-    with KeptStore(run) as kept:
+    with CachedStore(run) as kept:
         for attempt in range(1, 3):
             ingest(run)
             with kept.opened() as store:
@@ -65,7 +65,7 @@ def test_copies_of_few_rows_are_made_anew(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_failure_in_the_block_leaves_the_file_free(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=1, steps=5)
     ingest(run)
-    kept = KeptStore(run)
+    kept = CachedStore(run)
     with pytest.raises(ZeroDivisionError), kept.opened():
         _ = 1 / 0
     ingest(run)
@@ -79,7 +79,7 @@ def test_norms_that_are_computed_from_parts_are_never_old(tmp_path: Path) -> Non
     run = make_run(tmp_path, ranks=1, steps=5, end="")
     ingest(run)
     norms = "SELECT step, grad_norm FROM steps WHERE attempt = 1 ORDER BY step"
-    with KeptStore(run) as kept:
+    with CachedStore(run) as kept:
         with kept.opened():
             pass
         writer = RankWriter(run, 0, attempt=1)

@@ -3,7 +3,7 @@
     import rankscope
     rankscope.attach(model, optimizer)      # a user's process: only `rankscope.probes...` is imported, no short name
 
-    from rankscope.own_names import claim_names
+    from rankscope.import_names import claim_names
     claim_names()                           # a process of Rankscope: `import trainer` is Rankscope's trainer
 
 The packages `probes`, `trainer` etc. are top-level folders of the project, and a training script may have a `trainer`
@@ -48,7 +48,7 @@ class _SameModule(Loader):
         module.__spec__ = self._spec  # the import system has just replaced it with the spec of the second name
 
 
-class _OwnNames(MetaPathFinder):
+class _ShortNames(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -64,5 +64,5 @@ def claim_names() -> None:
     """Make the short names mean Rankscope's packages in this process. Must not be called in a process that runs user
     code.
     """
-    if not any(isinstance(finder, _OwnNames) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OwnNames())
+    if not any(isinstance(finder, _ShortNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ShortNames())
