@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from analyzers.hangs.stacks import Stack, group, odd_ones
+from analyzers.hangs.stacks import Stack, group, outlying_stacks
 from tests.e2e.launched import rankscope
 from tests.rankscope.test_json_schema import checked
 from tests.waiting import wait_for
@@ -88,8 +88,8 @@ def test_nobody_is_odd_without_a_majority() -> None:
     def stack(pid: int, frame: str, state: str = "S") -> Stack:
         return Stack(pid=pid, frames=(frame,), os_state=state)
 
-    assert odd_ones(group([stack(1, "a"), stack(2, "b")])) == ()
-    assert odd_ones(group([stack(1, "a"), stack(2, "a")])) == ()
-    assert [odd.pid for odd in odd_ones(group([stack(1, "a"), stack(2, "b"), stack(3, "a")]))] == [2]
-    assert [odd.pid for odd in odd_ones(group([stack(1, "a"), stack(2, "a", "T")]))] == [2]
-    assert odd_ones(group([])) == ()
+    assert outlying_stacks(group([stack(1, "a"), stack(2, "b")])) == ()
+    assert outlying_stacks(group([stack(1, "a"), stack(2, "a")])) == ()
+    assert [odd.pid for odd in outlying_stacks(group([stack(1, "a"), stack(2, "b"), stack(3, "a")]))] == [2]
+    assert [odd.pid for odd in outlying_stacks(group([stack(1, "a"), stack(2, "a", "T")]))] == [2]
+    assert outlying_stacks(group([])) == ()

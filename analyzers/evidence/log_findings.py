@@ -21,7 +21,7 @@ from analyzers.deaths.logged.logged_endings import Ended, death_candidates, endi
 from analyzers.deaths.logged.logged_errors import process_candidates
 from analyzers.deaths.logged.logged_hosts import host_candidates
 from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
-from analyzers.evidence.only_end import in_order_of_ends, of_the_only_end
+from analyzers.evidence.only_end import in_order_of_ends, name_only_end
 from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged.logged_calls import call_candidates
@@ -57,7 +57,7 @@ def analyze(source: Source) -> list[Finding]:
     ended = endings(book)
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
-    candidates = sorted(of_the_only_end(_merged(candidates), book, ended), key=lambda candidate: candidate.order(book))
+    candidates = sorted(name_only_end(_merged(candidates), book, ended), key=lambda candidate: candidate.order(book))
     if any(one.cause == "no_interface" for one in candidates):  # explains these other causes
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     candidates = in_order_of_ends(candidates, book)

@@ -1,6 +1,6 @@
-"""Combine a job's end with what processes report: give errors the rank that ended, order them before a time limit.
+"""Combine a job's end with its processes' errors: name the rank of an error, and put the cause before its consequences.
 
-candidates = of_the_only_end(candidates, book, ended)
+candidates = name_only_end(candidates, book, ended)
 candidates = in_order_of_ends(candidates, book)
 
 1. After a device error, or an uncaught C++ exception, the runtime aborts its process. If only one rank aborted, the
@@ -9,7 +9,7 @@ candidates = in_order_of_ends(candidates, book)
    So a single traceback belongs to the single rank that exited with code 1.
 3. If a process ended with an error before the scheduler's time limit, the job had already failed: the other ranks, or
    threads of that process, only waited for the limit.
-4. Ranks that gave up waiting before the job was cancelled or met its time limit: it already hung.
+4. If ranks gave up waiting before the job was cancelled or met its time limit, the job already hung.
 5. A connection or port that failed before a wait timed out explains the timeout: the other ranks waited for the one
    that could not connect or send.
 """
@@ -26,26 +26,27 @@ from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, relevance, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 
-__all__ = ["in_order_of_ends", "of_the_only_end"]
+__all__ = ["in_order_of_ends", "name_only_end"]
 
 
 _NUMBERS = re.compile(r"\d+")
 _TERMINATE = "terminate called after throwing"
 """What libstdc++ prints before it aborts."""
-_UNMET = ("rendezvous", "no_interface", "infiniband")
-_CALLS_OUT = ("rendezvous_unreachable", "rendezvous_timeout", "nccl_infiniband")
-"""Lines of a process that connects or sends. A server whose port is taken belongs to a refused launch."""
+_CONNECTION_CAUSES = ("rendezvous", "no_interface", "infiniband")
+_CLIENT_LINES = ("rendezvous_unreachable", "rendezvous_timeout", "nccl_infiniband")
+"""Kinds of lines from a process that connects or sends. Errors of a server, such as a port in use, are not among them:
+they end the launch, and explain no wait."""
 _ENDED = {
     "cancelled": "The job was cancelled afterwards",
     "time_limit": "The job then lasted until the scheduler ended it at its time limit",
 }
-"""Ends from outside that need no other cause, as the sentence for a job that hung before."""
+"""Causes from outside the job: the sentence that is added if the job already hung."""
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 
 
-def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) -> list[Candidate]:
-    """Set the rank of candidates without one, if only one rank ended in the matching way."""
+def name_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) -> list[Candidate]:
+    """Name the rank of candidates without one, if only one rank ended in the way that matches the error."""
     if refused := tuple(sorted(rank for rank, (code, _) in ended.exits.items() if code == _REFUSED and rank >= 0)):
         candidates = [
             _named(one, *refused) if any(type_of(line) == "ArgumentError" for line in one.lines) else one
@@ -67,8 +68,8 @@ def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended
 
 
 def in_order_of_ends(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
-    """Put what ended or stopped the job ahead of the end from outside, or of the waits, that followed it."""
-    return _unmet_before_wait(_hang_before_end(_errors_before_limit(candidates)), book)
+    """Put the error or hang that stopped the job ahead of what followed: an end from outside, or timeouts of waits."""
+    return _connection_before_wait(_hang_before_end(_errors_before_limit(candidates)), book)
 
 
 def _errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -106,21 +107,21 @@ def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [first, *(one for one in candidates if one not in (hang, end))]
 
 
-def _unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
+def _connection_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
     """Order a failed rendezvous or address ahead of a suspected hang whose wait timed out later."""
     if not candidates or candidates[0].kind != "hang" or candidates[0].is_proven:
         return list(candidates)
     waited = min(book.position(entry) for entry in candidates[0].lines)
-    unmet = [
+    failed = [
         one
         for one in candidates
-        if one.cause in _UNMET
+        if one.cause in _CONNECTION_CAUSES
         and any(
-            entry.kind in _CALLS_OUT and relevance(entry, book) == "own" and book.position(entry) < waited
+            entry.kind in _CLIENT_LINES and relevance(entry, book) == "own" and book.position(entry) < waited
             for entry in one.lines
         )
     ]
-    return [*unmet[:1], *(one for one in candidates if one not in unmet[:1])]
+    return [*failed[:1], *(one for one in candidates if one not in failed[:1])]
 
 
 def _is_before(one: LogLine, other: LogLine) -> bool:
@@ -166,5 +167,5 @@ def _only_traceback(book: LogBook) -> LogLine | None:
     if len(set(last_lines)) < len(last_lines):
         return None  # interleaved tracebacks
     first = with_frames[0]  # may contain the traceback of a loader's worker
-    are_its = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
-    return first if are_its and all(type_of(entry) == type_of(first) for entry in raised) else None
+    are_parts = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
+    return first if are_parts and all(type_of(entry) == type_of(first) for entry in raised) else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.hangs.stacks import Stack, StackGroup, group, is_library, odd_ones
+from analyzers.hangs.stacks import Stack, StackGroup, group, is_library, outlying_stacks
 from analyzers.health.analyze import NUM_CHECKS, device_health, unread_of_devices
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
@@ -72,7 +72,7 @@ def _errors_before(source: Source) -> list[Finding]:
 def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
     """Find the processes whose stacks differ, if most processes wait in communication."""
     groups = group([Stack(pid=one.pid, rank=one.rank, frames=_own(one.frames)) for one in read])
-    odd = odd_ones(groups) if len(read) >= SHARED.min_times else ()
+    odd = outlying_stacks(groups) if len(read) >= SHARED.min_times else ()
     most = groups[0]
     waits = any(_WAITS.search(frame) for one in read if _own(one.frames) == most.frames for frame in one.frames)
     if not odd or not waits:

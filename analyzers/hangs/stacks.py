@@ -2,10 +2,10 @@
 
     read_stack(run.stacks, attempt=0, rank=3)       # ["trainer/rank/loop.py:120 train_step", ...]
     groups = group([Stack(pid=11, rank=0, frames=("a.py:3 wait", "b.py:9 main")), ...])
-    odd = odd_ones(groups)                          # processes outside of the majority, () if there is none
+    odd = outlying_stacks(groups)                          # processes outside of the majority, () if there is none
     StacksAtHang(run.stacks, roles_of(source, attempt=0)).of(view, culprits)     # groups for a finding's evidence
 
-The files are faulthandler's and not trusted: sizes are bounded, links are not followed, and reports escape the text.
+faulthandler writes the files. They are not trusted: sizes are bounded, links are not followed, and reports escape text.
 The stack that most ranks share shows where they wait. A different stack is a hint and no proof, because stacks hold no
 sequence numbers. Ranks are compared within their own stage: the stages of a pipeline wait in different places.
 """
@@ -34,7 +34,7 @@ __all__ = [
     "StacksAtHang",
     "group",
     "is_library",
-    "odd_ones",
+    "outlying_stacks",
     "parse_stack",
     "read_stack",
     "roles_of",
@@ -44,7 +44,7 @@ MAX_BYTES = 256 << 10
 MAX_FRAMES = 6
 MAX_GROUPS = 8
 MAX_READ = 8192
-"""Stack files that are read."""
+"""Maximum number of stack files that are read."""
 _FRAME = re.compile(r'^\s*File "([^"]{1,500})", line (\d{1,9}) in (.{1,200})$')
 _BLOCK = re.compile(r"^(Current thread|Thread|Stack) ", re.MULTILINE)
 _LIBRARY = re.compile(
@@ -59,7 +59,7 @@ _SHORTENED = re.compile(r"^(distributed/distributed_c10d|autograd/graph|[\w.]+/(
 class Stack:
     """The main thread of one process, innermost frame first, each as `file:line function`. `rank` None: unknown.
 
-    `os_state` is the letter of /proc; `problem` tells why there are no frames.
+    `os_state` is the letter of /proc; `problem` is the reason if there are no frames.
     """
 
     pid: int
@@ -132,7 +132,7 @@ def group(stacks: Sequence[Stack]) -> list[StackGroup]:
     return [StackGroup(frames=members[0].frames, members=tuple(sorted(members, key=_order))) for members in ordered]
 
 
-def odd_ones(groups: Sequence[StackGroup]) -> tuple[Stack, ...]:
+def outlying_stacks(groups: Sequence[StackGroup]) -> tuple[Stack, ...]:
     """Processes that are stopped; without any, those outside the group that has more than half of all processes. Empty
     without such a group.
     """
@@ -226,7 +226,7 @@ class StacksAtHang:
         by_stage: dict[int, list[Stack]] = {}
         for stack in stacks:
             by_stage.setdefault(self.roles.get(_rank(stack), Role()).stage, []).append(stack)
-        return {_rank(stack) for peers in by_stage.values() for stack in odd_ones(group(peers))}
+        return {_rank(stack) for peers in by_stage.values() for stack in outlying_stacks(group(peers))}
 
     def _role(self, ranks: Sequence[int]) -> str:
         roles = [self.roles.get(rank, Role()) for rank in ranks]

@@ -73,7 +73,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [data-testid="stSidebar"] [data-testid="stSelectbox"] [data-baseweb="select"] { font-size: 0.82rem; }
 .st-key-chart-library, .st-key-menu-closing { display: none; }
 .st-key-menu [data-testid="stCaptionContainer"] { margin-top: 0.5rem; }
-/* Dim green letters of two thirds the size of a dim caption cannot be read on a dark page. */
+/* By default, code in a caption is small and green, which is illegible in the dark theme. */
 [data-testid="stCaptionContainer"] code { color: inherit; font-size: 0.9em; }
 .st-key-menu [data-testid="stElementContainer"]:has([data-testid="stPageLink"]) { margin: 0; height: 1.5rem; }
 .st-key-menu [data-testid="stPageLink-NavLink"] { height: 1.4rem; }

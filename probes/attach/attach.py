@@ -54,10 +54,10 @@ from .launch.announcement import VARIABLE as ANNOUNCED_IN
 from .launch.announcement import Watch, announce
 from .launch.identity import Identity, launcher_pid
 from .launch.watch_process import digest_address, start_detached_watch
-from .loop.living import Living
 from .loop.loop_hooks import LoopPhases
 from .loop.tokens import keep_flops_per_token
 from .loop.updates import named_parameters_in, named_parameters_of
+from .loop.weak_objects import WeakObjects
 from .open_recorder import open_recorder
 from .process_end import ProcessEnd
 from .retention_line import print_retention
@@ -85,7 +85,7 @@ class Attached:
         self.end: ProcessEnd = ProcessEnd(recorder, lambda: -1 if self._phases is None else self._phases.thread)
         """Records how the process ends."""
         self._reporting_node = -1
-        self._models = Living()
+        self._models = WeakObjects()
         self._gradient_interval = 50
         self._is_described = False
 
@@ -243,7 +243,7 @@ class Attached:
 
     def _switch_models(self, optimizer: Any) -> None:
         """From now on measure only the models that this optimizer updates: the script trains another model."""
-        self._models = Living([] if self._phases is None else self._phases.models(optimizer))
+        self._models = WeakObjects([] if self._phases is None else self._phases.models(optimizer))
         self.watch([], gradient_interval=self._gradient_interval)
 
     def watches(self, model: nn.Module) -> bool:

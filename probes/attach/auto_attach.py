@@ -23,8 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..fail_open import failing_open
 from .attach import Attached, attach
 from .loop.evaluations import is_in_training_mode
-from .loop.living import Living
 from .loop.updates import parameters_of, unwrapped
+from .loop.weak_objects import WeakObjects
 
 __all__ = ["auto_attach"]
 
@@ -47,7 +47,7 @@ class _Search:
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
-        self._inside = Living()  # submodules of found models, which are not models themselves
+        self._inside = WeakObjects()  # submodules of found models, which are not models themselves
         self._num_models = 0
         self._num_searches = 0
         self._module_hook = register_module_forward_pre_hook(self._before_forward)
@@ -104,7 +104,7 @@ def _models_of(optimizer: Any) -> list[nn.Module]:
     updated = parameters_of(optimizer)
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and "_modules" in vars(one)]
     outer = {id(child): module for module in modules for child in module._modules.values()}
-    found = Living()
+    found = WeakObjects()
     for module in modules:
         if any(id(parameter) in updated for parameter in module._parameters.values()):
             inside: set[int] = set()  # a module may hold itself

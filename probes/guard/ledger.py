@@ -43,7 +43,7 @@ class Ledger:
     rate_until_step: int = 0
     """The learning rate is scaled up to this step."""
     good_step: int | None = None
-    """Newest checkpoint on disk that enough healthy steps followed."""
+    """Newest checkpoint on disk that was followed by enough healthy steps."""
     corruptions: dict[str, int] = field(default_factory=dict)
     """Device -> number of unexplained changes of its parameters or optimizer state."""
     stopped: str = ""
@@ -65,7 +65,7 @@ class Ledger:
         self.skipped[batch_index] = reason
         return True
 
-    def gave_up_since(self, then: Ledger, batch_index: int) -> bool:
+    def trained_on_skipped(self, then: Ledger, batch_index: int) -> bool:
         """Return True if a state with ledger `then`, trained up to before `batch_index`, contains a skipped batch."""
         return any(batch < batch_index and batch not in then.skipped for batch in self.skipped)
 
@@ -148,7 +148,7 @@ def _read(path: Path) -> tuple[Ledger | None, str]:
         ledger = Ledger.from_json(loaded)
         # Files of former versions had neither digest nor sequence number.
         if ("digest" in loaded or "sequence" in loaded) and loaded.pop("digest", "") != _digest(loaded):
-            return None, f"{path.name} is damaged: it does not have the digest that it was written with"
+            return None, f"{path.name} is damaged: its content does not match its digest"
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

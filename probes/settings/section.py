@@ -5,7 +5,7 @@
 
 A manifest may be damaged, older, or written by hand: a value of a wrong type or outside its limits is replaced by the
 default, and an unknown key is ignored. The trainer's configuration refuses such values instead, with defaults and
-limits from the same fields (`trainer.config.section.taken`).
+limits from the same fields (`trainer.config.section`).
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def claim(run: RunDir, *, launch: str = "", **detail: Any) -> int:
 
 
 def claims(run: RunDir) -> dict[int, dict[str, Any]]:
-    """{attempt: facts of the process that claimed it: host, pid, start_ticks, ...}; no facts if a crash tore the
-    file."""
+    """{attempt: facts of the process that claimed it: host, pid, start_ticks, ...}; no facts if a crash left an
+    incomplete file."""
     found: dict[int, dict[str, Any]] = {}
     for number in sorted(_numbers(_folder(run))):
         try:
@@ -108,14 +108,13 @@ def rank_is_gone(events: Path) -> bool | None:
 
 
 def pids_of_rank(events: Path) -> list[int]:
-    """Pids that a rank's events give for the rank: the last one is the rank, earlier ones are processes that started
-    it."""
+    """Pids in a rank's events: the last one is the rank's, earlier ones are those of processes that started it."""
     found, _, _ = read_events(events)
     return [event["pid"] for event in found if event["kind"] == RANK and isinstance(event.get("pid"), int)]
 
 
 def process_is_alive(pid: int, started_ticks: int = 0) -> bool:
-    """Return True if a process (no zombie) runs under this pid here; `started_ticks` 0: started at any time."""
+    """Return True if a process with this pid runs here and is not a zombie; `started_ticks` 0: started at any time."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -30,7 +30,7 @@ def stacks(
     Exit codes: 0 stacks were taken, 2 no process could be read.
     """
     as_json = wants_json(output)
-    from analyzers.hangs.stacks import group, odd_ones
+    from analyzers.hangs.stacks import group, outlying_stacks
     from watch.stacks.pyspy import StacksError, ranks_here, take
 
     chosen = pids or ranks_here()
@@ -43,7 +43,7 @@ def stacks(
     if not any(stack.frames for stack in taken):
         fail("; ".join(f"pid {stack.pid}: {stack.problem or 'no stack'}" for stack in taken))
     groups = group(taken)
-    odd = odd_ones(groups)
+    odd = outlying_stacks(groups)
     verdict = _verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd))
     if as_json:
         import json

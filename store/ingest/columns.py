@@ -1,6 +1,7 @@
 """Convert records and events to columns for DuckDB: NULL for what was not recorded, text for names.
 
-    batch = tape_batch(TABLES["spans"], [Part(rank=3, attempt=0, anchor_ns=..., names=book, records=...)], dictionary)
+    records = SegmentRecords(rank=3, attempt=0, anchor_ns=..., names=book, records=...)
+    batch = tape_batch(TABLES["spans"], [records], dictionary)
     insert(connection, batch, "spans_done")
 
 In a large batch, names stay numeric codes until the database joins them with their texts, which is twice as fast as
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 
     from store.ingest.name_codes import Dictionary, NameBook
 
-__all__ = ["Batch", "Event", "Part", "clean_json", "event_batch", "insert", "tape_batch"]
+__all__ = ["Batch", "Event", "SegmentRecords", "clean_json", "event_batch", "insert", "tape_batch"]
 
 FEW_ROWS = 10_000
 _I64_MAX = 2**63
-_MAX_I64 = 2**61
+_MAX_RECORDED = 2**61
 """Largest value on a tape (73 years in nanoseconds); anything above counts as not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SegmentRecords:
     """Records of one segment, with the rank, attempt, clock anchor and names needed to convert them."""
 
     rank: int
@@ -61,7 +62,9 @@ class Batch:
     nans: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
 
-def tape_batch(table: Table, parts: Sequence[Part], dictionary: Dictionary, *, with_segment: bool = False) -> Batch:
+def tape_batch(
+    table: Table, parts: Sequence[SegmentRecords], dictionary: Dictionary, *, with_segment: bool = False
+) -> Batch:
     """Convert the records of several segments to columns of `table`."""
     lengths = [len(part.records) for part in parts]
     columns: dict[str, npt.NDArray[Any]] = {
@@ -92,7 +95,7 @@ def _joined(values: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.ma.MaskedArray(data, mask=np.concatenate([np.ma.getmaskarray(part) for part in values]))
 
 
-def _values(part: Part, column: Column) -> npt.NDArray[Any]:
+def _values(part: SegmentRecords, column: Column) -> npt.NDArray[Any]:
     """One column of one part: a plain array, or a masked one if values are missing."""
     fields = part.records.dtype.names or ()
     if column.name not in fields:  # the tape has an older schema
@@ -110,7 +113,7 @@ def _values(part: Part, column: Column) -> npt.NDArray[Any]:
         # Values that no clock or counter can have count as not recorded, since sums would overflow. Checksums, which
         # have no unit, may use all 64 bits.
         if column.type == "i64" and column.unit:
-            unset |= (raw > _MAX_I64) | (raw < -_MAX_I64)
+            unset |= (raw > _MAX_RECORDED) | (raw < -_MAX_RECORDED)
     values = raw
     if column.type == "bool":
         values = raw != 0
@@ -163,7 +166,7 @@ def insert(connection: DuckDBPyConnection, batch: Batch, target: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An event. If it states no attempt or rank, its file's are used."""
+    """An event. `attempt` and `rank` are those of its file, used if the event states none."""
 
     content: Mapping[str, Any]
     attempt: int
@@ -200,6 +203,7 @@ def _array(values: list[Any], kind: str) -> npt.NDArray[Any]:
 
 
 def _integer(value: Any, limit: int = _I64_MAX) -> int | None:
+    """The value if it is a whole number below `limit`, else None. NaN and Inf differ from their `value // 1`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1:
         return None
     return int(value) if -limit <= value < limit else None

@@ -19,7 +19,7 @@ import numpy as np
 from probes.tape.format.schema import TABLES
 from probes.tape.redaction.secrets import Redactor
 from store.ddl import SEGMENT, finished_table
-from store.ingest.columns import Event, Part, event_batch, insert, tape_batch
+from store.ingest.columns import Event, SegmentRecords, event_batch, insert, tape_batch
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.nccl_calls import NcclCalls
 from store.ingest.read_positions import ReadState
@@ -51,8 +51,8 @@ class Transfer:
         self._dictionary = dictionary
         self._state = state
         self._redact = redact
-        self._complete: dict[str, list[Part]] = {}
-        self._open: dict[str, list[Part]] = {}
+        self._complete: dict[str, list[SegmentRecords]] = {}
+        self._open: dict[str, list[SegmentRecords]] = {}
         self._stale_open: dict[str, list[str]] = {}  # segments whose open rows are to be replaced
         self._waiting: Counter[str] = Counter()
         self._events: dict[str, list[Event]] = {}
@@ -76,7 +76,7 @@ class Transfer:
         still_open = added.open_records if takes_open else added.open_records[:0]
         for records, parts in ((added.complete, self._complete), (still_open, self._open)):
             if len(records):
-                part = Part(
+                part = SegmentRecords(
                     rank=added.folder.rank,
                     attempt=added.header.attempt,
                     anchor_ns=anchor_ns,

@@ -219,8 +219,8 @@ class CheckpointConfig(Section):
     """fsspec URL, such as `s3://bucket/folder`, below which a folder named after the run gets a copy of each
     checkpoint; empty = none."""
     remote_limit_s: float = Field(default=3600.0, gt=0)
-    """Time limit (seconds) for sending one checkpoint, which is then sent again, and for fetching at a start, which
-    then uses the checkpoints on disk, or ends. Training never waits for either."""
+    """Time limit (seconds) for sending one checkpoint and for fetching at a start. After it, sending is tried again,
+    and the start uses the checkpoints on disk or fails. Training never waits for a transfer."""
 
     @field_validator("remote")
     @classmethod

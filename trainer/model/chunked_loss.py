@@ -1,7 +1,7 @@
 """Fused output layer and cross-entropy, some tokens at a time, so that the logits of a whole batch never exist.
 
-    loss, of_token = chunked_loss(hidden, weight, targets, chunk=8192)      # mean in nats a token, float32
-    chunked_loss(hidden, weight, targets, chunk=8192, group=tp_group)       # `weight`: this rank's part of the words
+    loss, token_losses = chunked_loss(hidden, weight, targets, chunk=8192)      # mean in nats per token, float32
+    chunked_loss(hidden, weight, targets, chunk=8192, group=tp_group)     # `weight`: this rank's part of the vocabulary
 
 For each chunk the logits are computed in the dtype of `hidden` and the softmax in float32. The gradients of hidden
 states and weight are computed at once, while the logits exist, so that nothing is computed twice. They are gradients of
@@ -32,9 +32,13 @@ class Softmax:
     """Computations on a chunk's logits, compiled if the blocks are, so that each is one pass over the logits."""
 
     whole: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(logits, targets) -> losses and gradient of the logits, if this rank has the whole vocabulary."""
     peak: Callable[[Tensor], Tensor]
+    """logits -> largest logit of each token."""
     sums: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(logits, peak, targets) -> what is summed over the ranks: see `_sums`."""
     gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(logits, log-sum-exp, targets) -> gradient of this rank's logits."""
 
     @classmethod
     def eager(cls) -> Softmax:
@@ -68,8 +72,8 @@ def chunked_loss(
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     wants = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     job = _Job(chunk=chunk, group=group, softmax=softmax or Softmax.eager(), wants_gradients=wants)
-    mean, of_token = _ChunkedLoss.apply(hidden, weight, targets, job)  # type: ignore[no-untyped-call]  # torch: no types
-    return mean, of_token
+    mean, token_losses = _ChunkedLoss.apply(hidden, weight, targets, job)  # type: ignore[no-untyped-call]  # torch: no types
+    return mean, token_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,32 +88,32 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
-            losses, of_hidden, of_weight = _compute(hidden, weight, targets, job)
-        ctx.gradients, ctx.count, ctx.dtypes = (of_hidden, of_weight), len(targets), (hidden.dtype, weight.dtype)
+            losses, grad_hidden, grad_weight = _compute(hidden, weight, targets, job)
+        ctx.gradients, ctx.count, ctx.dtypes = (grad_hidden, grad_weight), len(targets), (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(losses)
         return losses.mean(), losses
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if ctx.gradients is None:
-            raise RuntimeError("the loss in chunks keeps its gradients for one backward pass, and this is another one")
-        (of_hidden, of_weight), ctx.gradients = ctx.gradients, None
+            raise RuntimeError("the chunked loss allows one backward pass per forward pass: it has freed its gradients")
+        (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
         scale = grads[0].float() / ctx.count
-        return of_hidden.mul_(scale).to(ctx.dtypes[0]), of_weight.mul_(scale).to(ctx.dtypes[1]), None, None
+        return grad_hidden.mul_(scale).to(ctx.dtypes[0]), grad_weight.mul_(scale).to(ctx.dtypes[1]), None, None
 
 
 def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tuple[Tensor, Tensor, Tensor]:
     """Losses, and the gradients of their sum with respect to `hidden` and `weight` (empty if not needed)."""
     low, count = weight.to(hidden.dtype), len(targets)
     losses = torch.empty(count, dtype=torch.float32, device=hidden.device)
-    of_hidden = torch.empty_like(hidden if job.wants_gradients else hidden[:0])
-    of_weight = torch.zeros_like(weight if job.wants_gradients else weight[:0], dtype=torch.float32)
+    grad_hidden = torch.empty_like(hidden if job.wants_gradients else hidden[:0])
+    grad_weight = torch.zeros_like(weight if job.wants_gradients else weight[:0], dtype=torch.float32)
     for rows in _equal_parts(count, job.chunk):
-        losses[rows], of_logits = _of_chunk(hidden[rows] @ low.T, targets[rows], len(weight), job)
+        losses[rows], grad_logits = _of_chunk(hidden[rows] @ low.T, targets[rows], len(weight), job)
         if job.wants_gradients:
-            torch.mm(of_logits, low, out=of_hidden[rows])
-            _add_product(of_weight, of_logits.T, hidden[rows])
-    return losses, of_hidden, of_weight
+            torch.mm(grad_logits, low, out=grad_hidden[rows])
+            _add_product(grad_weight, grad_logits.T, hidden[rows])
+    return losses, grad_hidden, grad_weight
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -127,6 +131,7 @@ def _equal_parts(count: int, most: int) -> Iterator[slice]:
 
 
 def _of_chunk(logits: Tensor, targets: Tensor, size: int, job: _Job) -> tuple[Tensor, Tensor]:
+    """Losses of a chunk and the gradient of its logits. `size`: words on each rank of the group."""
     softmax, group = job.softmax, job.group
     if group is None:
         return softmax.whole(logits, targets)
@@ -162,5 +167,6 @@ def _gradient(logits: Tensor, logarithm: Tensor, targets: Tensor) -> Tensor:
 
 
 def _less_one_at(probabilities: Tensor, targets: Tensor) -> Tensor:
+    """Gradient of cross-entropy: the probabilities, less 1 at each target. Targets of other ranks match no column."""
     columns = torch.arange(probabilities.shape[1], device=probabilities.device)
     return torch.where(columns == targets.unsqueeze(1), probabilities - 1.0, probabilities)

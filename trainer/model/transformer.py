@@ -2,7 +2,7 @@
 
     model = Transformer(config.model)
     logits = model(tokens)                      # (batch, seq) int64 -> (batch, seq, vocab)
-    loss = model(tokens, targets)               # mean cross-entropy in nats a token; the whole logits never exist
+    loss = model(tokens, targets)               # mean cross-entropy in nats per token, computed in chunks
 
 A pipeline stage is the same class with only some of the blocks; blocks keep their number in the whole model, so a
 parameter has one name (`blocks.3.mlp.up.weight`) in every parallel layout.
@@ -63,10 +63,10 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
         self.gather: Callable[[Tensor], Tensor] | None = None
-        """Context parallel: function from keys and values of this piece of the sequence to those of the whole
+        """Context parallel: function from keys and values of this rank's shard of the sequence to those of the whole
         sequence."""
         self.ring: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-        """Context parallel: function from query, key and value of this piece to attention over the whole sequence."""
+        """Context parallel: function from query, key and value of this shard to attention over the whole sequence."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """`mask`: (rows, columns), or the number of each token's document, (batch, seq)."""
@@ -212,7 +212,8 @@ class Transformer(nn.Module):
 
     def _of_chunks(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rotary angles of this rank's chunks (`length` positions in all) and their mask over the whole sequence,
-        (1, 1, length, seq); no mask for a ring, which masks by itself."""
+        (1, 1, length, seq); no mask for ring attention, which applies its
+        own."""
         size = length // len(self.chunks)
         parts = [slice(chunk * size, (chunk + 1) * size) for chunk in self.chunks]
         cos, sin = (torch.cat([angles[part] for part in parts]) for angles in (self.cos, self.sin))
@@ -236,7 +237,7 @@ class OutputLoss:
     """Function that receives the loss of each token, (batch, seq); None normally."""
 
     def of(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of `hidden`, (batch, seq, dim), in nats a token, float32."""
+        """Mean cross-entropy of `hidden`, (batch, seq, dim), in nats per token, float32."""
         vocab_size, group = weight.shape[0], None
         if isinstance(weight, DTensor):
             mesh = weight.device_mesh
@@ -278,12 +279,12 @@ def document_attention(query: Tensor, key: Tensor, value: Tensor, numbers: Tenso
     parts = []
     for start in range(0, seq, DOCUMENT_ROWS):
         stop = min(start + DOCUMENT_ROWS, seq)
-        given = (query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop])
-        of = (numbers[:, start:stop], numbers[:, :stop], start)
+        tensors = (query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop])
+        masking = (numbers[:, start:stop], numbers[:, :stop], start)
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_rows, *given, *of, use_reentrant=False))
+            parts.append(checkpoint(_rows, *tensors, *masking, use_reentrant=False))
         else:
-            parts.append(_rows(*given, *of))
+            parts.append(_rows(*tensors, *masking))
     return torch.cat(parts, dim=2)
 
 

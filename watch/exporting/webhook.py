@@ -86,11 +86,11 @@ class FindingHook:
         self._delivered: collections.deque[float] = collections.deque()
         self._left_out = 0
         self._reported: set[tuple[object, ...]] = set()
-        self._owed: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque(
-            (plugin.name, "its import", partial(plugin.call, "load_only")) for plugin in modules
+        self._queue: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque(
+            (plugin.name, "it was not imported", partial(plugin.call, "load_only")) for plugin in modules
         )
-        """Queue of (receiver, kind, delivery). The first entry remains while it is being delivered; the thread that
-        removes it reports a loss.
+        """Queue of (receiver, text if watch ends first, delivery). The first entry remains while it is being delivered;
+        the thread that removes it reports a failure.
         """
         self._is_closing = False
         self._changed = threading.Condition()
@@ -102,11 +102,11 @@ class FindingHook:
         for finding in findings:
             key = (finding.kind, finding.attempt, finding.ranks)
             is_over = finding.status == "ok" and key in self._reported
-            is_news = finding.status in ("fired", "suspect") and _SEVERITIES.index(finding.severity) >= self._least
-            if not is_over and not is_news:
+            is_open = finding.status in ("fired", "suspect") and _SEVERITIES.index(finding.severity) >= self._least
+            if not is_over and not is_open:
                 continue
             if not self._may_deliver():
-                self._lose(finding, f"more than {self._at_most} findings in an hour")
+                self._drop(finding, f"more than {self._at_most} findings in an hour")
                 continue
             self._reported.add(key)
             redacted = self._redact.within(finding.to_json())
@@ -115,10 +115,11 @@ class FindingHook:
                     "runbook_url": self._links.runbook(finding.advice),
                     "explain": explain_command(finding.advice) if finding.advice else ""}  # fmt: skip
             with self._changed:
-                if len(self._owed) >= _MAX_WAITING:
-                    self._lose(finding, "too many findings wait to be sent")
+                if len(self._queue) >= _MAX_WAITING:
+                    self._drop(finding, "too many findings wait to be sent")
                     continue
-                self._owed.extend((name, finding.kind, partial(deliver, body)) for name, deliver in self._receivers)
+                lost = f"{finding.kind} was not delivered"
+                self._queue.extend((name, lost, partial(deliver, body)) for name, deliver in self._receivers)
                 self._changed.notify()
             self._left_out = 0
 
@@ -131,11 +132,11 @@ class FindingHook:
             self._changed.notify()
         self._thread.join(timeout_s)
         with self._changed:
-            while self._owed:
-                name, kind, _ = self._owed.popleft()
-                self._report(name, f"{kind} was not delivered before watch ended")
+            while self._queue:
+                name, lost, _ = self._queue.popleft()
+                self._report(name, f"{lost} before watch ended")
 
-    def _lose(self, finding: Finding, reason: str) -> None:
+    def _drop(self, finding: Finding, reason: str) -> None:
         self._left_out += 1
         name = "webhook" if self._webhook else "command" if self._command else "plug-ins"
         self._report(name, f"{finding.kind} was not sent: {reason}")
@@ -156,10 +157,10 @@ class FindingHook:
     def _deliver_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._owed or self._is_closing)
-                if not self._owed:
+                self._changed.wait_for(lambda: self._queue or self._is_closing)
+                if not self._queue:
                     return
-                name, _, deliver = self._owed[0]
+                name, _, deliver = self._queue[0]
             problem = ""
             try:
                 deliver()
@@ -168,9 +169,9 @@ class FindingHook:
                 with suppress(Exception):  # str() of a foreign exception may raise, too
                     problem = self._redact(_one_line(error))[:300] or problem
             with self._changed:
-                if not self._owed:  # `close` has reported it
+                if not self._queue:  # `close` has reported it
                     return
-                self._owed.popleft()
+                self._queue.popleft()
                 if problem:
                     self._report(name, problem)
 
@@ -213,7 +214,7 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
             links=alert_links(manifest),
             modules=modules,
         )
-    except ValueError as error:  # from an older or edited run.json: a new configuration would be refused
+    except ValueError as error:  # an older or edited run.json; the trainer refuses such values in a configuration
         events.write(event_kinds.HOOK_FAILED, hook="alerts", reason=_one_line(error))
         yield None
         return

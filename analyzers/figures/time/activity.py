@@ -17,7 +17,7 @@ from analyzers.source import Source
 __all__ = ["MAX_ITEMS", "TimelineItem", "schedule_of_step", "timeline"]
 
 MAX_ITEMS = 5_000
-"""Spans and calls of a timeline."""
+"""Maximum number of spans and calls in a timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@
 With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
 Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
 had launched it before the device's preceding work began, the device was late. If its kernel started as soon as it was
-launched, the host was late. Neither holds if the device worked after it had waited for its host. Then the host's lead
-decides: a host that is a whole step ahead is not late, and a host that has lost such a lead is late.
+launched, the host was late. If the device worked after it had waited for its host, neither is the case, and the host's
+lead decides: a host that is a whole step ahead is not late, and a host that has lost such a lead is late.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
     first, share = max(slow.first_step, slow.last_step - MAX_STEPS), slow.paused_ratio or 1.0
     ((num_steps, by_device, by_host),) = source.rows(
         """
+        -- before_ns: end of the kernel before; handed_over_ns: from then to the launch; took_ns: from then to the start
         WITH calls AS (
             SELECT s.step, c.launched_ns, c.kernel_start_ns,
                    max(c.kernel_end_ns) OVER (ORDER BY c.kernel_start_ns
@@ -46,7 +47,7 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
             SELECT step, arg_max(launched_ns - before_ns, kernel_start_ns - before_ns) AS handed_over_ns,
                    max(kernel_start_ns - before_ns) AS took_ns
             FROM calls WHERE step BETWEEN ? AND ? AND kernel_start_ns > before_ns GROUP BY step
-            -- of a rank that pauses, only the steps in which it does
+            -- for a rank that pauses, only the steps with the longest gaps
             QUALIFY row_number() OVER (ORDER BY took_ns DESC) <= ceil(? * count(*) OVER ()))
         SELECT count(*), count(*) FILTER (handed_over_ns <= 0), count(*) FILTER (handed_over_ns >= ? * took_ns)
         FROM latest
@@ -80,7 +81,9 @@ def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence
 def _late_ms(
     source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int, *, typical: str
 ) -> dict[str, float]:
-    """Return how long devices waited for their hosts per step (ms): typically, or the mean for a rank that pauses."""
+    """Return how long devices waited for their hosts per step (ms). `typical`: SQL aggregate, "avg" for a rank that
+    pauses, else "median".
+    """
     total = " + ".join(late(place) for place in (*OWN_PHASES, *GAPS))
     ((ms,),) = source.rows(
         f"SELECT {typical}({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...collectives.gradients.model_hook import ModelHook
 from ...fail_open import record_error
-from .living import Living
+from .weak_objects import WeakObjects
 
 __all__ = ["EvalModeTraining", "Evaluations", "inner_modules", "is_in_training_mode", "main_parts"]
 
@@ -49,9 +49,9 @@ class Evaluations:
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
-        self._related = Living()
-        self._others = Living()
-        self._called = Living()  # since the update: they have a hook
+        self._related = WeakObjects()
+        self._others = WeakObjects()
+        self._called = WeakObjects()  # since the update: they have a hook
         self._undo: list[Callable[[], None]] = []
         self._global: Any = None  # handle of the hook of all modules
 
@@ -64,7 +64,7 @@ class Evaluations:
         """Note that training continues, or recording ends."""
         self._unhook()
         if self._undo:
-            self._called = Living()
+            self._called = WeakObjects()
             while self._undo:
                 self._undo.pop()()
 
@@ -148,8 +148,8 @@ class EvalModeTraining:
     """
 
     def __init__(self) -> None:
-        self._trained = Living()  # in eval mode
-        self._called = Living()  # in eval mode with gradients, since the last backward pass
+        self._trained = WeakObjects()  # in eval mode
+        self._called = WeakObjects()  # in eval mode with gradients, since the last backward pass
         self._is_known = False  # True if a training pass was called since the last backward pass
 
     def add(self, model: nn.Module) -> None:

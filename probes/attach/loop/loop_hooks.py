@@ -48,7 +48,6 @@ from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
 from .evaluations import EvalModeTraining, Evaluations, inner_modules, is_in_training_mode
 from .fetches import Fetches
-from .living import Living, Remembered
 from .loss_scaling import LossScaling
 from .saves import Saves
 from .step_losses import StepLosses
@@ -57,6 +56,7 @@ from .step_norms import StepNorms
 from .trl_phases import TrlPhases
 from .update_line import Frames, UpdateLine
 from .updates import Updates, parameters_of, unwrapped
+from .weak_objects import WeakObjects, WeakReference
 
 __all__ = ["LoopPhases"]
 
@@ -69,7 +69,7 @@ _NOTHING: Mapping[str, Any] = {}
 class LoopPhases:
     """The hooks of one recorder."""
 
-    leader = Remembered(at_end=lambda phases: phases.norms.free())  # the optimizer whose step ends the loop's
+    leader = WeakReference(at_end=lambda phases: phases.norms.free())  # the optimizer whose step ends the loop's
 
     def __init__(self, recorder: Recorder, values: StepScalars, *, gradient_norm: bool = True) -> None:
         self.recorder = recorder
@@ -79,7 +79,7 @@ class LoopPhases:
         self.thread = get_ident()  # that the loop runs in
         self._learners: set[int] = set()  # threads that take turns at the leader's updates
         self._undo: list[Callable[[], object]] = []
-        self._watched = Living()
+        self._watched = WeakObjects()
         self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # of calls of a model from within a model
@@ -332,7 +332,7 @@ class LoopPhases:
                 self.leave("backward")
                 self._microbatch += 1
                 self.norms.passed()
-                self._updates.passed(() if self.leader else self.models(), args[0] if args else None)
+                self._updates.backward_ended(() if self.leader else self.models(), args[0] if args else None)
             except Exception as error:
                 record_error("attach.backward", error)
 
@@ -347,7 +347,7 @@ class LoopPhases:
             return
         try:
             self.leave(ENVIRONMENT)
-            if (leader := self._updates.begins(optimizer, self.leader)) is not self.leader:
+            if (leader := self._updates.step_begins(optimizer, self.leader)) is not self.leader:
                 if not self._updates.are_partners(leader, self.leader):
                     self._losses.keep_newest()
                 self.leader = leader
@@ -357,7 +357,7 @@ class LoopPhases:
                 self.begin()
             elif not self._updates.are_partners(optimizer, self.leader):
                 self._losses.set_aside()
-            if self._updates.enters(optimizer, is_inside=self.is_in("optimizer")):
+            if self._updates.enter_step(optimizer, is_inside=self.is_in("optimizer")):
                 self.leave("optimizer")  # of a step that raised
                 self.enter("optimizer")
             if optimizer is self.leader:
@@ -372,7 +372,7 @@ class LoopPhases:
         if get_ident() != self.thread:
             return
         try:
-            if self._updates.leaves(optimizer):
+            if self._updates.leave_step(optimizer):
                 self.leave("optimizer")
             if optimizer is not self.leader:
                 return

@@ -41,10 +41,10 @@ from torch import Tensor, nn
 from ...fail_open import failing_open
 from ...step_scalars import StepScalars
 from ...torch_compat import foreach_norm
-from .living import Living
 from .loss_scaling import LossScaling
 from .tokens import looks_up_tokens, num_padded, num_tokens
 from .update_line import Frames
+from .weak_objects import WeakObjects
 
 __all__ = ["FIRST_LOSS", "LARGEST_WEIGHT", "MEASURED", "StepLosses"]
 
@@ -101,7 +101,7 @@ class StepLosses:
         self._has_scale = False
         self._tokens = 0
         self._padded: int | Tensor = 0
-        self._language_models = Living()
+        self._language_models = WeakObjects()
         self._version: tuple[int, int] | None = None  # of a weight in the last forward pass
         self._largest_weight: Tensor | None = None
         self._logged: set[str] = set()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .living import Living
+from .weak_objects import WeakObjects
 
 __all__ = ["around_step"]
 
@@ -39,5 +39,5 @@ class _Step:
 def around_step(optimizer: Any, before: Call, after: Call) -> Callable[[], object]:
     """Replace the method; returns what puts it back."""
     optimizer.step = _Step(optimizer, before, after)
-    stepped = Living([optimizer])
+    stepped = WeakObjects([optimizer])
     return lambda: [one.__dict__.pop("step", None) for one in stepped]

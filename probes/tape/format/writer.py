@@ -204,7 +204,7 @@ class TapeWriter:
         if [offset - first for offset, _ in places] != list(
             itertools.accumulate((one.size for _, one in places[:-1]), initial=0)
         ):
-            raise ValueError(f"{self.table.name}: {columns} do not lie side by side in a record")
+            raise ValueError(f"{self.table.name}: {columns} are not adjacent in a record")
         record_bytes, state_offset = self._record_bytes, self._record_bytes - 1
         pack_into = packed.pack_into
 

@@ -1,4 +1,4 @@
-"""Find a job's files, group them by format, and read those of programs and plug-ins, which several checks use.
+"""Find a job's files and group them by format; read program and plug-in files here, because several checks use them.
 
     files = job_files([Path("logs"), Path("dumps")], scratch)
     files.by_format["flight_recorder"], files.problems
@@ -77,15 +77,15 @@ def job_files(paths: Sequence[Path], scratch: ExitStack) -> JobFiles:
         found = survey(path)
         files.problems.problems += found.problems
         for file in found.paths:
-            _take(file, str(file.relative_to(path)) if path.is_dir() else path.name, files, scratch)
+            _add(file, str(file.relative_to(path)) if path.is_dir() else path.name, files, scratch)
     if files.other:
         files.problems.add_problem(paths[0], f"{files.other} file{'s' * (files.other != 1)} of other formats not read")
     _read_plugin_files(files)
     return files
 
 
-def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> None:
-    """Add a file under its format, and an archive's members in its place. Nested archives are not unpacked."""
+def _add(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> None:
+    """Add a file under its format; for an archive, add its members instead. Nested archives are not unpacked."""
     try:
         found = format_of(path)
         problem = unknown_document(path) if found == "log" or not path.stat().st_size else ""
@@ -100,7 +100,7 @@ def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> 
     elif found is None:
         files.other += 1
     elif found == "program":
-        _take_program(path, name, files, scratch)
+        _add_program(path, name, files, scratch)
     elif found not in ("archive", "page"):
         files.by_format[found].append(path)
         files.names[path] = visible(name)
@@ -117,10 +117,10 @@ def _take(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> 
         inside = survey(into)
         files.problems.problems += inside.problems
         for member_path in inside.paths:
-            _take(member_path, f"{name}/{member_path.relative_to(into)}", files, None)
+            _add(member_path, f"{name}/{member_path.relative_to(into)}", files, None)
 
 
-def _take_program(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> None:
+def _add_program(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> None:
     """Read a program's file. If it wraps a text log, add that as a log."""
     program = program_of(head(path, HEAD_BYTES))
     if program is None:

@@ -23,7 +23,7 @@ _SETTINGS = re.compile(
 """Tests of the host's configuration, and rows that are not tests."""
 _REMARK = re.compile(r"^(?:warning|error|info)\b", re.IGNORECASE)
 _DEVICE = re.compile(r"^(?:->|GPU ID:?|GPU) *(\d+)$")
-_OF_A_GPU = re.compile(r"^GPUs?:? ?(\d+): (\w+)")
+_GPU_RESULT = re.compile(r"^GPUs?:? ?(\d+): (\w+)")
 """DCGM 4 lists the result of each GPU below the test."""
 _GPUS = re.compile(r"\bGPUs?(?:: ?| )?(\d+(?: ?, ?\d+)*)")
 
@@ -78,6 +78,9 @@ def _rows(lines: list[str]) -> list[_Row]:
 
 
 def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
+    """Yield (line, test, GPUs, text) of each failed test. Its GPUs are stated by the results below it, by its text,
+    or by the heading above it, in this order.
+    """
     device = ""
     for place, row in enumerate(rows):
         if match := _DEVICE.match(row.left):
@@ -94,8 +97,8 @@ def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
             if not _REMARK.match(later.left):
                 break
             remarks += [later.left.partition(":")[2], *later.right]
-        shown = [part for part in row.right[1:] if not _OF_A_GPU.match(part)]
-        listed = [one for part in row.right[1:] if (one := _OF_A_GPU.match(part)) and one[2].startswith("Fail")]
+        shown = [part for part in row.right[1:] if not _GPU_RESULT.match(part)]
+        listed = [one for part in row.right[1:] if (one := _GPU_RESULT.match(part)) and one[2].startswith("Fail")]
         text = " ".join(part for part in (row.right[0], *shown, *remarks) if part).strip()
         result = " ".join(part for part in (*shown, *remarks) if part).strip() or text
         numbers = [one[1] for one in listed]

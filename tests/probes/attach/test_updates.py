@@ -395,8 +395,8 @@ def test_a_count_on_a_device_is_recorded_once_it_has_come_back(monkeypatch: pyte
     leader = None
     for is_there in (False, False, True, True):
         arrived.is_there = is_there
-        updates.passed()
-        leader = updates.begins(optimizer, leader)
+        updates.backward_ended()
+        leader = updates.step_begins(optimizer, leader)
         assert written == ([(event_kinds.FIRST_UPDATE, {"num_before": 30})] if is_there else [])
     assert len(asked) == 1
 

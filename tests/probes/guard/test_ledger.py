@@ -59,7 +59,7 @@ def test_an_altered_file_is_noticed_and_its_copy_counts(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"rate_scale": 0.5', '"rate_scale": 0.9'))
     ledger, problem = Ledger.load(path)
     assert ledger.rate_scale == 0.5
-    assert problem == "ledger.json is damaged: it does not have the digest that it was written with; its copy is used"
+    assert problem == "ledger.json is damaged: its content does not match its digest; its copy is used"
     copy_of(path).write_text("{")
     ledger, problem = Ledger.load(path)
     assert (ledger, "damaged" in problem) == (Ledger(path=path), True)

@@ -366,7 +366,7 @@ class DiskCheckpoints:
             values, then = Values.from_json(manifest["values"]), Ledger.from_json(manifest["extra"]["ledger"])
         except (CheckpointError, KeyError, TypeError, ValueError):
             return False  # damaged: found and reported when it is loaded
-        return ledger.gave_up_since(then, values.position.batch_index)
+        return ledger.trained_on_skipped(then, values.position.batch_index)
 
     def _try_load(self, step: int) -> Loaded | None:
         try:

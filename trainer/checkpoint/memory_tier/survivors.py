@@ -98,7 +98,7 @@ def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> I
                 if owner % count != local_rank % count or note["mesh"] != {**mesh, "rank": owner}:
                     continue
                 position = Values.from_json(note["values"]).position
-                stale = ledger.gave_up_since(Ledger.from_json(note["extra"]["ledger"]), position.batch_index)
+                stale = ledger.trained_on_skipped(Ledger.from_json(note["extra"]["ledger"]), position.batch_index)
                 yield _StoredCopy(
                     node=this_node(),
                     keeper=rank,

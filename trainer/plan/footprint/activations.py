@@ -6,12 +6,12 @@
 
 The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes per token and layer for GPT in 16
 bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, and attention
-that keeps its output and one logarithm per row instead of the square. Under context parallelism, except in a ring, it
-also keeps the mask, and the keys and values of the whole sequence. A loss in chunks keeps the hidden states, their
-gradient, and for a moment the logits of a chunk. Experts keep each row that they receive: their input, their hidden
-activations and their output. All experts are assumed to receive equally many rows, and each tensor-parallel rank sends
-the rows of its part of the tokens. On a CPU, torch composes RMSNorm from several operations and copies attention's
-result once more; on a GPU it does neither. A test compares the CPU's count with torch's allocator.
+that keeps its output and the log-sum-exp of each row instead of the square. Under context parallelism, except in a
+ring, it also keeps the mask, and the keys and values of the whole sequence. A chunked loss keeps the hidden states,
+their gradient, and for a moment the logits of a chunk. Experts keep each row that they receive: their input, their
+hidden activations and their output. All experts are assumed to receive equally many rows, and each tensor-parallel rank
+sends the rows of its part of the tokens. On a CPU, torch composes RMSNorm from several operations and copies
+attention's result once more; on a GPU it does neither. A test compares the CPU's count with torch's allocator.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def reduced_bytes(config: Config) -> int:
 
 
 def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivation:
+    """Bytes that forward saves on one rank, for one token."""
     model, tp = config.model, plan.tp
-    low = compute_bytes(config)
+    low = compute_bytes(config)  # bytes of a number in the compute dtype
     # the residual stream is in low precision: FSDP casts parameters, and under autocast the embedding is cast
     stream, is_ring = low, config.parallel.cp_exchange == "ring"
     width = model.dim
@@ -104,7 +105,7 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
         attention += low * config.data.seq_len / plan.micro_batch_size  # the mask, one for all sequences of a pass
     mlp = (_experts if model.num_experts else _feed_forward)(config, tp, low)
     boundary = own_width * stream
-    recomputed, after_gather = boundary + angles, mlp.experts - mlp.read
+    recomputed, after_gather = boundary + angles, mlp.experts - mlp.expert_inputs
     if config.train.activation_checkpointing == "selective":
         products = 2 * queries + 2 * keys + width + mlp.products
         reductions = 0 if tp == 1 else 1 if model.num_experts else 2
@@ -132,7 +133,7 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Middle:
+class _FeedForwardSaved:
     """The feed-forward part of a block, per token: `kept` and `backward` in bytes, `products` in elements."""
 
     kept: float
@@ -140,14 +141,14 @@ class _Middle:
     backward: float
     experts: float = 0.0
     """Part of `kept` for inputs, internals and outputs of experts."""
-    read: float = 0.0
+    expert_inputs: float = 0.0
     """Part of `experts` for their inputs."""
     rows_gradient: float = 0.0
 
 
-def _feed_forward(config: Config, tp: int, low: int) -> _Middle:
+def _feed_forward(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     width, hidden = config.model.dim, config.model.ffn_dim / tp
-    return _Middle(
+    return _FeedForwardSaved(
         kept=width * low + 4 * low * hidden,  # gate, its silu, up, their product
         products=width + 2 * hidden,
         # Gradients of three of the four, minus the forward product, which is freed by then.
@@ -155,7 +156,7 @@ def _feed_forward(config: Config, tp: int, low: int) -> _Middle:
     )
 
 
-def _experts(config: Config, tp: int, low: int) -> _Middle:
+def _experts(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     """Bytes of experts. A token is sent to several experts, one row each; with a capacity factor below 1 some rows are
     dropped."""
     model = config.model
@@ -163,16 +164,16 @@ def _experts(config: Config, tp: int, low: int) -> _Middle:
     arriving = sent * min(1.0, model.capacity_factor or 1.0)
     width, hidden = arriving * model.dim, arriving * model.expert_ffn_dim
     router = FLOAT32_BYTES * ((model.dim + 2 * model.num_experts) / tp + 3 * sent) + _INDEX_BYTES * 2 * sent
-    places, read = sent * model.dim, low * width
+    expert_inputs = low * width
     # Inputs of the experts, four hidden activations, their outputs, and the outputs in token order.
-    experts = read + 4 * low * hidden + low * width + low * places
-    return _Middle(
+    experts = expert_inputs + 4 * low * hidden + low * width + low * sent * model.dim
+    return _FeedForwardSaved(
         kept=router + experts,
         products=width + 2 * hidden,
         # Gradients of three hidden activations, minus the forward product, which is freed by then, and of the outputs.
         backward=2 * low * hidden + low * width,
         experts=experts,
-        read=read,
+        expert_inputs=expert_inputs,
         rows_gradient=low * width,
     )
 

@@ -1,15 +1,16 @@
 """A set of weak references to the user's objects, compared by identity.
 
-    watched = Living()
+    watched = WeakObjects()
     watched.add(optimizer)         # False if it is known
     optimizer in watched           # even if its class defines equality
     list(watched)                  # those that still exist
 
     class Loop:
-        leader = Remembered()      # an attribute that does not keep its optimizer alive
+        leader = WeakReference()      # an attribute that does not keep its optimizer alive
 
 A process may train many models, as a sweep, a cross-validation or an inner loop of meta-learning does: a reference to
-each would keep its parameters and optimizer's state in memory. An object that allows no weak reference is kept.
+each would keep its parameters and optimizer's state in memory. An object that allows no weak reference is kept
+alive.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from functools import partial
 from typing import Any
 from weakref import finalize, ref
 
-__all__ = ["Living", "Remembered", "Remnant"]
+__all__ = ["DeletedOptimizer", "WeakObjects", "WeakReference"]
 
 
-class Living:
-    """A set of objects."""
+class WeakObjects:
+    """A set of weakly referenced objects."""
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         self._objects: dict[int, Callable[[], Any]] = {}
@@ -61,11 +62,11 @@ class Living:
                 yield one
 
 
-class Remnant:
-    """Stands in for an optimizer that has been deleted, and has its parameters that still exist."""
+class DeletedOptimizer:
+    """Replaces a deleted optimizer, and holds those of its parameters that still exist."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
-        self._parameters = Living(parameters)
+        self._parameters = WeakObjects(parameters)
         self._had_any = bool(self._parameters._objects)
 
     @property
@@ -79,8 +80,8 @@ class Remnant:
         return self._had_any and not list(self._parameters)
 
 
-class Remembered:
-    """A weak reference to an optimizer, used as an attribute; after the optimizer is deleted it returns a `Remnant`."""
+class WeakReference:
+    """A weak reference to an optimizer, used as an attribute; a `DeletedOptimizer` once the optimizer is deleted."""
 
     def __init__(self, *, keeps_parameters: bool = True, at_end: Callable[[Any], object] | None = None) -> None:
         """`at_end` is called with the attribute's owner when the optimizer is deleted."""
@@ -100,7 +101,7 @@ class Remembered:
         if one is None or one is self.__get__(owner, type(owner)):
             return
         groups = getattr(one, "param_groups", ()) if self._keeps_parameters else ()
-        remnant = Remnant(parameter for group in groups for parameter in group.get("params", ()))
+        remnant = DeletedOptimizer(parameter for group in groups for parameter in group.get("params", ()))
         try:
             owner.__dict__[self._name] = ref(one), remnant
         except TypeError:
