@@ -306,7 +306,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     doing = _doing(first, own)
     where = f" in {calls[0].text}" if calls else f" {doing}" if own and (own.phases or step is not None) else ""
     at = f" ({first.frame.text})" if first.frame is not None else ""
-    what = CAUSES[first.cause].seen.format(
+    what = CAUSES[first.cause].record_text.format(
         signal=first.signal,
         error=": ".join(filter(None, (first.error_type, _short(first.message)))),
         asked=_asked_for(first.message),

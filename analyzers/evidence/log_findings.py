@@ -111,7 +111,7 @@ def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
         if host is None:
             kept.append(candidate)
     joined: list[Candidate] = []
-    for candidate in kept:
+    for candidate in kept:  # those that no kernel line explains; a kernel line takes its rank from what it explains
         same = [
             one for one in candidates if candidate.rank_class == "host" and one not in kept and _same(candidate, one)
         ]

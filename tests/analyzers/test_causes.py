@@ -26,10 +26,10 @@ def test_the_row_of_a_cause_is_complete(name: str) -> None:
     row = CAUSES[name]
     assert row.do.endswith(".")
     assert fields(row.do) <= {"ranks", "caller", "stack", "unseen", "devices"}
-    assert fields(row.text) <= {"who", "error", "at"}
-    if row.text:  # a line of a log names it: the sentence says who, or what the line said
-        assert fields(row.text) & {"who", "error"}
-        assert row.blame in ("rank", "outside") or "error" in fields(row.text)
+    assert fields(row.log_text) <= {"who", "error", "at"}
+    if row.log_text:  # a line of a log names it: the sentence says who, or what the line said
+        assert fields(row.log_text) & {"who", "error"}
+        assert row.blame in ("rank", "outside") or "error" in fields(row.log_text)
     step = next_step(name, (3,), caller=" at train.py:7", stack=" (in train.py:9 wait)", unseen=(5,))
     assert step[0].isupper()
     assert not re.search(r"[{}]|  ", step)
@@ -54,14 +54,14 @@ def test_a_rule_of_a_log_names_causes_that_a_line_can_show() -> None:
     of_rules = {rule.cause for rule in load_rules() if rule.cause}
     assert len(of_rules) > 20
     assert of_rules <= {*CAUSES}
-    without_text = {name for name in of_rules if not CAUSES[name].text}
+    without_text = {name for name in of_rules if not CAUSES[name].log_text}
     assert without_text <= {"not_entered"}  # its ranks are named by the line itself
 
 
 def test_what_records_show_has_a_sentence() -> None:
     deaths = {*get_args(DeathCause)}
-    assert {name for name in deaths if not CAUSES[name].seen} == set()
-    assert {row.seen for row in SIGNALS.values()} == {CAUSES["signal"].seen}
+    assert {name for name in deaths if not CAUSES[name].record_text} == set()
+    assert {row.record_text for row in SIGNALS.values()} == {CAUSES["signal"].record_text}
 
 
 def test_what_lies_with_the_user_is_derived_from_the_table() -> None:

@@ -234,7 +234,7 @@ def _candidate(
         before = f"after {type_of(origin)}: {_one_line(origin.fields.get('message'), cause)[:80]}"
         at = f"{at}, {before}" if at else before
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
-    what = (row.text or CAUSES["exception"].text).format(who=subject, error=name, at=f" ({at})" if at else "")
+    what = (row.log_text or CAUSES["exception"].log_text).format(who=subject, error=name, at=f" ({at})" if at else "")
     is_shared = row.blame == "outside" and len(ranks) > 1  # what one rank alone met may be its node's
     lies_between = is_shared or row.blame in ("link", "job") or _compares(text)
     reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
