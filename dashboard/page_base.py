@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-__all__ = ["RootName", "set_server_root"]
+__all__ = ["RootUrlMiddleware", "set_server_root"]
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -23,7 +23,7 @@ _SCRIPT = b'<script>window.__streamlit = { BACKEND_BASE_URL: new URL(".", locati
 _HEAD = b"<head>"
 
 
-class RootName:
+class RootUrlMiddleware:
     """ASGI middleware that inserts a script at the start of the pages' HTML document."""
 
     def __init__(self, app: App) -> None:
@@ -67,4 +67,4 @@ def set_server_root() -> None:
     from streamlit.web.server.starlette import starlette_app
 
     own = starlette_app.create_streamlit_middleware
-    starlette_app.create_streamlit_middleware = lambda: [*own(), Middleware(RootName)]
+    starlette_app.create_streamlit_middleware = lambda: [*own(), Middleware(RootUrlMiddleware)]

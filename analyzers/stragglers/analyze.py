@@ -12,7 +12,8 @@
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and names the pattern in time.
 4. `slow_link_findings`: persistently slow transfers of a group point to a link or a rank, unless one of its ranks is
    slow at the same time for a cause that explains them.
-5. Evidence: excess per phase, how often the rank arrived last in its collectives, step and run without it (`cost`).
+5. Evidence: excess per phase, how often the rank arrived last in its collectives, and how long step and run would be
+   without it (`cost`).
 """
 
 from __future__ import annotations
@@ -126,9 +127,9 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
 
 
 def _is_part_of(suspect: Suspect, work: Straggler) -> bool:
-    """Return True if a rank is slow by its work or its wait for a core in only part of the steps in which it uses more
-    CPU time. On a busy machine a rank waits the longer the more it computes, but its wall time may show this only later
-    or for fewer steps.
+    """Return True if a suspect is the same rank as `work` and covers only part of its steps: the rank is slow by its
+    work or its wait for a core. On a busy machine a rank that computes more also waits longer for a core, but its wall
+    time may show this later, or in fewer steps, than its CPU time.
     """
     slow = suspect.worst
     is_work = suspect.cause == "compute" or (suspect.cause == "host" and suspect.reason == "core")
@@ -146,8 +147,8 @@ def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool
 
 
 def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
-    """Return False if others in its groups cause far more waiting than the rank. Calls give a lower bound of waiting,
-    so a rank that waits in many calls, as in a group with a slow link, seems to work for the rest of the time.
+    """Return False if others in its groups cause far more waiting than the rank. Calls give a lower bound of waiting.
+    So part of the waiting of a rank that waits in many calls, as in a group with a slow link, counts as its own work.
     """
     if not slow.has_peers:
         return True
@@ -158,7 +159,7 @@ def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
 
 def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler) -> bool:
     """Return True if a rank's excess may come from waiting for a slower one. Calls only give a lower bound of waiting,
-    so the rank's own slowness is not proven. A shard's partners are late with it in their other groups.
+    so the rank's own slowness is not proven. The partners of a slow shard are late in their other groups because of it.
     """
     first, last = max(one.first_step, slower.first_step), min(one.last_step, slower.last_step)
     if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
@@ -281,14 +282,14 @@ def _nodes(source: Source, attempt: int) -> dict[int, str]:
 
 def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     worst = suspect.worst
-    is_least, side, by_host = DEVICE in timings.own, "", ""
+    is_lower_bound, side, by_host = DEVICE in timings.own, "", ""
     peers = _peers_of(timings, worst) if worst.has_peers else []
     place = worst.place()
     place = "" if place in (WHOLE_STEP, DEVICE) else place
     if worst.cause == "compute" and timings.is_on_device:
         side = late_side(source, timings.attempt, worst, peers)
     # Calls alone show no place. A host that lost its lead is late in every phase because of the time it spent in one.
-    if not place and (side == "host" or (is_least and not side)):
+    if not place and (side == "host" or (is_lower_bound and not side)):
         found, _ = host_place(source, timings.attempt, worst, peers)
         if side or found in GAPS:
             place, by_host, side = found, found, "host"
@@ -314,7 +315,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         "episodes": sum(len(member.segments) for member in suspect.members),
         "ongoing": suspect.ongoing,
     }
-    if is_least:
+    if is_lower_bound:
         evidence["measured_by"] = "durations of calls over their members"
     if (1 - SHARED.equal_ratio) * host_ms > worst.excess_ms:
         evidence["host_excess_ms"] = round(host_ms, 3)
@@ -356,7 +357,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
             phase,
             first_compared=int(timings.steps.min()),
             side=side,
-            is_least=is_least,
+            is_lower_bound=is_lower_bound,
             has_data_spans=has_data_spans,
         ),
         ranks=suspect.ranks,
@@ -372,8 +373,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
 
 def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     """Return True if the others may wait for a task that only this rank has: after the optimizer rank 0 logs, evaluates
-    and plots for all. Effects of its host or its device's clock are excluded. If a loop makes its own batches, that
-    falls into the same time, and then no rank is excused.
+    and plots for all. Effects of its host or its device's clock are excluded. Without data
+    spans the time may also be loading of batches, and then no rank is excused.
     """
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

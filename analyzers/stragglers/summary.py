@@ -1,6 +1,6 @@
 """Summary of a straggler finding: which ranks are slow, since when, by how much, and at what.
 
-straggler_summary(suspect, "data", "", first_compared=6, side="", is_least=False, has_data_spans=True)
+straggler_summary(suspect, "data", "", first_compared=6, side="", is_lower_bound=False, has_data_spans=True)
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def straggler_summary(
     *,
     first_compared: int,
     side: str,
-    is_least: bool,
+    is_lower_bound: bool,
     has_data_spans: bool,
 ) -> str:
     """Return the summary. `first_compared`: the first step after the warm-up. `side`: "device", "host" or empty.
-    `is_least`: `excess_ms` is a lower bound."""
+    `is_lower_bound`: `excess_ms` is a lower bound."""
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
@@ -51,7 +51,7 @@ def straggler_summary(
         "rotating": f"{be} slow in turn {span}",
     }[suspect.pattern]
     # Calls show only the shortest wait of the peers.
-    most = "at least " if is_least else "up to " if len(suspect.members) > 1 else ""
+    most = "at least " if is_lower_bound else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
     where = PLACE_TEXTS.get(place, "")

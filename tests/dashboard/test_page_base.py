@@ -7,14 +7,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 from streamlit.web.server.starlette import starlette_app
 
-from dashboard.page_base import RootName, set_server_root
+from dashboard.page_base import RootUrlMiddleware, set_server_root
 
 DOCUMENT = "<html><head><title>Streamlit</title></head></html>"
 
 
 @pytest.mark.parametrize("page", ["/", "/ranks", "/overview?run=a"])
 def test_a_document_names_its_root(page: str) -> None:
-    answer = TestClient(RootName(Response(DOCUMENT, media_type="text/html"))).get(page)
+    answer = TestClient(RootUrlMiddleware(Response(DOCUMENT, media_type="text/html"))).get(page)
     assert 'BACKEND_BASE_URL: new URL(".", location.href).href' in answer.text
     assert answer.text.index("<script>") < answer.text.index("<title>")
     assert int(answer.headers["content-length"]) == len(answer.content)
@@ -24,7 +24,7 @@ def test_a_document_names_its_root(page: str) -> None:
     "answer", [PlainTextResponse(DOCUMENT), Response(DOCUMENT, status_code=404, media_type="text/html")]
 )
 def test_other_answers_stay(answer: Response) -> None:
-    assert TestClient(RootName(answer)).get("/ranks/_stcore/health").text == DOCUMENT
+    assert TestClient(RootUrlMiddleware(answer)).get("/ranks/_stcore/health").text == DOCUMENT
 
 
 def test_it_is_put_before_compression(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,5 +32,5 @@ def test_it_is_put_before_compression(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(starlette_app.create_streamlit_middleware())
     set_server_root()
     found = starlette_app.create_streamlit_middleware()
-    assert found[-1].cls is RootName
+    assert found[-1].cls is RootUrlMiddleware
     assert len(found) == before + 1

@@ -129,7 +129,7 @@ def _checked(values: dict[str, Any], path: Path | None = None, overrides: Sequen
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        first, *others = _of_a_setting_each(error.errors(include_url=False))
+        first, *others = _joined_by_setting(error.errors(include_url=False))
         more = f" (and {len(others)} more)" if others else ""
         raise ConfigError(_origin(first["loc"], path, overrides) + _describe(first) + more) from error
 
@@ -142,7 +142,7 @@ def _origin(where: tuple[int | str, ...], path: Path | None, overrides: Sequence
     return "" if path is None or (given and len(where) < 2) else f"{path}: "
 
 
-def _of_a_setting_each(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+def _joined_by_setting(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Join pydantic's errors about one value that may have several types: `true`, `false` or "auto"."""
     found: list[ErrorDetails] = []
     for error in errors:

@@ -1,5 +1,5 @@
-"""Batches as a pure function of their number: there is no state to save or replay, and skipping a batch means adding
-one.
+"""Batches as a pure function of their number: there is no state to save or replay, and a batch is skipped by adding one
+to the number.
 
     stream = BatchStream(corpus, seq_len=256, global_batch_size=16, seed=0, validation_ratio=0.05)   # or a Mixture
     batch = stream.batch(40, data_rank=1, data_size=4)      # rows 4..7 of global batch 40
@@ -45,7 +45,7 @@ class Batch:
         """Return the batch in page-locked memory (CUDA only); torch's DataLoader calls this method."""
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
-    def piece(self, chunks: tuple[int, ...], count: int) -> Batch:
+    def select_chunks(self, chunks: tuple[int, ...], count: int) -> Batch:
         """Batch with only the given chunks of every row, of `count` equal ones, concatenated."""
         if len(chunks) == count:
             return self

@@ -9,8 +9,8 @@ subclass differs in three ways:
 2. It records which rank ended first as an event before it acts on it.
 3. Once a rank has died, the others get only a short grace period: they cannot finish the current step.
 
-The largest number of available ranks for which the configuration has a valid layout takes part, and the global batch is
-divided among them. A node without any of these ranks waits until the world changes, or ends."""
+The world is the largest number of available ranks for which the configuration has a valid layout, and the global batch
+is divided among them. A node without any of these ranks waits until the world changes, or ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = ["Agent"]
 STRANDED_S = 3.0
 """Grace period (s) after a rank died: the others see the broken connection within milliseconds, or never."""
 EXITING_S = 5.0
-"""Time (s) from a lost connection to the end of that process, whose memory the kernel frees first."""
+"""Time limit (s) for the process at the other end of a lost connection: the kernel frees its memory before it exits."""
 EXIT_BARRIER_S, MARGIN_S = 30.0, 3.0
 """MARGIN_S: ranks exit by themselves at the end of their grace period; only remaining ones are killed."""
 _OVER = "rankscope/over"
@@ -80,7 +80,7 @@ class Agent(SimpleElasticAgent):
         stop: StopSignals,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S)
-        self._patience_s = rank_grace_s(config.recovery.grace_s) + MARGIN_S
+        self._grace_s = rank_grace_s(config.recovery.grace_s) + MARGIN_S
         self.run_dir = run
         self.config = config
         self.node, self.devices, self.ranks = node, devices, ranks
@@ -194,7 +194,7 @@ class Agent(SimpleElasticAgent):
             self._judge_device(blamed, codes[blamed] or 0, worker_group)
             self._judge_node(codes[blamed] or 0, worker_group)
         if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
-            self.ranks.wait(self._patience_s)  # all ranks have agreed to stop and are exiting
+            self.ranks.wait(self._grace_s)  # all ranks have agreed to stop and are exiting
         self.ranks.stop(signal.SIGTERM, STRANDED_S)
         for local_rank, code in self.ranks.exit_codes().items():
             if local_rank not in first and was_stopped(code, is_killed=self.ranks.was_killed(local_rank)):
@@ -313,7 +313,7 @@ class Agent(SimpleElasticAgent):
     def _follow_request(self, worker_group: WorkerGroup) -> bool:
         """Exclude devices at the request of `watch`; returns True if the ranks must be restarted without them.
 
-        As for a node that joins, all ranks save before the restart, and it does not count against the budget."""
+        As when a node joins, all ranks save first, and the restart does not count against the budget of restarts."""
         request = self._requests.poll(self.attempts[-1])
         if request is None:
             return False
@@ -355,7 +355,7 @@ class Agent(SimpleElasticAgent):
             self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
             self.failure = f"This node is excluded: {request.reason.rstrip('.')}"
         else:
-            self._remaining_restarts += 1  # the restart will subtract 1, so that it costs none
+            self._remaining_restarts += 1  # the restart subtracts 1 again
         return True
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -374,11 +374,11 @@ class Agent(SimpleElasticAgent):
                 self._record_exit(worker, code)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        """Give ranks `_patience_s`, whatever `timeout` torch passes (2.11 and older pass none)."""
+        """Give ranks `_grace_s`, whatever `timeout` torch passes (2.11 and older pass none)."""
         self._stop.wait_announced()
         left_s = self._stop.ranks_left_s()
         number = signal.SIGTERM if death_sig == signal.SIGHUP else death_sig  # a rank would die of SIGHUP unsaved
-        self.ranks.stop(signal.Signals(number), self._patience_s if left_s is None else min(self._patience_s, left_s))
+        self.ranks.stop(signal.Signals(number), self._grace_s if left_s is None else min(self._grace_s, left_s))
 
 
 def _ending(code: int) -> str:

@@ -27,7 +27,8 @@ from trainer.guard.ledger_file import save_ledger
 from watch.processes import is_alive
 
 __all__ = [
-    "FinishedError", "ResumeError", "Resumed", "check_finished", "living", "next_attempt", "prepare", "reset_guard",
+    "FinishedError", "ResumeError", "Resumed", "check_finished", "live_processes", "next_attempt", "prepare",
+    "reset_guard",
 ]  # fmt: skip
 
 UNCHANGEABLE = {
@@ -66,12 +67,12 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     """
     run = RunDir.open(path)
     manifest, before = run.private_manifest(), _recorded(run, path)
-    if (alive := list(living(run))) and not force:
+    if (alive := list(live_processes(run))) and not force:
         raise ResumeError(
             f"{path} is still alive: {', '.join(alive[:4])}{' ...' * (len(alive) > 4)}. "
             "Wait for its end, or take it over with --force."
         )
-    config = _asked(before, overrides)
+    config = _changed(before, overrides)
     _check_unchanged(before, config)
     _check_guard(run, path, force=force)
     if not force:
@@ -94,7 +95,7 @@ def next_attempt(run: RunDir) -> int:
     return max([*claims(run), *(attempt for attempt, _, _ in run.rank_dirs())], default=-1) + 1
 
 
-def living(run: RunDir) -> Iterator[str]:
+def live_processes(run: RunDir) -> Iterator[str]:
     """Descriptions of the run's live processes on this machine. Processes on other machines cannot be seen, but the
     fence prevents them from writing.
     """
@@ -117,7 +118,7 @@ def check_finished(path: Path, overrides: list[str]) -> None:
         return
     run = RunDir.open(path)
     before = _recorded(run, path)
-    _check_finished(run, path, before, _asked(before, overrides))
+    _check_finished(run, path, before, _changed(before, overrides))
 
 
 def _recorded(run: RunDir, path: Path) -> dict[str, Any]:
@@ -134,8 +135,9 @@ def _recorded(run: RunDir, path: Path) -> dict[str, Any]:
     return before
 
 
-def _asked(before: dict[str, Any], overrides: list[str]) -> Config:
-    # Only --set of this launch starts it over, because former versions left an earlier one in run.json.
+def _changed(before: dict[str, Any], overrides: list[str]) -> Config:
+    # Only `--set checkpoint.resume=false` of this launch starts over: run.json of an older version may hold an earlier
+    # launch's.
     return changed_config(before | {"checkpoint": {**before.get("checkpoint", {}), "resume": True}}, overrides)
 
 

@@ -58,11 +58,11 @@ def join(timeout_s: float) -> Place:
     address = own_address(host, port)
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := gloo_interface(address)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    launcher_keeps_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    launcher_serves_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = TCPStore(
-            host, port, is_master=identity.rank == 0 and not launcher_keeps_it, timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False, multi_tenant=True,
+            host, port, is_master=identity.rank == 0 and not launcher_serves_store,
+            timeout=timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True,
         )  # fmt: skip
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise JoinError(f"{host}:{port} cannot be reached: {str(error).splitlines()[0]}") from None

@@ -11,13 +11,13 @@
    update read the flag and then skip the update, including the step count.
 2. The next step's forward and backward pass are enqueued. Then the host reads the numbers.
 3. Without the flag the step was taken, and the usual work after a step follows: votes, copies, checkpoints.
-4. With the flag, the state is still bitwise that before the step. The gradients of the next step are dropped, and the
+4. With the flag, the state is bitwise the same as before the step. The gradients of the next step are dropped, and the
    flagged step is recomputed and judged at once, by the same code as in a run without lag. A NaN that does not recur is
    judged by its first occurrence. So verdicts, rollbacks and weights are bitwise those of a run without lag; a flagged
    step that turns out healthy costs one recomputation.
 
-The last step, steps before an evaluation, and all steps of runs named by `trainer.layout.step_verdict` are read
-immediately.
+The last step and steps before an evaluation are read immediately, as are all steps of runs for which
+`trainer.layout.step_verdict.reason_to_read_at_once` gives a reason.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class LateVerdict:
         return settled
 
     def judged(self, result: StepResult) -> StepResult:
-        """Return the numbers by which a step that was read immediately is judged: `result`, or for a repeated step its
-        first numbers if these were not finite and did not recur, since a device fault must count. Also completes the
+        """Return the numbers by which a step that was read immediately is judged: `result`, except that a repeated step
+        is judged by its first numbers if only those were not finite: they show a device fault. Also completes the
         record of the first computation, which gets the judged numbers.
         """
         first, self._repeated = self._repeated, None

@@ -212,7 +212,7 @@ class Training:
 
     def own_piece(self, batch: Batch) -> Batch:
         """This rank's part of each sequence under context parallel; else the whole batch."""
-        return batch.piece(*self.plan.chunks(self.rank, self.config.parallel.cp_exchange))
+        return batch.select_chunks(*self.plan.chunks(self.rank, self.config.parallel.cp_exchange))
 
     def _microbatches(self) -> Iterator[slice]:
         size = self.plan.micro_batch_size

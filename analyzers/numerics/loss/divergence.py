@@ -53,7 +53,7 @@ class Rise:
 
 
 def divergence(source: Source, scope: Scope, policy: DivergencePolicy = DivergencePolicy()) -> list[Finding]:
-    """Findings of kind `divergence`, one a training of an attempt at most."""
+    """Findings of kind `divergence`, at most one per training of an attempt."""
     if lacking(source, steps=("step", "loss")):
         return []  # the check for loss spikes reports that no loss is recorded
     rows = source.rows(
@@ -108,8 +108,7 @@ def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> boo
 
 
 def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = DivergencePolicy()) -> Rise | None:
-    """Find the climb of a loss (by step), from the step at which it is certain to its end; None if there is none.
-    Pure."""
+    """Find the climb of a loss (by step), from the step at which it is certain to its end; None if there is none."""
     is_signed = min(losses.values(), default=1.0) <= 0
     to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
     scaled = {step: to_scale(loss) for step, loss in losses.items()}
@@ -199,7 +198,7 @@ def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
 
 
 class _Noise:
-    """The noise of a loss (by step) between neighbours, up to any of its blocks."""
+    """Noise of a loss, estimated from differences of neighbouring steps, at any block of the run."""
 
     def __init__(self, losses: Mapping[int, float], policy: DivergencePolicy) -> None:
         self._steps = sorted(losses)

@@ -5,9 +5,9 @@
 Other jobs delay steps in wall time: a delay right before the onset makes it appear earlier, a quiet step after it
 later. They hardly change the CPU time of steps.
 
-1. The CPU time of each step over the median of the peers', in `min_steps` observations on both sides of the onset, and
-   as many more on each to know the level before and after. Later ones up to half of the segment are tried where the
-   rank waited for a core more than its peers, and that explains `explained_ratio` of its excess up to there.
+1. Divide the CPU time of each step by the median of the peers', in `min_steps` observations on each side of the onset
+   in which it is searched, and as many beyond them, which give the levels before and after. A later onset, up to half
+   of the segment, is used if the rank's longer wait for a core explains `explained_ratio` of its excess until then.
 2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
    the levels before and after, equally far from both in units of each level's noise, because longer times vary more.
 3. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
@@ -132,8 +132,9 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
 
     The start of a segment may lie some steps too late: the comparison leaves warm-up steps out, and a jitter of the
     peers hides the rank's excess in a step. If the rank was slow in all earlier steps, including the warm-up, there is
-    no onset. A step before the onset counts as slow if the rank took as long as after it, compared with the peers'
-    usual time there; in most of them it also took longer than its peers, which warm-up slows as well.
+    no onset. A step before the onset counts as slow if the rank took longer than the peers' usual time after the onset
+    by half of its usual excess. In most of these steps it must also have been slower than its peers in the same step,
+    because warm-up slows them, too.
     """
     segment = slow.segments[0]
     if not slow.has_peers or slow.paused_ratio or slow.by_cpu or segment.begin > SHARED.history:

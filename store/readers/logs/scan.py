@@ -24,11 +24,11 @@ from typing import Any
 from store.readers.logs.blocks.exceptions import (
     MAX_LINES,
     frames_above,
+    rank_in_head,
     read_error_file,
     read_last_line,
     read_terminate,
     read_traceback,
-    signed_above,
 )
 from store.readers.logs.blocks.reports import OF_BOTH, OF_FOLLOWING, OF_LINE
 from store.readers.logs.constant_prefix import NEAR_LINES, LearnedPrefixes
@@ -325,7 +325,7 @@ class _Scan:
         if rule.block == "raised":
             found = read_last_line(text[prefix.length :], self._following(window, line_end), prefix)
             above = partial(self._before, window, line_end)
-            return found and {**signed_above(above(), prefix), **found, "traceback": frames_above(above(), prefix)}
+            return found and {**rank_in_head(above(), prefix), **found, "traceback": frames_above(above(), prefix)}
         if rule.block == "error_file":
             return read_error_file(text[prefix.length :], self._following(window, line_end), prefix)
         if rule.pattern is None:

@@ -146,7 +146,7 @@ class DiskCheckpoints:
         if save is None or sums.pending:
             return False
         if save.cancelled or sums.failed:
-            self._break_off(save)
+            self._abort_save(save)
             return False
         if self.is_chief and save.stage != "write":
             self._report(
@@ -237,11 +237,11 @@ class DiskCheckpoints:
         LoadError."""
         return self._try_load(step)
 
-    # Afterwards.
+    # Lifecycle of saved checkpoints.
 
     def condemn(self, step: int, reason: str, *, is_damaged: bool = False) -> None:
         """Never use a checkpoint again, even if it is still being written. All ranks. The folder is renamed and kept
-        until it is pruned. `is_damaged`: because of its files, not because of its training state."""
+        until it is pruned. `is_damaged`: its files are damaged; otherwise its training state is bad."""
         self.saved = [other for other in self.saved if other != step]
         self.unread.discard(step)
         if self._save is not None and self._save.step == step:
@@ -291,7 +291,7 @@ class DiskCheckpoints:
             if self.states.of(step) == "verified":
                 self._report(step, "good")
 
-    # Pieces of the above.
+    # Helpers.
 
     def _content(self, values: Values) -> dict[str, Any]:
         plan = self.training.plan
@@ -305,13 +305,13 @@ class DiskCheckpoints:
             "torch_version": torch.__version__,
         }
 
-    def _break_off(self, save: Save) -> None:
+    def _abort_save(self, save: Save) -> None:
         """Abort a save that failed on some rank or was condemned, when no rank is pending."""
         self._save = None
         save.release()
         if not save.cancelled:
             save.cancel()
-            reason = first_error("" if save.is_unread else save.error)  # collective, but only in this step
+            reason = first_error("" if save.is_unread else save.error)  # collective: all ranks abort in the same step
             if reason:
                 took = time.monotonic_ns() - save.start_ns
                 self._report(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)

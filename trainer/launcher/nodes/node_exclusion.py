@@ -8,7 +8,7 @@
 Failures are ranks that died by a signal that hardware can cause (or were killed because they hung), and launchers that
 ended without recording it, as when a machine is lost. Both are in the node's events, so the count outlives the
 launcher; it starts over when the run is resumed. The exclusion is a file next to the attempts: the next launch on that
-node reports it, and deleting it readmits the node.
+node reports the file, and deleting the file readmits the node.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def count_failures(run: RunDir, node_rank: int) -> int:
 
 
 def exclude_node(run: RunDir, node_rank: int, reason: str) -> None:
-    """Record the exclusion. If the folder cannot be written, it is forgotten."""
+    """Record the exclusion; without effect if the folder cannot be written."""
     try:
         write_json(exclusion_path(run, node_rank), {"reason": reason, "wall_ns": time.time_ns()})
     except OSError:

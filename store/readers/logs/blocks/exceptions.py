@@ -18,11 +18,11 @@ __all__ = [
     "MAX_MESSAGE",
     "RAISED",
     "frames_above",
+    "rank_in_head",
     "read_error_file",
     "read_last_line",
     "read_terminate",
     "read_traceback",
-    "signed_above",
 ]
 
 MAX_LINES = 600
@@ -168,7 +168,7 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": "", **_stated_rank(message)}
 
 
-def signed_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any]:
+def rank_in_head(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any]:
     """{"own_rank": rank} if the head of a traceback names the rank that raised it. `lines`: above its last line."""
     for prefix, text in lines:
         if prefix.stream == own.stream and not text.startswith("  "):
@@ -177,10 +177,10 @@ def signed_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, 
 
 
 def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
-    """The frames above the last line of a traceback whose head was cut off. "" if the head is there: `read_traceback`
-    reads the frames from it.
+    """The frames above the last line of a traceback whose head was cut off. Empty if the head is there, because
+    `read_traceback` then reads the frames.
 
-    `lines`: those above it, the nearest first.
+    `lines`: those above the last line, the nearest first.
     """
     frames: list[str] = []
     others = 0
