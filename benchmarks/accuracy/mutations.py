@@ -118,7 +118,7 @@ MUTATIONS = (
              "if not hmac.compare_digest(mac, self._mac(purpose, sender, to, signed)):", "if not mac:",
              "tests/watch/digests/test_strangers.py::test_forged_and_replayed_digests_change_nothing"),
     Mutation("the queue of findings has no end", "watch/exporting/webhook.py",
-             "if len(self._owed) >= _MAX_WAITING:", "if not self._owed and _MAX_WAITING < 0:",
+             "if len(self._queue) >= _MAX_WAITING:", "if not self._queue and _MAX_WAITING < 0:",
              "tests/watch/exporting/test_webhook.py::test_undelivered_findings_are_reported_at_close"),
     Mutation("the ranks that wait are killed", "watch/culprit.py",
              "culprits = blamed & processes.keys()", "culprits = processes.keys() - blamed",
