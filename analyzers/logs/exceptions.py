@@ -65,6 +65,10 @@ _CALLS = re.compile(
 """Modules whose functions wait for other ranks."""
 _OF_OTHERS = re.compile(rf"{_CALLS.pattern}|/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b")
 """Frames of calls that wait for other ranks, and of launchers."""
+_OF_LAUNCHERS = re.compile(
+    r"/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b|/torch/distributed/(?:run|launch|launcher/api)\.py"
+)
+"""Frames of launchers alone."""
 _BETWEEN_RANKS = (
     "torch", "torch_npu", "ray", "vllm", "sglang", "deepspeed", "megatron", "horovod", "mpi4py", "jax", "jaxlib",
     "grpc", "tensorflow", "socket", "ssl", "asyncio", "concurrent", "multiprocessing", "exceptions", "__main__",
@@ -112,6 +116,8 @@ def words_of(entry: LogLine) -> str:
 
 
 def is_launchers(entry: LogLine) -> bool:
+    if entry.number("is_cut"):  # its error is missing; its frames show whose it is
+        return _OF_LAUNCHERS.search(entry.text("traceback")) is not None
     if any(mark in entry.text("message") for mark in _POINTERS):
         return True
     return type_of(entry) in _LAUNCHERS or "detected that one or more processes exited" in entry.text("message")

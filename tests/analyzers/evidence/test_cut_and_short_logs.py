@@ -41,6 +41,18 @@ def test_the_next_line_completes_a_report_that_a_paste_broke(tmp_path: Path) -> 
     assert (found.cause, found.ranks, found.evidence["waiting_ranks"]) == ("all_entered", (), [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    "frame", ["/opt/env/bin/torchrun", "/opt/env/lib/python3.11/site-packages/torch/distributed/run.py"]
+)
+def test_a_launchers_traceback_that_the_files_end_cuts_does_not_hide_the_exit_above_it(
+    tmp_path: Path, frame: str
+) -> None:
+    text = "E0301 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 3) local_rank: 2 (pid: 71) of "
+    text += f'binary: /opt/env/bin/python\nTraceback (most recent call last):\n  File "{frame}", line 8, in <module>\n'
+    (found,) = diagnosed(tmp_path, text + "    sys.exit(main())\n").fired
+    assert (found.cause, found.ranks, found.evidence["exit_code"]) == ("exit", (2,), 3)
+
+
 def test_gloo_on_loopback_is_the_wrong_interface_where_its_mesh_fails(tmp_path: Path) -> None:
     warning = "[W ProcessGroupGloo.cpp:812] Warning: Unable to resolve hostname to a (local) address. Using the "
     warning += "loopback\naddress as fallback. Manually set the network interface with GLOO_SOCKET_IFNAME\n"
