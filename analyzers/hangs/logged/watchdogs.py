@@ -24,6 +24,8 @@ __all__ = ["watchdog_candidates"]
 
 ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALESCED", "UNKNOWN")
 """Operations that a member may complete before another enters."""
+MAX_AHEAD = 1024
+"""Calls of a group that a rank may be ahead of another: a CUDA stream queues about as many kernels."""
 SHORT_LIMIT_S = 10.0
 """A shorter timeout of a group may pass in a healthy job: the first call sets up connections."""
 
@@ -99,12 +101,25 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
     groups: dict[str, dict[int, Wait]] = {}
     for rank, wait in waits.items():
         groups.setdefault(wait.group or only, {})[rank] = wait
+    for place, part in enumerate(_by_number(groups.pop("", {}))):
+        groups[f"#{place}"] = part
     if not groups:
         return
     # If ranks wait in several groups, judge the group with the most waiting ranks first; the others are consequences.
     members = max(groups.values(), key=lambda found: (len(found), -min(wait.seq for wait in found.values())))
     elsewhere = {rank: wait for rank, wait in waits.items() if rank not in members}
     yield _with_short_limit(_judged(book, members, elsewhere), members)
+
+
+def _by_number(waits: Mapping[int, Wait]) -> list[dict[int, Wait]]:
+    """Separate ranks whose groups no line names where their numbers are too far apart for one group."""
+    parts: list[dict[int, Wait]] = []
+    last = 0
+    for rank, wait in sorted(waits.items(), key=lambda item: item[1].seq):
+        if not parts or wait.seq - last > MAX_AHEAD:
+            parts.append({})
+        parts[-1][rank], last = wait, wait.seq
+    return [dict(sorted(part.items())) for part in parts]
 
 
 def _with_short_limit(found: Candidate, members: Mapping[int, Wait]) -> Candidate:
@@ -150,15 +165,27 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
     everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
     unseen = _unseen(book, members)
     others = f"; {who(unseen).lower()} printed nothing in these files" if unseen else ""
+    others = _in_other_groups(elsewhere) + others
+    same = "the same " if len(members) > 1 else ""
     found = _candidate(
         "all_entered", (), members, is_proven=False,
-        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never completed{others}",
+        what=f"{everybody} waited in {same}{first.call}{_for(first)}, and it never completed{others}",
         why="no line says that a rank was missing" if whole else "these files do not show how many ranks the job has",
     )  # fmt: skip
     if whole or not unseen:
         return found
     do = "Add the logs of the other ranks: one may have missed the call or failed earlier. Otherwise look at the "
     return replace(found, evidence={**found.evidence, "do": f"{do}devices and links of these ranks (`dmesg -T`)."})
+
+
+def _in_other_groups(elsewhere: Mapping[int, Wait]) -> str:
+    """Second part of a sentence: the ranks that wait in calls of other groups."""
+    calls: dict[str, list[int]] = {}
+    for rank, wait in sorted(elsewhere.items()):
+        calls.setdefault(f"{wait.op or 'call'} #{wait.seq}", []).append(rank)
+    shown = [f"{ranks_text(ranks)} in {call}" for call, ranks in [*calls.items()][:4]]
+    groups = "another group" if len(shown) == 1 else "other groups"
+    return f"; in {groups}, {' and '.join(shown)} waited as well" if shown else ""
 
 
 def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidate | None:

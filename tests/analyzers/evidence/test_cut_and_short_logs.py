@@ -47,8 +47,10 @@ def test_the_next_line_completes_a_report_that_a_paste_broke(tmp_path: Path) -> 
 def test_a_launchers_traceback_that_the_files_end_cuts_does_not_hide_the_exit_above_it(
     tmp_path: Path, frame: str
 ) -> None:
-    text = "E0301 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 3) local_rank: 2 (pid: 71) of "
-    text += f'binary: /opt/env/bin/python\nTraceback (most recent call last):\n  File "{frame}", line 8, in <module>\n'
+    text = "E0301 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 3) local_rank: 2 (pid: 71) "
+    text += (
+        f'of binary: /opt/env/bin/python\nTraceback (most recent call last):\n  File "{frame}", line 8, in <module>\n'
+    )
     (found,) = diagnosed(tmp_path, text + "    sys.exit(main())\n").fired
     assert (found.cause, found.ranks, found.evidence["exit_code"]) == ("exit", (2,), 3)
 

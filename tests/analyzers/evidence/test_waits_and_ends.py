@@ -51,6 +51,14 @@ def test_a_step_that_srun_ends_after_a_task_was_not_cancelled_by_hand(tmp_path: 
     assert diagnosed(tmp_path, "job.log", STEP + task(3, "Terminated")).fired[0].cause == "cancelled"
 
 
+def test_numbers_too_far_apart_for_one_group_are_those_of_two(tmp_path: Path) -> None:
+    (found,) = diagnosed(tmp_path, "job.log", waited(0, 90_012) + waited(5, 41_007) + waited(6, 41_007)).fired
+    assert (found.cause, found.ranks, found.evidence["seq"]) == ("all_entered", (), 41_007)
+    assert "in another group, rank 0 in ALLREDUCE #90012 waited as well" in found.summary
+    (found,) = diagnosed(tmp_path, "job.log", waited(0, 41_012) + waited(1, 41_007) + waited(2, 41_007)).fired
+    assert found.cause == "desync"
+
+
 def test_each_rank_is_said_to_wait_in_its_own_call(tmp_path: Path) -> None:
     text = waited(0, 40) + waited(1, 40) + waited(2, 43) + waited(3, 47)
     first = diagnosed(tmp_path, "job.log", text).fired[0]
