@@ -95,7 +95,8 @@ def _about_bar(description: str) -> tuple[str, int | None] | None:
     if _NO_TRAINING.search(description):
         return None
     epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", description)
-    return re.sub(r"[\d.]+", "#", description.strip())[:40], int(epoch[1] or epoch[2]) if epoch else None
+    name = " ".join(re.sub(r"[\d.]+|\b(?:nan|inf)\b", "#", description).split())  # columns are padded differently
+    return name[:40], int(epoch[1] or epoch[2]) if epoch else None
 
 
 def float_of(text: str) -> float:

@@ -45,7 +45,7 @@ from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import CHUNK_BYTES, is_endless, plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, written_over
 from store.readers.logs.rules import Rule, continues, field_value, is_claim, most_specific, rules_by_literal
-from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
+from store.readers.logs.step_lines import LITERALS, StepLine, epoch_heading_of, heading_of, read_step
 from store.readers.logs.timestamps import Clock
 from store.readers.untrusted.external_files import SourceError, modified_ns, unpacked
 
@@ -70,6 +70,8 @@ FINITE_STEPS = 3
 """
 HEADING_LINES = 40
 """Lines below a step heading that may hold its values."""
+EPOCH_LINES = 500
+"""Lines below an epoch's heading that may hold its losses."""
 ABOVE_LINES = 60
 """Lines above the last line of a traceback that may be its frames."""
 
@@ -107,6 +109,8 @@ class _Scan:
         self._newest_step: int | None = None
         self._heading: tuple[int, tuple[int, int | None], Prefix] | None = None
         """Line number, step and prefix of the newest heading of a step, whose values follow."""
+        self._epoch: tuple[int, int] | None = None
+        """Line number and epoch of the newest heading that states nothing else."""
         self._step_lines: list[int] = []
         """Line numbers of new steps."""
         self._steps_before: dict[int, int] = {}
@@ -217,10 +221,14 @@ class _Scan:
         if ("[step=" in text or "][batch=" in text) and (heading := heading_of(text)) is not None:
             self._heading = (number, heading, prefix)
             return
+        if "poch" in text and (epoch := epoch_heading_of(text[prefix.length :])) is not None:
+            self._epoch = (number, epoch)
+            return
         is_below = (
             self._heading is not None and text[:2] in ("  ", "\t ") and number - self._heading[0] <= HEADING_LINES
         )
-        step_line = read_step(text, self._heading[1] if is_below and self._heading else None)
+        epoch_above = self._epoch[1] if self._epoch and number - self._epoch[0] <= EPOCH_LINES else None
+        step_line = read_step(text, self._heading[1] if is_below and self._heading else None, epoch_above)
         prefix = self._heading[2] if is_below and self._heading else prefix
         if prefix.rank is not None:
             self.log.printed.add(prefix.rank)

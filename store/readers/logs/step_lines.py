@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from store.readers.logs.progress_bars import BAR_LITERALS, Bar, float_of, read_bar
 
-__all__ = ["LITERALS", "StepLine", "heading_of", "read_step", "step_of"]
+__all__ = ["LITERALS", "StepLine", "epoch_heading_of", "heading_of", "read_step", "step_of"]
 
 LITERALS = (
     b"loss", b"Loss", b"grad norm", b"grad_norm", b"skipped=", b"SamplesPerSec", b"tokens_per_second", b"/sec",
     b"/step", b"per iteration", b"per step", b"step_time", b"tep took ", b"ration took ", b"atch took ", b"[step=",
-    b" train ", b"step_avg:", b"batches_per_sec", b"][batch=",
+    b" train ", b"step_avg:", b"batches_per_sec", b"][batch=", b"poch ", b"poch:",
     *BAR_LITERALS,
 )  # fmt: skip
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
@@ -57,6 +57,12 @@ _BATCH_HEADING = re.compile(
 """Composer's heading of a batch, whose values follow; the number counts within an epoch."""
 _HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^\]]{0,80})?\]\s*$")
 """OLMo's heading of a step; the values follow on indented lines."""
+_EPOCH_HEADING = re.compile(
+    r"[\s:=*#>-]{0,40}(?:[Ee]poch|EPOCH)\b[ :=#\[]{1,4}(?P<epoch>\d{1,7})(?: ?(?:/|of) ?\d{1,7})?\]?[\s:.=*#-]*\Z"
+)
+"""A line with nothing but an epoch's number (nnU-Net, PyTorch's tutorials); the losses of the epoch follow."""
+_UNDER_BAR = re.compile(r"(?P<epoch>\d{1,6})/\d{1,6} +\d[\d.]*[GM] +(?P<values>(?:[\d.e+-]+ +|nan +|inf +){2,20})\d+:")
+"""Ultralytics' row before its bar: epoch, memory, parts of the loss, labels, and the images' size."""
 _COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
 """Lines of build-nanogpt's file: step, split and loss."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
@@ -193,8 +199,18 @@ def heading_of(text: str) -> tuple[int, int | None] | None:
     return (int(found["step"]), int(found["total"]) if found["total"] else None) if found else None
 
 
-def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepLine | None:
-    """Read the step of a line; None if it has no values of a step. `heading`: from the line above an indented one."""
+def epoch_heading_of(text: str) -> int | None:
+    """Epoch of a line that states nothing else."""
+    found = _EPOCH_HEADING.match(text)
+    return int(found["epoch"]) if found else None
+
+
+def read_step(
+    text: str, heading: tuple[int, int | None] | None = None, epoch_above: int | None = None
+) -> StepLine | None:
+    """Read the step of a line; None if it has no values of a step. `heading`: from the line above an indented one.
+    `epoch_above`: of the heading above.
+    """
     if "train_runtime" in text or "Saving dict for global step" in text:
         return None  # summaries: of transformers at the end, of TensorFlow's Estimator after an evaluation
     if " train " in text and (columns := _COLUMNS.match(text)):
@@ -213,6 +229,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         return None
     is_alone = step is None and ("ook " in text or "step_time" in text) and _STEP_ALONE.search(text) is not None
     part = _part_of_loss(text) if loss is None and step is not None and "loss" in text else None
+    part = _not_finite_before(text) if part is None and loss is None and bar is not None else part
     if loss is None and part is None and grad_norm is None and bar is None and (
         (step is None or (skipped is None and so_far is None and rate is None and not _PER_STEP.search(text)))
         and not (rate is not None and _BATCH_ALONE.search(text))
@@ -225,7 +242,8 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         is_counted, step = True, None  # ESPnet and WeNet number the batches of an epoch, whose length is not printed
     is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
     name = ""
-    if step is None and bar is None and not is_counted and loss is not None and _EPOCH.search(text):
+    is_in_epoch = epoch_above is not None or _EPOCH.search(text) is not None
+    if step is None and bar is None and not is_counted and loss is not None and is_in_epoch:
         is_counted, name = True, _words_before(text, loss)  # hand-written loops: `Epoch 3 - Train Loss: 0.41`
     if step is None and bar is None and not is_counted:
         return None
@@ -250,7 +268,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         per_epoch=_per_epoch(text),
         of_step=int(found[1]) if " step " in text and (found := _ITERATION.search(text)) else None,
         bar=bar,
-        epoch=_optional(epoch),
+        epoch=_optional(epoch) if epoch or not is_counted else epoch_above,
         name=name,
     )
 
@@ -284,6 +302,13 @@ def _part_of_loss(text: str) -> float | None:
     found = [one for one in _PART_OF_LOSS.finditer(text) if not any(map(_HELD_OUT.search, one["name"].split("_")))]
     values = [float_of(one["value"]) for one in found]
     return next((value for value in values if not math.isfinite(value)), values[0] if values else None)
+
+
+def _not_finite_before(text: str) -> float | None:
+    """A part of the loss in the columns before a bar that is not finite; None if all are."""
+    found = _UNDER_BAR.search(text) if "nan " in text or "inf " in text else None
+    values = map(float_of, found["values"].split()) if found else iter(())
+    return next((value for value in values if not math.isfinite(value)), None)
 
 
 def _step(text: str) -> tuple[int | None, int | None]:

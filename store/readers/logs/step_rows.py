@@ -197,6 +197,7 @@ class _Epochs:
         self._epoch = 0
         self._last = -1
         self._part: str | None = None
+        self._turn: int | None = None
         self._turns = _Passes()
 
     def is_of_all(self, bar: Bar) -> bool:
@@ -211,8 +212,12 @@ class _Epochs:
             self.has_begun |= self._turns.has_begun
         if bar.epoch is not None:
             return bar.epoch * bar.total + bar.step
-        if self._last > bar.step and bar.step <= max(1, bar.total // 100) and self._last >= bar.total - 1:
+        is_next = bar.turn is not None and self._turn is not None and bar.turn > self._turn
+        if self._last >= bar.total - 1 and (
+            (self._last > bar.step and bar.step <= max(1, bar.total // 100)) or (is_next and bar.step <= self._last)
+        ):
             self._epoch += 1
+        self._turn = bar.turn
         self._last = bar.step
         return self._epoch * bar.total + bar.step
 
