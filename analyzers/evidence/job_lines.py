@@ -19,7 +19,7 @@ from analyzers.evidence.idle_processes import with_idle_process
 from analyzers.evidence.judged import Judged
 from analyzers.evidence.kernel_warnings import kernel_warnings
 from analyzers.evidence.log_findings import analyze
-from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of, printed_losses
+from analyzers.evidence.outcome import earlier_ends, ended_text, lost_at, num_steps, outcome_of, printed_losses
 from analyzers.evidence.printed_steps import THROUGHPUT, can_be_judged, printed_step_findings
 from analyzers.evidence.program_records import device_findings, stack_findings
 from analyzers.finding import Finding
@@ -73,6 +73,7 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
     facts: Mapping[str, Any] = {
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
+        "loss_lost_at_step": lost_at(read.steps),
         "num_ranks": book.world_size or len(printed) or None,
         "steps": num_steps(read.steps),
         "ended": ended_text(book, found, outcome.ended),

@@ -23,7 +23,7 @@ from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
 from store.readers.programs.sacct import wall_ns_of
 
-__all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "num_steps", "outcome_of", "printed_losses"]
+__all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "lost_at", "num_steps", "outcome_of", "printed_losses"]
 
 END_LINES = 15
 _STARTS = ("started", "started_again")
@@ -161,6 +161,18 @@ def num_steps(steps: Sequence[Mapping[str, Any]]) -> int | None:
 def printed_losses(steps: Sequence[Mapping[str, Any]]) -> list[float]:
     """The finite losses of printed steps, in the order of `steps`."""
     return [row["loss"] for row in steps if row.get("loss") is not None and math.isfinite(row["loss"])]
+
+
+def lost_at(steps: Sequence[Mapping[str, Any]]) -> int | None:
+    """The step from which on no printed loss is finite; None if the last is, or if lines have no step number."""
+    found = None
+    for row in sorted(steps, key=lambda row: row["step"], reverse=True):
+        if row.get("loss") is None or row.get("is_counted"):
+            continue
+        if math.isfinite(row["loss"]):
+            break
+        found = row["step"]
+    return found
 
 
 def _extent(steps: Sequence[Mapping[str, Any]]) -> str:

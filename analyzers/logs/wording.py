@@ -49,6 +49,9 @@ DO_OF_LINE: Mapping[str, str] = {
     "nodes (NCCL_DEBUG=INFO prints both). If they are equal, try another version of NCCL.",
     "worker_unregistered": "Read why the workers of that node ended (`ls -t /tmp/ray/session_latest/logs/worker-*`), "
     "and check that Ray's and Python's versions there are the driver's.",
+    "store_unreachable": "No route leads from that host to the address: check what MASTER_ADDR resolves to there "
+    "(`getent hosts NAME`), use a name on a network that all nodes share (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), and "
+    "open the port.",
     "device_held": "Usually a process of the previous job still holds the device: end it, wait ten seconds and start "
     "again (`npu-smi info`, `fuser -v /dev/davinci*`).",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "

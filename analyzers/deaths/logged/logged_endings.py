@@ -176,7 +176,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         if signal != "SIGABRT":  # a peer's end cannot cause it, so ranks that merely ended as early are not named
             ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
-        what = f"{who(ranks)} died of {signal}{without}"
+        what = f"{who(ranks, _process_of(group))} died of {signal}{without}"
         if signal == "SIGABRT" and abort_text is not None:
             asserted, at = abort_text.text("assertion"), abort_text.text("where")
             reason = f"assertion `{cut(asserted, 160)}` failed" if asserted else cut(abort_text.message, 160)
@@ -195,6 +195,15 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             evidence={"signal": signal},
             collect=COLLECT.get(signal, COLLECT["signal"]),
         )
+
+
+def _process_of(group: Sequence[tuple[int, LogLine]]) -> str:
+    """Subject of a sentence on processes whose ranks no line states: the process, where its lines name it."""
+    found = {(entry.pid, entry.host) for _, entry in group if entry.pid is not None and entry.host}
+    if not found:
+        return "a rank that the log does not name"
+    pid, host = min(found)
+    return f"process {pid} on {host}" + (f" and {len(found) - 1} others" if len(found) > 1 else "")
 
 
 def _was_found_ended(entry: LogLine) -> bool:

@@ -212,6 +212,14 @@ def _first_rank(book: LogBook) -> Iterator[Candidate]:
     )
 
 
+_DIFFER = {
+    "mismatch_size": "Ranks called the same collective with different sizes",
+    "mismatch_dtype": "Ranks called the same collective with different element types",
+    "skipped": "Ranks called collectives of different numbers at the same place",
+}
+"""Begin of a sentence on calls that differ, by the cause; without a row, the operations differ."""
+
+
 def _detail(book: LogBook) -> Iterator[Candidate]:
     """Each rank reports how it differs from one other. Name the rank that differs from most, or both of two."""
     lines = list(book.of("collective_mismatch"))
@@ -235,7 +243,7 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
         lines,
         rank_class="mismatch",
         ranks=ranks,
-        what=f"Ranks called different collectives at the same place: {sides}",
+        what=f"{_DIFFER.get(cause, 'Ranks called different collectives at the same place')}: {sides}",
         why=f"{lines[0].place}: TORCH_DISTRIBUTED_DEBUG=DETAIL compared the calls",
         evidence={"calls": {str(call.rank): f"{call.op} {call.shape} {call.dtype}" for call in calls[:16]}},
         collect=(),

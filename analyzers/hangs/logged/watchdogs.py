@@ -165,7 +165,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
     everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
     unseen = _unseen(book, members)
     others = f"; {who(unseen).lower()} printed nothing in these files" if unseen else ""
-    others = _in_other_groups(elsewhere) + others
+    others = _in_other_groups(elsewhere) + _blocked(book, members) + others
     same = "the same " if len(members) > 1 else ""
     found = _candidate(
         "all_entered", (), members, is_proven=False,
@@ -186,6 +186,14 @@ def _in_other_groups(elsewhere: Mapping[int, Wait]) -> str:
     shown = [f"{ranks_text(ranks)} in {call}" for call, ranks in [*calls.items()][:4]]
     groups = "another group" if len(shown) == 1 else "other groups"
     return f"; in {groups}, {' and '.join(shown)} waited as well" if shown else ""
+
+
+def _blocked(book: LogBook, members: Mapping[int, Wait]) -> str:
+    """Second part of a sentence: ranks that reported no timeout because their watchdog itself was blocked."""
+    ranks = sorted({entry.rank for entry in book.of("watchdog_stuck") if entry.rank is not None} - members.keys())
+    what = "their watchdogs were" if len(ranks) > 1 else "its watchdog was"
+    where = f"{what} blocked in a CUDA call or by Python's GIL"
+    return f"; {ranks_text(ranks)} may wait in it too: {where}" if ranks else ""
 
 
 def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidate | None:

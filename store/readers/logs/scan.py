@@ -76,6 +76,8 @@ ABOVE_LINES = 60
 """Lines above the last line of a traceback that may be its frames."""
 
 _AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file again")
+_NAMES = ("host", "node", "address")
+"""Fields that name a machine. Somebody may have replaced its name by dots."""
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 """Roles of lines that may report a program's end, as does "finished"."""
 
@@ -349,7 +351,8 @@ class _Scan:
                 return {"is_cut": 1}  # the file ends within this block
         if match is None:
             return None
-        return {name: field_value(value) for name, value in match.groupdict().items() if value not in (None, "")}
+        return {name: field_value(value) for name, value in match.groupdict().items()
+                if value and (name not in _NAMES or any(map(str.isalnum, value)))}  # fmt: skip
 
     def _before(self, window: bytes, at: int) -> Iterator[tuple[Prefix, str]]:
         """Lines above the one that ends at an offset, the nearest first."""
