@@ -18,6 +18,11 @@ __all__ = ["interface_candidates", "peer_addresses", "with_facts"]
 
 _OF_GPU = re.compile(r"\bGPU (\d{1,2})\b|\bcuda:(\d{1,2})\b")
 _WAITED = ("not_entered", "signal", "rendezvous", "connection_lost", "exit")
+_WAITS = ("not_entered", "all_entered")
+_DO_AFTER_END = (
+    "After a training one rank often saves, merges or uploads the model for longer than the others wait: raise the "
+    "timeout (ddp_timeout, init_process_group(timeout=...)). Otherwise compare the ranks' numbers of steps."
+)
 _PEER = re.compile(
     r"(?:peer|remote|to|from|connect) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
     r"\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]"
@@ -45,13 +50,19 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
 
 
 def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
-    """Add that nothing is lost if a process ended after the training."""
+    """Add that the training had finished: nothing is lost then, and a wait is often for one that saves the model."""
     end = candidate.lines[0]
-    done = [one for one in book.of("finished") if one.source == end.source and one.line < end.line
-            and (one.number("later_steps") or 0) < SHARED.min_times]  # the last state of a bar  # fmt: skip
-    if not done:
+    done = [one for one in book.of("finished") if (one.number("later_steps") or 0) < SHARED.min_times]
+    before = [one for one in done if one.source == end.source and one.line < end.line]
+    own = [one for one in done if one.rank is not None and one.rank in candidate.ranks and one.source != end.source]
+    if before:
+        what = f"Training had finished before that ({before[-1].place})"
+    elif own and candidate.cause == "not_entered":
+        what = f"Its own log says that the training finished ({own[-1].place})"
+    else:
         return candidate
-    return replace(candidate, what=f"{candidate.what}. Training had finished before that ({done[-1].place})")
+    evidence = candidate.evidence if candidate.cause not in _WAITS else {**candidate.evidence, "do": _DO_AFTER_END}
+    return replace(candidate, what=f"{candidate.what}. {what}", evidence=evidence)
 
 
 def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:

@@ -240,3 +240,18 @@ def test_a_process_that_goes_round_in_a_loop_is_the_one_that_another_waits_for(t
 )
 def test_a_process_that_may_not_be_awaited_is_not_named(tmp_path: Path, name: str, text: str) -> None:
     assert waits_beside(tmp_path, name, text)[0] == "all_entered"
+
+
+@pytest.mark.parametrize("is_one_file", [True, False])
+def test_a_wait_after_the_end_of_a_training_may_be_for_the_rank_that_saves(tmp_path: Path, is_one_file: bool) -> None:
+    end, waits = "Training finished.\nSaving the final model to ./out\n", [waited(rank) for rank in (1, 2, 3)]
+    if is_one_file:
+        (tmp_path / "job.log").write_text("".join([end, *waits]))
+    else:
+        for rank, text in enumerate([end, *waits]):
+            (tmp_path / f"rank_{rank}.log").write_text(text)
+    (found,) = diagnose_files([tmp_path]).fired
+    assert (found.cause, found.status, found.ranks) == ("not_entered", "suspect", (0,))
+    said = "Training had finished before that" if is_one_file else "Its own log says that the training finished"
+    assert said in found.summary
+    assert "saves, merges or uploads the model" in next_step(found)
