@@ -14,7 +14,7 @@ from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.policy import SHARED
 
-__all__ = ["interface_candidates", "peer_addresses", "with_facts"]
+__all__ = ["interface_candidates", "peer_addresses", "peer_texts", "with_facts"]
 
 _OF_GPU = re.compile(r"\bGPU (\d{1,2})\b|\bcuda:(\d{1,2})\b")
 _WAITED = ("not_entered", "signal", "rendezvous", "connection_lost", "exit")
@@ -113,6 +113,16 @@ def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
     """Peer addresses of connections that broke or could not be made."""
     found = (_PEER.findall(f"{entry.text('message')} {entry.message}") for entry in lines)
     return list(dict.fromkeys(address.strip("[]") for every in found for address in every))
+
+
+def peer_texts(peers: Sequence[str]) -> tuple[str, str | None]:
+    """How to name the peers in a sentence, and the next step; the default step of the cause if no peer is known."""
+    if peers and all(map(_LOCAL.match, peers)):
+        return "a process on the same host", "Read the ends of the logs of the other ranks on that host."
+    text = f"the peer{'s' * (len(peers) > 1)} {', '.join(peers[:4])}"
+    if not peers:
+        return text, None
+    return text, f"Read the log of the process at {peers[0]}, and that of its host or pod (kubectl describe pod)."
 
 
 def interface_candidates(book: LogBook) -> list[Candidate]:

@@ -20,7 +20,7 @@ from analyzers.causes import COLLECT, anchor
 from analyzers.deaths.logged.logged_endings import Ended, death_candidates, endings
 from analyzers.deaths.logged.logged_errors import process_candidates
 from analyzers.deaths.logged.logged_hosts import host_candidates
-from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
+from analyzers.evidence.log_context import interface_candidates, peer_addresses, peer_texts, with_facts
 from analyzers.evidence.only_end import in_order_of_ends, name_only_end
 from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
@@ -294,7 +294,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     coded += f"; {', '.join(nodes[:4])} no longer reached the rendezvous store" if nodes else ""
     daemons = sorted({name for entry in lines if (name := entry.text("daemon"))})
     coded += f"; mpirun lost its daemon on {', '.join(daemons[:4])}" if daemons else ""
-    away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
+    away, do = peer_texts(peers)
     if _are_of_pipes(lines):
         return _pipes(lines)
     return from_lines(
@@ -316,9 +316,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
             "victims": list(victims),
             "peers": peers or None,
             "codes": codes or None,
-            "do": f"Read the log of the process at {peers[0]}, and that of its host or pod (kubectl describe pod)."
-            if peers
-            else None,
+            "do": do,
         },
     )
 

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from analyzers.hangs.mismatches import Mismatch, compare_calls, is_sized
 from analyzers.logs.candidate import Candidate, from_lines, who
@@ -113,13 +115,12 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
 
 def _by_number(waits: Mapping[int, Wait]) -> list[dict[int, Wait]]:
     """Separate ranks whose groups no line names where their numbers are too far apart for one group."""
-    parts: list[dict[int, Wait]] = []
-    last = 0
-    for rank, wait in sorted(waits.items(), key=lambda item: item[1].seq):
-        if not parts or wait.seq - last > MAX_AHEAD:
-            parts.append({})
-        parts[-1][rank], last = wait, wait.seq
-    return [dict(sorted(part.items())) for part in parts]
+    seqs = sorted(wait.seq for wait in waits.values())
+    lasts = [seq for seq, after in pairwise(seqs) if after - seq > MAX_AHEAD]
+    parts: list[dict[int, Wait]] = [{} for _ in (*lasts, None)] if waits else []
+    for rank, wait in waits.items():
+        parts[bisect_left(lasts, wait.seq)][rank] = wait
+    return parts
 
 
 def _with_short_limit(found: Candidate, members: Mapping[int, Wait]) -> Candidate:

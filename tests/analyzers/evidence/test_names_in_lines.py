@@ -53,6 +53,33 @@ def test_a_process_that_open_mpi_reports_is_named_where_no_line_states_its_rank(
     assert (found.cause, found.ranks) == ("signal", (4,))
 
 
+@pytest.mark.parametrize(
+    ("peer", "where", "step"),
+    [
+        ("10.3.0.8", "the peer 10.3.0.8", "Read the log of the process at 10.3.0.8"),
+        ("127.0.0.1", "a process on the same host", "the other ranks on that host"),
+    ],
+)
+def test_a_peer_at_a_loopback_address_is_a_process_of_the_host(
+    tmp_path: Path, peer: str, where: str, step: str
+) -> None:
+    text = f"RuntimeError: [../gloo/transport/tcp/pair.cc:575] Connection closed by peer [{peer}]:3982\n"
+    (found,) = diagnosed(tmp_path, "job.log", text).fired
+    assert (found.cause, found.ranks) == ("connection_lost", ())
+    assert f"lost the connection to another rank, {where}: " in found.summary
+    assert step in next_step(found)
+
+
+def test_a_wait_for_a_store_that_timed_out_is_found_above_a_cut_traceback(tmp_path: Path) -> None:
+    text = (
+        "[rank2]:[W326 22:36:28.1 socket.cpp:489] [c10d] waitForInput: socket SocketImpl(fd=6, addr=[10.0.0.2]:5281, "
+    )
+    text += "remote=[10.0.0.9]:2490) timed out after 600000ms\nTraceback (most recent call last):\n"
+    (found,) = diagnosed(tmp_path, "job.log", text + '  File "/srv/train.py", line 9, in <module>\n').fired
+    assert (found.cause, found.status, found.ranks) == ("rendezvous", "suspect", ())
+    assert found.evidence["address"] == "10.0.0.9"
+
+
 def test_a_rank_with_a_blocked_watchdog_is_said_to_wait_as_well(tmp_path: Path) -> None:
     (found,) = diagnosed(tmp_path, "job.log", STUCK.format(rank=5) + waited(2)).fired
     assert (found.cause, found.ranks) == ("all_entered", ())
