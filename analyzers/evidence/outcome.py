@@ -19,6 +19,7 @@ from analyzers.deaths.logged.logged_schedulers import host_of, limited_by
 from analyzers.finding import Finding
 from analyzers.logs.exceptions import is_uncaught, relevance, type_of
 from analyzers.logs.log_events import ATTEMPT, SAME_END_LINES, SAME_END_NS, LogBook, LogLine
+from analyzers.policy import SHARED
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
 from store.readers.programs.sacct import wall_ns_of
@@ -51,7 +52,7 @@ class Outcome:
 
 def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[str, Any]]) -> Outcome:
     """The job's end, with the line that shows it."""
-    entry = next(iter(book.of("finished", "process_finished")), None)
+    entry = next((one for one in book.of("finished", "process_finished") if not _trained_later(one)), None)
     extent, seen = _extent(steps), _failure_seen(book)
     if entry is not None:
         killed = next(
@@ -107,6 +108,11 @@ def _failed_before(book: LogBook) -> list[LogLine]:
     """Errors of programs after which another one began to train in the same file."""
     return [entry for entry in book.of("exception") if entry.number("begins_again") and is_uncaught(entry)
             and relevance(entry, book) == "survived"]  # fmt: skip
+
+
+def _trained_later(entry: LogLine) -> bool:
+    """Return True if another training of the same file followed: a fold, a stage, a trial."""
+    return (entry.number("later_losses") or 0) >= SHARED.min_times
 
 
 def _trains_on(logs: Sequence[ReadLog]) -> bool:

@@ -257,8 +257,11 @@ class _Scan:
         self.log.num_lines += self._is_in_line
         self.log.events += sorted((event for last in self._last.values() for event in last), key=lambda one: one.line)
         for event in self.log.events:
-            if event.role == "numerics" and self._stays_finite(self._steps_before.get(event.line, 0)):
+            losses = self._losses_after(event)
+            if event.role == "numerics" and len(losses) >= FINITE_STEPS and all(map(math.isfinite, losses)):
                 event.fields["stays_finite"] = 1
+            if event.kind == "finished" and losses:
+                event.fields["later_losses"] = len(losses)
             later = len(self._step_lines) - bisect_right(self._step_lines, event.line)
             if later:
                 event.fields["later_steps"] = later
@@ -267,10 +270,12 @@ class _Scan:
             if self.log.num_lines - event.line >= LATER_LINES:
                 event.fields["later_lines"] = self.log.num_lines - event.line
 
-    def _stays_finite(self, first: int) -> bool:
-        """Return True if enough losses follow and all of them are finite."""
-        losses = [step.step_line.loss for step in self.log.steps[first:] if step.step_line.loss is not None]
-        return len(losses) >= FINITE_STEPS and all(map(math.isfinite, losses))
+    def _losses_after(self, event: LogEvent) -> list[float]:
+        """Losses below a line that reports the end of a training, or a value that is not finite."""
+        if event.role != "numerics" and event.kind != "finished":
+            return []
+        later = self.log.steps[self._steps_before.get(event.line, 0) :]
+        return [step.step_line.loss for step in later if step.step_line.loss is not None]
 
     def _begins_again(self, line: int) -> bool:
         """Return True if another training starts: the first step after a line is at or before the file's first step."""
@@ -295,7 +300,7 @@ class _Scan:
             self._starts.failed(number)
         if self._newest_step is not None:
             fields.setdefault("after_step", self._newest_step)
-        if rule.role == "numerics":
+        if rule.role == "numerics" or rule.kind == "finished":
             self._steps_before[number] = len(self.log.steps)
         # The level in a log collector's prefix is not the level of the message.
         is_collected = self._prefixes.has_level and "WARN" not in text[: prefix.length]

@@ -9,6 +9,7 @@ import pytest
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.wording.explained import next_step
+from tests.analyzers.evidence.written import diagnosed
 
 
 def analyzed(folder: Path, **texts: str) -> Diagnosis:
@@ -237,3 +238,35 @@ def test_a_part_that_is_done_is_no_end(tmp_path: Path, last: str) -> None:
     steps = "".join(f"step {n}: loss 2.{n:03d} time 1.2s\n" for n in range(40))
     path.write_text(f"{steps}{last}\n", encoding="utf-8")
     assert "The log ends in training" in diagnose_files([path]).verdict
+
+
+STOPS = (
+    "=> early stopping",
+    "Early stopping at epoch 12.",
+    "Epoch 00012: early stopping",
+    "Early stopping!",
+    "Monitored metric val_loss did not improve in the last 3 records. Best score: 0.412. Signaling Trainer to stop.",
+    "EarlyStopping: Training stopped early as no improvement observed in last 50 epochs.",
+)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_training_that_stops_early_has_finished(tmp_path: Path, stop: str) -> None:
+    steps = "".join(f"step {n} loss {2 - n / 20:.3f}\n" for n in range(1, 21))
+    assert diagnosed(tmp_path, "train.log", f"{steps}{stop}\n").run["ended"] == "finished"
+    for config in (
+        "Early Stopping",
+        "early stopping: True",
+        "Early stopping patience: 12",
+        "EarlyStopping counter: 3/7",
+    ):
+        assert diagnosed(tmp_path, "train.log", f"{steps}{config}\n").run["ended"] != "finished"
+
+
+@pytest.mark.parametrize("end", ["Training finished.", STOPS[0]])
+def test_a_job_whose_next_fold_trains_has_not_finished(tmp_path: Path, end: str) -> None:
+    steps = "".join(f"step {n} loss {2 - n / 20:.3f}\n" for n in range(1, 21))
+    diagnosis = diagnosed(tmp_path, "train.log", f"Fold 0\n{steps}{end}\nFold 1\n{steps}")
+    assert "finished" not in str(diagnosis.run["ended"])
+    bars = "".join(f"{2 * n}%|##  | {n}/50 [00:{n:02d}<00:50,  1.00it/s]\n" for n in range(1, 51))
+    assert diagnosed(tmp_path, "train.log", f"{steps}{end}\n{bars}").run["ended"] == "finished"
