@@ -176,7 +176,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         if signal != "SIGABRT":  # a peer's end cannot cause it, so ranks that merely ended as early are not named
             ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
-        what = f"{who(ranks, _process_of(group))} died of {signal}{without}"
+        what = f"{who(ranks, _process_of(group))} died of {signal}{_place_of(group)}{without}"
         if signal == "SIGABRT" and abort_text is not None:
             asserted, at = abort_text.text("assertion"), abort_text.text("where")
             reason = f"assertion `{cut(asserted, 160)}` failed" if asserted else cut(abort_text.message, 160)
@@ -204,6 +204,15 @@ def _process_of(group: Sequence[tuple[int, LogLine]]) -> str:
         return "a rank that the log does not name"
     pid, host = min(found)
     return f"process {pid} on {host}" + (f" and {len(found) - 1} others" if len(found) > 1 else "")
+
+
+def _place_of(group: Sequence[tuple[int, LogLine]]) -> str:
+    """Where the processes died, if all native stacks agree: ` in libfoo.so (bar)`."""
+    places = {(entry.text("library"), entry.text("symbol")) for _, entry in group if entry.text("library")}
+    if len(places) != 1:
+        return ""
+    library, symbol = places.pop()
+    return f" in {library}" + (f" ({symbol})" if symbol else "")
 
 
 def _was_found_ended(entry: LogLine) -> bool:

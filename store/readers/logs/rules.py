@@ -55,6 +55,7 @@ Block = Literal[
     "bus",
     "port",
     "actor",
+    "frames",
 ]
 FOLDER = Path(__file__).with_name("rules")
 

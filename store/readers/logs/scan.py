@@ -30,7 +30,7 @@ from store.readers.logs.blocks.exceptions import (
     read_terminate,
     read_traceback,
 )
-from store.readers.logs.blocks.reports import OF_BOTH, OF_FOLLOWING, OF_LINE
+from store.readers.logs.blocks.reports import OF_BOTH, OF_FOLLOWING, OF_LINE, read_frames
 from store.readers.logs.constant_prefix import NEAR_LINES, LearnedPrefixes
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import (
@@ -356,8 +356,9 @@ class _Scan:
                 return {"is_cut": 1}  # the file ends within this block
         if match is None:
             return None
-        return {name: field_value(value) for name, value in match.groupdict().items()
-                if value and (name not in _NAMES or any(map(str.isalnum, value)))}  # fmt: skip
+        fields = {name: field_value(value) for name, value in match.groupdict().items()
+                  if value and (name not in _NAMES or any(map(str.isalnum, value)))}  # fmt: skip
+        return fields | (read_frames(self._following(window, line_end)) if rule.block == "frames" else {})
 
     def _before(self, window: bytes, at: int) -> Iterator[tuple[Prefix, str]]:
         """Lines above the one that ends at an offset, the nearest first."""

@@ -48,6 +48,14 @@ def test_a_process_that_open_mpi_reports_is_named_where_no_line_states_its_rank(
     (found,) = diagnosed(tmp_path, "job.log", first + FRAMES.format(at=first)).fired
     assert (found.cause, found.ranks, found.evidence.get("host")) == ("signal", (), "cpu-07")
     assert found.summary.startswith("Process 20417 on cpu-07 died of SIGBUS")
+    frames = [
+        "/lib64/libpthread.so.0(+0xf5d0)[0x2b09b2d695d0]",
+        "/opt/env/lib/libfast_ops.so(_ZN4fast3runEv+0x71)[0x2b0a3bad6871]",
+        "/lib64/libpython3.11.so.1.0(PyCFunction_Call+0xe9)[0x2b09b29350f9]",
+    ]
+    stack = "".join(f"{first} [{place:2}] {frame}\n" for place, frame in enumerate(frames))
+    (found,) = diagnosed(tmp_path, "job.log", first + FRAMES.format(at=first) + stack).fired
+    assert "died of SIGBUS in libfast_ops.so (_ZN4fast3runEv), and no traceback" in found.summary
     end = "mpirun noticed that process rank 4 with PID 20419 on node cpu-07 exited on signal 7 (Bus error).\n"
     (found,) = diagnosed(tmp_path, "job.log", second + FRAMES.format(at=second) + end).fired
     assert (found.cause, found.ranks) == ("signal", (4,))

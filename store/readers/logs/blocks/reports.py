@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from store.readers.logs.blocks.exceptions import MAX_FRAMES_TEXT, MAX_MESSAGE, RAISED
 from store.readers.logs.prefix import Prefix
 
-__all__ = ["OF_BOTH", "OF_FOLLOWING", "OF_LINE"]
+__all__ = ["OF_BOTH", "OF_FOLLOWING", "OF_LINE", "read_frames"]
 
 BUS_LINES = 4
 ACTOR_LINES = 12
 PORT_LINES = 40
 """Lines of a device with two ports, as ibstat prints it."""
+FRAMES = 24
+"""Lines below a signal's line that may be its stack."""
+_FRAME = re.compile(r"^\s*\[ *\d{1,3}\] (?P<path>/[^\s()]+)\((?P<symbol>[\w.@]*)\+0x[0-9a-f]+\)")
+_OF_SYSTEM = re.compile(r"/(?:libpthread|libc|libm|libgcc_s|libstdc\+\+|ld-linux)[-.\w]*$")
+"""Libraries that every program calls: the caller of the innermost other one is to be looked at."""
 _ACTOR = re.compile(r"^\s+(?:class_name|actor_id|pid|name|namespace|ip): |^The actor is dead because")
 _ACTOR_PID = re.compile(r"(?:^\s+pid:|Worker PID:) (\d{1,10})\b")
 _ACTOR_IP = re.compile(r"(?:^\s+ip:|Worker IP address:) ([\w.:-]{2,60})")
@@ -40,6 +46,16 @@ def read_usage(text: str) -> dict[str, Any] | None:
     """Read the error that argparse prints for an invalid command line; None for another program's line."""
     found = _USAGE.match(text)
     return {"type": "ArgumentError", "message": found[1], "traceback": ""} if found else None
+
+
+def read_frames(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """Read the library of the innermost frame of a native stack, as Open MPI prints it; system libraries are passed."""
+    found = (match for _, line in islice(lines, FRAMES) if (match := _FRAME.match(line)))
+    first = next((match for match in found if not _OF_SYSTEM.search(match["path"])), None)
+    if first is None:
+        return {}
+    library = first["path"].rpartition("/")[2]
+    return {"library": library, "symbol": first["symbol"]} if first["symbol"] else {"library": library}
 
 
 def read_lost_bus(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any] | None:
