@@ -24,7 +24,7 @@ _DO_AFTER_END = (
     "timeout (ddp_timeout, init_process_group(timeout=...)). Otherwise compare the ranks' numbers of steps."
 )
 _PEER = re.compile(
-    r"(?:peer|remote|to|from|connect) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
+    r"(?:peer|remote|to|from|connect|(?:Read|Write) error) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
     r"\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]"
 )
 _LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0)")

@@ -76,6 +76,9 @@ def test_a_peer_at_a_loopback_address_is_a_process_of_the_host(
     assert (found.cause, found.ranks) == ("connection_lost", ())
     assert f"lost the connection to another rank, {where}: " in found.summary
     assert step in next_step(found)
+    reset = text.replace("Connection closed by peer", "Read error").replace("\n", ": Connection reset by peer\n")
+    (found,) = diagnosed(tmp_path, "job.log", reset).fired
+    assert f"lost the connection to another rank, {where}: " in found.summary
 
 
 def test_a_wait_for_a_store_that_timed_out_is_found_above_a_cut_traceback(tmp_path: Path) -> None:
