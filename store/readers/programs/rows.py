@@ -27,9 +27,11 @@ _COLUMNS = {
     "lr": ("lr", "learning_rate", "learning-rate", "learning rate"),
     "duration_s": ("step_time", "step_time_s", "iter_time", "iteration_time", "iteration-time", "time_per_step",
                    "end_to_end(s)", "step_time_seconds", "seconds_per_step", "sec_per_step", "train_step_time",
-                   "train_step_timing in s"),
+                   "train_step_timing in s", "time_this_iter_s", "timing_s/step"),
 }  # fmt: skip
 _BY_NAME = {name: column for column, names in _COLUMNS.items() for name in names}
+_IN_MS = re.compile(r"^(.+?)(?:_in)?(?:[_-]ms| ?\((?:ms|msec)\))$")
+"""Name of a metric in milliseconds, without the unit."""
 
 
 @dataclass(slots=True)
@@ -88,10 +90,12 @@ def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None =
         return None
     point, is_any = Point(step=int(number), wall_ns=wall_ns), False
     for name, value in metrics.items():
-        column = column_of(str(name))
+        column, scale = column_of(str(name)), 1.0
+        if column is None and (plain := _IN_MS.match(str(name).strip())) and column_of(plain[1]) == "duration_s":
+            column, scale = "duration_s", 1e-3
         found = _number(value) if column else None
         if column and found is not None and getattr(point, column) is None:
-            setattr(point, column, found)
+            setattr(point, column, found * scale)
             is_any = True
     return point if is_any else None
 

@@ -105,6 +105,7 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "journald": {"journal.json": json.dumps({"__REALTIME_TIMESTAMP": "1790000000123456", "MESSAGE": "hello"}) + "\n"},
     "kubectl_describe": {"pod.txt": "Name:   pod-1\nNamespace:  a\nContainers:\n  main:\n    State:   Running\n"},
     "kubernetes_objects": {"pods.json": json.dumps({"apiVersion": "v1", "kind": "PodList", "items": []})},
+    "metrics_lines": {"metrics.jsonl": '{"step": 1, "lr": 0.1}\n{"step": 2, "lr": 0.1}\n'},
     "metrics_table": {"metrics.csv": "step,loss,lr\n1,,0.1\n2,,0.1\n"},
     "mllog": {"mllog.log": ':::MLLOG {"time_ms": 1, "key": "cache_clear", "value": true, "metadata": {}}\n'},
     "process_stacks": {"stack_rank0.txt": "Process 12: python train.py\nPython v3.11.4 (/usr/bin/python3.11)\n\n"

@@ -1,0 +1,92 @@
+"""Read metrics by step as JSON lines: detectron2's `metrics.json`, LLaMA-Factory's `trainer_log.jsonl`, MMEngine's
+`scalars.json`, verl's file logger, `result.json` of Ray, and other programs' `metrics.jsonl`.
+
+Objects with a text message are log lines, which the rules of text logs read, as are lines that count within an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from store.readers.programs.json_lines import objects
+from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+from store.readers.programs.text import read_chunks
+from store.readers.untrusted.external_files import SourceError, rank_of_name
+
+NAME = "metrics by step as JSON lines"
+_STEPS = (
+    "train/global_step", "trainer/global_step", "global_step", "step", "current_steps", "iteration",
+    "training_iteration", "_step",
+)  # fmt: skip
+_TOTALS = ("total_steps", "max_steps")
+_TIMES = ("timestamp", "time", "ts", "wall_time", "_timestamp")
+_MESSAGES = ("message", "msg", "log", "text", "MESSAGE", "level", "levelname", "severity")
+MIN_SPACES = 3
+MIN_LINES = 2
+"""A single object is a document, such as a summary."""
+
+
+def recognise(first: bytes) -> bool:
+    """Return True if all complete lines are objects without a message, and several have a step and a known metric."""
+    if not first.lstrip().startswith(b"{"):
+        return False
+    lines = [line for line in first.split(b"\n") if line.strip()]
+    if not first.endswith(b"\n"):
+        lines = lines[:-1] if len(lines) > MIN_LINES else lines
+    found = 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(row, dict) or not row.keys().isdisjoint(_MESSAGES) or _sentence(row):
+            return False
+        found += _point(row) is not None
+    return found >= MIN_LINES
+
+
+def read(path: Path) -> ProgramRows:
+    """Read the rows up to where the file is damaged."""
+    points: list[Point] = []
+    problem = ""
+    total: int | None = None
+    try:
+        for number, row in objects(read_chunks(path)):
+            if text := _sentence(row):
+                problem = problem or f"line {number} holds text, which was not read: {text[:80]}"
+            if (point := _point(row)) is not None:
+                points.append(point)
+                planned = next((row[name] for name in _TOTALS if isinstance(row.get(name), int)), None)
+                total = planned if planned == point.step else None
+    except SourceError as error:
+        problem = problem or str(error)
+    rank = rank_of_name(path) if "rank" in path.name.lower() else 0
+    rows = step_rows(points, rank=rank or 0)
+    if rows and total is not None and total == rows[-1]["step"]:
+        rows[-1]["total"] = total
+    return ProgramRows(steps=rows, problem=problem)
+
+
+def _point(row: Mapping[str, Any]) -> Point | None:
+    step = next((row[name] for name in _STEPS if isinstance(row.get(name), int | float)), None)
+    inner = row.get("data")
+    metrics = {**(inner if isinstance(inner, dict) else {}), **row}
+    if "data_time" in row and "iter_time" not in row:  # of the step, as detectron2 and MMEngine write it
+        metrics["iter_time"] = row.get("time")
+    return points_of(step, metrics, _wall_ns(row))
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+    """The first value that is a text of several words, such as an error; "" if there is none."""
+    return next((value for value in row.values() if isinstance(value, str) and value.count(" ") >= MIN_SPACES), "")
+
+
+def _wall_ns(row: Mapping[str, Any]) -> int | None:
+    for name in _TIMES:
+        value = row.get(name)
+        if isinstance(value, int | float) and 1e9 < value < 1e10:
+            return int(value * 1e9)
+    return None
