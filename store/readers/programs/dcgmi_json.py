@@ -1,4 +1,4 @@
-"""Read JSON of `dcgmi diag -j`: failed tests of GPUs, with their messages."""
+"""Read JSON of `dcgmi diag -j` and `dcgmi health -c -j`: failed tests of GPUs, with their messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from store.readers.programs.rows import ProgramRows
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError
 
-NAME = "dcgmi diag as JSON"
+NAME = "dcgmi diag or health as JSON"
 _ROOTS = ("DCGM GPU Diagnostic", "DCGM Diagnostic")
 """Name of the root object before and since DCGM 4."""
 
 
 def recognise(first: bytes) -> bool:
     """Return True if the root object's name is found; the program may print a line before it."""
-    return any(f'"{name}"'.encode() in first[:2000] for name in _ROOTS)
+    is_health = first.lstrip()[:1] == b"{" and b'"Overall Health"' in first and b'"header"' in first
+    return is_health or any(f'"{name}"'.encode() in first[:2000] for name in _ROOTS)
 
 
 def read(path: Path) -> ProgramRows:
@@ -34,7 +35,8 @@ def read(path: Path) -> ProgramRows:
     found, host = ProgramRows(), host_of_log(path)
     root: object = next((whole[name] for name in _ROOTS if isinstance(whole, dict) and name in whole), {})
     at = 0
-    for test, devices, remark in _failed(root if isinstance(root, dict) else {}):
+    failed = _failed(root if isinstance(root, dict) else {})
+    for test, devices, remark in failed if root else _unhealthy(_object(_object(whole).get("body"))):
         at = max(at, text.find(f'"{test}"', at))
         found.log_events.append(failed_test(test, devices, remark, text.count("\n", 0, at) + 1, host))
     return found
@@ -52,6 +54,24 @@ def _failed(root: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
             remarks = [value for one in failed for value in (one.get("warnings"), one.get("info"))]
             texts = dict.fromkeys(text for value in remarks for text in _texts(value))
             yield name, sorted(dict.fromkeys(devices)), " ".join(texts) or "Fail"
+
+
+def _unhealthy(body: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield the same for each system of a GPU that failed. A warning is not a failure, as in the table."""
+    for device, entity in _children(body.get("GPU")):
+        for system, about in _children(_object(_object(entity.get("children")).get("Errors"))):
+            if str(about.get("value")).startswith("Fail"):
+                texts = about.get("overflow")
+                yield system, [device], " ".join(_texts(texts if isinstance(texts, list) else [])) or "Fail"
+
+
+def _children(value: object) -> list[tuple[str, dict[str, Any]]]:
+    inside = _object(_object(value).get("children"))
+    return [(name, child) for name, child in inside.items() if isinstance(child, dict)]
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _gpus(result: dict[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""Read what `rocm-smi` prints: the temperature, power, clock and load of AMD's GPUs, and errors that RAS counted.
+"""Read what `rocm-smi` prints, also with `--json`: the temperature, power, clock and load of AMD's GPUs, and
+errors that RAS counted.
 
 `--showrasinfo` counts errors by block. Some versions exchange the headings of its last two columns, but not the values:
 the last number is always that of the uncorrectable errors.
@@ -6,14 +7,16 @@ the last number is always that of the uncorrectable errors.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, reading, unhealthy
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
 from store.readers.programs.text import read_text
-from store.readers.untrusted.external_files import SERIES_BYTES
+from store.readers.untrusted.external_files import SERIES_BYTES, SourceError
 
 NAME = "rocm-smi"
 MAX_OTHERS = 3
@@ -31,12 +34,20 @@ _NAMES = (
     (re.compile(r"Temperature \(Sensor (?:junction|edge)\) \(C\)"), "temperature_celsius"),
     (re.compile(r"(?:Average|Current Socket) Graphics Package Power \(W\)"), "power_watts"),
     (re.compile(r"GPU use \(%\)"), "gpu_utilization_ratio"),
+    (re.compile(r"sclk clock speed:?"), "sm_clock_hertz"),
 )
-_DO = "Read `dmesg` of that host for amdgpu's lines on the block, and do not use the GPU until it is reset or replaced."
+_CARD = re.compile(r"card:?(\d{1,3})")
+ERRORS_DO = (
+    "Read `dmesg` of that host for amdgpu's lines on the block, and do not use the GPU until it is reset or replaced."
+)
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the title and little else: a job's log may begin with the output."""
+    """Return True for the title and little else (a job's log may begin with the output), or for readings by card."""
+    if first.lstrip()[:1] == b"{":
+        return re.search(rb'"card:?\d{1,3}"\s*:', first[:400]) is not None and any(
+            name in first for name in (b"(Sensor ", b"GPU use (%)", b"Graphics Package Power")
+        )
     if not _TITLE.search(first[:2000]):
         return False
     return sum(not _PARTS.match(line) for line in first.splitlines() if line.strip()) <= MAX_OTHERS
@@ -49,7 +60,11 @@ def read(path: Path) -> ProgramRows:
     wrong: dict[tuple[str, str], tuple[int, int]] = {}
     names: list[str] = []
     num_outputs, gpu = 0, ""
-    for number, line in enumerate(read_text(path, SERIES_BYTES).splitlines(), 1):
+    text = read_text(path, SERIES_BYTES)
+    if text.lstrip()[:1] == "{":
+        rows |= _of_json(text)
+        text = ""
+    for number, line in enumerate(text.splitlines(), 1):
         num_outputs += _TITLE.search(line.encode()) is not None
         words = re.split(r"\s{2,}", line.strip())
         if words[0] in ("GPU", "Device"):
@@ -77,5 +92,33 @@ def read(path: Path) -> ProgramRows:
     for (device, block), (number, count) in wrong.items():
         times = f"{count:,} uncorrectable error{'s' * (count != 1)}"
         what = f"rocm-smi counts {times} in block {block} of GPU {device}{{of}}"
-        found.log_events.append(unhealthy(device, what, _DO, number, host))
+        found.log_events.append(unhealthy(device, what, ERRORS_DO, number, host))
     return found
+
+
+def _of_json(text: str) -> dict[tuple[int, str], dict[str, str]]:
+    """Texts of readings by card, each output an object of its own. Raises SourceError if none is whole."""
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    decoder, at, output = json.JSONDecoder(), text.find("{"), 0
+    try:
+        while at >= 0:
+            whole, end = decoder.raw_decode(text, at)
+            output += 1
+            for card, about in whole.items() if isinstance(whole, dict) else ():
+                if (name := _CARD.fullmatch(card)) and isinstance(about, dict):
+                    rows[output, name[1]] = _readings(about)
+            at = text.find("{", end)
+    except (ValueError, RecursionError) as error:
+        if not output:
+            raise SourceError("is cut off or not JSON") from error
+    return rows
+
+
+def _readings(about: dict[str, Any]) -> dict[str, str]:
+    texts = {name: value[0] if isinstance(value, list) and value else value for name, value in about.items()}
+    return {
+        column: str(value).strip("()")
+        for name, value in texts.items()
+        for pattern, column in _NAMES
+        if pattern.fullmatch(name)
+    }

@@ -99,6 +99,7 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "nvidia_smi_table": {"smi.txt": table(GPU, GPU)},
     "nvidia_smi_nvlink": {"links.txt": LINKS.format("26.562 GB/s")},
     "rocm_smi": {"rocm.txt": f"{TITLE}{AMD_TABLE}"},
+    "amd_smi": {"amd.json": '{"gpu_data": [{"gpu": 0, "usage": {"gfx_activity": {"value": 9, "unit": "%"}}}]}'},
     "npu_smi": {"npus.txt": NPUS.format(health="OK")},
     "gpu_scrape": {"metrics.prom": 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 40\n'},
     "kubectl_get": {"pods.txt": PODS.format("Running", "Running")},

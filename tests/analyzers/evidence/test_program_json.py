@@ -82,6 +82,24 @@ def test_a_failed_test_is_read_from_dcgms_json(tmp_path: Path, text: str) -> Non
     assert "Two rows could not be remapped." in found.fired[0].summary
 
 
+def health(value: str) -> str:
+    """What `dcgmi health -c -j` prints: the texts of a system's incidents overflow its cell."""
+    text = "Detected 9 NvLink errors for GPU 2's NvLink, which exceeds the threshold."
+    systems = {"NVLINK system": {"overflow": [text], "value": value}, "SM system": {"value": "Warning"}}
+    entity = {"children": {"Errors": {"children": systems}}, "value": value}
+    body = {"GPU": {"children": {"2": entity}}, "Overall Health": {"value": value}}
+    return json.dumps({"body": body, "header": ["Health Monitor Report"]}, indent=3)
+
+
+def test_a_failure_is_read_from_the_json_of_dcgms_health(tmp_path: Path) -> None:
+    path = tmp_path / "health.json"
+    path.write_text(health("Failure"))
+    (found,) = diagnose_files([path]).fired
+    assert found.summary.startswith("GPU 2 failed a DCGM test (NVLINK system): Detected 9 NvLink errors")
+    path.write_text(health("Warning"))
+    assert diagnose_files([path]).fired == ()
+
+
 DMON = "# gpu    pwr  gtemp  mtemp     sm    mem   mclk   pclk\n# Idx      W      C      C      %      %    MHz   MHz\n"
 
 
