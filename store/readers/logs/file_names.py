@@ -20,7 +20,7 @@ _TASK = re.compile(r"(?P<job>\d+(?:_\d+)?)_(?P<rank>\d{1,6})(?P<rest>_log\.(?:ou
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _LATER_NODE = re.compile(r"(?:^|[_.-])(?:node|worker|noderank|node_rank)[_.-]?0*[1-9]\d{0,5}(?!\d)", re.IGNORECASE)
 _PER_HOST = re.compile(
-    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|(?:(?:nvidia|npu|rocm)-smi|dcgmi)(?:[._-](?:q|x|ecc|diag|dmon|health))*)"
+    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|(?:(?:nvidia|npu|rocm|amd)-smi|dcgmi)(?:[._-](?:q|x|ecc|diag|dmon|health|metric))*)"
     r"(?:[._-](?!(?:log|txt|out|json|gz|zst|erst|efi|efi_pstore|ramoops|nvram)\b)(?P<host>[\w.-]+?))?"
     r"(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
 )
