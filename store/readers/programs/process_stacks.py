@@ -58,8 +58,8 @@ def _of_spy(text: str, rank: int | None) -> StackOfProcess | None:
         if thread := _SPY_THREAD.match(line):
             threads.append((thread[1] or "", []))
         elif threads and (frame := _SPY_FRAME.match(line)):
-            threads[-1][1].append(_frame(frame[2], frame[3], frame[1]))
-    return _stack(threads, int(process[1]) if process else 0, rank)
+            threads[-1][1].append(frame_text(frame[2], frame[3], frame[1]))
+    return stack_of(threads, int(process[1]) if process else 0, rank)
 
 
 def _of_json(text: str, rank: int | None) -> Iterator[StackOfProcess]:
@@ -75,13 +75,13 @@ def _of_json(text: str, rank: int | None) -> Iterator[StackOfProcess]:
         frames = [_json_frame(frame) for frame in thread["frames"][:MAX_FRAMES] if isinstance(frame, dict)]
         by_pid.setdefault(int(pid or 0), []).append((str(thread.get("thread_name") or ""), frames))
     for pid, threads in by_pid.items():
-        if (stack := _stack(threads, pid, rank)) is not None:
+        if (stack := stack_of(threads, pid, rank)) is not None:
             yield stack
 
 
 def _json_frame(frame: dict[str, Any]) -> str:
     file = frame.get("short_filename") or frame.get("filename") or "?"
-    return _frame(str(file)[:300], str(frame.get("line") or ""), str(frame.get("name") or "?")[:300])
+    return frame_text(str(file)[:300], str(frame.get("line") or ""), str(frame.get("name") or "?")[:300])
 
 
 def _of_gdb(text: str, rank: int | None) -> StackOfProcess | None:
@@ -97,17 +97,19 @@ def _of_gdb(text: str, rank: int | None) -> StackOfProcess | None:
             file, _, number = (
                 (frame[3] or "?").rpartition(":") if ":" in (frame[3] or "") else (frame[3] or "?", "", "")
             )
-            threads[-1][1].append(_frame(file, number, frame[2].split("(")[0][:300]))
-    return _stack(threads, pid, rank)
+            threads[-1][1].append(frame_text(file, number, frame[2].split("(")[0][:300]))
+    return stack_of(threads, pid, rank)
 
 
-def _stack(threads: list[tuple[str, list[str]]], pid: int, rank: int | None) -> StackOfProcess | None:
+def stack_of(threads: list[tuple[str, list[str]]], pid: int, rank: int | None) -> StackOfProcess | None:
+    """The stack of the main thread, else of the first thread with frames."""
     main = next((frames for name, frames in threads if name == "MainThread" and frames), None)
     main = main or next((frames for _, frames in threads if frames), None)
     return StackOfProcess(pid=pid, rank=rank, frames=tuple(main[:MAX_FRAMES])) if main else None
 
 
-def _frame(file: str, line: str | None, function: str) -> str:
+def frame_text(file: str, line: str | None, function: str) -> str:
+    """A frame as `folder/file.py:120 function`."""
     inside = file.rpartition("site-packages/")[2]
     place = inside if inside.startswith("torch/") else "/".join(file.split("/")[-2:])
     return f"{place}:{line} {function}" if line else f"{place} {function}"

@@ -111,6 +111,8 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "mllog": {"mllog.log": ':::MLLOG {"time_ms": 1, "key": "cache_clear", "value": true, "metadata": {}}\n'},
     "process_stacks": {"stack_rank0.txt": "Process 12: python train.py\nPython v3.11.4 (/usr/bin/python3.11)\n\n"
                                           'Thread 12 (active): "MainThread"\n    forward (train.py:3)\n'},
+    "python_stacks": {"stack_rank0.txt": "Traceback for thread 12 (python) [] (most recent call last):\n"
+                                         '    (Python) File "/w/train.py", line 3, in <module>\n        main()\n'},
     "trainer_state": {"trainer_state.json": json.dumps({"global_step": 0, "log_history": [], "max_steps": 10})},
     "wandb_history": {"history.jsonl": '{"_step": 0, "_timestamp": 1.0, "_runtime": 2}\n'},
 }  # fmt: skip
