@@ -106,7 +106,7 @@ def _shape(text: str) -> str:
 
 
 def _named(names: list[str]) -> str:
-    shown = ", ".join(str(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
+    shown = ", ".join(str(name).strip()[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f" ({shown}{more})" if shown else ""
 

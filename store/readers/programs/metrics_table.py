@@ -1,12 +1,17 @@
 """Read CSV tables of metrics by step: `metrics.csv` of Lightning's CSVLogger, exports of TensorBoard and W&B.
 
-A row may hold a single metric, so rows of the same step are joined.
+A row may hold a single metric, so rows of the same step are joined. If a table has epochs and no steps (Keras'
+CSVLogger, `results.csv` of Ultralytics), an epoch counts as a step, and if an epoch has several rows, each row does.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, column_of, points_of, step_rows
@@ -15,6 +20,9 @@ from store.readers.untrusted.external_files import SourceError, rank_of_name
 
 NAME = "table of metrics (metrics.csv)"
 _STEPS = ("step", "_step", "global_step", "trainer/global_step", "iteration", "iter")
+_EPOCH = "epoch"
+_PART = re.compile(r"train/\w+_loss")
+"""Part of a loss (Ultralytics), whose sum the table lacks."""
 _TIMES = ("wall time", "_timestamp", "timestamp")
 MAX_HEADER_CHARS = 20_000
 
@@ -22,10 +30,11 @@ MAX_HEADER_CHARS = 20_000
 def recognise(first: bytes) -> bool:
     """Return True for a header with a step and a known metric, or of TensorBoard's export of one scalar."""
     names = _names(first.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r"))
-    step = next((name for name in names if name.lower() in _STEPS), None)
+    step = _step_column(names)
     if step is None:
         return False
-    return any(column_of(_metric(name)) for name in names if name != step) or _is_scalar(names)
+    found = {column_of(_metric(name)) for name in names if name != step} - {None}
+    return bool(found - {"lr"} if step.lower() == _EPOCH else found) or _is_scalar(names) or bool(_parts(names))
 
 
 def read(path: Path) -> ProgramRows:
@@ -39,16 +48,23 @@ def read(path: Path) -> ProgramRows:
     whole = text.decode("utf-8-sig", "replace")
     reader = csv.DictReader(io.StringIO(whole), delimiter=_separator(whole.partition("\n")[0]))
     names = list(reader.fieldnames or ())
-    step = next(name for name in names if name.strip().lower() in _STEPS)
+    step = _step_column(names) or names[0]
+    parts = _parts(names)
     time = next((name for name in names if name.strip().lower() in _TIMES), None)
     tag = path.name.split("tag-")[-1].split(".")[0].replace("_", "/") if _is_scalar(names) else ""
     points: list[Point] = []
+    epochs: list[str] = []
     try:
         for row in reader:
             wall_ns = _wall_ns(row.get(time)) if time else None
             metrics = {tag: row.get("Value")} if tag else {_metric(name): row[name] for name in names if name != step}
-            point = points_of(row.get(step), {name: value for name, value in metrics.items() if value}, wall_ns)
+            metrics = {name: value.strip() for name, value in metrics.items() if value and value.strip()}
+            if parts and all(part in metrics for part in parts):
+                metrics["loss"] = str(sum(float(metrics[part]) for part in parts if _is_number(metrics[part])))
+            counted = str(len(points) + 1) if step.strip().lower() == _EPOCH else row.get(step)
+            point = points_of(counted, metrics, wall_ns)
             if point is not None:
+                epochs.append(str(row.get(step)))
                 points.append(point)
             if len(points) >= MAX_ROWS:
                 problem = problem or f"has more than {MAX_ROWS:,} rows: the rest was not read"
@@ -56,7 +72,39 @@ def read(path: Path) -> ProgramRows:
     except csv.Error as error:
         problem = problem or f"is not CSV from line {reader.line_num} on: {error}"
     rank = rank_of_name(path) if "rank" in path.name.lower() else 0
+    if step.strip().lower() == _EPOCH and _is_increasing(epochs):
+        points = [replace(point, step=int(float(epoch))) for point, epoch in zip(points, epochs, strict=True)]
     return ProgramRows(steps=step_rows(points, rank=rank or 0), problem=problem)
+
+
+def _step_column(names: Sequence[str]) -> str | None:
+    """Name of the column with the steps, else with the epochs."""
+    plain = {name.strip().lower(): name for name in reversed(names)}
+    found = next((name for name in names if name.strip().lower() in _STEPS), None)
+    return found or plain.get(_EPOCH)
+
+
+def _parts(names: Sequence[str]) -> list[str]:
+    """Parts of a loss in a table without the whole loss."""
+    if any(column_of(_metric(name)) == "loss" for name in names):
+        return []
+    return [name for name in names if _PART.fullmatch(name.strip())]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_increasing(epochs: Sequence[str]) -> bool:
+    """Return True if each epoch is a whole number greater than the one before."""
+    numbers = [float(epoch) if _is_number(epoch) else -1.0 for epoch in epochs]
+    return all(number >= 0 and number.is_integer() for number in numbers) and all(
+        before < after for before, after in pairwise(numbers)
+    )
 
 
 def _names(header: str) -> list[str]:
