@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analyzers.wording import ranks_text
+from analyzers.wording import processes_text, ranks_text
 
 __all__ = ["CAUSES", "COLLECT", "SIGNALS", "Blame", "Cause", "anchor", "names", "next_step"]
 
@@ -291,18 +291,20 @@ def next_step(
     stack: str = "",
     unseen: Sequence[int] = (),
     devices_first: bool = False,
+    processes: Sequence[int] = (),
 ) -> str:
     """The next step of a cause; empty for one without a row.
 
     `caller`: " at train.py:77". `stack`: " (in train.py:77 wait)". `unseen`: ranks without records here.
-    `devices_first`: only the hosts are known to have entered the call, so a device may be stuck.
+    `devices_first`: only the hosts are known to have entered the call, so a device may be stuck. `processes`: process
+    ids, if the ranks are not known.
     """
     row = SIGNALS.get(signal) if cause == "signal" else None
     row = row or CAUSES.get(cause)
     if row is None:
         return ""
     return row.do.format(
-        ranks=ranks_text(ranks),
+        ranks=processes_text(processes) if processes and not ranks else ranks_text(ranks),
         caller=caller,
         stack=stack,
         unseen=ranks_text(unseen) if unseen else "the awaited ranks",

@@ -2,6 +2,7 @@
 
 listed([1, 2, 3])            # "1, 2, 3"; "1, 2 and 9 more" where they are too many
 ranks_text((3, 5))           # "ranks 3 and 5"
+processes_text((4001, 4005)) # "processes 4001 and 4005"; "2 processes" if their ids are not known
 counted(2, "rank")           # "2 ranks"; nothing for none
 group_text("pp:1-7/2")       # "pp:1,3,5,7"
 number(3.14159), percent(0.314)      # "3.14", "31 %"; "?" for a value that was not measured
@@ -27,6 +28,7 @@ __all__ = [
     "number",
     "number_ranges",
     "percent",
+    "processes_text",
     "ranks_before",
     "ranks_text",
     "rise_text",
@@ -135,6 +137,13 @@ def ranks_text(ranks: Sequence[int]) -> str:
     if not ranks:
         return "the ranks"
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {number_ranges(ranks)}"
+
+
+def processes_text(pids: Sequence[int]) -> str:
+    """`process 4001`, `processes 4001 and 4005`, `12 processes` if an id is unknown."""
+    if not all(pids):
+        return counted(len(pids), "process")
+    return f"process{'es' * (len(pids) != 1)} {number_ranges(pids)}"
 
 
 def spans_of(numbers: Iterable[int]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from analyzers.health.analyze import NUM_CHECKS, device_health, unread_of_device
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source
-from analyzers.wording import ranks_text, sentence
+from analyzers.wording import processes_text, ranks_text, sentence
 from store.readers.programs.rows import StackOfProcess
 
 __all__ = ["device_findings", "stack_findings"]
@@ -95,6 +95,7 @@ def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
             evidence={
                 "waiting_ranks": waiting[:64],
                 "stack_groups": [_shown(one) for one in groups[:8]],
+                **({} if ranks else {"odd_pids": sorted(stack.pid for stack in odd)[:64]}),
                 "doing": {str(stack.rank): stack.frames[0] for stack in odd if stack.rank is not None and stack.frames},
             },
             advice="hang-not_entered",
@@ -115,9 +116,10 @@ def _place(one: StackGroup) -> str:
 
 def _who(members: Sequence[Stack]) -> str:
     ranks = sorted(stack.rank for stack in members if stack.rank is not None)
-    return ranks_text(ranks) if len(ranks) == len(members) else f"{len(members)} process{'es' * (len(members) != 1)}"
+    return ranks_text(ranks) if len(ranks) == len(members) else processes_text([stack.pid for stack in members])
 
 
 def _shown(one: StackGroup) -> dict[str, Any]:
     ranks = [stack.rank for stack in one.members if stack.rank is not None]
-    return {"ranks": ranks[:64], "num_ranks": len(one.members), "frames": list(one.frames)}
+    pids = {} if ranks else {"pids": sorted(stack.pid for stack in one.members)[:64]}
+    return {"ranks": ranks[:64], "num_ranks": len(one.members), "frames": list(one.frames), **pids}

@@ -19,6 +19,8 @@ def _why_hang(finding: Finding) -> str:
     group = _cut(group_text(str(facts.get("process_group"))))
     call = f" in {facts['op']} #{facts['seq']} (group {group})" if "op" in facts else ""
     caller = f" at {facts['caller']}" if facts.get("caller") else ""
+    if not waiting and facts.get("odd_pids"):
+        return sentence(f"{counted(facts['stack_groups'][0]['num_ranks'], 'process')} waited")
     if not waiting:
         return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()
     listed = facts.get("waiting_calls") or {}  # includes the calls of ranks that turned out to be culprits
@@ -64,6 +66,7 @@ def _next_hang(finding: Finding) -> str:
         stack=_stuck_line(finding),
         unseen=evidence_of(finding).get("unseen_ranks") or (),
         devices_first=bool(finding.evidence.get("host_only")),
+        processes=evidence_of(finding).get("odd_pids") or (),
     )
     if pids := evidence_of(finding).get("pids"):
         host = str(finding.evidence.get("host"))[:MAX_NAME]
@@ -73,8 +76,10 @@ def _next_hang(finding: Finding) -> str:
 
 def _stuck_line(finding: Finding) -> str:
     """Innermost line of the stack of the only culprit: " (in train.py:77 wait_for_licence)"; empty if unknown."""
-    for group in evidence_of(finding).get("stack_groups") or []:
-        if list(group.get("ranks") or []) == list(finding.ranks) and group.get("frames"):
+    facts = evidence_of(finding)
+    key, culprits = ("ranks", list(finding.ranks)) if finding.ranks else ("pids", list(facts.get("odd_pids") or ()))
+    for group in facts.get("stack_groups") or []:
+        if culprits and list(group.get(key) or []) == culprits and group.get("frames"):
             return f" (in {str(group['frames'][0])[:MAX_NAME]})"
     return ""
 

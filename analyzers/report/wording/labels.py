@@ -119,6 +119,7 @@ _LABELS = {
     "origin_module": "first bad output of",
     "origin_operation": "in operation",
     "origin_ranks": "began on",
+    "odd_pids": "suspected processes",
     "peak": "largest gradient value",
     "peak_again": "the same, recomputed",
     "peers_wait_more_ms": "peers wait longer by",

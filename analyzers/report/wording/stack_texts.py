@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analyzers.wording import ranks_text
+from analyzers.wording import processes_text, ranks_text
 
 __all__ = ["stack_texts"]
 
@@ -49,9 +49,11 @@ def _heading(group: Mapping[str, Any]) -> str:
     number = number if isinstance(number, int) else len(ranks)
     if group.get("is_rest"):
         return f"and {number} ranks with other stacks"
-    who = ranks_text(ranks) if ranks else "unknown ranks"
+    pids = [pid for pid in _sequence(group.get("pids")) if type(pid) is int]
+    who = ranks_text(ranks) if ranks else processes_text(pids) if pids and all(pids) else "unknown ranks"
     if number > 1:
-        who = f"{number} ranks have the same stack: {who.removeprefix('ranks ')}"
+        kind = "processes" if who.startswith("processes") else "ranks"
+        who = f"{number} {kind} have the same stack: {who.removeprefix(f'{kind} ')}"
         who += f" and {number - len(ranks)} more" * (number > len(ranks) > 0)
     place = f" ({group['role']})" if group.get("role") else ""
     doing = f", {group['doing']}" if group.get("doing") else ""

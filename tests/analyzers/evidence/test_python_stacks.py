@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
+from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.stack_texts import stack_texts
 from store.readers.programs.python_stacks import read, recognise
 from store.readers.programs.registry import program_of
 from tests.support.simulator.recorder_dumps import Job
@@ -78,3 +80,26 @@ def test_a_traceback_of_a_failure_is_a_log() -> None:
     failure = b'Traceback (most recent call last):\n  File "/w/a.py", line 3, in <module>\nKeyError: 1\n'
     assert not recognise(failure)
     assert not recognise(b"pid: 12\nthread pool started\n")
+
+
+def test_processes_of_unknown_ranks_are_named_by_their_ids(tmp_path: Path) -> None:
+    """All processes of a host in one file, as `for pid in $(pgrep python); do py-spy dump --pid $pid; done` writes."""
+    text = ""
+    for pid in range(4000, 4004):
+        listed = READS if pid == 4002 else WAITS
+        shown = "".join(f"    {name} ({file}:{line})\n" for file, line, name in listed[::-1])
+        text += f"Process {pid}: python train.py\nPython v3.11.4 (/usr/bin/python3.11)\n\n"
+        text += f'Thread {pid} (idle): "MainThread"\n{shown}'
+    path = tmp_path / "py-spy-gpu-03.txt"
+    path.write_text(text)
+    (hang,) = diagnose_files([path]).findings
+    assert (hang.status, hang.ranks) == ("suspect", ())
+    assert hang.summary.startswith(
+        "Most processes wait in comm.py:30 wait (processes 4000, 4001 and 4003), and not process 4002 in data.py:44"
+    )
+    assert why(hang) == "3 processes waited."
+    assert next_step(hang).startswith("Inspect the stack of process 4002 (in data.py:44 read_shard) and the code")
+    headings = [heading for heading, _ in stack_texts(hang.evidence)]
+    assert headings == [
+        "3 processes have the same stack: 4000, 4001 and 4003, innermost first", "process 4002, innermost first",
+    ]  # fmt: skip
