@@ -1,7 +1,8 @@
 """Read metrics by step as JSON lines: detectron2's `metrics.json`, LLaMA-Factory's `trainer_log.jsonl`, MMEngine's
-`scalars.json`, verl's file logger, `result.json` of Ray, and other programs' `metrics.jsonl`.
+`scalars.json` and MMCV's `.log.json`, verl's file logger, `result.json` of Ray, and other programs' `metrics.jsonl`.
 
-Objects with a text message are log lines, which the rules of text logs read, as are lines that count within an epoch.
+MMCV counts iterations within an epoch: the last printed one of each epoch is added to those of the next. Objects with a
+text message are log lines, which the rules of text logs read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.programs.json_lines import objects
-from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+from store.readers.programs.rows import Point, ProgramRows, is_of_evaluation, points_of, step_rows
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError, rank_of_name
 
@@ -21,6 +22,7 @@ _STEPS = (
     "train/global_step", "trainer/global_step", "global_step", "step", "current_steps", "iteration",
     "training_iteration", "_step",
 )  # fmt: skip
+_WITHIN_EPOCH = "iter"
 _TOTALS = ("total_steps", "max_steps")
 _TIMES = ("timestamp", "time", "ts", "wall_time", "_timestamp")
 _MESSAGES = ("message", "msg", "log", "text", "MESSAGE", "level", "levelname", "severity")
@@ -42,6 +44,8 @@ def recognise(first: bytes) -> bool:
             row = json.loads(line)
         except (ValueError, RecursionError):
             return False
+        if isinstance(row, dict) and "env_info" in row:
+            continue  # MMCV's first line
         if not isinstance(row, dict) or not row.keys().isdisjoint(_MESSAGES) or _sentence(row):
             return False
         found += _point(row) is not None
@@ -53,11 +57,17 @@ def read(path: Path) -> ProgramRows:
     points: list[Point] = []
     problem = ""
     total: int | None = None
+    starts: dict[object, int] = {}  # of each epoch, which a resumed run writes again
+    before, last = 0, 0
     try:
         for number, row in objects(read_chunks(path)):
-            if text := _sentence(row):
+            if "env_info" not in row and (text := _sentence(row)):
                 problem = problem or f"line {number} holds text, which was not read: {text[:80]}"
             if (point := _point(row)) is not None:
+                if _is_within_epoch(row):
+                    before = starts.setdefault(row["epoch"], before + last * (point.step <= last))
+                    last = point.step
+                    point.step += before
                 points.append(point)
                 planned = next((row[name] for name in _TOTALS if isinstance(row.get(name), int)), None)
                 total = planned if planned == point.step else None
@@ -71,12 +81,18 @@ def read(path: Path) -> ProgramRows:
 
 
 def _point(row: Mapping[str, Any]) -> Point | None:
-    step = next((row[name] for name in _STEPS if isinstance(row.get(name), int | float)), None)
+    if is_of_evaluation(row):
+        return None
+    step = next((row[name] for name in (*_STEPS, _WITHIN_EPOCH) if isinstance(row.get(name), int | float)), None)
     inner = row.get("data")
     metrics = {**(inner if isinstance(inner, dict) else {}), **row}
     if "data_time" in row and "iter_time" not in row:  # of the step, as detectron2 and MMEngine write it
         metrics["iter_time"] = row.get("time")
     return points_of(step, metrics, _wall_ns(row))
+
+
+def _is_within_epoch(row: Mapping[str, Any]) -> bool:
+    return _WITHIN_EPOCH in row and isinstance(row.get("epoch"), int) and row.keys().isdisjoint(_STEPS)
 
 
 def _sentence(row: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, column_of, points_of, step_rows
+from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, column_of, is_of_evaluation, points_of, step_rows
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError, rank_of_name
 
@@ -50,6 +50,10 @@ def read(path: Path) -> ProgramRows:
     names = list(reader.fieldnames or ())
     step = _step_column(names) or names[0]
     parts = _parts(names)
+    runs = _runs(names)
+    if len(runs) > 1:
+        problem = problem or f"holds {len(runs)} runs: only the first, {runs[0][:60]}, was read"
+    own = [name for name in names if name != step and _run(name) in ("", *runs[:1])]
     time = next((name for name in names if name.strip().lower() in _TIMES), None)
     tag = path.name.split("tag-")[-1].split(".")[0].replace("_", "/") if _is_scalar(names) else ""
     points: list[Point] = []
@@ -57,7 +61,9 @@ def read(path: Path) -> ProgramRows:
     try:
         for row in reader:
             wall_ns = _wall_ns(row.get(time)) if time else None
-            metrics = {tag: row.get("Value")} if tag else {_metric(name): row[name] for name in names if name != step}
+            if is_of_evaluation(row):
+                continue
+            metrics = {tag: row.get("Value")} if tag else {_metric(name): row[name] for name in own}
             metrics = {name: value.strip() for name, value in metrics.items() if value and value.strip()}
             if parts and all(part in metrics for part in parts):
                 metrics["loss"] = str(sum(float(metrics[part]) for part in parts if _is_number(metrics[part])))
@@ -122,6 +128,15 @@ def _metric(name: str) -> str:
     """Name of a metric without the run's name, which W&B's exports put before it."""
     run, separator, metric = name.rpartition(" - ")
     return metric if separator and run else name
+
+
+def _run(name: str) -> str:
+    return name.rpartition(" - ")[0].strip()
+
+
+def _runs(names: Sequence[str]) -> list[str]:
+    """Names of the runs of which the table has a known metric."""
+    return list(dict.fromkeys(run for name in names if (run := _run(name)) and column_of(_metric(name))))
 
 
 def _is_scalar(names: list[str]) -> bool:

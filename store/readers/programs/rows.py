@@ -14,11 +14,22 @@ from typing import Any
 
 from store.readers.untrusted.external_files import MAX_ROWS
 
-__all__ = ["MAX_ROWS", "Point", "ProgramRows", "StackOfProcess", "column_of", "points_of", "step_rows"]
+__all__ = [
+    "MAX_ROWS",
+    "Point",
+    "ProgramRows",
+    "StackOfProcess",
+    "column_of",
+    "is_of_evaluation",
+    "points_of",
+    "step_rows",
+]
 
 MAX_STEP = 1 << 50
 _PREFIX = re.compile(r"^(?:train(?:ing|er)?|actor|metrics|loss_metrics|perf|optim|time_metrics)[/_.\- ]+")
 _OTHERS = re.compile(r"(?:^|[/_.\- ])(?:e?val(?:uation|id|idation)?|test|aux|best|min|max|val)(?:[/_.\- ]|$)")
+_PARTS_OF_RUN = ("mode", "split", "phase", "stage", "set", "subset")
+_EVALUATION = re.compile(r"(?:e?val|valid|test|dev|predict|infer)", re.IGNORECASE)
 _COLUMNS = {
     "loss": ("loss", "loss_step", "lm_loss", "lm loss", "total_loss", "global_avg_loss", "nll_loss", "pg_loss",
              "cross_entropy_loss", "ce_loss", "reduced_train_loss"),
@@ -81,6 +92,12 @@ def column_of(name: str) -> str | None:
     if _BY_NAME.get(first) in ("loss", "lr") and re.fullmatch(r"train(?:ing)?|group_?0|pg_?0", rest):
         return _BY_NAME[first]
     return "lr" if re.fullmatch(r"lr-\w+(?:/pg1)?", plain) else None
+
+
+def is_of_evaluation(row: Mapping[Any, object]) -> bool:
+    """Return True if a row's mode or split says that its values are not of training."""
+    told = (value for name, value in row.items() if isinstance(name, str) and name.strip().lower() in _PARTS_OF_RUN)
+    return any(isinstance(value, str) and _EVALUATION.match(value.strip()) is not None for value in told)
 
 
 def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = None) -> Point | None:

@@ -55,7 +55,7 @@ def test_steps_that_became_slower_are_found_in_detectron2s_metrics(tmp_path: Pat
     "row",
     [
         {"step": 3, "loss": 2.0, "message": "step done"},
-        {"mode": "train", "epoch": 3, "iter": 50, "loss": 2.0},
+        {"mode": "val", "step": 50, "loss": 2.0},
         {"step": 3, "loss": 2.0, "error": "CUDA out of memory on rank 3"},
         {"step": 3, "accuracy": 0.5},
         {"step": 3, "val_loss": 0.5},
@@ -82,3 +82,41 @@ def test_milliseconds_in_a_columns_name_are_converted(tmp_path: Path, name: str)
     path = tmp_path / "metrics.csv"
     path.write_text(f"step,loss,{name}\n1,2.0,350\n", encoding="utf-8")
     assert read_table(path).steps[0]["duration_ns"] == 350_000_000
+
+
+def mmcv(epoch: int, number: int, loss: float, **more: object) -> dict[str, object]:
+    return {"mode": "train", "epoch": epoch, "iter": number, "lr": 0.02, "data_time": 0.01, "loss": loss, "time": 0.4,
+            **more}  # fmt: skip
+
+
+def test_iterations_within_an_epoch_are_added_up(tmp_path: Path) -> None:
+    begin = {"env_info": "sys.platform: linux\nPython: 3.8.5 (default, Sep  4 2020)", "seed": 0}
+    epochs = [mmcv(epoch, number, epoch + number / 1000) for epoch in (1, 2, 3) for number in (50, 100)]
+    evaluated = {"mode": "val", "epoch": 1, "iter": 625, "lr": 0.02, "bbox_mAP": 0.4}
+    again = [mmcv(3, 50, 9.0)]  # resumed within the epoch
+    path = written(tmp_path, [begin, *epochs[:2], evaluated, *epochs[2:], *again])
+    assert recognise(path.read_bytes())
+    found = read(path)
+    assert [row["step"] for row in found.steps] == [50, 100, 150, 200, 250, 300]
+    assert [row["loss"] for row in found.steps][2:5] == [2.05, 2.1, 3.05]
+    assert found.problem == ""
+
+
+def test_iterations_that_continue_over_the_epochs_are_kept(tmp_path: Path) -> None:
+    path = written(tmp_path, [mmcv(1, 50, 3.0), mmcv(1, 100, 2.5), mmcv(2, 150, 2.0)])
+    assert [row["step"] for row in read(path).steps] == [50, 100, 150]
+
+
+def test_rows_of_an_evaluation_are_left_out_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,split,loss\n1,val,9.0\n1,train,2.0\n2,Test,9.0\n", encoding="utf-8")
+    assert [(row["step"], row["loss"]) for row in read_table(path).steps] == [(1, 2.0)]
+
+
+def test_of_several_runs_in_an_export_the_first_is_read_and_the_others_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "wandb_export.csv"
+    header = '"Step","sun-2 - train/loss","sun-2 - train/loss__MIN","sea-1 - train/loss","sea-1 - train/loss__MIN"'
+    path.write_text(f"{header}\n1,2.0,2.0,7.0,7.0\n2,1.9,1.9,6.9,6.9\n3,,,6.8,6.8\n", encoding="utf-8")
+    found = read_table(path)
+    assert [(row["step"], row["loss"]) for row in found.steps] == [(1, 2.0), (2, 1.9)]
+    assert found.problem == "holds 2 runs: only the first, sun-2, was read"
