@@ -116,6 +116,10 @@ def _load(path: Path, unpickled: Callable[[Path], Any]) -> dict[str, Any]:
                 top[key] = value
         return top
     loaded = unpickled(path)
+    if isinstance(loaded, list) and loaded and isinstance(loaded[0], dict) and "record_id" in loaded[0]:
+        raise SourceError(
+            "is a flight-recorder dump of torch 2.2 or older: only format 2.x (torch 2.4 and later) is read"
+        )
     if not isinstance(loaded, dict):
         raise SourceError("is a pickle, but no flight-recorder dump")
     return loaded

@@ -31,13 +31,18 @@ def lines(path: Path) -> Iterator[str]:
             items.append(value)
         elif not is_item:
             single[key] = value
-    events = [item for item in items or [single] if "involvedObject" in item or "regarding" in item]
+    yield from lines_of(items or [single])
+
+
+def lines_of(objects: list[dict[str, Any]]) -> Iterator[str]:
+    """The same for objects that were read."""
+    events = [item for item in objects if "involvedObject" in item or "regarding" in item]
     for event in sorted(events, key=_time):
         about = _dict(event.get("involvedObject") or event.get("regarding"))
         text = _text(event.get("message") or event.get("note"))
         yield f"{_time(event)} {_text(about.get('kind')).lower()}/{_text(about.get('name'))} " \
               f"{_text(event.get('reason'))}: {text}".strip()  # fmt: skip
-    pods = [item for item in items or [single] if "status" in item and "spec" in item]
+    pods = [item for item in objects if "status" in item and "spec" in item]
     for pod in pods:
         yield from _ends(pod)
     if pods and all(_dict(pod["status"]).get("phase") == "Succeeded" for pod in pods):

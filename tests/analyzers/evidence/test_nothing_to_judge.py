@@ -106,6 +106,8 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "journald": {"journal.json": json.dumps({"__REALTIME_TIMESTAMP": "1790000000123456", "MESSAGE": "hello"}) + "\n"},
     "kubectl_describe": {"pod.txt": "Name:   pod-1\nNamespace:  a\nContainers:\n  main:\n    State:   Running\n"},
     "kubernetes_objects": {"pods.json": json.dumps({"apiVersion": "v1", "kind": "PodList", "items": []})},
+    "kubernetes_yaml": {"pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\nspec: {}\nstatus: {}\n"},
+    "qstat": {"qstat.txt": "Job Id: 71.pbs\n    Job_Name = a\n    job_state = R\n"},
     "metrics_lines": {"metrics.jsonl": '{"step": 1, "lr": 0.1}\n{"step": 2, "lr": 0.1}\n'},
     "metrics_table": {"metrics.csv": "step,loss,lr\n1,,0.1\n2,,0.1\n"},
     "mllog": {"mllog.log": ':::MLLOG {"time_ms": 1, "key": "cache_clear", "value": true, "metadata": {}}\n'},

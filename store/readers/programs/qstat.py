@@ -1,0 +1,103 @@
+"""Read what OpenPBS says of a job that has ended (`qstat -fx`, also `-F json`): its exit status, or the limit at which
+the server ended it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from store.readers.programs.rows import ProgramRows
+from store.readers.programs.sacct import end_of_job, with_state
+from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError
+
+NAME = "qstat -f of PBS"
+_STATES = {"R": "RUNNING", "Q": "PENDING", "H": "PENDING", "W": "PENDING", "E": "COMPLETING", "S": "SUSPENDED"}
+_LIMITS = {-29: "TIMEOUT", -28: "TIMEOUT", -27: "OUT_OF_MEMORY", -26: "OUT_OF_MEMORY"}
+"""Exit status if a limit was exceeded: wall time, CPU time, memory, virtual memory (OpenPBS, `job.h`)."""
+_SIGNALS = 256
+"""Exit status of a job script that died of signal n: 256 + n."""
+_FIELD = re.compile(r"^\s{4}([A-Za-z][\w.]*) = (.*)$")
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for a job's attributes as text or JSON."""
+    if first.lstrip()[:1] == b"{":
+        return b'"pbs_version"' in first and b'"Jobs"' in first
+    return first.lstrip().startswith(b"Job Id: ") and b"\n    job_state = " in first
+
+
+def read(path: Path) -> ProgramRows:
+    """Read the last job in the list. Raises SourceError."""
+    text = read_text(path, DOCUMENT_BYTES)
+    jobs = list(_of_json(text) if text.lstrip()[:1] == "{" else _of_text(text))
+    found = ProgramRows()
+    if not jobs:
+        return found
+    line, number, about = jobs[-1]
+    if len(jobs) > 1:
+        found.problem = f"lists {len(jobs)} jobs: only the last, {number}, was read"
+    row = {"JobID": number.split(".")[0], **_row(about)}
+    event = end_of_job(row, line) if row["State"] else None
+    found.log_events = [event] if event else []
+    found.problem = with_state(found.problem, row)
+    if not row["State"] and "Exit_status" in about:
+        status = about["Exit_status"][:10]
+        found.problem = found.problem or f"reports PBS' exit status {status}, whose cause is not known"
+    return found
+
+
+def _row(about: dict[str, str]) -> dict[str, str]:
+    """The job in the form of `sacct`."""
+    state, status = about.get("job_state", ""), about.get("Exit_status", "")
+    code = int(status) if re.fullmatch(r"-?\d{1,6}", status) else None
+    hosts, end = about.get("exec_host", ""), about.get("obittime") or about.get("mtime", "")
+    shown = {"NodeList": "" if "+" in hosts else hosts.split("/")[0], "End": _time(end),
+             "Comment": about.get("comment", "")}  # fmt: skip
+    if code is None:
+        return {"State": _STATES.get(state, ""), "ExitCode": "", **shown}
+    if code <= 0:
+        return {"State": "COMPLETED" if code == 0 else _LIMITS.get(code, ""), "ExitCode": "0:0", **shown}
+    code, signal = (0, code - _SIGNALS) if code > _SIGNALS else (code, 0)
+    return {"State": "FAILED", "ExitCode": f"{code}:{signal}", **shown}
+
+
+def _time(text: str) -> str:
+    try:
+        return datetime.strptime(text, "%a %b %d %H:%M:%S %Y").replace(tzinfo=UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        return ""
+
+
+def _of_text(text: str) -> Iterator[tuple[int, str, dict[str, str]]]:
+    """Yield (line, job id, attributes). A long value continues on a line that begins with a tab."""
+    line, number, about, last = 0, "", dict[str, str](), ""
+    for place, row in enumerate(text.splitlines(), 1):
+        if row.startswith("Job Id: "):
+            if number:
+                yield line, number, about
+            line, number, about, last = place, row.removeprefix("Job Id: ").strip(), {}, ""
+        elif field := _FIELD.match(row):
+            last = field[1]
+            about[last] = field[2]
+        elif row.startswith("\t") and last:
+            about[last] += row[1:]
+    if number:
+        yield line, number, about
+
+
+def _of_json(text: str) -> Iterator[tuple[int, str, dict[str, str]]]:
+    try:
+        whole: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SourceError("is cut off or not JSON") from error
+    jobs = whole.get("Jobs") if isinstance(whole, dict) else None
+    for number, about in jobs.items() if isinstance(jobs, dict) else ():
+        line = text.count("\n", 0, text.find(f'"{number}"')) + 1
+        plain = about.items() if isinstance(about, dict) else ()
+        yield line, str(number), {name: str(value) for name, value in plain if isinstance(value, str | int)}
