@@ -93,8 +93,11 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
 
 
 def _has_lines_alone(files: JobFiles) -> bool:
-    """Return True for logs of one kind and nothing else that could show how the job went."""
-    return files.formats in (["log"], ["plugin"]) and not any(rows.has_records for rows in files.plugin_rows)
+    """Return True for logs of one kind and nothing else that could show how the job went: programs' values of steps do
+    not.
+    """
+    formats = [one for one in files.formats if one != "program" or not files.programs.has_only_steps]
+    return formats in (["log"], ["plugin"]) and not any(rows.has_records for rows in files.plugin_rows)
 
 
 def _hangs_not_checked(log: ReadLog) -> Finding:

@@ -66,7 +66,7 @@ def read_lines(files: JobFiles, progress: Progress) -> LineRows:
     return LineRows(
         logs=logs,
         events=[*events, *of_plugins, *files.programs.log_events()],
-        steps=[*steps, *files.programs.steps(files.problems)],
+        steps=files.programs.steps(files.problems, steps),
         health=files.programs.health(),
         stacks=files.programs.stacks(),
         num_plugin_events=len(of_plugins),
