@@ -26,6 +26,10 @@ SAME_RATIO = 1e-3
 """Relative tolerance: two files may print the same loss with different precision."""
 SAME_PRINTED_RATIO = 0.02
 """The same for a log, which may print two decimals."""
+MANY = 2
+"""Factor by which one side must have more losses than the other to be kept in spite of it."""
+MIN_COMMON = 5
+"""Minimum number of steps in both that show that a file counts samples."""
 NOTHING_IN_IT = "contains no step, no reading and no known failure"
 
 
@@ -61,40 +65,58 @@ class ReadPrograms:
     def steps(self, problems: Survey, logged: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
         """Steps of one run, with those that its logs print.
 
-        A file with different values for the same steps is of another run, and left out. The lines of a log without
-        step numbers (transformers) are counted, and cannot be joined with steps: the side with more losses is kept.
+        1. A file with other losses for the same steps is of another run, and left out.
+        2. DeepSpeed's monitor counts samples. If dividing by one number makes the file's losses those of the logs, it
+           is divided.
+        3. A file that has otherwise no step in common with the logs, in the same range, counts in another way: of the
+           two, the logs are kept, unless the file has far more losses.
+        4. The lines of a log without step numbers (transformers) are counted, and are no steps: again one is kept.
         """
         numbered = {(row["rank"], row["step"]): row for row in logged if not row.get("is_counted")}
-        own = self._steps(problems, numbered)
+        own, without_log = self._steps(problems, numbered)
         counted = Counter(row["rank"] for row in logged if row.get("is_counted") and row.get("loss") is not None)
         stated = Counter(row["rank"] for row in own if row.get("loss") is not None)
-        left_out = {rank for rank in counted if 2 * stated[rank] < counted[rank]}
-        of_logs = [row for row in logged if not row.get("is_counted") or row["rank"] not in set(stated) - left_out]
+        left_out = {rank for rank in counted if MANY * stated[rank] < counted[rank]}
+        without_lines = set(stated) - left_out
+        of_logs = [
+            row for row in logged if row["rank"] not in (without_lines if row.get("is_counted") else without_log)
+        ]
         return [*of_logs, *(row for row in own if row["rank"] not in left_out)]
 
-    def _steps(self, problems: Survey, numbered: Mapping[tuple[int, int], dict[str, Any]]) -> list[dict[str, Any]]:
-        """Steps that the logs do not print. Of a step that they do, only what they lack is added to their row."""
+    def _steps(
+        self, problems: Survey, numbered: Mapping[tuple[int, int], dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], set[int]]:
+        """Steps that the logs do not print, and the ranks whose logs count otherwise and are left out. Of a step that
+        the logs print, only what they lack is added to their row.
+        """
         kept: dict[tuple[int, int], dict[str, Any]] = {}
-        for shown, rows in self.rows.items():
-            here = [(row, numbered[key]) for row in rows.steps if (key := (row["rank"], row["step"])) in numbered]
+        printed = Counter(rank for (rank, _), row in numbered.items() if row.get("loss") is not None)
+        without_log: set[int] = set()
+        for shown, of_file in self.rows.items():
+            rows = _in_steps(of_file.steps, numbered)
+            here = [(row, numbered[key]) for row in rows if (key := (row["rank"], row["step"])) in numbered]
             odd = [row for row, known in here if _differs(row, known, SAME_PRINTED_RATIO)]
+            other = next((row for row in rows if _differs(row, kept.get((row["rank"], row["step"])))), None)
+            stated = Counter(row["rank"] for row in rows if row.get("loss") is not None)
+            apart = set() if here else {rank for rank in stated if printed[rank] and _overlap(rank, rows, numbered)}
             if 2 * len(odd) > len(here):
-                problems.add_problem(
-                    Path(shown), f"differs from the logs in the loss at step {odd[0]['step']}: a second run?"
-                )
+                problem = f"differs from the logs in the loss at step {odd[0]['step']}: a second run?"
+            elif other is not None:
+                problem = f"differs from the files before it in the loss at step {other['step']}: a second run?"
+            elif any(MANY * printed[rank] >= stated[rank] for rank in apart):
+                problem = "has no step in common with the logs, so it counts in another way: its steps were left out"
+            else:
+                problem = ""
+                without_log |= apart
+            if problem:
+                problems.add_problem(Path(shown), problem)
                 continue
-            other = next((row for row in rows.steps if _differs(row, kept.get((row["rank"], row["step"])))), None)
-            if other is not None:
-                problems.add_problem(
-                    Path(shown), f"differs from the files before it in the loss at step {other['step']}: a second run?"
-                )
-                continue
-            for row in rows.steps:
+            for row in rows:
                 key = (row["rank"], row["step"])
                 known = numbered[key] if key in numbered else kept.setdefault(key, row)
                 if known is not row:
                     _add(row, known)
-        return list(kept.values())
+        return list(kept.values()), without_log
 
     def health(self) -> list[dict[str, Any]]:
         """Device readings of all files."""
@@ -103,6 +125,37 @@ class ReadPrograms:
     def stacks(self) -> list[StackOfProcess]:
         """Stacks of all files."""
         return [stack for rows in self.rows.values() for stack in rows.stacks]
+
+
+def _in_steps(
+    rows: list[dict[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows, with samples converted to steps if the losses are then those of the logs."""
+    if not rows or not numbered or any((row["rank"], row["step"]) in numbered for row in rows):
+        return rows
+    first = min(row["step"] for row in rows)
+    divisors = {math.gcd(*(row["step"] for row in rows)), first // max(1, min(step for _, step in numbered))}
+    for samples in sorted(divisors - {0, 1}, reverse=True):
+        found = [
+            {**row, "step": row["step"] // samples,
+             "duration_ns": row["duration_ns"] * samples if row.get("is_between") else row.get("duration_ns")}
+            for row in rows if row["step"] % samples == 0
+        ]  # fmt: skip
+        both = [(row, numbered[key]) for row in found if (key := (row["rank"], row["step"])) in numbered]
+        same = sum(row.get("loss") is not None and known.get("loss") is not None
+                   and not _differs(row, known, SAME_PRINTED_RATIO) for row, known in both)  # fmt: skip
+        if len(both) >= MIN_COMMON and 2 * same > len(both):
+            return found
+    return rows
+
+
+def _overlap(
+    rank: int, rows: Sequence[Mapping[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
+) -> bool:
+    """Return True if a file's steps are among those of the rank's logs, and not before or after them (an attempt)."""
+    own: list[int] = [row["step"] for row in rows if row["rank"] == rank]
+    logged = [step for of, step in numbered if of == rank]
+    return min(own) <= max(logged) and min(logged) <= max(own)
 
 
 def _add(row: Mapping[str, Any], known: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
 
@@ -56,3 +58,38 @@ def test_a_file_of_another_run_beside_a_log_is_named(tmp_path: Path) -> None:
     assert found.fired == ()
     (problem,) = found.run["file_problems"]
     assert problem["problem"] == "differs from the logs in the loss at step 10: a second run?"
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_file_that_counts_samples_is_joined_by_step(tmp_path: Path, every: int) -> None:
+    """DeepSpeed's monitor writes each step, or as many as the log prints."""
+    known = [LOSSES[(step - 1) // 10] for step in range(1, 1001)]
+    rows = "".join(f"{512 * step},{known[step - 1]}\n" for step in range(every, 1001, every))
+    (tmp_path / "Train_Samples_train_loss.csv").write_text(f"step,train_loss\n{rows}")
+    (tmp_path / "train.log").write_text("\n".join(numbered(LOSSES)) + "\n")
+    found = diagnose_files([tmp_path])
+    assert found.fired == ()
+    assert found.run["file_problems"] == []
+    assert f"{1000 // every} printed steps to step 1000" in found.verdict.replace(",", "")
+
+
+def test_a_file_in_the_same_range_without_a_common_step_is_named(tmp_path: Path) -> None:
+    state = [{"step": 10 * n + 3, "loss": loss + 3} for n, loss in enumerate(LOSSES, 1)]
+    found = judged(tmp_path, numbered(LOSSES), state)
+    assert found.fired == ()
+    (problem,) = found.run["file_problems"]
+    assert problem["problem"].startswith("has no step in common with the logs")
+
+
+def test_an_earlier_attempt_beside_the_log_of_a_later_one_is_joined(tmp_path: Path) -> None:
+    later = [f"step: {1000 + 10 * n} loss: {1.9 - n / 1000:.3f}" for n in range(1, 101)]
+    found = judged(tmp_path, later, state_of(10, LOSSES))
+    assert found.fired == ()
+    assert found.run["logs"]["printed_losses"] == 200
+
+
+def test_of_few_printed_steps_and_many_others_the_others_are_kept(tmp_path: Path) -> None:
+    found = judged(tmp_path, numbered(LOSSES[:3]), state_of(7, LOSSES))
+    assert found.fired == ()
+    assert found.run["steps"] == 700
+    assert found.run["logs"]["printed_losses"] == 100
