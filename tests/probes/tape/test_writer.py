@@ -92,7 +92,7 @@ def test_a_finisher_stores_neighbours_and_completes(tmp_path: Path) -> None:
     (record,) = read_segment(segment_paths(tmp_path, "collectives")[0]).records
     assert (record["end_ns"], record["wait_ns"], record["state"]) == (12, 34, COMPLETE)
     assert record["issue_ns"] == UNSET["i64"]
-    with pytest.raises(ValueError, match="side by side"):
+    with pytest.raises(ValueError, match="not adjacent"):
         tape.finisher("end_ns", "peer")
 
 
