@@ -87,7 +87,9 @@ def main() -> int:
         for time in range(trial.times):
             print(f"[{number + 1}/{len(trials)}] {trial.path} {trial.name}, {time + 1} of {trial.times}", flush=True)
             trial.results += _run(trial, f"trial-{number}-{time}")
-        print(f"    {trial.rate:.0%} passed, at least {trial.at_least:.0%}", flush=True)
+        is_skipped = all(result.outcome == "skipped" for result in trial.results)
+        outcome = "skipped here" if is_skipped else f"{trial.rate:.0%} passed, at least {trial.at_least:.0%}"
+        print(f"    {outcome}", flush=True)
         _write_page(list(trials.values())[: number + 1])
     short = [trial for trial in trials.values() if trial.rate < trial.at_least]
     for trial in short:
