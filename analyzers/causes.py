@@ -18,7 +18,7 @@ from typing import Literal
 
 from analyzers.wording import processes_text, ranks_text
 
-__all__ = ["CAUSES", "COLLECT", "SIGNALS", "Blame", "Cause", "anchor", "names", "next_step"]
+__all__ = ["CAUSES", "COLLECT", "SIGNALS", "WORDS", "Blame", "Cause", "anchor", "names", "next_step"]
 
 Blame = Literal["rank", "link", "job", "outside"]
 """Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings. outside: in
@@ -34,7 +34,9 @@ class Cause:
     name: str
     kind: Literal["rank_lost", "hang"]
     do: str
-    """Next step, with `{ranks}` and the optional `{caller}`, `{stack}`, `{unseen}` and `{devices}` (`next_step`)."""
+    """Next step, with `{ranks}`, the optional `{caller}`, `{stack}`, `{unseen}` and `{devices}` (`next_step`), and
+    words that agree with the number of ranks (`WORDS`).
+    """
     record_text: str = ""
     """Sentence for findings from a run's records; the analyzer fills in names. Empty: the analyzer writes it."""
     log_text: str = ""
@@ -63,8 +65,8 @@ def anchor(kind: str, cause: str) -> str:
 _STACKS = "py-spy dump --pid PID # of every rank, while it hangs (rankscope stacks)"
 _KERNEL = "dmesg -T | grep -iE 'killed process|oom|xid|mce' # on the host of that rank"
 _DUMPS = "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 # in the environment of the next run"
-_LOG_AND_HOST = "Check the log of {ranks} and its host (out of memory, XID)."
-_CODE_OF_CALL = "Inspect the stack of {ranks}{stack} and the code around the call{caller}."
+_LOG_AND_HOST = "Check the {log} of {ranks} and {its_host} (out of memory, XID)."
+_CODE_OF_CALL = "Inspect the {stacks} of {ranks}{stack} and the code around the call{caller}."
 
 _LOST_RANKS = (
     Cause(name="exception", kind="rank_lost", by_user=True,
@@ -73,10 +75,10 @@ _LOST_RANKS = (
     Cause(name="signal", kind="rank_lost", do=_LOG_AND_HOST, record_text="died of {signal}",
           collect=(_KERNEL, "python -X faulthandler")),
     Cause(name="out_of_memory", kind="rank_lost", by_user=True,
-          do="Lower the microbatch or sequence length on that rank, or shard and checkpoint activations more.",
+          do="Lower the microbatch or sequence length on {ranks}, or shard and checkpoint activations more.",
           record_text="ran out of memory{asked}{at}", log_text="{who} ran out of device memory{at}"),
     Cause(name="exit", kind="rank_lost", by_user=True,
-          do="Read the end of the log of {ranks}: it exited by itself.",
+          do="Read the {end} of the {log} of {ranks}: {it} exited by {itself}.",
           record_text="ended with exit code {exit_code}{output}{at}",
           collect=("torchrun --log-dir logs --tee 3 # keeps every rank's own output",
                    "wrap main() in torch.distributed.elastic.multiprocessing.errors.record # writes error_file")),
@@ -189,23 +191,24 @@ _LOST_RANKS = (
     Cause(name="link_down", kind="rank_lost", do="Check the cable, the port and the switch, then start again."),
 )  # fmt: skip
 _HANGS = (
-    Cause(name="stopped", kind="hang", do="Continue or restart the process of {ranks}.",
+    Cause(name="stopped", kind="hang", do="Continue or restart the {process} of {ranks}.",
           record_text="{who} {are} stopped{at} (process state {os_state}), {doing}"),
     Cause(name="not_entered", kind="hang", names_call=True, by_user=True, do=_CODE_OF_CALL,
           record_text="{who} did not reach {call}{stuck}"),
     Cause(name="gil", kind="hang", by_user=True,
-          do="Check the native code called by the innermost line of {ranks}'s stack: it must release the GIL.",
+          do="Check the native code called by the innermost line of the {stacks} of {ranks}: this code must release "
+             "the GIL.",
           record_text="{who} {do} not respond{at}: asleep in native code that holds Python's lock (GIL), "
           "{doing}{where}"),
     Cause(name="data", kind="hang", by_user=True,
-          do="Inspect the data loader of {ranks}: its stack is in the evidence.",
+          do="Inspect the data loader of {ranks}: {stacks_are} in the evidence.",
           record_text="{who} {hang} in the data loader{at}{inside}"),
-    Cause(name="checkpoint", kind="hang", do="Check the disk that {ranks} writes its checkpoint to.",
+    Cause(name="checkpoint", kind="hang", do="Check the disk that {ranks} {writes} to.",
           record_text="{who} {hang} writing a checkpoint{at}{inside}"),
     Cause(name="evaluate", kind="hang", by_user=True, do=_CODE_OF_CALL,
           record_text="{who} {hang} in evaluation{at}{inside}"),
     Cause(name="compile", kind="hang",
-          do="Check whether the compiler of {ranks} is busy (its child processes), or disable `torch.compile`.",
+          do="Check whether the compiler of {ranks} is busy ({its} child processes), or disable `torch.compile`.",
           record_text="{who} {have} not finished compiling{at}{inside}"),
     Cause(name="mismatch", kind="hang", blame="job", is_proven_by_line=False, by_user=True,
           do="Find the branch that depends on the rank or on its data.",
@@ -239,7 +242,7 @@ _HANGS = (
           do="{devices}Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
           record_text="{entered}"),
     Cause(name="device_stuck", kind="hang", names_call=True,
-          do="Look for an XID and ECC errors on the host of {ranks} (`dmesg -T`, `nvidia-smi -q`).",
+          do="Look for an XID and ECC errors on the {hosts} of {ranks} (`dmesg -T`, `nvidia-smi -q`).",
           record_text="{devices} {are} stuck{at}: {stuck_call}"),
     Cause(name="watchdog_stuck", kind="hang", do="Take the stacks of those processes."),
     Cause(name="busy", kind="hang", do=_CODE_OF_CALL,
@@ -250,19 +253,19 @@ CAUSES: Mapping[str, Cause] = {cause.name: cause for cause in (*_LOST_RANKS, *_H
 
 SIGNALS: Mapping[str, Cause] = {
     "SIGKILL": Cause(name="signal", kind="rank_lost", record_text="died of {signal}",
-        do="Check `dmesg -T` of the host of {ranks} for the out-of-memory killer, and find out who else could have "
-           "killed it.",
+        do="Check `dmesg -T` of the {hosts} of {ranks} for the out-of-memory killer, and find out who else could have "
+           "killed {them}.",
         collect=(_KERNEL, "cat /sys/fs/cgroup/memory.events # oom_kill of the job's cgroup",
                  "sacct -j JOB --format=JobID,State,ExitCode,MaxRSS    |    kubectl describe pod POD")),
     "SIGSEGV": Cause(name="signal", kind="rank_lost", record_text="died of {signal}",
-        do="Find the native stack of {ranks}: a core dump, or its log with `PYTHONFAULTHANDLER=1`.",
+        do="Find the native {stacks} of {ranks}: a core dump, or {its} {log} with `PYTHONFAULTHANDLER=1`.",
         collect=(_KERNEL, "coredumpctl gdb # or: python -X faulthandler")),
     "SIGBUS": Cause(name="signal", kind="rank_lost", record_text="died of {signal}",
-        do="Check whether /dev/shm or a mapped file's disk was full on the host of {ranks} (`df -h`), and enlarge it "
-           "(docker run --ipc=host or --shm-size).",
+        do="Check whether /dev/shm or a mapped file's disk was full on the {hosts} of {ranks} (`df -h`), and enlarge "
+           "the full one (docker run --ipc=host or --shm-size).",
         collect=("df -h /dev/shm # on the host of that rank", _KERNEL)),
     "SIGABRT": Cause(name="signal", kind="rank_lost", record_text="died of {signal}",
-        do="Read the lines before the abort in the log of {ranks}: the library that called it states why.",
+        do="Read the lines before the abort in the {log} of {ranks}: the library that aborted states why.",
         collect=("python -X faulthandler", _KERNEL)),
 }  # fmt: skip
 """Rows of the cause `signal` for signals with a more specific next step."""
@@ -275,6 +278,21 @@ COLLECT: Mapping[str, tuple[str, ...]] = {
 }
 """What to collect, by cause or signal. Other keys: `contested` for errors that contradict each other, `ray`, and `hang`
 for hangs without a known cause."""
+
+
+WORDS: Mapping[bool, Mapping[str, str]] = {
+    True: {
+        "it": "it", "them": "it", "itself": "itself", "its": "its", "its_host": "its host", "log": "log", "end": "end",
+        "process": "process", "hosts": "host", "stacks": "stack", "stacks_are": "its stack is",
+        "writes": "writes its checkpoint",
+    },
+    False: {
+        "it": "they", "them": "them", "itself": "themselves", "its": "their", "its_host": "their hosts",
+        "log": "logs", "end": "ends", "process": "processes", "hosts": "hosts", "stacks": "stacks",
+        "stacks_are": "their stacks are", "writes": "write their checkpoints",
+    },
+}  # fmt: skip
+"""Words in a next step that depend on the number of ranks: for one rank (True), and for several or unknown ones."""
 
 
 def names(kind: str, *, by_user: bool = False) -> frozenset[str]:
@@ -304,6 +322,7 @@ def next_step(
     if row is None:
         return ""
     return row.do.format(
+        **WORDS[len(ranks or processes) == 1],
         ranks=processes_text(processes) if processes and not ranks else ranks_text(ranks),
         caller=caller,
         stack=stack,

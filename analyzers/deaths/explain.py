@@ -86,7 +86,7 @@ def _next_lost(finding: Finding) -> str:
     if finding.cause == "out_of_memory":
         return _next_out_of_memory(finding, ranks_text(finding.ranks))
     if finding.cause == "exit" and (raised_at := finding.evidence.get("raised_at")):
-        return f"Check {raised_at}, where it exited."
+        return f"Check {raised_at}, where {'it' if len(finding.ranks) == 1 else 'they'} exited."
     if finding.cause == "signal" and finding.evidence.get("xids"):
         return (
             f"Search the log of {ranks_text(finding.ranks)} for the kernel's error (`Assertion`, `illegal memory "

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from analyzers.causes import CAUSES, SIGNALS, names, next_step
+from analyzers.causes import CAUSES, SIGNALS, WORDS, names, next_step
 from analyzers.kinds import KINDS
 from analyzers.run.ends.endings import DeathCause
 from store.readers.logs.rules import load_rules
@@ -25,7 +25,7 @@ def fields(template: str) -> set[str]:
 def test_the_row_of_a_cause_is_complete(name: str) -> None:
     row = CAUSES[name]
     assert row.do.endswith(".")
-    assert fields(row.do) <= {"ranks", "caller", "stack", "unseen", "devices"}
+    assert fields(row.do) <= {"ranks", "caller", "stack", "unseen", "devices", *WORDS[True]}
     assert fields(row.log_text) <= {"who", "error", "at"}
     if row.log_text:  # a line of a log names it: the sentence says who, or what the line said
         assert fields(row.log_text) & {"who", "error"}
@@ -34,6 +34,17 @@ def test_the_row_of_a_cause_is_complete(name: str) -> None:
     assert step[0].isupper()
     assert not re.search(r"[{}]|  ", step)
     assert f'<a id="{row.advice}"></a>' in (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("signal", ["", *SIGNALS])
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_next_step_agrees_with_the_number_of_ranks(name: str, signal: str) -> None:
+    steps = [next_step(name, (0, 1), signal=signal), next_step(name, (), signal=signal, processes=(71, 72))]
+    of_several = [one for step in steps for one in step.split(". ") if re.search("ranks 0 and 1|processes 71", one)]
+    for step in of_several:
+        assert not re.search(r"\b(?:it|its|itself|that rank|(?:log|host|stack|end) of (?:ranks|processes))\b", step)
+    assert "the ends of the logs of ranks 0 and 1: they exited by themselves" in next_step("exit", (0, 1))
+    assert "the end of the log of rank 3: it exited by itself" in next_step("exit", (3,))
 
 
 @pytest.mark.parametrize("name", CAUSES)
