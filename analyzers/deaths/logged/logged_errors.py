@@ -16,6 +16,7 @@ from typing import Any
 
 from analyzers.causes import CAUSES
 from analyzers.deaths.logged.logged_endings import Ended
+from analyzers.deaths.logged.stated_reasons import join_failed_writes, stated_reason
 from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import (
@@ -100,6 +101,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
             continue
         found.setdefault((_cause(entry, rule), ""), []).append((entry, relevance(entry, book)))
     _join_broken_pipes(found)
+    join_failed_writes(found)
     candidates = []
     for (cause, _), group in found.items():
         aside = [entry for entry, how in group if how in ("aside", "ignored")]
@@ -234,7 +236,9 @@ def _candidate(
         before = f"after {type_of(origin)}: {_one_line(origin.fields.get('message'), cause)[:80]}"
         at = f"{at}, {before}" if at else before
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
-    what = (row.log_text or CAUSES["exception"].log_text).format(who=subject, error=name, at=f" ({at})" if at else "")
+    reason = stated_reason(first) if cause in ("rendezvous", "file_system") else None
+    template = reason.text if reason is not None else row.log_text or CAUSES["exception"].log_text
+    what = template.format(who=subject, error=name, at=f" ({at})" if at else "")
     is_shared = row.blame == "outside" and len(ranks) > 1  # what one rank alone met may be its node's
     lies_between = is_shared or row.blame in ("link", "job") or _compares(text)
     reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
@@ -247,7 +251,7 @@ def _candidate(
     }
     evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}
     kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
-    evidence["do"] = DO_OF_LINE.get(kind)
+    evidence["do"] = DO_OF_LINE.get(kind) or (reason.do if reason is not None else None)
     if cause == "out_of_memory":
         evidence |= memory_of_message(str(first.fields.get("message") or first.message), own_pids=_pids_of(first, book))
     if cause == "device_assert":

@@ -1,0 +1,102 @@
+"""What a line proves of a failed write, or of a wait for the store that timed out: its sentence and its next step.
+
+    reason = stated_reason(line)
+    reason.text, reason.do      # "Not all ranks reached a barrier: {error}", "Read the ends of the logs of ..."
+
+1. A write that failed may have met a full disk, a quota, a removed folder or a server's error. It is a full disk only
+   if the same file says so (`join_failed_writes`).
+2. All waits for a key of the store raise the same error. The key, or the call in the traceback, shows whether ranks did
+   not join, did not create a group, or did not reach a barrier.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from analyzers.logs.exceptions import Relevance, text_of, words_of
+from analyzers.logs.log_events import LogLine
+from store.readers.logs.rules import cause_of
+
+__all__ = ["Reason", "join_failed_writes", "stated_reason"]
+
+_FAILED_WRITE = "write_failed"
+_WAITS = ("rendezvous_timeout", "store_timeout")
+_KEY = re.compile(r"(?:keys: |Wait timeout for key\(s\): |Timeout waiting for key: |for key: )(?P<key>[^\s,)]{1,120})")
+_CALL = re.compile(r'File "[^"\n]*/distributed/[^"\n]*", line \d+, in (\w+)')
+_BARRIER_KEY = re.compile(r"store_based_barrier_key:(\d{1,9})")
+_JOINING = re.compile(r"waiting for clients|clients joined|RendezvousTimeoutError|kicked out of the rendezvous")
+_JOIN_KEY = re.compile(r"torch\.rendezvous|\binit/")
+_END_KEY = "torchelastic/agent/terminal_state"
+_JOIN_CALLS = {"init_process_group", "next_rendezvous", "rendezvous", "_create_c10d_store", "_rendezvous"}
+_GROUP_CALLS = {"new_group", "new_subgroups", "split_group", "_new_process_group_helper", "init_device_mesh"}
+_BARRIER_CALLS = {"barrier", "monitored_barrier"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """`text`: sentence with `{who}`, `{error}` and `{at}`. `do`: the next step; None for that of the cause."""
+
+    text: str
+    do: str | None = None
+
+
+_WRITE = Reason(
+    text="{who} could not write a file, and the line does not say why{at}: {error}",
+    do="Check the free space, inodes and quota there (`df -h`, `df -i`, `quota -s`, `lfs quota -h`), whether the "
+    "folder still exists, and `dmesg -T` of that host.",
+)
+_GROUP = Reason(
+    text="Not all ranks created a process group: {error}",
+    do="Create every process group on all ranks and in the same order. If they do, read the ends of the other ranks' "
+    "logs: a rank did not come as far as this call.",
+)
+_BARRIER = Reason(
+    text="Not all ranks reached a barrier: {error}",
+    do="Read the ends of the logs of the other ranks, and take their stacks (py-spy dump): one did not come to this "
+    "barrier. If it only works for longer there (saving, preparing data), raise the timeout of the barrier.",
+)
+_END = Reason(
+    text="A launcher waited for the others at the end of the job, and not all of them came: {error}",
+    do="Read the ends of the launchers' logs on the other nodes: the training had ended on this one.",
+)
+_OTHER = "A wait for a key of the store timed out: {error}"
+
+
+def stated_reason(entry: LogLine) -> Reason | None:
+    """The sentence and next step of a line; None for those of its cause."""
+    rule = cause_of(words_of(entry))
+    kind = rule.kind if entry.kind == "exception" and rule is not None else entry.kind
+    if kind == _FAILED_WRITE:
+        return _WRITE
+    return _of_wait(text_of(entry), entry.text("traceback")) if kind in _WAITS else None
+
+
+def _of_wait(text: str, traceback: str) -> Reason | None:
+    calls = {*_CALL.findall(traceback)}
+    numbered = _BARRIER_KEY.search(text)
+    if _END_KEY in text or "_exit_barrier" in calls:
+        return _END
+    if calls & _JOIN_CALLS or _JOINING.search(text) or (numbered and int(numbered[1]) == 1):
+        return None
+    if numbered or calls & _GROUP_CALLS:
+        return _GROUP
+    if calls & _BARRIER_CALLS:
+        return _BARRIER
+    key = _KEY.search(text)
+    if key is not None and _JOIN_KEY.search(key["key"]):
+        return None
+    which = f"writes {key['key']}" if key else "writes the key that the call in the stack waits for"
+    return Reason(text=_OTHER, do=f"Find out which process {which}, and read the end of its log.")
+
+
+def join_failed_writes(found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]]) -> None:
+    """Let a full disk explain the failed writes that the same file reports."""
+    full = found.get(("disk_full", ""))
+    group = found.get(("file_system", ""))
+    if not full or not group:
+        return
+    sources = {entry.source for entry, _ in full}
+    joined = [(one, how) for one, how in group if one.source in sources and stated_reason(one) is _WRITE]
+    full += joined
+    found["file_system", ""] = [pair for pair in group if pair not in joined]
