@@ -87,7 +87,8 @@ _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE
 _UNIT = r"\s*(?P<unit>ms|us|s)?(?![\d:]|\s*[mh]\b|\s*%)"
 _SECONDS = (
     r"elapsed time per iteration|[iI]ter(?:ation)?[_ ][tT]ime|[sS]tep[_ ][tT]ime|[tT]ime/step|timing_s/step|"
-    r"[tT]ime per step|step_avg|perf/time_per_step|updt_s|train_step_timing in s|seconds"
+    r"[tT]ime per step|step_avg|perf/time_per_step|updt_s|train_step_timing in s|"
+    r"(?<![\w/])(?<!total )(?<!wall )(?:(?:step_|iter_)?time_|step_|iter_|iteration_)?seconds"
 )
 _TIMES = (
     (("per_iteration_ms",),
@@ -111,6 +112,8 @@ _TIMES = (
                 rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
 """Patterns of durations, each with literals; every match contains one of them."""
+_OF_OTHERS = re.compile(r"(?:\beta|\bETA|elapsed|remaining|estimated|expected)[ _/-]\Z", re.IGNORECASE)
+"""Words before the name of a duration that is not of a step: the time since the start, or until the end."""
 _OF_STEP = re.compile(
     r"per[_ ](?:iteration|step)|(?:[iI]ter(?:ation)?|[sS]tep)[_ ][tT]im|ime/step|s(?:ec)?/step| took "
 )
@@ -335,8 +338,15 @@ def _per_epoch(text: str) -> int | None:
 
 def _duration_ns(text: str, bar: Bar | None) -> int | None:
     for words, pattern in _TIMES:
-        if any(word in text for word in words) and (match := pattern.search(text)) and (found := _in_ns(match)):
-            return found
+        if not any(word in text for word in words):
+            continue
+        for match in pattern.finditer(text):
+            begin = match.start()
+            is_named = begin < match.start("value")  # `5.2 s/step` needs no name
+            if is_named and _OF_OTHERS.search(text, max(0, begin - _NAME_CHARS), begin):
+                continue
+            if found := _in_ns(match):
+                return found
     speed = _SPEED.search(text) if any(word in text for word in _SPEED_WORDS) else None
     speed = speed or (_STEPS_PER_SECOND.search(text) if "steps/sec" in text else None)
     rate = float_of(speed[1]) if speed else 0.0

@@ -52,6 +52,13 @@ def test_a_line_is_read_as_stated(line: str, names: str) -> None:
         ("step 3 | loss: 2.0 | dt: 679.48ms | total time: 0.1m", 0.67948),
         ("Epoch: [0][ 10/500]\tTime  0.512 ( 0.600)\tData  0.002 ( 0.050)\tLoss 6.9e+00 (7.0e+00)", 0.512),
         ("step 3 loss 2.0 total time: 16:02:11", None),
+        ('{"step": 3, "loss": 2.0, "eta_seconds": 5321.5}', None),
+        ('{"step": 3, "loss": 2.0, "elapsed_seconds": 5321.5, "step_seconds": 0.5}', 0.5),
+        ('{"step": 3, "loss": 2.0, "seconds": 0.5, "eta_seconds": 5321.5}', 0.5),
+        ("step=3 loss=2.0 eta_iter_time=530.2", None),
+        ("step 3 | loss 2.0 | remaining time: 530.2 s | time: 0.5 s", 0.5),
+        ("step 3 | loss 2.0 | Elapsed time: 530.2 s", None),
+        ("step 3 | loss 2.0 | elapsed 5.2 s/iter", 5.2),
     ],
 )
 def test_units_are_kept(line: str, seconds: float | None) -> None:
