@@ -1,16 +1,19 @@
-"""Name the process that another waits for, if its log ends with one line repeated.
+"""Name the process that another waits for if its log ends with one line repeated, and say whose file is empty.
 
     found = with_idle_process(found, book, logs)
+    found = with_empty_files(found, files)
 
 A wait that names neither its call nor a rank cannot be compared over ranks. If the log of a second process of the same
 job reports no wait and no error, and ends with one line repeated, that process was alive but did not join the call: a
 suspicion.
+
+A rank that is named because it printed nothing may have an empty file: its output was lost or went elsewhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +21,13 @@ from analyzers.causes import anchor
 from analyzers.finding import Finding
 from analyzers.logs.log_events import LogBook
 from analyzers.policy import SHARED
+from analyzers.wording import natural, ranks_text, sentence
+from store.readers.job.job_files import JobFiles
+from store.readers.logs.file_names import local_rank_of_log, rank_of_log
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
 
-__all__ = ["with_idle_process"]
+__all__ = ["with_empty_files", "with_idle_process"]
 
 _NUMBERS = re.compile(r"\d+")
 _WAITS = ("gloo_timeout", "call_timeout")
@@ -29,6 +35,7 @@ _WAITS = ("gloo_timeout", "call_timeout")
 _TIME = re.compile(r"^\W*\d{2,4}[-/:]\d\d[-/:]\d\d[T ]?[\d:.,]*\S*\s*")
 _ENDS = ("exception", "victim", "death", "root", "hang", "nccl")
 _MAX_TEXT = 100
+_DOUBT = " Suspected: the logs do not prove it."
 
 
 def with_idle_process(found: Sequence[Finding], book: LogBook, logs: Sequence[ReadLog]) -> list[Finding]:
@@ -49,19 +56,46 @@ def with_idle_process(found: Sequence[Finding], book: LogBook, logs: Sequence[Re
     if len(idle) != 1:
         return list(found)
     ((name, text),) = idle.items()
-    doubt = " Suspected: the logs do not prove it."
     summary = (
-        f'{first.summary.removesuffix(doubt).rstrip(".")}; {name} reports no wait and ends with "{text}", repeated.'
+        f'{first.summary.removesuffix(_DOUBT).rstrip(".")}; {name} reports no wait and ends with "{text}", repeated.'
     )
     evidence = {**first.evidence, "do": f"Find out why the process of {name} did not come to this call: read its end."}
     named = replace(
         first,
         cause="not_entered",
-        summary=summary + doubt,
+        summary=summary + _DOUBT,
         evidence=evidence,
         advice=anchor("hang", "not_entered"),
     )
     return [named if one is first else one for one in found]
+
+
+def with_empty_files(found: Sequence[Finding], files: JobFiles) -> list[Finding]:
+    """Say of the ranks that a finding names which of them have files without any text."""
+    logs = [*files.by_format["log"], *files.empty]
+    folders = {path.parent.parent for path in logs if local_rank_of_log(path) is not None}
+    ranks = {path: _rank_of(path, is_one_node=len(folders) < 2) for path in logs}
+    printed = {ranks[path] for path in files.by_format["log"]}
+    empty = {path: rank for path, rank in ranks.items() if path in files.empty and rank not in (None, *printed)}
+    return [_with_empty(one, {files.empty[path]: rank for path, rank in empty.items() if rank in one.ranks})
+            for one in found]  # fmt: skip
+
+
+def _rank_of(path: Path, *, is_one_node: bool) -> int | None:
+    rank = rank_of_log(path)
+    return local_rank_of_log(path) if rank is None and is_one_node else rank
+
+
+def _with_empty(finding: Finding, empty: Mapping[str, int | None]) -> Finding:
+    names = sorted(empty, key=natural)
+    if not names or finding.status not in ("fired", "suspect"):
+        return finding
+    whose = ranks_text(sorted({rank for rank in empty.values() if rank is not None}))
+    one, more = len(names) == 1, f" and {len(names) - 1} more" if len(names) > 1 else ""
+    text = f"The file{'' if one else 's'} of {whose} ({names[0]}{more}) {'is' if one else 'are'} empty."
+    begin = sentence(finding.summary.removesuffix(_DOUBT))
+    doubt = _DOUBT if finding.summary.endswith(_DOUBT) else ""
+    return replace(finding, summary=f"{begin} {text}{doubt}")
 
 
 def _repeated(log: ReadLog) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from analyzers.evidence.idle_processes import with_idle_process
+from analyzers.evidence.idle_processes import with_empty_files, with_idle_process
 from analyzers.evidence.judged import Judged
 from analyzers.evidence.kernel_warnings import kernel_warnings
 from analyzers.evidence.log_findings import analyze
@@ -54,7 +54,7 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
         found += printed_step_findings(store, found, read.steps)
         found += [_hangs_not_checked(log) for log in read.logs if log.unjudged]
         book = LogBook.load(store)
-        found = with_idle_process(found, book, read.logs)
+        found = with_empty_files(with_idle_process(found, book, read.logs), files)
         findings: dict[str, list[Finding]] = {"health": device_findings(store)} if read.health else {}
     if read.stacks:
         findings["stacks"] = stack_findings(read.stacks)

@@ -23,7 +23,7 @@ from store.readers.formats import FORMATS, Format, format_of
 from store.readers.job.program_files import ReadPrograms
 from store.readers.plugins.plugin_formats import HEAD_BYTES, PluginRows, read_by_plugin
 from store.readers.programs.registry import program_of, text_of, wraps_text
-from store.readers.unknown import packed_with, unknown_document
+from store.readers.unknown import EMPTY, packed_with, unknown_document
 from store.readers.untrusted.archives import expand
 from store.readers.untrusted.external_files import SourceError, Survey, head, survey
 
@@ -42,6 +42,8 @@ class JobFiles:
     programs: ReadPrograms = field(default_factory=ReadPrograms)
     problems: Survey = field(default_factory=Survey)
     scratch: ExitStack = field(default_factory=ExitStack)
+    empty: dict[Path, str] = field(default_factory=dict)
+    """Files without any text, with their names."""
     other: int = 0
 
     @property
@@ -94,6 +96,7 @@ def _add(path: Path, name: str, files: JobFiles, scratch: ExitStack | None) -> N
         return
     if problem:
         files.problems.add_problem(Path(name), problem)
+        files.empty |= {path: visible(name)} if problem == EMPTY else {}
         return
     if found is None and (packer := packed_with(path)):
         files.problems.add_problem(Path(name), f"is packed with {packer}, which is not supported: unpack it")

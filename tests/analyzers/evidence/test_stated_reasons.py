@@ -1,4 +1,4 @@
-"""What a line proves of a failed write or a wait that timed out: the sentence says no more."""
+"""What lines, or a file without any, prove of a failed write or a wait: the sentence says no more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.wording.explained import next_step
+from tests.analyzers.evidence.test_waits_and_ends import waited
 from tests.analyzers.evidence.written import diagnosed
 
 FAILED_WRITE = (
@@ -69,3 +71,31 @@ def test_the_number_of_a_store_barrier_tells_a_later_group_from_the_first(tmp_pa
     (found,) = diagnosed(tmp_path, "job.log", line).fired
     assert (found.cause, found.ranks) == ("rendezvous", ())
     assert text in found.summary
+
+
+def test_a_rank_that_is_named_for_its_silence_is_said_to_have_an_empty_file(tmp_path: Path) -> None:
+    for rank in (1, 2, 3):
+        (tmp_path / f"rank_{rank}.log").write_text(waited(rank))
+    silent = tmp_path / "rank_0.log"
+    silent.write_text("")
+    (found,) = diagnose_files([tmp_path]).fired
+    assert (found.cause, found.ranks) == ("not_entered", (0,))
+    assert "The file of rank 0 (rank_0.log) is empty. Suspected" in found.summary
+    silent.write_text("loading the data\n")
+    (found,) = diagnose_files([tmp_path]).fired
+    assert found.ranks == (0,)
+    assert "empty" not in found.summary
+
+
+def test_files_of_torchruns_log_folder_are_empty_only_together(tmp_path: Path) -> None:
+    for rank in range(4):
+        (tmp_path / "attempt_0" / str(rank)).mkdir(parents=True)
+        for name in ("stdout.log", "stderr.log"):
+            text = waited(rank) if name == "stderr.log" and rank != 1 else ""
+            (tmp_path / "attempt_0" / str(rank) / name).write_text(text)
+    (found,) = diagnose_files([tmp_path]).fired
+    assert found.ranks == (1,)
+    assert "The files of rank 1 (attempt_0/1/stderr.log and 1 more) are empty. Suspected" in found.summary
+    (tmp_path / "attempt_0" / "1" / "stdout.log").write_text("loading the data\n")
+    (found,) = diagnose_files([tmp_path]).fired
+    assert "empty" not in found.summary
