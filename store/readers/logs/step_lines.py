@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from store.readers.logs.progress_bars import BAR_LITERALS, Bar, float_of, read_bar
@@ -19,7 +20,7 @@ LITERALS = (
     b"loss", b"Loss", b"grad norm", b"grad_norm", b"skipped=", b"SamplesPerSec", b"tokens_per_second", b"/sec",
     b"/step", b"per iteration", b"per step", b"step_time", b"tep took ", b"ration took ", b"atch took ", b"[step=",
     b" train ", b"step_avg:", b"batches_per_sec", b"][batch=", b"poch ", b"poch:",
-    *BAR_LITERALS,
+    b"G  ", *BAR_LITERALS,
 )  # fmt: skip
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
 _IS = r"['\"’”]?\s*[:=]?\s*['\"‘“]?\[?\s*"
@@ -51,6 +52,8 @@ _BATCH = re.compile(
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 """mmengine counts epochs from 1; the ImageNet example (`Epoch: [0]`) and timm count from 0."""
+_BATCH_OF = re.compile(r"(?<![\d/])(?P<step>\d{1,12})/(?P<total>\d{1,12}) of [eE]poch (?P<epoch>\d{1,7})\b")
+"""The same, the batch first: `30/42 of epoch 28/30`."""
 _BATCH_HEADING = re.compile(
     r"^\[epoch=(?P<epoch>\d{1,7})(?:/\d{1,7})?\]\[batch=(?P<step>\d{1,12})/(?P<total>\d{1,12})\]:\s*$"
 )
@@ -63,6 +66,11 @@ _EPOCH_HEADING = re.compile(
 """A line with nothing but an epoch's number (nnU-Net, PyTorch's tutorials); the losses of the epoch follow."""
 _UNDER_BAR = re.compile(r"(?P<epoch>\d{1,6})/\d{1,6} +\d[\d.]*[GM] +(?P<values>(?:[\d.e+-]+ +|nan +|inf +){2,20})\d+:")
 """Ultralytics' row before its bar: epoch, memory, parts of the loss, labels, and the images' size."""
+_ROW = re.compile(
+    r"\s*(?P<step>\d{1,6})/(?P<total>\d{1,6}) +\d[\d.]*[GM] +"
+    r"(?P<values>(?:(?:\d+\.[\d.e+-]*|\d+e-\d+|nan|inf|0) +){2,8})\d+ +\d+\b(?: +(?:\d[\d.e+-]*|nan|inf))*\s*\Z"
+)
+"""The same row without a bar, as YOLOv5's loggers and results.txt have it, perhaps with metrics behind it."""
 _COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
 """Lines of build-nanogpt's file: step, split and loss."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
@@ -81,6 +89,8 @@ _OF_LOSS = re.compile(
 """Prefixes of names of the training loss; other names (`val_loss`, `loss_bbox`, `aux/loss`) are ignored."""
 _PART_OF_LOSS = re.compile(rf"\b(?P<name>loss_[a-z]\w*|[a-z]\w*_loss)\s*[:=]\s*(?P<value>{_NUMBER})")
 """Components of a loss whose sum is not printed: they show the step, and whether the loss was finite."""
+_POLICY = re.compile(r"\bloss/(?:policy|value|total)(?:/total|_avg)?" + _IS + _NUMBER)
+"""Losses of PPO in TRL's dictionaries. They show no progress, so only whether they are finite is read."""
 _NAME_CHARS = 24
 _GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM|(?<=\| )norm)" + _IS + _NUMBER)
 _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE)" + _IS + _NUMBER)
@@ -218,6 +228,11 @@ def read_step(
         return None  # summaries: of transformers at the end, of TensorFlow's Estimator after an evaluation
     if " train " in text and (columns := _COLUMNS.match(text)):
         return StepLine(step=int(columns["step"]), loss=float_of(columns[2]), grad_norm=None, lr=None, duration_ns=None)
+    if "/" in text[:24] and (row := _ROW.match(text)):
+        return StepLine(
+            step=int(row["step"]), total=int(row["total"]), loss=_first_not_finite(row["values"].split()),
+            grad_norm=None, lr=None, duration_ns=None,
+        )  # fmt: skip
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
     # `str.find` takes a tenth of the time of a regex search: try a pattern only if the line has one of its literals.
     loss = _loss(text) if "oss" in text or "OSS" in text else None
@@ -233,14 +248,18 @@ def read_step(
     is_alone = step is None and ("ook " in text or "step_time" in text) and _STEP_ALONE.search(text) is not None
     part = _part_of_loss(text) if loss is None and step is not None and "loss" in text else None
     part = _not_finite_before(text) if part is None and loss is None and bar is not None else part
+    policy = _POLICY.findall(text) if part is None and loss is None and "{" in text and "loss/" in text else []
+    part = (_first_not_finite(policy) or float_of(policy[0])) if policy else part
+    is_batch = loss is None and " of epoch " in text and _batch(text) is not None
     if loss is None and part is None and grad_norm is None and bar is None and (
         (step is None or (skipped is None and so_far is None and rate is None and not _PER_STEP.search(text)))
         and not (rate is not None and _BATCH_ALONE.search(text))
         and not is_alone
+        and not is_batch
     ):  # fmt: skip
         return None
     is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
-    is_counted = is_counted or is_alone or keras is not None
+    is_counted = is_counted or is_alone or keras is not None or bool(policy)
     if loss is not None and ("batch: iter_time" in text or ("TRAIN |" in text and "Batch " in text)):
         is_counted, step = True, None  # ESPnet and WeNet number the batches of an epoch, whose length is not printed
     is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
@@ -310,15 +329,18 @@ def _part_of_loss(text: str) -> float | None:
 def _not_finite_before(text: str) -> float | None:
     """A part of the loss in the columns before a bar that is not finite; None if all are."""
     found = _UNDER_BAR.search(text) if "nan " in text or "inf " in text else None
-    values = map(float_of, found["values"].split()) if found else iter(())
-    return next((value for value in values if not math.isfinite(value)), None)
+    return _first_not_finite(found["values"].split()) if found else None
+
+
+def _first_not_finite(values: Iterable[str]) -> float | None:
+    return next((value for value in map(float_of, values) if not math.isfinite(value)), None)
 
 
 def _step(text: str) -> tuple[int | None, int | None]:
     if ("poch" in text or "Train: " in text) and (found := _IN_EPOCH.search(text)):
         epoch = int(found["epoch"] or found["timm"]) - (found["timm"] is None and found["zero"] is None)
         return max(epoch, 0) * int(found["total"]) + int(found["step"]), None
-    if "poch" in text and ("/" in text or " of " in text) and (found := _BATCH.search(text)):
+    if "poch" in text and ("/" in text or " of " in text) and (found := _batch(text)):
         return int(found["epoch"]) * int(found["total"]) + int(found["step"]), None
     for word, pattern in _STEPS:
         if (word in text if word else _STEP_WORD.search(text)) and (found := pattern.search(text)):
@@ -329,10 +351,16 @@ def _step(text: str) -> tuple[int | None, int | None]:
     return None, None
 
 
+def _batch(text: str) -> re.Match[str] | None:
+    found = _BATCH_OF.search(text) if " of " in text else None
+    is_training = found is not None and _HELD_OUT.search(text[: found.start()].rstrip(": ")) is None
+    return found if is_training else _BATCH.search(text)
+
+
 def _per_epoch(text: str) -> int | None:
     if "poch" not in text and "Train: " not in text:
         return None
-    found = _IN_EPOCH.search(text) or _BATCH.search(text)
+    found = _IN_EPOCH.search(text) or _batch(text)
     return int(found["total"]) if found else None
 
 

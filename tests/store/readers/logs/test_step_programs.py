@@ -190,3 +190,40 @@ def test_the_date_of_glog_may_have_a_year(tmp_path: Path) -> None:
     ), encoding="utf-8")  # fmt: skip
     rows = step_rows(0, read_log(path).steps)
     assert {row["start_ns"] % 1_000_000_000 for row in rows} == {250_000_000}
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "total", "loss"),
+    [
+        ("     7/299     1.76G   0.08732    0.0546   0.02143       112       640", 7, 299, None),
+        ("     7/299     1.76G   0.08732       nan   0.02143       112       640", 7, 299, math.nan),
+        ("   7/299   14.2G   0.02  1.2e-05   0.003   0.023   5   640   0.5   0.6   nan   0.3", 7, 299, None),
+        (
+            "{'objective/kl': 0.1, 'loss/policy_avg': -0.005, 'lr': 3e-06, 'episode': 64, 'epoch': 0.1}",
+            None,
+            None,
+            None,
+        ),
+        ("{'loss/policy/total': nan, 'loss/value/total': 0.3, 'epoch': 0.1}", None, None, math.nan),
+        ("{'ppo/loss/value': 0.3, 'ppo/loss/total': nan, 'ppo/learning_rate': 3e-06}", None, None, math.nan),
+        ("30/42 of epoch 28/30 class : 0.014 - acc class : 100.00 [bs:128]", 28 * 42 + 30, None, None),
+        ("30/42 of epoch 28/30, loss: 0.5", 28 * 42 + 30, None, 0.5),
+    ],
+)
+def test_rows_without_a_bar_and_losses_of_ppo_are_steps(
+    line: str, step: int | None, total: int | None, loss: float | None
+) -> None:
+    found = read_step(line)
+    assert found is not None
+    assert (found.step, found.total, found.loss) == (step, total, pytest.approx(loss, nan_ok=True))
+
+
+def test_an_evaluation_counted_by_batch_of_epoch_is_no_step() -> None:
+    found = read_step("Validation 30/42 of epoch 28/30 loss 0.3")
+    assert found is None or found.step is None
+
+
+def test_rows_without_a_bar_are_found_in_a_log(tmp_path: Path) -> None:
+    row = "{n:6}/299     1.76G   0.08732    0.0546   0.02143       112       640\n"
+    (tmp_path / "train.log").write_text("".join(row.format(n=n) for n in range(5)))
+    assert [row["step"] for row in step_rows(0, read_log(tmp_path / "train.log").steps)] == [0, 1, 2, 3, 4]
