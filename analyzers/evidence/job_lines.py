@@ -25,12 +25,14 @@ from analyzers.evidence.program_records import device_findings, stack_findings
 from analyzers.finding import Finding
 from analyzers.logs.log_events import LogBook
 from analyzers.logs.policy import LogPolicy
+from analyzers.numerics.loss.printed_values import nonfinite_evaluations
 from analyzers.policy import SHARED
 from probes.tape.event_kinds import TRAINING_BEGAN
 from store.readers.job.job_files import JobFiles
 from store.readers.job.job_rows import Progress, read_lines
 from store.readers.logs.log_file import ReadLog
 from store.readers.memory_store import MemoryStore
+from store.readers.programs.rows import EVALUATION
 
 __all__ = ["judge_lines"]
 
@@ -47,13 +49,16 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
         store.add("steps", read.steps)
         if read.health:
             store.add("health", read.health)
+        book = LogBook.load(store)
         found = analyze(store)
         if starts := [{"kind": TRAINING_BEGAN, "rank": row["rank"], "step": row["step"]}
                       for row in read.steps if row.get("begins")]:  # fmt: skip
             store.add("events", starts)
         found += printed_step_findings(store, found, read.steps)
+        if not any(one.kind == "non_finite" for one in found):
+            has_losses = any(row.get("loss") is not None for row in read.steps)
+            found += nonfinite_evaluations([*book.of(EVALUATION)], has_losses=has_losses)
         found += [_hangs_not_checked(log) for log in read.logs if log.unjudged]
-        book = LogBook.load(store)
         found = with_empty_files(with_idle_process(found, book, read.logs), files)
         findings: dict[str, list[Finding]] = {"health": device_findings(store)} if read.health else {}
     if read.stacks:

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.logs.log_events import LogLine
 from analyzers.numerics.loss_scale import LOWEST_SCALE
 from analyzers.numerics.policy import LossScalePolicy
 from analyzers.policy import SHARED
 
-__all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite"]
+__all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite", "nonfinite_evaluations"]
 
+MANY = 40
+"""From here on further lines of a log may not have been kept."""
 _WARM_UP = LossScalePolicy().warm_up_steps
 DO = (
     "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
@@ -75,6 +78,37 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
                 "first_step_of_gradient": min(bad_norm, default=None),
                 "first_step_of_loss": min(bad_loss, default=None),
                 "do": DO,
+            },
+            advice="non-finite-unknown",
+        )
+    ]
+
+
+def nonfinite_evaluations(lines: Sequence[LogLine], *, has_losses: bool) -> list[Finding]:
+    """Report losses of evaluations that are not finite. `has_losses`: the training's losses are known, and finite."""
+    if not lines:
+        return []
+    first, num = lines[0], len(lines)
+    stated = first.number("step")
+    step = stated if stated is not None else first.number("after_step")
+    where = f"at step {step}" if stated is not None else f"after step {step}" if step is not None else ""
+    where = f"{'first ' if num > 1 else ''}{where}{' ' if where else ''}({first.place})"
+    times = f"{'at least ' if num >= MANY else ''}{num} times, " if num > 1 else ""
+    losses = ", while the losses of the training are" if has_losses else ""
+    return [
+        Finding(
+            analyzer="logs",
+            kind="non_finite",
+            severity="warning",
+            status="fired",
+            first_step=step,
+            last_step=lines[-1].number("step") or step,
+            cause="unknown",
+            summary=f"The evaluation loss ({first.text('name').lstrip('_')}) is not finite {times}{where}{losses}.",
+            evidence={
+                "basis": f"{first.place}: {first.text('name').lstrip('_')} is {first.text('value')}",
+                "do": "Check that the evaluation set has batches: the mean of none is NaN. Otherwise check its labels "
+                "(a batch whose labels are all ignored gives NaN) and data, and the precision of the evaluation.",
             },
             advice="non-finite-unknown",
         )

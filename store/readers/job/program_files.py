@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.programs.registry import name_of, read_program
-from store.readers.programs.rows import ProgramRows, StackOfProcess
+from store.readers.programs.rows import EVALUATION, ProgramRows, StackOfProcess
 from store.readers.untrusted.external_files import SourceError, Survey
 
 __all__ = ["ReadPrograms"]
@@ -55,8 +55,9 @@ class ReadPrograms:
 
     @property
     def has_only_steps(self) -> bool:
-        """Return True if no file tells of anything but steps."""
-        return not any(rows.log_events or rows.health or rows.stacks for rows in self.rows.values())
+        """Return True if no file tells of anything but steps and evaluations."""
+        events = [event for event in self.log_events() if event["kind"] != EVALUATION]
+        return not events and not any(rows.health or rows.stacks for rows in self.rows.values())
 
     def log_events(self) -> list[dict[str, Any]]:
         """Log events of all files."""

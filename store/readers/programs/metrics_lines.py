@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.programs.json_lines import objects
-from store.readers.programs.rows import Point, ProgramRows, is_of_evaluation, points_of, step_rows
+from store.readers.programs.rows import Point, ProgramRows, add_evaluation, is_of_evaluation, points_of, step_rows
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError, rank_of_name
 
@@ -55,6 +55,7 @@ def recognise(first: bytes) -> bool:
 def read(path: Path) -> ProgramRows:
     """Read the rows up to where the file is damaged."""
     points: list[Point] = []
+    events: list[dict[str, Any]] = []
     problem = ""
     total: int | None = None
     starts: dict[object, int] = {}  # of each epoch, which a resumed run writes again
@@ -63,6 +64,7 @@ def read(path: Path) -> ProgramRows:
         for number, row in objects(read_chunks(path)):
             if "env_info" not in row and (text := _sentence(row)):
                 problem = problem or f"line {number} holds text, which was not read: {text[:80]}"
+            add_evaluation(events, number, _stated_step(row), row)
             if (point := _point(row)) is not None:
                 if _is_within_epoch(row):
                     before = starts.setdefault(row["epoch"], before + last * (point.step <= last))
@@ -77,18 +79,22 @@ def read(path: Path) -> ProgramRows:
     rows = step_rows(points, rank=rank or 0)
     if rows and total is not None and total == rows[-1]["step"]:
         rows[-1]["total"] = total
-    return ProgramRows(steps=rows, problem=problem)
+    return ProgramRows(steps=rows, log_events=events, problem=problem)
 
 
 def _point(row: Mapping[str, Any]) -> Point | None:
     if is_of_evaluation(row):
         return None
-    step = next((row[name] for name in (*_STEPS, _WITHIN_EPOCH) if isinstance(row.get(name), int | float)), None)
+    step = _stated_step(row)
     inner = row.get("data")
     metrics = {**(inner if isinstance(inner, dict) else {}), **row}
     if "data_time" in row and "iter_time" not in row:  # of the step, as detectron2 and MMEngine write it
         metrics["iter_time"] = row.get("time")
     return points_of(step, metrics, _wall_ns(row))
+
+
+def _stated_step(row: Mapping[str, Any]) -> int | float | None:
+    return next((row[name] for name in (*_STEPS, _WITHIN_EPOCH) if isinstance(row.get(name), int | float)), None)
 
 
 def _is_within_epoch(row: Mapping[str, Any]) -> bool:

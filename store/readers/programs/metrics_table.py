@@ -13,8 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, column_of, is_of_evaluation, points_of, step_rows
+from store.readers.programs.rows import (
+    MAX_ROWS,
+    Point,
+    ProgramRows,
+    add_evaluation,
+    column_of,
+    is_of_evaluation,
+    points_of,
+    step_rows,
+)
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError, rank_of_name
 
@@ -57,6 +67,7 @@ def read(path: Path) -> ProgramRows:
     time = next((name for name in names if name.strip().lower() in _TIMES), None)
     tag = path.name.split("tag-")[-1].split(".")[0].replace("_", "/") if _is_scalar(names) else ""
     points: list[Point] = []
+    events: list[dict[str, Any]] = []
     epochs: list[str] = []
     try:
         for row in reader:
@@ -67,6 +78,7 @@ def read(path: Path) -> ProgramRows:
             metrics = {name: value.strip() for name, value in metrics.items() if value and value.strip()}
             if parts and all(part in metrics for part in parts):
                 metrics["loss"] = str(sum(float(metrics[part]) for part in parts if _is_number(metrics[part])))
+            add_evaluation(events, reader.line_num, row.get(step), metrics)
             counted = str(len(points) + 1) if step.strip().lower() == _EPOCH else row.get(step)
             point = points_of(counted, metrics, wall_ns)
             if point is not None:
@@ -80,7 +92,7 @@ def read(path: Path) -> ProgramRows:
     rank = rank_of_name(path) if "rank" in path.name.lower() else 0
     if step.strip().lower() == _EPOCH and _is_increasing(epochs):
         points = [replace(point, step=int(float(epoch))) for point, epoch in zip(points, epochs, strict=True)]
-    return ProgramRows(steps=step_rows(points, rank=rank or 0), problem=problem)
+    return ProgramRows(steps=step_rows(points, rank=rank or 0), log_events=events, problem=problem)
 
 
 def _step_column(names: Sequence[str]) -> str | None:

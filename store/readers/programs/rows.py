@@ -15,10 +15,12 @@ from typing import Any
 from store.readers.untrusted.external_files import MAX_ROWS
 
 __all__ = [
+    "EVALUATION",
     "MAX_ROWS",
     "Point",
     "ProgramRows",
     "StackOfProcess",
+    "add_evaluation",
     "column_of",
     "is_of_evaluation",
     "points_of",
@@ -30,6 +32,10 @@ _PREFIX = re.compile(r"^(?:train(?:ing|er)?|actor|metrics|loss_metrics|perf|opti
 _OTHERS = re.compile(r"(?:^|[/_.\- ])(?:e?val(?:uation|id|idation)?|test|aux|best|min|max|val)(?:[/_.\- ]|$)")
 _PARTS_OF_RUN = ("mode", "split", "phase", "stage", "set", "subset")
 _EVALUATION = re.compile(r"(?:e?val|valid|test|dev|predict|infer)", re.IGNORECASE)
+_LOSS_OF_EVALUATION = re.compile(r"(?:.*[/_.\- ])?(?:e?val|valid|(?:e?valu|valid)ation|test|dev)[/_.\- ]loss")
+EVALUATION = "evaluation_nonfinite"
+"""Kind of event: the loss of an evaluation is not finite."""
+MAX_EVALUATIONS = 1000
 _COLUMNS = {
     "loss": ("loss", "loss_step", "lm_loss", "lm loss", "total_loss", "global_avg_loss", "nll_loss", "pg_loss",
              "cross_entropy_loss", "ce_loss", "reduced_train_loss"),
@@ -98,6 +104,17 @@ def is_of_evaluation(row: Mapping[Any, object]) -> bool:
     """Return True if a row's mode or split says that its values are not of training."""
     told = (value for name, value in row.items() if isinstance(name, str) and name.strip().lower() in _PARTS_OF_RUN)
     return any(isinstance(value, str) and _EVALUATION.match(value.strip()) is not None for value in told)
+
+
+def add_evaluation(events: list[dict[str, Any]], line: int, step: object, metrics: Mapping[Any, object]) -> None:
+    """Add an event if a row's loss of an evaluation is not finite."""
+    for name, value in metrics.items():
+        number = _number(value) if _LOSS_OF_EVALUATION.fullmatch(str(name).strip().lower()) else None
+        if number is not None and not math.isfinite(number) and len(events) < MAX_EVALUATIONS:
+            fields: dict[str, Any] = {"name": str(name).strip(), "value": str(number)}
+            if (at := _number(step)) is not None and math.isfinite(at):
+                fields["step"] = int(at)
+            events.append({"kind": EVALUATION, "line": line, "message": f"{name}: {number}", "fields": fields})
 
 
 def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = None) -> Point | None:
