@@ -13,7 +13,8 @@ and ranks reduce gradients of different steps with each other.
    otherwise both are suspects.
 4. Not judged are steps next to missing numbers on the tape, and calls of background threads, which belong to no step.
    (For the NCCL plugin, which records no thread, a call belongs to the step of its launch.) Nor is a step whose phases
-   match neither the other ranks nor the previous step, because it may have been counted twice or not at all.
+   match neither the other ranks nor the previous step, because it may have been counted twice or not at all. Nor are
+   ranks whose later calls agree in operation and size by number, and do not by their place in the step.
 
 A hang in the very next call is judged by `culprits`.
 """
@@ -134,9 +135,10 @@ def _of_group(source: Source, attempt: int, group: str, since_step: int) -> Iter
     if group not in device_groups(source, attempt) and _in_threads(source, place, [usual[0], *suspects]):
         return
     for change, ranks in changes.values():
-        if _has_usual_phases(source, attempt, (ranks[0], usual[0]), change.step):
-            suspicion = _suspected(calls, ranks, usual, change)
-            yield _finding(source, place, suspicion, change, (ranks[0], usual[0]))
+        pair = (ranks[0], usual[0])
+        if not _has_usual_phases(source, attempt, pair, change.step) or _pairs_by_number(source, place, pair, change):
+            continue
+        yield _finding(source, place, _suspected(calls, ranks, usual, change), change, pair)
 
 
 def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> Change | None:
@@ -257,6 +259,28 @@ def _has_usual_phases(source: Source, attempt: int, sides: tuple[int, int], step
     )
     one, other = ([{k: n for r, at, k, n in rows if (r, at) == (rank, s)} for s in (step - 1, step)] for rank in sides)
     return one[1] == other[1] or (one[0] == one[1] and other[0] == other[1])
+
+
+def _pairs_by_number(source: Source, place: Sequence[Any], sides: tuple[int, int], change: Change) -> bool:
+    """Return True if the calls since the change have the same operation and size as the other rank's calls of the same
+    number, and not as its calls at the same place in the step.
+
+    Then only the places differ at which the two count a step: a rank in `Join` that has no data left ends its steps
+    between the calls with which it answers the others.
+    """
+    attempt, group, _ = place
+    calls = "SELECT seq, op, bytes, dtype FROM collectives WHERE attempt = ? AND process_group = ? AND rank = ? "
+    calls += f"AND step > ? AND {_COLLECTIVE}"
+    same = "(o.op, o.bytes, o.dtype) IS NOT DISTINCT FROM (t.op, t.bytes, t.dtype)"
+    ((number, place_in_step),) = source.rows(
+        f"""
+        WITH own AS ({calls}), theirs AS ({calls})
+        SELECT (SELECT bool_and({same}) FROM own o JOIN theirs t ON t.seq = o.seq),
+               (SELECT bool_and({same}) FROM own o JOIN theirs t ON t.seq = o.seq - ?)
+        """,
+        [attempt, group, sides[0], change.step, attempt, group, sides[1], change.step, change.extra],
+    )
+    return number is True and place_in_step is False
 
 
 def _finding(

@@ -144,3 +144,16 @@ def test_each_attempt_is_judged_by_itself() -> None:
     store = recorded(lambda rank, step: [REDUCE] if step or rank else [])
     recorded(lambda rank, step: [REDUCE], attempt=1, store=store)
     assert found_in(store) == []
+
+
+def test_steps_that_begin_elsewhere_between_the_same_calls_are_in_sync() -> None:
+    """From step 12 on, rank 1 answers the calls of rank 0 without training (`Join`), and its steps end one call later
+    in their sequence. The operations pair by number, and do not by their place in the step."""
+    fill = ("broadcast", "train.py:14 fill", "")
+
+    def program(rank: int, step: int) -> Sequence[tuple[str, str, str]]:
+        if rank == 0 or step < 12:
+            return [REDUCE, fill]
+        return [REDUCE, fill, REDUCE] if step == 12 else [fill, REDUCE]
+
+    assert found_in(recorded(program)) == []
