@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch.distributed as dist
@@ -50,6 +50,28 @@ def dimension_of(name: str) -> str | None:
     return plain if plain in DIMENSIONS else _OTHER_NAMES.get(plain)
 
 
+def _dimension_in_use(name: str, sharded: Set[str]) -> str | None:
+    """As `dimension_of`, but a dimension of replicas over which parameters are sharded is one of shards: users of
+    FSDP2 also call theirs `dp`."""
+    dimension = dimension_of(name)
+    is_of_shards = dimension == "dp_replicate" and name.lower().removeprefix("mesh_") in sharded
+    return "dp_shard" if is_of_shards else dimension
+
+
+def _sharded_names() -> frozenset[str]:
+    """Mesh dimensions over which a parameter of this process is sharded."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is None:
+        return frozenset()
+    found = (each for each in gc.get_objects() if issubclass(type(each), tensor.DTensor) and each.requires_grad)
+    return frozenset(
+        name.lower()
+        for each in found
+        for name, placement in zip(each.device_mesh.mesh_dim_names or (), each.placements, strict=False)
+        if placement.is_shard()
+    )
+
+
 def describe(recorder: TapeRecorder, mesh: Any) -> dict[str, int]:
     """Record this rank's place in `mesh`; returns it. A mesh that does not fit is a warning."""
     if isinstance(mesh, Mapping):
@@ -57,7 +79,8 @@ def describe(recorder: TapeRecorder, mesh: Any) -> dict[str, int]:
     else:
         names, coordinate = mesh.mesh_dim_names or (), mesh.get_coordinate() or ()
         place = {str(name): int(at) for name, at in zip(names, coordinate, strict=False)}
-    known = {dimension: at for name, at in place.items() if (dimension := dimension_of(name)) is not None}
+    sharded = frozenset() if isinstance(mesh, Mapping) else _sharded_names()
+    known = {dim: at for name, at in place.items() if (dim := _dimension_in_use(name, sharded)) is not None}
     if unknown := [name for name in place if dimension_of(name) is None]:
         logger.warning(
             "rankscope.describe: %s: not a dimension; names are %s", ", ".join(unknown), ", ".join(DIMENSIONS)
@@ -82,13 +105,14 @@ def derive(recorder: TapeRecorder) -> dict[str, int]:
     """Record this rank's place as far as process groups and pipeline stages show it; returns it (empty if unknown)."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
-    place = (_of_groups(recorder.rank) or _of_the_world()) | _of_stages()
+    sharded = _sharded_names()
+    place = (_of_groups(recorder.rank, sharded) or _of_the_world(sharded)) | _of_stages()
     if place:
         recorder.describe(**place)
     return place
 
 
-def _of_groups(rank: int) -> dict[str, int]:
+def _of_groups(rank: int, sharded: Set[str]) -> dict[str, int]:
     """Coordinates from groups of a named DeviceMesh or Megatron, except for dimensions that are products of others.
 
     A group of one rank shows nothing about the mesh: torchtitan creates one for each kind of parallelism that is off.
@@ -96,18 +120,19 @@ def _of_groups(rank: int) -> dict[str, int]:
     place: dict[str, int] = {}
     for group, members in group_world().pg_group_ranks.items():
         description = str(getattr(group, "group_desc", ""))
-        dimension = dimension_of(description) if description.startswith("mesh_") else _MEGATRON.get(description)
+        is_named = description.startswith("mesh_")
+        dimension = _dimension_in_use(description, sharded) if is_named else _MEGATRON.get(description)
         if dimension is not None and rank in members and len(members) > 1:
             place[dimension] = members[rank]
     return place
 
 
-def _of_the_world() -> dict[str, int]:
+def _of_the_world(sharded: Set[str]) -> dict[str, int]:
     """Coordinate in a one-dimensional DeviceMesh of all ranks, which uses the world group."""
     made = (found for found in gc.get_objects() if issubclass(type(found), DeviceMesh))
     for found in made:
         for name, size in zip(found.mesh_dim_names or (), found.mesh.shape, strict=False):
-            dimension = dimension_of(name) if size == dist.get_world_size() else None
+            dimension = _dimension_in_use(name, sharded) if size == dist.get_world_size() else None
             if dimension is not None:
                 return {dimension: int(found.get_local_rank(name))}
     return {}

@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from probes.attach.launch import mesh
@@ -101,3 +103,19 @@ def test_a_stage_of_torch_pipelining_is_a_place(recorder: Any, monkeypatch: pyte
     stage = Stage()
     assert mesh.derive(recorder) == {"pp": 3}
     del stage
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize("shape", [(8,), (4, 2)])
+def test_a_dp_dimension_over_which_parameters_are_sharded_is_one_of_shards(
+    recorder: Any, shape: tuple[int, ...]
+) -> None:
+    """`fully_shard` on a mesh that its user calls dp."""
+    made = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[: len(shape)])
+    at, rest = made.get_local_rank("dp"), [Replicate()] * (len(shape) - 1)
+    copied = torch.nn.Parameter(DTensor.from_local(torch.ones(4), made, [Replicate(), *rest], run_check=False))
+    assert mesh.derive(recorder)["dp_replicate"] == mesh.describe(recorder, made)["dp_replicate"] == at
+    sharded = torch.nn.Parameter(DTensor.from_local(torch.ones(4), made, [Shard(0), *rest], run_check=False))
+    for place in (mesh.derive(recorder), mesh.describe(recorder, made)):
+        assert (place["dp_shard"], place.get("dp_replicate")) == (at, None)
+    del copied, sharded
