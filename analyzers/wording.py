@@ -114,8 +114,10 @@ def rise_text(ratio: float) -> str:
 
 def loss_text(loss: float, decimals: int = 3) -> str:
     """A loss with its decimals; from a million on as a power of ten, because a diverging loss may have hundreds of
-    digits.
+    digits. A small loss has two significant digits instead.
     """
+    if 0 < abs(loss) < 10 ** (1 - decimals):
+        return f"{loss:.2g}"
     return f"{loss:.{decimals}f}" if abs(loss) < MAX_PLAIN else f"{loss:.{decimals}g}"
 
 

@@ -128,10 +128,10 @@ def replay(
     work_ms: Sequence[float] | Floats | None = None,
     transfer_ms: Sequence[float] | Floats | None = None,
 ) -> float:
-    """Milliseconds that all steps take together, until the last rank's end."""
+    """Milliseconds that all steps take together, until the last rank's end; NaN if no rank reaches it."""
     work_ms = graph.work_ms if work_ms is None else work_ms
     transfer_ms = graph.transfer_ms if transfer_ms is None else transfer_ms
     if graph.meetings is not None:
         return float(np.asarray(work_ms)[graph.meetings].max(axis=1).sum() + np.sum(transfer_ms))
     ends = step_ends(graph, work_ms, transfer_ms)
-    return float(np.nanmax(ends[:, -1])) if ends.size else 0.0
+    return float(np.fmax.reduce(ends[:, -1])) if ends.size else 0.0

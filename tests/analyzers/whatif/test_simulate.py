@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -73,6 +74,9 @@ def test_a_wait_that_never_ends_is_no_number() -> None:
     graph = meeting([[1, 1]])
     graph.members[0] += 1  # somebody whose records are gone
     assert np.isnan(step_ends(graph, graph.work_ms, graph.transfer_ms)).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(replay(graph))
 
 
 def test_slowdown_of_the_job_and_of_each_worker() -> None:

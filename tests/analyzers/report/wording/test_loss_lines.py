@@ -66,3 +66,12 @@ def test_one_loss_is_given_once() -> None:
 def test_one_printed_loss_is_neither_a_start_nor_an_end() -> None:
     facts = {"first_loss": 4.1, "last_loss": 4.1, "logs": {"printed_losses": 1}}
     assert loss_line(facts) == "4.1000 in the only line that prints it"
+
+
+@pytest.mark.parametrize(("scale", "told"), [
+    (1e-3, "0.0060 at the start, 0.0012 at the end. Between the first and the last tenth it fell by 0.0044, "),
+    (1e-5, "6e-05 at the start, 1e-05 at the end. Between the first and the last tenth it fell by 4e-05, "),
+])  # fmt: skip
+def test_a_small_loss_and_its_change_are_not_told_as_zero(scale: float, told: str) -> None:
+    losses = [scale * (6.0 - step * 4.8 / 99) for step in range(100)]
+    assert loss_line(run_facts(run(losses), {})).startswith(told)
