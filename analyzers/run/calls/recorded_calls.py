@@ -203,9 +203,11 @@ def _in_flight(
     """Calls in flight by rank: the oldest of each group or peer, and their number.
 
     Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. An open call with a
-    later completed one in its group was never waited for, and is kept separately (`unwaited`).
+    later completed one in its group was never waited for, and is kept separately (`unwaited`). So is a send from a host
+    whose receive is complete: the message has arrived, and only its handle has not been waited for.
     """
     later = {key: seq for key, seq in done.items() if seq >= 0}
+    on_cuda = _on_cuda(source, attempt) if any(direction == "recv" for _, _, direction, _ in later) else set()
     rows = source.rows(
         f"""
         SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
@@ -221,6 +223,8 @@ def _in_flight(
     found: dict[int, CallsInFlight] = {}
     for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
         done_seq = later.get((rank, group, direction, partner if is_p2p else None), -1)
+        if direction == "send" and rank not in on_cuda:
+            done_seq = max(done_seq, later.get((partner, group, "recv", rank), -1) + 1)
         place = found.setdefault(rank, CallsInFlight())
         place.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
         if newest < done_seq:

@@ -80,7 +80,8 @@ class RankView:
     """Oldest call of each group or peer that the host has enqueued but the device has not started."""
     num_in_flight: int = 0
     unwaited: tuple[Call, ...] = ()
-    """Open calls with a later completed one in the same group: most likely never waited for."""
+    """Open calls with a later completed one in the same group, and sends that have arrived: most likely not waited
+    for."""
     closed: bool = False
     state: str = "running"
     """State of the process when `watch` last saw it: running, stopped, dead."""

@@ -71,6 +71,47 @@ def test_a_receive_without_its_send() -> None:
     assert "from rank 0" not in finding.summary, "it is the culprit already"
 
 
+def exchanged(world: World, *, sent: int, received: int) -> None:
+    """Both ranks began `sent` messages to each other that nobody waited for, and completed `received` receives."""
+    for rank in (0, 1):
+        for op, number in (("send", sent), ("recv", received)):
+            for seq in range(30, 30 + number):
+                world.enter(rank, seq=seq, op=op, peer=1 - rank, caller=f"train.py:{20 if op == 'send' else 26} step")
+    world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.now_ns} WHERE op = 'recv'")
+
+
+@pytest.mark.parametrize("sent", [1, 3, 9])
+def test_ranks_that_lack_a_message_are_in_its_receive_and_not_in_sends_that_arrived(sent: int) -> None:
+    """A pipeline by hand collects the handles of its sends, and waits for them at the end of the step."""
+    world = World(ranks=2, groups={"world:0-1": (0, 1)})
+    exchanged(world, sent=sent, received=sent)
+    for rank in (0, 1):
+        world.enter(rank, seq=30 + sent, op="recv", peer=1 - rank, caller="train.py:26 step")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0, 1))
+    assert f"rank 0 in recv #{30 + sent} from rank 1, rank 1 in recv #{30 + sent} from rank 0." in finding.summary
+
+
+def test_a_rank_whose_sends_have_arrived_is_in_its_own_code() -> None:
+    world = World(ranks=2, groups={"world:0-1": (0, 1)})
+    exchanged(world, sent=2, received=2)
+    world.enter(0, seq=32, op="recv", peer=1, caller="train.py:26 step")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (1,))
+    assert "did not answer recv #32 at step 16: stuck in user code." in finding.summary
+    assert finding.summary.endswith("Rank 0 waited for 6 s.")
+
+
+def test_a_stopped_rank_whose_sends_have_arrived_is_not_in_them() -> None:
+    world = World(ranks=2, groups={"world:0-1": (0, 1)})
+    exchanged(world, sent=2, received=2)
+    world.enter(0, seq=32, op="recv", peer=1, caller="train.py:26 step")
+    world.event("rank_state", 0.5, state_rank=1, state="stopped", os_state="T")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("stopped", (1,))
+    assert "send" not in finding.summary
+
+
 def met(others: tuple[str, str], own: tuple[str, str]) -> Finding:
     """The hang of a run in which each step ends with a norm, and rank 2 is now in another call than the others."""
     world = World(program=(GATHER, NORM))
