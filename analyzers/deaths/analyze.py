@@ -301,8 +301,11 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     own = view.ranks.get(first.rank)
     step = own.step if own else None
     # A host only enqueues a call on a device and continues, so its process did not die in that call, unless the
-    # communicator's watchdog aborted the process because of the call.
-    calls = [call for call in own.calls if not call.on_device or first.signal == "SIGABRT"] if own else []
+    # communicator's watchdog aborted the process because of the call. Nor did it die in a call that it began in
+    # a phase that is over.
+    calls = own.calls if own else ()
+    if own and first.signal != "SIGABRT":
+        calls = tuple(call for call in calls if not call.on_device and not own.may_have_left(call))
     doing = _doing(first, own)
     where = f" in {calls[0].text}" if calls else f" {doing}" if own and (own.phases or step is not None) else ""
     at = f" ({first.frame.text})" if first.frame is not None else ""

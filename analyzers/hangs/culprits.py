@@ -84,11 +84,12 @@ class HangCause:
 def find_culprits(view: AttemptView) -> HangCause:
     """Find the ranks that the others wait for. Pure; does not decide whether the run hangs."""
     alive = {rank: state for rank, state in view.ranks.items() if not state.closed}
-    heads = {rank: oldest_calls(state.calls) for rank, state in alive.items()}
+    oldest = {rank: oldest_calls(state.calls) for rank, state in alive.items()}
+    graph = WaitGraph(view)
+    heads = {rank: graph.heads(state) for rank, state in alive.items()}
     waiting = tuple(sorted(rank for rank in heads if heads[rank]))
     all_calls = [call for calls in heads.values() for call in calls]
 
-    graph = WaitGraph(view)
     edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
     running = {rank for rank, state in alive.items() if state.state != "stopped"}
     stopped = tuple(
@@ -100,8 +101,9 @@ def find_culprits(view: AttemptView) -> HangCause:
         return _cause("stopped", stopped, waiting, of_others or commonest_call(all_calls))
     # Probably no rank waits for an open call if a later one is done, unless the sides of the call differ.
     unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
-    if mismatch := mismatched_collective(heads, view.differing) or mismatched_collective(unwaited, view.differing):
-        together = [c for c in all_calls if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
+    if mismatch := mismatched_collective(oldest, view.differing) or mismatched_collective(unwaited, view.differing):
+        of_oldest = [c for calls in oldest.values() for c in calls]
+        together = [c for c in of_oldest if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
         if (skipped := skipped_call(view, together)) is not None:
             return _cause("skipped", skipped[0], waiting, skipped[1], differs=mismatch.differs)
         if len(mismatch.ranks) == len({call.rank for call in together}) and (odd := odd_side(view, together)):
@@ -118,7 +120,7 @@ def find_culprits(view: AttemptView) -> HangCause:
         return replace(_cause("not_seen", (), waiting, awaited), unseen=roots)
     roots = tuple(rank for rank in roots if rank not in view.elsewhere)
     for rank in roots:
-        if _loads_instead(alive.get(rank), heads.get(rank, [])):
+        if rank in alive and all(map(alive[rank].may_have_left, heads[rank])):  # and no other rank lacks it there
             heads[rank] = []
     if roots and all(heads.get(rank) for rank in roots):  # they reached a call that all known members entered
         if mismatch := unequal_message(view) or mismatched_with_ended(view):
@@ -145,17 +147,6 @@ def find_culprits(view: AttemptView) -> HangCause:
         return replace(_cause("device_stuck", stuck_ranks, (), call), absent=absent)
     asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
     return _cause("gil" if asleep else "busy", asleep or tuple(sorted(alive)), (), None)
-
-
-def _loads_instead(state: RankView | None, calls: list[Call]) -> bool:
-    """Return True if a rank loads data while its earlier calls are still open, so that it is not blocked in them.
-
-    A call whose handle is waited for later stays open on the tape, but a rank that loads data does not wait in it. A
-    call on a device is in flight whatever its host does.
-    """
-    if state is None or not calls or not state.phases or state.phases[-1] != "data":
-        return False
-    return all(not call.on_device and call.phase not in ("", "data") for call in calls)
 
 
 def _cause(

@@ -8,7 +8,7 @@ from analyzers.causes import CAUSES
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.stacks import is_library
-from analyzers.hangs.wait_graph import oldest_calls
+from analyzers.hangs.wait_graph import WaitGraph
 from analyzers.hangs.waiting_calls import waiting_calls
 from analyzers.run.calls.snapshot import AttemptView, RankView
 from analyzers.wording import is_number, number, ranks_text, sentence
@@ -118,10 +118,10 @@ def _waits(view: AttemptView, found: HangCause, lasted: str) -> str:
 
 def _cycle(view: AttemptView, found: HangCause) -> str:
     """The calls of ranks that wait for each other: "rank 0 in send #5 to rank 1, rank 1 in send #5 to rank 0"."""
-    shown = found.cycle[:MAX_CYCLE]
+    graph, shown = WaitGraph(view), found.cycle[:MAX_CYCLE]
     parts = []
     for rank, awaited in zip(shown, (*found.cycle[1:], found.cycle[0]), strict=False):
-        own = oldest_calls(view.ranks[rank].calls) if rank in view.ranks else []
+        own = graph.heads(view.ranks[rank]) if rank in view.ranks else []
         to_it = [call for call in own if call.is_p2p and call.peer == awaited] or own
         parts.append(f"rank {rank} in {to_it[0].text}" if to_it else f"rank {rank}")
     rest = len(found.cycle) - len(shown)
@@ -132,8 +132,8 @@ def _activity(state: RankView, frame: str) -> str:
     """Phase of a rank, else the call that it is in, else its user code if no library is on top of the stack."""
     if state.phases:
         return state.doing
-    if state.calls:
-        return f"in {state.calls[0].text}"
+    if calls := [call for call in state.calls if not state.may_have_left(call)]:
+        return f"in {calls[0].text}"
     return "in a library call" if is_library(frame) else state.doing
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from analyzers.run.calls.recorded_calls import Call
-from analyzers.run.calls.snapshot import AttemptView
+from analyzers.run.calls.snapshot import AttemptView, RankView
 
 __all__ = ["Wait", "WaitGraph", "commonest_call", "cycle_of", "oldest_calls", "waits_of"]
 
@@ -31,7 +31,7 @@ def waits_of(view: AttemptView, limit: int = 20_000) -> list[Wait]:
     """Edges of the wait-for graph, at most `limit`, because thousands of ranks may each wait for thousands of
     others."""
     waits = WaitGraph(view)
-    alive = {rank: oldest_calls(state.calls) for rank, state in view.ranks.items() if not state.closed}
+    alive = {rank: waits.heads(state) for rank, state in view.ranks.items() if not state.closed}
     edges = (
         Wait(rank=rank, awaited=awaited, call=call)
         for rank, calls in sorted(alive.items())
@@ -47,6 +47,15 @@ class WaitGraph:
     def __init__(self, view: AttemptView) -> None:
         self._view = view
         self._behind: dict[tuple[str, int], frozenset[int]] = {}
+
+    def heads(self, state: RankView) -> list[Call]:
+        """As `oldest_calls`, without a call that all have entered in a phase that the rank has left, if a later one of
+        the group is open: nobody has waited for its handle yet."""
+        held = oldest_calls(
+            tuple(call for call in state.calls if not state.may_have_left(call) or self.targets([call]))
+        )
+        keys = {_key(call) for call in held}
+        return held + [call for call in oldest_calls(state.calls) if _key(call) not in keys]
 
     def targets(self, calls: list[Call]) -> set[int]:
         """Ranks that have not entered these calls."""
@@ -76,10 +85,14 @@ def oldest_calls(calls: tuple[Call, ...]) -> list[Call]:
     """The oldest call in flight of each group (for p2p: of each direction and peer)."""
     oldest: dict[Any, Call] = {}
     for call in calls:
-        key = (call.op, call.peer) if call.is_p2p else call.group
+        key = _key(call)
         if key not in oldest or call.seq < oldest[key].seq:
             oldest[key] = call
     return list(oldest.values())
+
+
+def _key(call: Call) -> Any:
+    return (call.op, call.peer) if call.is_p2p else call.group
 
 
 def cycle_of(edges: Mapping[int, set[int]]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analyzers.hangs.culprits import HangCause
-from analyzers.hangs.wait_graph import oldest_calls
+from analyzers.hangs.wait_graph import WaitGraph
 from analyzers.run.calls.snapshot import AttemptView
 
 __all__ = ["MAX_LISTED", "evidence_of", "waiting_calls"]
@@ -25,9 +25,10 @@ MAX_LISTED = 64
 def waiting_calls(view: AttemptView, found: HangCause) -> dict[str, tuple[int, ...]]:
     """Waiting ranks by the text of their call: the call of `found` first, then those with the most ranks."""
     named = found.call.text if found.call is not None else ""
+    graph = WaitGraph(view)
     ranks: dict[str, list[int]] = {}
     for rank in found.waiting:
-        texts = [call.text for call in oldest_calls(view.ranks[rank].calls)] if rank in view.ranks else []
+        texts = [call.text for call in graph.heads(view.ranks[rank])] if rank in view.ranks else []
         if texts:
             ranks.setdefault(named if named in texts else texts[0], []).append(rank)
     ordered = sorted(ranks, key=lambda text: (text != named, -len(ranks[text]), ranks[text][0]))

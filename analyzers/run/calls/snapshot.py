@@ -95,6 +95,11 @@ class RankView:
     holds_gil: bool = False
     """True if `watch` saw it asleep in C while holding the GIL, after its last record."""
 
+    def may_have_left(self, call: Call) -> bool:
+        """Return True if the host has ended the phase in which it began a call: the call is open as long as nobody
+        waits for its handle."""
+        return not call.on_device and call.phase not in ("", *self.phases)
+
     @property
     def doing(self) -> str:
         """Activity outside of collectives, in a few words."""

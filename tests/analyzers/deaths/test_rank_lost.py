@@ -9,7 +9,7 @@ import pytest
 from analyzers.deaths.recovery_response import done_about
 from tests.analyzers.deaths.lost_ranks import GLOO, POLICY, killed, lost
 from tests.analyzers.judged import judged_losses
-from tests.analyzers.standstill import World
+from tests.analyzers.standstill import MS, World
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGKILL", -9), ("SIGSEGV", -11), ("SIGABRT", -6)])
@@ -230,3 +230,13 @@ def test_missing_events_are_said() -> None:
     assert [f.status for f in judged_losses(world.store, POLICY)] == ["insufficient_data"]  # not: everybody was killed
     world.store.drop("steps")
     assert [f.status for f in judged_losses(world.store, POLICY)] == ["insufficient_data"]
+
+
+def test_a_rank_past_the_phase_in_which_it_began_a_call_did_not_die_in_it() -> None:
+    """The loop keeps the handle of a call of the forward pass, and waits for it in the backward pass."""
+    world = killed()
+    world.enter(2, phase="forward", is_async=True)
+    world.span(2, "forward", end_ns=world.now_ns + MS)
+    (finding,) = lost(world)
+    assert finding.ranks == (2,)
+    assert "died of SIGKILL at step 16 in user code after forward." in finding.summary

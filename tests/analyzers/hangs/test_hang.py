@@ -10,7 +10,7 @@ from analyzers.hangs.stacks import parse_stack, read_stack
 from analyzers.report.wording.explained import why
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import judged_hangs, judged_losses
-from tests.analyzers.standstill import SECOND, STEP_NS, World
+from tests.analyzers.standstill import MS, SECOND, STEP_NS, World
 from tests.sentences import assert_plain
 
 POLICY = StallPolicy()
@@ -184,6 +184,20 @@ def test_a_call_that_was_never_waited_for_is_not_in_flight() -> None:
     for rank in (0, 1, 2):
         world.enter(rank)
     assert hang_of(world).ranks == (3,)
+
+
+def test_a_rank_past_the_phase_in_which_it_began_a_call_is_in_its_own_code() -> None:
+    """The loop keeps the handle of a call of the forward pass (`Join`), and waits for it in the backward pass."""
+    world = World()
+    for rank in range(4):
+        world.enter(rank, seq=30, phase="forward", is_async=True)
+        world.span(rank, "forward", end_ns=world.now_ns + MS)
+    for rank in (0, 1, 3):
+        world.enter(rank, seq=31, phase="backward")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("not_entered", (2,))
+    assert finding.summary.startswith("Rank 2 did not reach all_reduce #31 ")
+    assert "in user code after forward" in finding.summary
 
 
 def test_timeouts_of_the_others_are_a_hang_of_the_one() -> None:
