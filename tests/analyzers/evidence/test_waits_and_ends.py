@@ -36,6 +36,19 @@ def test_a_job_that_hung_before_it_was_ended_was_not_ended_by_that(tmp_path: Pat
     assert ("time limit" in first.summary) == (end == LIMIT)
 
 
+@pytest.mark.parametrize(
+    "fields", ["OpType=ALLREDUCE, SeqNum=9", "OpType=ALLREDUCE, SeqNum=9, NumelIn=8, Timeout(ms)=6000"]
+)
+def test_a_watchdogs_line_names_its_call_whatever_the_order_of_its_fields(tmp_path: Path, fields: str) -> None:
+    begin = "[E ProcessGroupNCCL.cpp:475] [Rank {}] Watchdog caught collective operation timeout: "
+    lines = [
+        f"{begin.format(rank)}WorkNCCL({fields}) ran for 6040 milliseconds before timing out.\n" for rank in (1, 2)
+    ]
+    first = diagnosed(tmp_path, "job.log", SIZE + "".join(lines)).fired[0]
+    assert (first.kind, first.cause, first.ranks) == ("hang", "not_entered", (0,))
+    assert "ALLREDUCE #9" in first.summary
+
+
 @pytest.mark.parametrize("end", [BY_HAND, LIMIT])
 def test_waits_that_end_with_the_job_do_not_explain_it(tmp_path: Path, end: str) -> None:
     causes = [one.cause for one in diagnosed(tmp_path, "job.log", SIZE + end + waited(2) + waited(1)).fired]
