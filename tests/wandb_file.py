@@ -11,6 +11,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_for
+
 __all__ = ["alerts", "config", "history", "summary", "wandb_file", "wandb_records"]
 
 _BLOCK, _HEADER = 32768, struct.Struct("<IHB")
@@ -23,7 +25,17 @@ def wandb_file(folder: Path) -> Path:
 
 
 def wandb_records(path: Path) -> list[Any]:
-    """All records; one that is cut by the end of a block is put together again."""
+    """All records of a file that is finished: W&B's service writes its last block some time after `finish`."""
+    found: list[Any] = wait_for(lambda: _finished(_records(path)), f"last record of {path.name}")
+    return found
+
+
+def _finished(records: list[Any]) -> list[Any]:
+    return records if any(record.WhichOneof("record_type") == "exit" for record in records) else []
+
+
+def _records(path: Path) -> list[Any]:
+    """The records so far; one that is cut by the end of a block is put together again."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, place, whole, found = path.read_bytes(), 7, b"", []
@@ -35,6 +47,8 @@ def wandb_records(path: Path) -> list[Any]:
             continue
         _, length, kind = _HEADER.unpack_from(data, place)
         begin = place + _HEADER.size
+        if begin + length > len(data):
+            break  # not written to its end yet
         whole += data[begin : begin + length]
         place = begin + length
         if kind in (1, 4):  # whole, or the last piece
