@@ -116,7 +116,7 @@ def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
 
 
 def peer_texts(peers: Sequence[str]) -> tuple[str, str | None]:
-    """How to name the peers in a sentence, and the next step; the default step of the cause if no peer is known."""
+    """Return the words for the peers and the next step. If no peer is known, it is the default step of the cause."""
     if peers and all(map(_LOCAL.match, peers)):
         return "a process on the same host", "Read the ends of the logs of the other ranks on that host."
     text = f"the peer{'s' * (len(peers) > 1)} {', '.join(peers[:4])}"

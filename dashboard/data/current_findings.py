@@ -48,12 +48,12 @@ def current_findings(
     closed = closed_findings(found, reports, newest_attempt=newest_attempt)
     found.sort(key=lambda finding: (finding.id in closed, reading_order(finding)))
 
-    def told(finding: Finding) -> Finding:
+    def with_tense(finding: Finding) -> Finding:
         if finding.id in closed:  # a report is not repeated, so its last step is not that of the problem
             return over(finding, finding.last_step if finding in judged else None)
         return at_run_end(finding) if has_ended else finding
 
-    return CurrentFindings(findings=[told(finding) for finding in found], closed=closed)
+    return CurrentFindings(findings=[with_tense(finding) for finding in found], closed=closed)
 
 
 def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from store.readers.logs.scan import read_log
+from store.readers.programs.text import is_number
 from store.readers.untrusted.external_files import SourceError, head, read_whole
 
 __all__ = ["EMPTY", "packed_with", "unknown_document"]
@@ -82,7 +83,7 @@ def _table(first: bytes) -> str:
         except csv.Error:
             continue
         names = rows[0] if rows else []
-        are_names = len(names) > 1 and all(_NAME.fullmatch(name) and name.strip() and not _is_number(name)
+        are_names = len(names) > 1 and all(_NAME.fullmatch(name) and name.strip() and not is_number(name)
                                            and len(name) <= MAX_NAME_CHARS for name in names)  # fmt: skip
         are_names = are_names and not any(
             _is_measured(*pair) for row in rows[1:] for pair in zip(names, row, strict=False)
@@ -109,11 +110,3 @@ def _named(names: list[str]) -> str:
     shown = ", ".join(str(name).strip()[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f" ({shown}{more})" if shown else ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

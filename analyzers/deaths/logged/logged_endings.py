@@ -207,7 +207,7 @@ def _process_of(group: Sequence[tuple[int, LogLine]]) -> str:
 
 
 def _place_of(group: Sequence[tuple[int, LogLine]]) -> str:
-    """Where the processes died, if all native stacks agree: ` in libfoo.so (bar)`."""
+    """Return ` in libfoo.so (bar)` if all native stacks agree that the processes died there, else ""."""
     places = {(entry.text("library"), entry.text("symbol")) for _, entry in group if entry.text("library")}
     if len(places) != 1:
         return ""

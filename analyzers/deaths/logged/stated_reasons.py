@@ -1,4 +1,4 @@
-"""What a line proves of a failed write, or of a wait for the store that timed out: its sentence and its next step.
+"""State the reason that a line proves for a failed write or for a store wait that timed out, and the next step.
 
     reason = stated_reason(line)
     reason.text, reason.do      # "Not all ranks reached a barrier: {error}", "Read the ends of the logs of ..."

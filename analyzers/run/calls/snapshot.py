@@ -96,8 +96,8 @@ class RankView:
     """True if `watch` saw it asleep in C while holding the GIL, after its last record."""
 
     def may_have_left(self, call: Call) -> bool:
-        """Return True if the host has ended the phase in which it began a call: the call is open as long as nobody
-        waits for its handle."""
+        """Return True if the host has ended the phase in which it began a call: the call stays open
+        until its handle is waited for."""
         return not call.on_device and call.phase not in ("", *self.phases)
 
     @property

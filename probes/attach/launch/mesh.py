@@ -51,8 +51,8 @@ def dimension_of(name: str) -> str | None:
 
 
 def _dimension_in_use(name: str, sharded: Set[str]) -> str | None:
-    """As `dimension_of`, but a dimension of replicas over which parameters are sharded is one of shards: users of
-    FSDP2 also call theirs `dp`."""
+    """Return `dp_shard` for a replica dimension over which parameters are sharded, because users of FSDP2 also call
+    theirs `dp`; for any other name, what `dimension_of` returns."""
     dimension = dimension_of(name)
     is_of_shards = dimension == "dp_replicate" and name.lower().removeprefix("mesh_") in sharded
     return "dp_shard" if is_of_shards else dimension

@@ -77,7 +77,7 @@ ABOVE_LINES = 60
 
 _AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file again")
 _NAMES = ("host", "node", "address")
-"""Fields that name a machine. Somebody may have replaced its name by dots."""
+"""Fields that hold the name of a machine. Published logs may have dots in its place."""
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 """Roles of lines that may report a program's end, as does "finished"."""
 

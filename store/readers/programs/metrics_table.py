@@ -25,7 +25,7 @@ from store.readers.programs.rows import (
     points_of,
     step_rows,
 )
-from store.readers.programs.text import read_chunks
+from store.readers.programs.text import is_number, read_chunks
 from store.readers.untrusted.external_files import SourceError, rank_of_name
 
 NAME = "table of metrics (metrics.csv)"
@@ -77,7 +77,7 @@ def read(path: Path) -> ProgramRows:
             metrics = {tag: row.get("Value")} if tag else {_metric(name): row[name] for name in own}
             metrics = {name: value.strip() for name, value in metrics.items() if value and value.strip()}
             if parts and all(part in metrics for part in parts):
-                metrics["loss"] = str(sum(float(metrics[part]) for part in parts if _is_number(metrics[part])))
+                metrics["loss"] = str(sum(float(metrics[part]) for part in parts if is_number(metrics[part])))
             add_evaluation(events, reader.line_num, row.get(step), metrics)
             counted = str(len(points) + 1) if step.strip().lower() == _EPOCH else row.get(step)
             point = points_of(counted, metrics, wall_ns)
@@ -109,17 +109,9 @@ def _parts(names: Sequence[str]) -> list[str]:
     return [name for name in names if _PART.fullmatch(name.strip())]
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_increasing(epochs: Sequence[str]) -> bool:
     """Return True if each epoch is a whole number greater than the one before."""
-    numbers = [float(epoch) if _is_number(epoch) else -1.0 for epoch in epochs]
+    numbers = [float(epoch) if is_number(epoch) else -1.0 for epoch in epochs]
     return all(number >= 0 and number.is_integer() for number in numbers) and all(
         before < after for before, after in pairwise(numbers)
     )

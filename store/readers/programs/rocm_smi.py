@@ -97,7 +97,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _of_json(text: str) -> dict[tuple[int, str], dict[str, str]]:
-    """Texts of readings by card, each output an object of its own. Raises SourceError if none is whole."""
+    """Texts of readings by card, from one JSON object per output. Raises SourceError if none is whole."""
     rows: dict[tuple[int, str], dict[str, str]] = {}
     decoder, at, output = json.JSONDecoder(), text.find("{"), 0
     try:

@@ -102,8 +102,8 @@ def column_of(name: str) -> str | None:
 
 def is_of_evaluation(row: Mapping[Any, object]) -> bool:
     """Return True if a row's mode or split says that its values are not of training."""
-    told = (value for name, value in row.items() if isinstance(name, str) and name.strip().lower() in _PARTS_OF_RUN)
-    return any(isinstance(value, str) and _EVALUATION.match(value.strip()) is not None for value in told)
+    parts = (value for name, value in row.items() if isinstance(name, str) and name.strip().lower() in _PARTS_OF_RUN)
+    return any(isinstance(value, str) and _EVALUATION.match(value.strip()) is not None for value in parts)
 
 
 def add_evaluation(events: list[dict[str, Any]], line: int, step: object, metrics: Mapping[Any, object]) -> None:

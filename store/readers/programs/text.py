@@ -8,7 +8,7 @@ from pathlib import Path
 from store.readers.logs.plain_text import plain_bytes, text_chunks
 from store.readers.untrusted.external_files import MAX_UNPACKED_BYTES, read_whole, unpacked
 
-__all__ = ["read_chunks", "read_text"]
+__all__ = ["is_number", "read_chunks", "read_text"]
 
 
 def read_text(path: Path, limit: int) -> str:
@@ -19,3 +19,12 @@ def read_text(path: Path, limit: int) -> str:
 def read_chunks(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
     """Yield the text in chunks. Raises SourceError if the file is truncated or exceeds the limit."""
     return text_chunks(unpacked(path, max_bytes))
+
+
+def is_number(text: str) -> bool:
+    """Return True if `float` reads the text; NaN and Inf count."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
