@@ -54,7 +54,7 @@ from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.onsets.host_onset import with_host_onset
 from analyzers.stragglers.onsets.onset import from_first_step, to_newest_step, with_onset, without_delays
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
-from analyzers.stragglers.onsets.place_onset import with_place_onset, with_unstamped_onset
+from analyzers.stragglers.onsets.place_onset import with_growth, with_place_onset, with_unstamped_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.slow_place import host_place, named_phase, slow_line
@@ -239,16 +239,17 @@ def _with_onset(
         return always
     placed = with_place_onset(timings, slow, peers, waits)
     if timings.is_stamped:
+        placed = with_growth(timings, placed, peers)
         return with_unstamped_onset(source, timings, placed, peers) if peers and not slow.paused_ratio else placed
     if placed is not slow and slow.place():
-        return placed
+        return with_growth(timings, placed, peers, waits)
     slow = placed
     found = attribute(
         counters, cause=slow.cause, excess_ms=slow.excess_ms, factor=slow.factor, policy=policy.corroboration
     )
     is_work = found.cause == "compute" and found.confirmed and counters.on_cpu
     if not is_work or not slow.has_peers or slow.paused_ratio:
-        return slow
+        return with_growth(timings, slow, peers, waits)
     return with_onset(source, timings, slow, peers, policy, waits)
 
 

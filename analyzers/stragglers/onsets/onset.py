@@ -11,6 +11,7 @@ later. They hardly change the CPU time of steps.
 2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
    the levels before and after, equally far from both in units of each level's noise, because longer times vary more.
 3. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
+4. An excess that grows began earlier than that (`first_rise`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from analyzers.robust import complete, difference_sigma, others_median
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.comparison.corroboration import some_peers
 from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
-from analyzers.stragglers.onsets.place_onset import dated_at
+from analyzers.stragglers.onsets.place_onset import dated_at, first_rise, of_place, with_growth
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["from_first_step", "to_newest_step", "with_onset", "without_delays"]
@@ -41,6 +42,25 @@ def with_onset(
     core_waits: Matrix | None = None,
 ) -> Straggler:
     """Set the start of the rank's first segment to the rise of its CPU time; unchanged if that is unclear."""
+    dated = _with_cpu_onset(source, timings, slow, peers, policy, core_waits)
+    begin = dated.segments[0].begin
+    steps = timings.steps[: begin + SHARED.min_steps]
+    excess = None
+    if (np.diff(steps) > 0).all():
+        excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
+    if excess is None:
+        return with_growth(timings, dated, peers, core_waits)
+    return dated_at(timings, dated, first_rise(excess, begin, np.ones(len(excess), dtype=bool)))
+
+
+def _with_cpu_onset(
+    source: Source,
+    timings: Timings,
+    slow: Straggler,
+    peers: Sequence[int],
+    policy: StragglerPolicy,
+    core_waits: Matrix | None,
+) -> Straggler:
     reach = SHARED.min_steps
     if core_waits is not None:
         half = (slow.segments[0].end - slow.segments[0].begin) // 2
@@ -155,7 +175,7 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
     num_before = int(np.searchsorted(early.steps, timings.steps[segment.begin]))
     rows = np.flatnonzero(np.isin(early.ranks, peers))
     own_row = int(np.flatnonzero(early.ranks[rows] == slow.rank)[0])
-    values = _of_place(early, slow)[rows]
+    values = of_place(early, slow)[rows]
     own, usual = values[own_row], others_median(complete(values))[own_row]
     level = float(np.median(usual[num_before:]))
     least = float(np.nanmedian(own[num_before:] - usual[num_before:])) / 2
@@ -180,10 +200,3 @@ def to_newest_step(timings: Timings, slow: Straggler) -> Straggler:
     segments = (*slow.segments[:-1], replace(slow.segments[-1], end=len(timings.steps)))
     lengths = [num_steps_of(timings.steps, part) for part in segments]
     return replace(slow, segments=segments, last_step=int(timings.steps[-1]), num_steps=sum(lengths))
-
-
-def _of_place(timings: Timings, slow: Straggler) -> Matrix:
-    """The time in the place that holds the rank's excess, or in all work of its cause."""
-    if (place := slow.place()) in timings.own:
-        return timings.own[place]
-    return timings.own["data"] if slow.cause == "data" else timings.compute

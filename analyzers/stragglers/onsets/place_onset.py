@@ -14,6 +14,8 @@ gap holds the excess and had none before, that place gives the onset.
 3. It is used only if few observations before it reach half of the level, and most of those from it to the detected
    start do, which shows a rise and not noise of the place.
 
+An excess that grows reaches half of its level long after its onset: `with_growth` sets the onset to its first rise.
+
 On GPUs whose short steps are stamped one in N, calls are recorded in every step: how long the peers waited for the rank
 dates the rise between the last stamped step that was not slow and the first that was (`with_unstamped_onset`). It
 begins where they wait for more than halfway between the waits of these two.
@@ -25,15 +27,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from analyzers.account.timings import Matrix, Timings
 from analyzers.policy import SHARED
-from analyzers.robust import complete, others_median
+from analyzers.robust import complete, difference_sigma, others_median
 from analyzers.source import Source
 from analyzers.stragglers.comparison.arrivals import waits_ms
 from analyzers.stragglers.comparison.peer_comparison import Straggler, num_steps_of
 
-__all__ = ["dated_at", "with_place_onset", "with_unstamped_onset"]
+__all__ = ["dated_at", "first_rise", "of_place", "with_growth", "with_place_onset", "with_unstamped_onset"]
+
+Booleans = npt.NDArray[np.bool_]
 
 
 def with_place_onset(
@@ -43,24 +48,14 @@ def with_place_onset(
     holds the excess, or if noise of the place itself hides the rise. `core_waits` in ms, by rank of `timings` and
     observation.
     """
-    place = slow.place()
-    is_everywhere = place not in timings.own
+    is_everywhere = slow.place() not in timings.own
     if (is_everywhere and core_waits is None) or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
         return slow
     segment = slow.segments[0]
-    rows = np.flatnonzero(np.isin(timings.ranks, peers))
-    of_place = timings.compute if is_everywhere else timings.own[place]
-    values = of_place[rows][:, : segment.end]
-    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
-    is_compared = ~np.isnan(values[own]) & ~np.isnan(np.delete(values, own, axis=0)).all(axis=0)
-    values = complete(values)
-    excess = values[own] - others_median(values)[own]
+    excess, is_compared = _place_excess(timings, slow, peers, core_waits)
     reach = SHARED.min_steps
     if core_waits is not None:
         reach = max(reach, (segment.end - segment.begin) // 2)  # use at least half of the segment for the level
-        waits = core_waits[rows][:, : segment.end]
-        waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
-        excess -= np.minimum(waited, np.maximum(0.0, excess))
     level = float(np.median(excess[segment.begin :]))
     votes = np.where(is_compared, np.clip(excess, 0.0, level) - level / 2, 0.0)
     latest = min(segment.begin + reach, segment.end - SHARED.trend_values)
@@ -73,6 +68,64 @@ def with_place_onset(
     if len(between) and float(np.mean(between >= level / 2)) < SHARED.agreement_ratio:
         return slow
     return dated_at(timings, slow, begin)
+
+
+def with_growth(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None) -> Straggler:
+    """Set the rank's onset to where its time in the place, or all its computing, first rose; see `first_rise`."""
+    if not slow.has_peers or slow.paused_ratio or slow.by_cpu:
+        return slow
+    excess, is_compared = _place_excess(timings, slow, peers, core_waits)
+    return dated_at(timings, slow, first_rise(excess, slow.segments[0].begin, is_compared))
+
+
+def first_rise(excess: Matrix, begin: int, is_compared: Booleans) -> int:
+    """The observation at which an excess rose that has grown to its level at observation `begin`; `begin` if it did not
+    grow.
+
+    An excess that grows reaches half of its final level long after its onset. As long as most of the `min_steps`
+    observations before `begin` exceed the level before them by `sure_sigmas` times a single step's noise, and by a
+    substantial part of the excess after them, the onset is at the rise that they belong to.
+    """
+    reach = SHARED.min_steps
+    places = np.flatnonzero(is_compared)
+    values = excess[places]
+    onset = int(np.searchsorted(places, begin))
+    while onset - reach >= SHARED.history:
+        before = values[: onset - reach]
+        usual = float(np.median(before))
+        rise = float(np.median(values[onset - reach : onset])) - usual
+        level = float(np.median(values[onset : onset + reach])) - usual
+        if rise < max(SHARED.sure_sigmas * difference_sigma(before), SHARED.minor_ratio * level):
+            break
+        votes = np.clip(values[:onset] - usual, 0.0, rise) - rise / 2
+        gains = np.cumsum(votes[::-1])[::-1]
+        onset = SHARED.history + int(np.argmax(gains[SHARED.history :]))
+    return begin if onset >= len(places) else min(begin, int(places[onset]))
+
+
+def _place_excess(
+    timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None
+) -> tuple[Matrix, Booleans]:
+    """Return (excess over the peers in ms, whether the rank and a peer were measured), by observation up to the end of
+    the first segment: of the place that holds the rank's excess, or of all its computing."""
+    rows = np.flatnonzero(np.isin(timings.ranks, peers))
+    values = of_place(timings, slow)[rows][:, : slow.segments[0].end]
+    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    is_compared = ~np.isnan(values[own]) & ~np.isnan(np.delete(values, own, axis=0)).all(axis=0)
+    values = complete(values)
+    excess: Matrix = values[own] - others_median(values)[own]
+    if core_waits is not None:
+        waits = core_waits[rows][:, : slow.segments[0].end]
+        waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
+        excess -= np.minimum(waited, np.maximum(0.0, excess))
+    return excess, is_compared
+
+
+def of_place(timings: Timings, slow: Straggler) -> Matrix:
+    """The time in the place that holds the rank's excess, or in all work of its cause."""
+    if (place := slow.place()) in timings.own:
+        return timings.own[place]
+    return timings.own["data"] if slow.cause == "data" else timings.compute
 
 
 def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:

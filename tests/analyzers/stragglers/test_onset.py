@@ -59,3 +59,17 @@ def test_twenty_steps_in_which_it_waited_for_a_core_before_are_no_part_of_it(see
     (finding,) = judged(store)
     assert finding.ranks == (3,)
     assert abs((finding.first_step or 0) - ONSET) <= 3
+
+
+def test_computing_that_grows_is_dated_by_the_first_rise_of_its_cpu_time() -> None:
+    """1.2 times as long from step 36 on, which is too little for a finding at once, 1.5 times as long from step 60 on.
+    Other jobs delay its steps."""
+    store = counted(1)
+    more = "CAST(0.2 * cpu_ns AS BIGINT)"
+    store.connection.execute(
+        f"UPDATE steps SET forward_ns = forward_ns + {more}, duration_ns = duration_ns + {more}, cpu_ns = cpu_ns + {more} "
+        f"WHERE rank = 3 AND step BETWEEN 36 AND {ONSET - 1}"
+    )
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.cause) == ((3,), "compute")
+    assert abs((finding.first_step or 0) - 36) <= 1

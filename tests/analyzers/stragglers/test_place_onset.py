@@ -9,7 +9,7 @@ import pytest
 
 from analyzers.account.timings import Matrix, Timings
 from analyzers.stragglers.comparison.peer_comparison import Straggler, find_stragglers
-from analyzers.stragglers.onsets.place_onset import with_place_onset
+from analyzers.stragglers.onsets.place_onset import with_growth, with_place_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from tests.analyzers.rank_timings import simulate
 from tests.depth import tried
@@ -96,3 +96,38 @@ def test_a_rise_above_the_noise_of_the_place_is_dated(seed: int) -> None:
     (slow,) = found(timings)
     late = replace(slow, segments=(replace(slow.segments[0], begin=74),), first_step=75)
     assert abs(with_place_onset(timings, late, [0, 1]).first_step - 41) <= 1
+
+
+def grown(seed: int, share_at_first: float, machine: str = "busy") -> Timings:
+    """Rank 2 loses a part of 24 ms in a gap from step 60 on, and all of it from step 84 on."""
+    timings = simulate(seed, ranks=len(RANKS), steps=120, machine=machine)
+    gap: Matrix = np.random.default_rng(seed).uniform(0, 1, timings.own["forward"].shape).astype(np.float32)
+    gap[2, timings.steps >= 60] += 24.0 * share_at_first
+    gap[2, timings.steps >= 84] += 24.0 * (1 - share_at_first)
+    return replace(timings, own={**timings.own, GAP: gap})
+
+
+@pytest.mark.parametrize(("share_at_first", "first_step"), [(0.4, 60), (0.6, 60), (0.1, 84)])
+def test_a_loss_that_grows_is_dated_by_its_first_rise_unless_that_was_minor(
+    share_at_first: float, first_step: int
+) -> None:
+    timings = grown(0, share_at_first)
+    (slow,) = found(timings)
+    assert with_growth(timings, with_place_onset(timings, slow, RANKS), RANKS).first_step == first_step
+
+
+def test_a_loss_that_grows_step_by_step_is_dated_near_its_beginning() -> None:
+    timings = grown(0, 0.0)
+    timings.own[GAP][2] = np.clip((timings.steps - 59) / 60, 0.0, 1.0) * 24.0
+    (slow,) = found(timings)
+    assert with_place_onset(timings, slow, RANKS).first_step > 70
+    assert 60 <= with_growth(timings, slow, RANKS).first_step <= 70
+
+
+def test_disturbed_steps_before_a_rise_are_no_part_of_it() -> None:
+    """Noise as large as half of the loss explains what was longer before."""
+    timings = grown(0, 0.0)
+    dice = np.random.default_rng(1)
+    timings.own[GAP][2, : 83 - 1] += dice.normal(0, 12, 82).astype(np.float32)
+    (slow,) = found(timings)
+    assert abs(with_growth(timings, slow, RANKS).first_step - slow.first_step) <= 1
