@@ -35,6 +35,7 @@ from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.ends.exceptions import frame_texts
 from analyzers.run.ends.restarts import restart_sentence
 from analyzers.run.ends.stop_requests import before_stop, killed_after, stop_while_training
+from analyzers.run.ends.thread_errors import with_thread_errors
 from analyzers.run.live.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.records.clock_set_back import in_order
@@ -79,6 +80,7 @@ def deaths_of_attempt(
 ) -> list[Finding]:
     """Find the lost ranks of one attempt. `again`: sentence about the restart that followed."""
     found = _deaths(view, log, policy, is_last=is_last, now_ns=now_ns, again=again)
+    found = [with_thread_errors(finding, view, log) for finding in found]
     return [*found, *spare_nodes_lost(view, log)]
 
 

@@ -34,6 +34,7 @@ from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.ends.lost_nodes import lost_node
 from analyzers.run.ends.restarts import restart_sentence
 from analyzers.run.ends.stop_requests import before_stop, stop_while_training
+from analyzers.run.ends.thread_errors import with_thread_errors
 from analyzers.run.live.stall_limits import (
     death_ns,
     ended_cleanly,
@@ -149,10 +150,12 @@ def hang_of_attempt(
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
     frames = {rank: read_stack(stacks.folder, view.attempt, rank) for rank in found.culprits[:8]} if stacks else {}
-    finding = hang_finding(view, found, silent_s, again, frames)
-    groups = stacks.of(view, found.culprits) if stacks else []
-    evidence = {**finding.evidence, "limit_s": round(limit_s(view, policy), 1)}
-    return replace(finding, evidence=evidence | ({"stack_groups": groups} if groups else {}))
+    finding = hang_finding(view, found, silent_s, frames, is_over=bool(again))
+    evidence: dict[str, Any] = {**finding.evidence, "limit_s": round(limit_s(view, policy), 1)}
+    if groups := stacks.of(view, found.culprits) if stacks else []:
+        evidence["stack_groups"] = groups
+    finding = with_thread_errors(replace(finding, evidence=evidence), view, log)
+    return replace(finding, summary=finding.summary + again)
 
 
 def _wait_for_lost_node(view: AttemptView, log: EventLog, deaths: Sequence[Death]) -> frozenset[int]:
@@ -168,10 +171,11 @@ def hang_finding(
     view: AttemptView,
     found: HangCause,
     silent_s: float = 0.0,
-    again: str = "",
     stacks: Mapping[int, list[str]] = MappingProxyType({}),
+    *,
+    is_over: bool = False,
 ) -> Finding:
-    """Build the finding for a cause, from records of any source."""
+    """Build the finding for a cause, from records of any source. `is_over`: the job went on with another attempt."""
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     step = (found.call.step if found.call and found.call.step is not None else None) or (first.step if first else None)
     evidence: dict[str, Any] = {
@@ -212,13 +216,13 @@ def hang_finding(
     return Finding(
         analyzer="hang",
         kind="hang",
-        severity="warning" if again else "critical",
+        severity="warning" if is_over else "critical",
         status="fired",
         ranks=tuple(sorted({*found.culprits, *found.absent})),
         first_step=stands,
         last_step=stands,
         cause=found.cause,
-        summary=hang_summary(view, found, step, silent_s, frame) + again,
+        summary=hang_summary(view, found, step, silent_s, frame),
         evidence=evidence,
         advice=f"hang-{found.cause}",
         attempt=view.attempt,

@@ -44,6 +44,8 @@ _OUTERMOST = ("<module>", "_run_module_as_main")  # of `python train.py` and of 
 EXIT_TYPE = "SystemExit"
 """Type of the `exception` event of an exit with a code other than 0."""
 MAX_TEXT = 4000
+MAX_THREAD_ERRORS = 20
+"""Exceptions recorded of threads other than the loop's: a program may start, and lose, one for each request."""
 
 
 class ProcessEnd:
@@ -55,6 +57,7 @@ class ProcessEnd:
         self._loop_thread = loop_thread
         self._is_on = True
         self._died = False
+        self._num_thread_errors = 0
         self._is_left = False  # by an exception, which is on record
         self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
         self._printed: tuple[int, dict[str, Any]] | None = None  # the same, of an exception that the script printed
@@ -154,12 +157,17 @@ class ProcessEnd:
         real(kind, error, trace)
 
     def _at_thread_exception(self, real: Callable[..., Any], about: Any) -> None:
-        """A thread died: the process may continue, but a loop in this thread has ended."""
+        """A thread died: the process may continue, but a loop in this thread has ended. What waits for another thread
+        may hang."""
         with failing_open("attach.exception"):
-            error = about.exc_value
-            in_loop = about.thread is not None and about.thread.ident == self._loop_thread()
-            if error is not None and in_loop and not isinstance(error, SystemExit):
-                self._record_exception(error)
+            error, thread = about.exc_value, about.thread
+            if error is not None and not isinstance(error, SystemExit):
+                if thread is not None and thread.ident == self._loop_thread():
+                    self._record_exception(error)
+                elif self._is_on and self.is_of_rank() and self._num_thread_errors < MAX_THREAD_ERRORS:
+                    self._num_thread_errors += 1
+                    name = thread.name if thread is not None else ""
+                    self._recorder.event(event_kinds.THREAD_EXCEPTION, **described(error), thread=name)
         real(about)
 
     def _at_exit(self, real: Callable[..., Any], code: Any = None, /) -> None:

@@ -58,9 +58,10 @@ _DEVICE = _text("device", "name of the device and its host")
 _BATCH = _int("batch_index", "index of the global batch")
 _LOSS = _float("loss", unit="nats")
 _CODE = (_text("file", "of the program"), _int("line", "in it", unit=""), _text("function", "that is compiled"))
-
 # fmt: off
 # Laid out like a table: one entry per kind, with its fields in as few lines as possible.
+
+_ERROR = (_text("type"), _text("message"), _text("traceback"), _text("package", "folder, of a program run as a module"))
 
 # Identity of a rank.
 
@@ -82,11 +83,10 @@ NCCL_PLUGIN = _kind(
     _text("reason", "why it is not set, one line"),
     by="rank, before its process groups are made", meaning="Whether NCCL loads the profiler plugin.",
 )
-EXCEPTION = _kind(
-    "exception", _text("type"), _text("message"), _text("traceback"), _text("phase", "that raised it, or empty"),
-    _text("package", "folder of the program's package, if it was run as a module"), by="rank, before it dies of it",
-    meaning="A Python exception ended the rank; SystemExit is an exit with a code or a text.",
-)
+EXCEPTION = _kind("exception", *_ERROR, _text("phase", "that raised it, or empty"), by="rank, as it dies",
+                  meaning="A Python exception ended the rank; SystemExit is an exit with a code or a text.")
+THREAD_EXCEPTION = _kind("thread_exception", *_ERROR, _text("thread", "its name"), by="attached rank",
+                         meaning="An exception ended a thread other than the loop's; the rank went on.")
 MEMORY_SNAPSHOT = _kind(
     "memory_snapshot", _text("path", "in the run's folder"), _int("bytes", unit="By"), _int("device", "index on CUDA"),
     _int("reserved_bytes", unit="By"), _int("allocated_bytes", "of these, given to tensors", unit="By"),
@@ -94,7 +94,7 @@ MEMORY_SNAPSHOT = _kind(
     _int("device_free_bytes", unit="By"), _text("asked_at", "line of the request, or empty"), _bool("has_stacks"),
     _json("sites", "memory in use by line: at, bytes, blocks"),
     _bool("is_at_failure", "taken when the allocation failed, not when the rank ended"),
-    by="rank, before it dies of it", meaning="CUDA memory ran out, and a snapshot of it was written.",
+    by="rank, as it dies", meaning="CUDA memory ran out, and a snapshot of it was written.",
 )
 FENCED = _kind(
     "fenced", _int("newest_attempt"),

@@ -55,6 +55,7 @@ _NOT_SHOWN = {
     "action",
     "first_wall_ns",
     "sequence_numbers",
+    "thread_errors",
 }
 _REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step without it"}
 """Labels of step times that are means of the replayed steps, in contrast to the report's step time, the median of all

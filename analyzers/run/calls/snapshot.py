@@ -34,6 +34,7 @@ SNAPSHOT_EVENTS = (
     event_kinds.RANK_EXIT,
     event_kinds.RANK_CLOSED,
     event_kinds.EXCEPTION,
+    event_kinds.THREAD_EXCEPTION,
     event_kinds.RUN_ENDED,
     event_kinds.CULPRIT_KILLED,
     *_WORK,

@@ -295,3 +295,20 @@ def test_alone_it_is_the_same() -> None:
     assert hang_of(world).cause == "busy"
     world.event("stacks", 5.5, path="stacks", ranks=[0], gil_ranks=[0])
     assert (hang_of(world).cause, hang_of(world).ranks) == ("gil", (0,))
+
+
+def test_a_thread_that_the_culprit_lost_is_told_with_the_hang() -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.span(1, "data")
+    trace = 'Traceback (most recent call last):\n  File "/job/loader.py", line 41, in fill\n    raise\nOSError: gone\n'
+    fields = {"type": "OSError", "message": "gone\n", "traceback": trace, "thread": "prefetch"}
+    world.event("thread_exception", 0.1, rank=1, **fields)
+    world.event("thread_exception", 0.1, rank=2, **fields)  # of a rank that waits for it
+    finding = hang_of(world)
+    assert finding.ranks == (1,)
+    assert finding.summary.endswith(
+        "Thread prefetch of rank 1 ended at step 16 with OSError: gone (job/loader.py:41 in fill)."
+    )
+    assert finding.evidence["thread_errors"][0]["error"] == "OSError: gone"

@@ -168,3 +168,30 @@ def test_an_exit_that_answers_an_interrupt_is_no_failure_of_the_rank(tmp_path: P
     assert [finding for finding in findings if "exit code 1" in finding.summary] == []
     with Store.open(RunDir(tmp_path / "run")) as store:
         assert store.rows("SELECT count(*) FROM events WHERE kind = 'exception'") == [(0,)]
+
+
+LOST_THREAD = """
+import queue, threading
+batches = queue.Queue()
+def prefetch():
+    batches.put(1)
+    raise ValueError("bad record")
+thread = threading.Thread(target=prefetch, name="prefetch")
+thread.start()
+thread.join()
+"""
+
+
+def test_an_exception_of_another_thread_is_named_where_the_loop_fails_for_it(tmp_path: Path) -> None:
+    _, (finding,), printed = ended(
+        tmp_path, f"train(2)\n{LOST_THREAD}\nbatches.get()\nbatches.get(timeout=0.1)", by="run"
+    )
+    assert "bad record" in printed
+    assert "died of Empty" in finding.summary
+    text = "Thread prefetch of rank 0 ended at step 2 with ValueError: bad record (train.py:17 in prefetch)."
+    assert text in finding.summary.replace(f"{tmp_path.name}/", "")
+
+
+def test_an_exception_of_another_thread_does_not_end_the_rank(tmp_path: Path) -> None:
+    returned, found, _ = ended(tmp_path, f"{LOST_THREAD}\ntrain(3)", by="two lines")
+    assert (returned, found) == (0, [])
