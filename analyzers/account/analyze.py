@@ -1,4 +1,4 @@
-"""Analysis entry: reports when the records allow no account of the run's time."""
+"""The package's analysis: says why there is no account of the run's time, if the records allow none."""
 
 from __future__ import annotations
 

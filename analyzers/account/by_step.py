@@ -32,7 +32,7 @@ class AccountByStep:
     steps: npt.NDArray[np.int64]
     """Step numbers, in order; of a step that ran more than once the last execution counts."""
     classes: tuple[str, ...]
-    """Phases, gaps between phases, waiting, not measured: of one rank and step they add up to its duration."""
+    """`CLASSES`: the measured ones of a rank and step add up to its duration."""
     ns: npt.NDArray[np.float64]
     """(ranks, steps, classes)."""
 
@@ -46,9 +46,9 @@ class AccountByStep:
     def _repr_html_(self) -> str:
         """Median milliseconds of a step by rank and class, for a notebook."""
         rows = []
-        for place, rank in enumerate(self.ranks[:64]):
-            cells = (self.ns[place, :, k] for k in range(len(self.classes)))
-            medians = [np.nanmedian(cell) / 1e6 if np.isfinite(cell).any() else np.nan for cell in cells]
+        for row, rank in enumerate(self.ranks[:64]):
+            by_class = self.ns[row].T
+            medians = [np.nanmedian(ns) / 1e6 if np.isfinite(ns).any() else np.nan for ns in by_class]
             shown = "".join(f"<td>{'' if np.isnan(ms) else f'{ms:.2f}'}</td>" for ms in medians)
             rows.append(f"<tr><th>rank {rank}</th>{shown}</tr>")
         heads = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in self.classes)
@@ -57,7 +57,7 @@ class AccountByStep:
 
 
 def account_by_step(source: Source, *, first_step: int = 0, last_step: int | None = None) -> AccountByStep:
-    """Read finished steps; of a step that ran more than once, the last execution counts."""
+    """Read the finished steps from `first_step` to `last_step`."""
     empty = AccountByStep(
         ranks=np.empty(0, np.int64), steps=np.empty(0, np.int64), classes=CLASSES, ns=np.empty((0, 0, len(CLASSES)))
     )

@@ -68,11 +68,11 @@ def choose(source: Source, bounds: tuple[int, int], num_ranks: int) -> Chosen:
     return Chosen(ranges=ranges, stride=stride, block=block)
 
 
-def _stride(first: int, last: int, dense: Sequence[tuple[int, int, int]], number: int) -> int:
-    """Distance of the evenly spaced steps, so that with those in `dense` about `number` steps are chosen."""
-    left = max(number - sum(high - low + 1 for low, high, _ in dense), number // 3)
-    stride = max(1, (last - first + 1) // left)
-    while stride > 1 and math.gcd(stride, 10) > 1:  # else periodic work (every 100 steps) is always or never sampled
+def _stride(first: int, last: int, dense: Sequence[tuple[int, int, int]], target: int) -> int:
+    """Distance of the evenly spaced steps, so that with those in `dense` about `target` steps are chosen."""
+    num_even = max(target - sum(high - low + 1 for low, high, _ in dense), target // 3)
+    stride = max(1, (last - first + 1) // num_even)
+    while stride > 1 and math.gcd(stride, 10) > 1:  # else work every 100 steps is sampled always or never
         stride += 1
     return stride
 

@@ -7,7 +7,7 @@
 | category | what |
 |---|---|
 | training | a rank's own forward, backward and optimizer, in steps that were kept |
-| data | its own waiting for and preparing of input |
+| data | waiting for its input, and preparing it |
 | gaps | its own work between phases: a batch made by hand, logging, a pause |
 | host_late | a GPU waited for its host to enqueue more: launches, loading, a pause |
 | communication | blocked in collectives while the last member's data travels: exposed communication |
@@ -24,9 +24,9 @@
 | unmeasured | in steps, where no phase or gap was recorded |
 | other | between steps |
 
-The account of a rank is a partition of its time line: each boundary (start of the run, first step, last step, ...)
-ends one piece and begins the next, so the pieces add up to the wall time whatever was recorded. Steps
-are divided by `step_account`. Clocks of other hosts are shifted so that first steps begin together.
+A rank's timeline is partitioned: each boundary (start of the run, first step, last step, ...) ends one piece and begins
+the next, so the pieces add up to the wall time whatever was recorded. `step_account` divides the steps. Clocks of other
+hosts are shifted so that the first steps begin together.
 """
 
 from __future__ import annotations
@@ -175,51 +175,52 @@ def measure(
     split = split_waits(views.sampled)
     outside = _outside_steps(source, times)
     breaks = launch_breaks(log, times)
-    of_rank: dict[int, dict[int, RankTimes]] = {}
+    attempts_of: dict[int, dict[int, RankTimes]] = {}
     for (attempt, rank), spent in times.items():
-        of_rank.setdefault(rank, {})[attempt] = spent
+        attempts_of.setdefault(rank, {})[attempt] = spent
     by_rank: dict[int, dict[str, float]] = {}
-    for rank in sorted(of_rank):
-        line = _TimeLine(begin_ns, end_ns, shifts.get(rank, 0))
-        _walk(line, of_rank[rank], rank, ends, split, outside, breaks)
+    for rank in sorted(attempts_of):
+        line = _Timeline(begin_ns, end_ns, shifts.get(rank, 0))
+        _assign(line, attempts_of[rank], rank, ends, split, outside, breaks)
         by_rank[rank] = {name: line.spent[name] / 1e9 for name in CATEGORIES}
-    newest = max(times)[1]
+    newest_attempt, last_rank = max(times)
+    of_last_rank = [spent for (_, rank), spent in times.items() if rank == last_rank]
     return Account(
         wall_s=(end_ns - begin_ns) / 1e9,
-        seconds={name: float(np.mean([of[name] for of in by_rank.values()])) for name in CATEGORIES},
+        seconds={name: float(np.mean([seconds[name] for seconds in by_rank.values()])) for name in CATEGORIES},
         by_rank=by_rank,
-        num_kept=sum(of.kept.num_steps for (_, rank), of in times.items() if rank == newest),
-        num_discarded=sum(of.num_discarded for (_, rank), of in times.items() if rank == newest),
-        num_open=sum(of.num_open for (_, rank), of in times.items() if rank == newest),
+        num_kept=sum(spent.kept.num_steps for spent in of_last_rank),
+        num_discarded=sum(spent.num_discarded for spent in of_last_rank),
+        num_open=sum(spent.num_open for spent in of_last_rank),
         basis=split.basis,
-        contradicted=contradiction(source, max(attempt for attempt, _ in times)),
+        contradicted=contradiction(source, newest_attempt),
     )
 
 
-class _TimeLine:
-    """A rank's time line from the start to the end of the run, assigned to categories from left to right."""
+class _Timeline:
+    """A rank's timeline from the start to the end of the run, assigned to categories from left to right."""
 
     def __init__(self, begin_ns: int, end_ns: int, shift_ns: int) -> None:
         self.spent: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
         self._at, self._end, self._shift = begin_ns, end_ns, shift_ns
 
     def until(self, time_ns: int, category: str) -> None:
-        """Assign the time up to here, by the rank's clock, to the category."""
-        self._pieces(time_ns + self._shift, {category: 1.0})
+        """Assign the time up to `time_ns` (the rank's clock) to the category."""
+        self._add(time_ns + self._shift, {category: 1.0})
 
-    def moment(self, time_ns: int, category: str) -> None:
-        """Assign the time up to here, by the launcher's clock (the first node's), to the category."""
-        self._pieces(time_ns, {category: 1.0})
+    def until_on_first_node(self, time_ns: int, category: str) -> None:
+        """Assign the time up to `time_ns` (the first node's clock, which is the launcher's) to the category."""
+        self._add(time_ns, {category: 1.0})
 
-    def divided(self, time_ns: int, parts: Mapping[str, float]) -> None:
-        """Divide the time up to here in proportion to the parts."""
-        self._pieces(time_ns + self._shift, parts)
+    def divide_until(self, time_ns: int, parts: Mapping[str, float]) -> None:
+        """Divide the time up to `time_ns` (the rank's clock) in proportion to the parts."""
+        self._add(time_ns + self._shift, parts)
 
     def rest(self, category: str) -> None:
         """Assign the remaining time to the category."""
-        self._pieces(self._end, {category: 1.0})
+        self._add(self._end, {category: 1.0})
 
-    def _pieces(self, time_ns: int, parts: Mapping[str, float]) -> None:
+    def _add(self, time_ns: int, parts: Mapping[str, float]) -> None:
         length = min(max(time_ns, self._at), self._end) - self._at
         total = sum(parts.values())
         for name, part in parts.items():
@@ -237,43 +238,45 @@ class _Outside:
     after: list[tuple[int, int, str]] = field(default_factory=list)
 
 
-def _walk(
-    line: _TimeLine,
-    lives: Mapping[int, RankTimes],
+def _assign(
+    line: _Timeline,
+    attempts: Mapping[int, RankTimes],
     rank: int,
     ends: Mapping[int, BrokenEnd],
     split: WaitSplit,
     outside: Mapping[tuple[int, int], _Outside],
     breaks: Mapping[int, tuple[int, int]],
 ) -> None:
-    """One rank's pieces, attempt by attempt."""
-    last_life = max(lives)
-    for number, (attempt, of) in enumerate(sorted(lives.items())):
+    """Assign one rank's timeline, attempt by attempt."""
+    last_attempt = max(attempts)
+    for number, (attempt, times) in enumerate(sorted(attempts.items())):
         outside_of_rank = outside.get((attempt, rank), _Outside())
         if number and attempt in breaks:
             ended_ns, launched_ns = breaks[attempt]
-            line.moment(ended_ns, "restart")
-            line.moment(launched_ns, "stopped")
-        line.until(of.first_ns, "restart" if number else "startup")
-        line.divided(of.last_ns, _inside(of, split, (attempt, rank), outside_of_rank.between))
-        gone = "shutdown" if attempt == last_life else "restart"
+            line.until_on_first_node(ended_ns, "restart")
+            line.until_on_first_node(launched_ns, "stopped")
+        line.until(times.first_ns, "restart" if number else "startup")
+        line.divide_until(times.last_ns, _in_steps(times, split, (attempt, rank), outside_of_rank.between))
+        after_end = "shutdown" if attempt == last_attempt else "restart"
         end = ends.get(attempt)
         if end is None:
             for start_ns, end_ns, kind in outside_of_rank.after:
-                line.until(start_ns, gone)
+                line.until(start_ns, after_end)
                 line.until(end_ns, kind)
-        elif of.open_ns is not None:
-            line.until(of.open_ns, "other")
-            line.until(end.progress_ns, "training" if end.alive and not end.hung else "recomputed")
-            line.until(end.end_ns, "hang" if end.hung else ("training" if end.alive else gone))
-        elif end.hung:  # between two steps
+        elif times.open_ns is not None:  # the unfinished step is lost, unless it still runs
+            line.until(times.open_ns, "other")
+            line.until(end.progress_ns, "training" if end.is_alive and not end.is_hung else "recomputed")
+            line.until(end.end_ns, "hang" if end.is_hung else ("training" if end.is_alive else after_end))
+        elif end.is_hung:  # between two steps
             line.until(end.end_ns, "hang")
     line.rest("shutdown")
 
 
-def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Mapping[str, int]) -> dict[str, float]:
-    """Assign the time from the first step to the end of the last finished one."""
-    steps = divide(of.kept, split, *place)
+def _in_steps(
+    times: RankTimes, split: WaitSplit, attempt_rank: tuple[int, int], between: Mapping[str, int]
+) -> dict[str, float]:
+    """Nanoseconds by category from the start of the first step to the end of the last finished one."""
+    steps = divide(times.kept, split, *attempt_rank)
     own = steps.own_ns
     is_split = steps.transfer_ns is not None or DEVICE in own
     parts: dict[str, float] = {
@@ -285,13 +288,13 @@ def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Ma
         "bubble": steps.idle_ns or 0,
         "checkpoint": own.get("checkpoint", 0),
         "evaluation": own.get("evaluate", 0),
-        "recomputed": of.discarded_ns,
+        "recomputed": times.discarded_ns,
         "host_late": steps.host_late_ns,
         "device": own.get(DEVICE, 0),
         "in_flight": steps.in_flight_ns,
         "unmeasured": steps.not_measured_ns,
     }
-    outside = max(0, of.last_ns - of.first_ns - steps.duration_ns - of.discarded_ns)
+    outside = max(0, times.last_ns - times.first_ns - steps.duration_ns - times.discarded_ns)
     for kind, taken in between.items():
         parts[kind] += min(taken, outside)
         outside -= min(taken, outside)
@@ -315,13 +318,13 @@ def _outside_steps(source: Source, times: Mapping[tuple[int, int], RankTimes]) -
     )
     found: dict[tuple[int, int], _Outside] = {}
     for attempt, rank, kind, start_ns, end_ns in rows:
-        of = times.get((attempt, rank))
-        if of is None or start_ns < of.first_ns:
-            continue  # part of the start
+        spent = times.get((attempt, rank))
+        if spent is None or start_ns < spent.first_ns:
+            continue  # part of the start-up
         category = "checkpoint" if kind == "checkpoint" else "evaluation"
-        place = found.setdefault((attempt, rank), _Outside())
-        if start_ns >= of.last_ns:
-            place.after.append((start_ns, end_ns, category))
+        outside = found.setdefault((attempt, rank), _Outside())
+        if start_ns >= spent.last_ns:
+            outside.after.append((start_ns, end_ns, category))
         else:
-            place.between[category] = place.between.get(category, 0) + end_ns - start_ns
+            outside.between[category] = outside.between.get(category, 0) + end_ns - start_ns
     return found

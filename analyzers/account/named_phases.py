@@ -16,13 +16,14 @@ from analyzers.account.time_classes import COMPUTE_PHASES, total
 from analyzers.source import READ_ROWS, Source, every_kth, missing_tables
 from probes.step_clock import PHASE_COLUMNS
 
-__all__ = ["KNOWN_KINDS", "MAX_STEPS", "NamedPhase", "named_phases", "phase_name"]
+__all__ = ["KNOWN_KINDS", "NamedPhase", "named_phases", "phase_name"]
 
 KNOWN_KINDS = (*PHASE_COLUMNS, "send", "recv", "compile", "fingerprint", "rollback")
 """Kinds of spans that Rankscope records by itself."""
 MAX_PHASES = 12
 MAX_NAME = 40
 MAX_STEPS = 1 << 40
+"""For `every_kth`: only the number of rows limits what is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,8 @@ from probes.tape import event_kinds
 __all__ = ["BrokenEnd", "broken_ends", "clock_shifts", "launch_breaks", "run_bounds"]
 
 CLOCK_NS = 500_000_000
-"""Difference between hosts' first steps above which their clocks disagree: an attempt starts on all hosts at the same
-time.
-"""
+"""Difference between hosts' first steps above which their clocks are taken to disagree: an attempt starts on all
+hosts at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +28,8 @@ class BrokenEnd:
 
     progress_ns: int
     end_ns: int
-    hung: bool
-    alive: bool
+    is_hung: bool
+    is_alive: bool
 
 
 def run_bounds(
@@ -76,12 +75,16 @@ def broken_ends(
             continue
         view = take_snapshot(source, attempt, log)
         death = death_ns(view, log)
-        alive = attempt == attempts[-1] and death is None and now_ns is not None
-        end_ns = death or (now_ns if alive and now_ns is not None else view.last_ns)
-        hung = attempt in standstill_ns or stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
-        if not is_open and not hung:
+        is_alive = attempt == attempts[-1] and death is None and now_ns is not None
+        end_ns = death or (now_ns if is_alive and now_ns is not None else view.last_ns)
+        is_hung = (
+            attempt in standstill_ns or stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
+        )
+        if not is_open and not is_hung:
             continue
-        found[attempt] = BrokenEnd(progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), hung=hung, alive=alive)
+        found[attempt] = BrokenEnd(
+            progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), is_hung=is_hung, is_alive=is_alive
+        )
     return found
 
 
@@ -100,7 +103,7 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
     for launched_ns in launches[1:]:
         later = [attempt for attempt, start_ns in first_ns.items() if start_ns >= launched_ns]
         earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
-        # This launch did not replace an attempt that continued after it.
+        # If the attempt before still ran after this launch, the launch did not replace it.
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
         before_ns = max(start_ns for start_ns in launches if start_ns < launched_ns)
@@ -120,17 +123,13 @@ def clock_shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> 
     hosts = dict(source.rows("SELECT rank, arg_max(host, wall_ns) FROM ranks WHERE rank >= 0 GROUP BY rank"))
     ranks = sorted({rank for _, rank in times})
     home = hosts.get(ranks[0])
-    shifts: dict[int, int] = {}
-    for host in {hosts.get(rank) for rank in ranks} - {home}:
-        differences_ns = []
-        for attempt in {attempt for attempt, _ in times}:
-            here, there = (
-                [spent.first_ns for (a, rank), spent in times.items() if a == attempt and hosts.get(rank) == name]
-                for name in (home, host)
-            )
-            if here and there:
-                differences_ns.append(int(np.median(here)) - int(np.median(there)))
-        shift_ns = int(np.median(differences_ns)) if differences_ns else 0
-        if abs(shift_ns) > CLOCK_NS:
-            shifts |= {rank: shift_ns for rank in ranks if hosts.get(rank) == host}
-    return shifts
+    first_ns: dict[tuple[int, str | None], list[int]] = {}
+    for (attempt, rank), spent in times.items():
+        first_ns.setdefault((attempt, hosts.get(rank)), []).append(spent.first_ns)
+    differences_ns: dict[str | None, list[int]] = {}
+    for (attempt, host), there_ns in first_ns.items():
+        if host != home and (home_ns := first_ns.get((attempt, home))):
+            differences_ns.setdefault(host, []).append(int(np.median(home_ns)) - int(np.median(there_ns)))
+    by_host = {host: int(np.median(each_ns)) for host, each_ns in differences_ns.items()}
+    shifts = {rank: by_host.get(hosts.get(rank), 0) for rank in ranks}
+    return {rank: shift_ns for rank, shift_ns in shifts.items() if abs(shift_ns) > CLOCK_NS}

@@ -66,8 +66,8 @@ class Coverage:
 def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAccount:
     """Put the sums of a rank's steps into classes. Pure.
 
-    1. A GPU without timestamps whose calls were timed: the time that no column accounts for is divided by
-       `DeviceShares`, and all of its waits count as waiting for late ranks.
+    1. A GPU without timestamps whose calls were timed: the time that no column accounts for is divided according
+       to `DeviceShares`, and all of its waits count as waiting for late ranks.
     2. The idle time of a pipeline stage is recorded as waiting in gaps between phases. It is subtracted from those
        waits first, then from gaps without a recorded wait, from unmeasured time, and from waits for late ranks.
     3. All other waits are divided by the share that was for late ranks.

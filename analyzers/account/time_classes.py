@@ -113,7 +113,7 @@ def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (),
 
     1. If the columns of a step add up to more than its duration, they are scaled down to it (`fit`).
     2. Steps are summed separately with and without device timestamps (`stamp`).
-    3. If a GPU has timestamps in every N-th step only, their sums are scaled up to the time of all steps (`stands`).
+    3. If a GPU has timestamps in every N-th step only, their sums are scaled up to the time of all steps (`scale`).
        Checkpoints and evaluations are not scaled, because every step records them.
     """
     lates = {place: late(place) for place in _WITH_WAIT}
@@ -128,13 +128,13 @@ def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (),
     joined = "".join(
         f", {'sum' if function == 'count' else function}(m{number})" for number, (function, _) in enumerate(more)
     )
-    stands = "CASE WHEN stamp = 1 THEN 1 + coalesce(left_out / nullif(stamped, 0), 0) ELSE 1 END"
+    scale = "CASE WHEN stamp = 1 THEN 1 + coalesce(left_out / nullif(stamped, 0), 0) ELSE 1 END"
     extended = ", ".join(
-        f"sum({name})" if part in _IN_EVERY_STEP else f"sum({name} * stands)" for part, name in names.items()
+        f"sum({name})" if part in _IN_EVERY_STEP else f"sum({name} * scale)" for part, name in names.items()
     )
     return f"""
         SELECT {group_by}{joined}, sum(num), sum(took), {extended} FROM (
-            SELECT *, {stands} AS stands FROM (
+            SELECT *, {scale} AS scale FROM (
                 SELECT *, sum(rest) FILTER (stamp = 0) OVER same AS left_out,
                        sum(rest) FILTER (stamp = 1) OVER same AS stamped FROM (
                     SELECT {group_by}, stamp{", " + extra if extra else ""}, sum({weight}) AS num,

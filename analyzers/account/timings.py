@@ -57,7 +57,7 @@ class Timings:
     """Rows of ranks with the same data-loading work: the same stage and the same coordinates in its tensor- and
     context-parallel groups, where often only the first rank loads. None: same as `peers`."""
     is_stamped: bool = False
-    """True for steps whose phases were stamped on a GPU."""
+    """True if the phases were stamped on a GPU."""
 
     @property
     def data_peers(self) -> tuple[Ints, ...]:
@@ -120,9 +120,8 @@ class Timings:
 
 
 def observations_for(num_steps: int, steps: Ints) -> int:
-    """Number of observations that are equivalent to `num_steps` consecutive steps. If every second step or fewer are
-    observed, each observation also represents steps that were not, but a median that removes jitters still needs three
-    values per block.
+    """Number of observations that are equivalent to `num_steps` consecutive steps. If at most every second step is
+    observed, one observation stands for several steps, but the median of a block still needs `SHARED.min_times` values.
     """
     apart = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
     block = max(SHARED.min_times, math.ceil(SHARED.block_steps / max(apart, 1.0)))
@@ -233,13 +232,13 @@ def _is_on_device(source: Source, attempt: int) -> bool:
 
 
 class _Placement:
-    """Places rows into a matrix [ranks, observations]; NaN if a rank has no row. `share`: ranks with a row / all."""
+    """Places rows into a matrix [ranks, observations], NaN if a rank has no row. `share`: by observation, the share of
+    ranks with a row."""
 
     def __init__(self, ranks: Ints, first: Ints, counts: Ints, step: Ints) -> None:
-        self._shape_is_full = bool((counts == counts[0]).all()) and bool(
-            (step.reshape(len(ranks), -1) == step[: counts[0]]).all() if (counts == counts[0]).all() else False
-        )
-        if self._shape_is_full:
+        is_even = bool((counts == counts[0]).all())
+        self._is_full = is_even and bool((step.reshape(len(ranks), -1) == step[: counts[0]]).all())
+        if self._is_full:
             self.steps = step[: counts[0]]
             self._shape = (len(ranks), int(counts[0]))
             self.share = np.ones(len(self.steps))
@@ -258,7 +257,7 @@ class _Placement:
 
     def matrix(self, values: npt.NDArray[Any]) -> Matrix:
         flat = values.astype(np.float32, copy=False) if values.dtype.kind == "f" else floats(values).astype(np.float32)
-        if self._shape_is_full:
+        if self._is_full:
             return flat.reshape(self._shape)
         placed = np.full(self._shape, np.nan, dtype=np.float32)
         placed[self._row, self._column] = flat

@@ -60,17 +60,18 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     where = f"step >= {int(since_step)}" + ("" if attempt is None else f" AND attempt = {int(attempt)}")
     late = _by_calls(source, where) if source.has("collectives") else {}
     basis = "collectives"
-    stamped, in_flight = _by_stalls(source, attempts(source) if attempt is None else [attempt], since_step)
+    numbers = attempts(source) if attempt is None else [attempt]
+    stamped, in_flight = _by_stalls(source, numbers, since_step)
     late |= stamped
     if not late:
         late, basis = _by_steps(source, where), "steps"
-    parted = {of for of in {of for of, _ in late} if ranks_not_here(source, of)}
-    late = {place: ratio for place, ratio in late.items() if place[0] not in parted}
+    incomplete = {number for number in {number for number, _ in late} if ranks_not_here(source, number)}
+    late = {place: ratio for place, ratio in late.items() if place[0] not in incomplete}
     device = {
-        (of, rank): shares
-        for of in ([attempt] if attempt is not None else attempts(source))
-        if of not in parted and has_device_calls(source, of) and not ranks_not_here(source, of)
-        for rank, shares in device_shares(source, of, since_step=since_step).items()
+        (number, rank): shares
+        for number in numbers
+        if number not in incomplete and has_device_calls(source, number) and not ranks_not_here(source, number)
+        for rank, shares in device_shares(source, number, since_step=since_step).items()
     }
     basis = basis if late else "durations of calls" if device else ""
     return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis, device=device,
@@ -78,7 +79,8 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
 
 
 def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
-    """1. The shortest time of a member is the call's transfer. 2. Waits beyond it are for the late, over all calls."""
+    """Share of each rank's waits that was for late members: the shortest time of a member is the call's transfer, and a
+    wait beyond it was for a late one."""
     every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     rows = source.rows(
         f"""
@@ -96,7 +98,7 @@ def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
 
 
 def _by_stalls(
-    source: Source, of: Sequence[int], since_step: int
+    source: Source, numbers: Sequence[int], since_step: int
 ) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
     """For GPUs with device timestamps: late ranks' share of waits, and the share of host waits with calls in flight."""
     late: dict[tuple[int, int], float] = {}
@@ -104,7 +106,7 @@ def _by_stalls(
     if missing_tables(source, "device_stalls", "collectives"):
         return late, in_flight
     every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
-    for attempt in of:
+    for attempt in numbers:
         sums: dict[int, list[int]] = {}
         for part in stall_parts(source, attempt, since_step=since_step, every=every):
             sums[part.rank] = [a + b for a, b in zip(sums.get(part.rank, [0] * 4), part[2:], strict=True)]
@@ -142,8 +144,9 @@ def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
     if not num_spans:
         return {}
     every = max(1, -(-num_steps // MAX_PIPELINE_STEPS), -(-num_spans // MAX_SPANS))
-    on_device = {of for of in attempts(source) if is_stamped(source, of)}  # its host runs ahead: spans say nothing
-    known = [(of, members) for of, members in pipelines(source) if of not in on_device]
+    # The host of a stamped GPU runs ahead, so its spans don't show when the stage computed.
+    stamped = {attempt for attempt in attempts(source) if is_stamped(source, attempt)}
+    on_host = [(attempt, members) for attempt, members in pipelines(source) if attempt not in stamped]
     table = source.query(
         f"""
         SELECT attempt, rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns,
@@ -156,9 +159,9 @@ def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
     rows_of = _rows_by_rank(ints(table["attempt"]), ints(table["rank"]))
     columns = {name: ints(table[name]) for name in ("rank", "step", "stage", "microbatch", "start_ns", "end_ns")}
     idle: dict[tuple[int, int], float] = {}
-    for attempt, members in known:
+    for attempt, members in on_host:
         rows = np.concatenate([rows_of.get((attempt, rank), np.zeros(0, np.int64)) for rank in members])
-        spans = PipelineSpans(**{name: of[rows] for name, of in columns.items()}, kind=table["kind"][rows])
+        spans = PipelineSpans(**{name: values[rows] for name, values in columns.items()}, kind=table["kind"][rows])
         steps = measure_idle(spans, members)
         for rank in members if steps else ():
             idle[attempt, rank] = float(np.mean([max(0, step.total_ns - step.ranks[rank].busy_ns) for step in steps]))
@@ -227,9 +230,9 @@ def device_shares(source: Source, attempt: int, *, since_step: int = 0) -> dict[
         total, waiting, data = (float(floats(table[name])[own].sum()) for name in ("duration", "wait", "data"))
         if total <= 0:
             continue
-        busy = min(max(in_flight.get(rank, 0.0), waiting), total - data)
+        communicating = min(max(in_flight.get(rank, 0.0), waiting), total - data)
         found[rank] = DeviceShares(
-            data=data / total, device=(total - data - busy) / total, in_flight=(busy - waiting) / total,
-            waiting=waiting / total,
+            data=data / total, device=(total - data - communicating) / total,
+            in_flight=(communicating - waiting) / total, waiting=waiting / total,
         )  # fmt: skip
     return found
