@@ -152,16 +152,16 @@ def _age(
 
 
 def _cost(source: Source) -> Finding | None:
-    ((num_saves, stall_ms, took_s, delayed),) = source.rows(
+    ((num_saves, stall_ms, longest_s, num_delayed),) = source.rows(
         """
         SELECT count(*) FILTER (state = 'verified' OR state = 'complete' AND tier = 'memory'),
                median(stall_ns) FILTER (state = 'complete') / 1e6, max(duration_ns) FILTER (tier = 'disk') / 1e9,
                count(*) FILTER (state = 'delayed') FROM checkpoints
         """
     )
-    ((stalled_s, total_s, num_attempts),) = source.rows(
+    ((stalled_s, total_s),) = source.rows(
         """
-        SELECT sum(stalled), sum(took), count(*) FROM (
+        SELECT sum(stalled), sum(took) FROM (
             SELECT median(stalled) AS stalled, median(took) AS took FROM (
                 SELECT attempt, rank, sum(coalesce(checkpoint_ns, 0)) / 1e9 AS stalled, sum(duration_ns) / 1e9 AS took
                 FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND rank % ? = 0
@@ -170,16 +170,16 @@ def _cost(source: Source) -> Finding | None:
         [every_kth_rank(source, "steps")],
     )
     ((num_disk,),) = source.rows("SELECT count(*) FROM checkpoints WHERE tier = 'disk' AND state = 'complete'")
-    if num_saves < SHARED.min_times or not total_s or not num_attempts:
+    if num_saves < SHARED.min_times or not total_s:
         return None
     share = (stalled_s or 0.0) / total_s
     parts = []
     if share >= SHARED.saving_ratio:
         parts.append(f"Saves stall training for {100 * share:.1f} % of the time, {number(stall_ms or 0)} ms each.")
-    if num_disk and delayed >= max(SHARED.repeats, SHARED.large_share_ratio * num_disk):
+    if num_disk and num_delayed >= max(SHARED.repeats, SHARED.large_share_ratio * num_disk):
         parts.append(
-            f"{delayed} saves waited for the previous one to be written. "
-            f"The longest write took {number(took_s or 0)} s."
+            f"{num_delayed} saves waited for the previous one to be written. "
+            f"The longest write took {number(longest_s or 0)} s."
         )
     if not parts:
         return None
@@ -192,9 +192,9 @@ def _cost(source: Source) -> Finding | None:
         evidence={
             "stall_ratio": round(share, 4),
             "stall_ms": round(stall_ms or 0.0, 3),
-            "longest_save_s": round(took_s or 0.0, 3),
+            "longest_save_s": round(longest_s or 0.0, 3),
             "num_saves": num_saves,
-            "num_delayed": delayed,
+            "num_delayed": num_delayed,
         },
     )
 

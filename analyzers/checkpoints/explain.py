@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
-from analyzers.wording import counted, number, percent, sentence
+from analyzers.wording import number, percent, sentence
 
 __all__ = ["NEXT", "WHY"]
-
-
-_WHAT = {"saved": "save", "copied": "copy"}
 
 
 def _why_failed(finding: Finding) -> str:
     facts = finding.evidence
     good = facts.get("num_good_since")
-    saved = "copied" if facts.get("tier") == "remote" else "saved"
-    since = f"{counted(good, 'later ' + _WHAT[saved])} succeeded" if good else f"nothing has been {saved} since"
+    words = ("copy", "copies", "copied") if facts.get("tier") == "remote" else ("save", "saves", "saved")
+    since = f"{good} later {words[good != 1]} succeeded" if good else f"nothing has been {words[2]} since"
     lines = str(facts.get("reason") or "no reason was recorded").splitlines()
     return sentence(f"{lines[0][:140].replace(';', ',').rstrip('.')}, and {since}")
 

@@ -59,8 +59,8 @@ def daly_interval_s(*, cost_s: float, mtbf_s: float) -> float:
 def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy = FailurePolicy()) -> Suggestion | None:
     """The interval for a run as it was recorded; None if it has saved nothing or taken no step.
 
-    Attempts that were stopped on purpose are not failures. Saves are at least as far apart as one takes in the
-    background.
+    Attempts that were stopped on purpose are not failures. The interval is at least the duration of the longest save,
+    so that no save waits for the previous one.
     """
     if not source.has("checkpoints") or not source.has("steps"):
         return None
@@ -79,10 +79,10 @@ def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy =
     )
     if not num_saves or not step_s or not wall_s:
         return None
-    failures = len(failed_attempts(source, manifest))
-    ranks = manifest.get("world_size")
-    devices = ranks if isinstance(ranks, int) and ranks > 0 else 1
-    mtbf_s = wall_s / failures if failures else policy.device_mtbf_s / devices
+    num_failures = len(failed_attempts(source, manifest))
+    world_size = manifest.get("world_size")
+    devices = world_size if isinstance(world_size, int) and world_size > 0 else 1
+    mtbf_s = wall_s / num_failures if num_failures else policy.device_mtbf_s / devices
     interval_s = max(daly_interval_s(cost_s=cost_s, mtbf_s=mtbf_s), longest_s or 0.0)
     return Suggestion(
         steps=max(1, round(interval_s / step_s)),
@@ -90,5 +90,5 @@ def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy =
         cost_s=cost_s,
         mtbf_s=mtbf_s,
         num_saves=num_saves,
-        num_failures=failures,
+        num_failures=num_failures,
     )

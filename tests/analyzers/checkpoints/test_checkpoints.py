@@ -49,6 +49,10 @@ def test_a_copy_at_an_address_that_failed_is_a_warning_and_no_lost_save() -> Non
     )
     assert "credentials" in NEXT["checkpoint_failed"](failed)
     assert "nothing has been copied since" in WHY["checkpoint_failed"](failed)
+    for step in (80, 100):
+        save(store, step, "good", tier="remote")
+    (healed,) = analyze(store, MANIFEST)
+    assert "and 2 later copies succeeded" in WHY["checkpoint_failed"](healed)
 
 
 def test_the_age_of_the_last_good_one() -> None:
