@@ -10,7 +10,7 @@ For normally distributed values `sigma` estimates their standard deviation.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
+Float = TypeVar("Float", np.float32, np.float64)
 
 
 def median_or_nan(values: npt.ArrayLike) -> float:
@@ -43,7 +44,7 @@ def difference_sigma(values: npt.ArrayLike) -> float:
     return sigma(np.diff(np.asarray(values)), center=0.0) / math.sqrt(2)
 
 
-def others_median(values: Matrix) -> Matrix:
+def others_median(values: npt.NDArray[Float]) -> npt.NDArray[Float]:
     """For each rank (row) and observation the median of the *other* rows: a slow rank is not compared with itself.
 
     Needs two rows or more. It is computed from the order statistics around the middle, without sorting once per rank.
@@ -52,11 +53,11 @@ def others_median(values: Matrix) -> Matrix:
     half = num // 2
     if num % 2 == 0:
         low, high = np.partition(values, (half - 1, half), axis=0)[half - 1 : half + 1]
-        even: Matrix = np.where(values >= high, low, high)
+        even: npt.NDArray[Float] = np.where(values >= high, low, high)
         return even
     low, middle, high = np.partition(values, (half - 1, half, half + 1), axis=0)[half - 1 : half + 2]
     below, above, around = (middle + high) / 2, (low + middle) / 2, (low + high) / 2
-    odd: Matrix = np.where(values > middle, above, np.where(values < middle, below, around))
+    odd: npt.NDArray[Float] = np.where(values > middle, above, np.where(values < middle, below, around))
     return odd
 
 

@@ -3,15 +3,15 @@
     findings = communication(store, Scope())       # kinds exposed_communication, low_bandwidth, small_buckets
 
 1. `account.device.exposure` separates exposed from overlapped communication. The share of exposed transfers is always
-   reported, as advice if it is at least `SHARED.cost_ratio` of the step. Waiting for late ranks belongs to the
-   stragglers.
+   reported, as advice if it is at least `SHARED.cost_ratio` of the step. Waits for late ranks are
+   counted as waiting for stragglers.
 2. `bandwidth` compares each operation, size and group with the fastest of the run. A mesh dimension whose large
    messages are slower than those of another one by `SHARED.clear_factor` is advice: its links are slower.
 3. Gradient buckets are too small if their latency exceeds the time to move their bytes, and merging them would save
    `SHARED.saving_ratio` of the step.
 
 These findings are about the setup of the run. Faults are found elsewhere: a group slower than its peers is a slow link
-(`link_search`, kind straggler), and transfers that become slower in all groups are a drop of the throughput.
+(`link_search`, kind straggler), and a slowdown of the transfers of all groups is a throughput drop.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def _exposed(
 
 
 def _latency(classes: Sequence[CallClass], policy: CommunicationPolicy) -> dict[str, float]:
-    """Share of all transfer times beyond what their bytes take at the run's best bandwidth; empty if only small
-    messages show that."""
+    """Share of the transfer time that the bytes do not explain at the run's best bandwidth; empty if that bandwidth was
+    reached by small messages only."""
     best = max(classes, key=lambda one: one.bus_gb_per_s, default=None)
     if best is None or best.num_bytes < policy.large_bytes:
         return {}

@@ -98,9 +98,9 @@ def call_columns(
 ) -> dict[str, npt.NDArray]:  # type: ignore[type-arg]
     """Columns op, process_group, bytes, n (members), num_calls, transfer_ms (median of steps), bus_gb_per_s, wait_s.
 
-    Ordered by descending wait; empty columns without recorded calls. A send or recv has no transfer time and bandwidth,
-    because its duration includes the wait for the other rank. In long runs every k-th step is read, and calls and waits
-    are scaled up.
+    Ordered by descending wait; empty columns without recorded calls. A send or recv has no transfer time and no
+    bandwidth, because its duration includes the wait for the other rank. In long runs every k-th step is read, and
+    calls and waits are scaled up.
     """
     if not source.has("collectives"):
         return {name: np.zeros(0) for name in _COLUMNS}

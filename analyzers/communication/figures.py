@@ -55,12 +55,12 @@ def buckets(source: Source, finding: Finding) -> Iterator[Drawing]:
     attempt = attempt_of(source, finding)
     if attempt is None or missing_tables(source, "collectives"):
         return
-    every = call_classes(source, attempt)
-    classes = [one for one in every if not finding.cause or one.op == finding.cause]
+    all_classes = call_classes(source, attempt)
+    classes = [one for one in all_classes if not finding.cause or one.op == finding.cause]
     shown = sorted(classes, key=lambda one: -one.num_calls)[:MAX_CLASSES]
     if not shown:
         return
-    best = max(one.bus_gb_per_s for one in every)
+    best = max(one.bus_gb_per_s for one in all_classes)
     values: dict[str, float] = {}
     for one in sorted(shown, key=lambda one: -one.num_bytes):
         values[f"{one.text}, measured"] = one.transfer_ms

@@ -34,7 +34,7 @@ from analyzers.communication.transfers import (
     shared_windows,
 )
 from analyzers.policy import SHARED
-from analyzers.robust import sigma
+from analyzers.robust import others_median, sigma
 from analyzers.source import Floats, Source
 
 __all__ = ["Rise", "find_rise", "find_slow_rows", "slow_links"]
@@ -67,23 +67,23 @@ def slow_links(
         else:
             risen += _slower_than_before(op, num_bytes, groups, members, policy)
     pairs = _slow_pairs(source, attempt, policy, since_step)
-    pairs = [pair for pair in pairs if not _is_host(source, attempt, pair, since_step, policy)]
+    pairs = [pair for pair in pairs if not _is_core_wait(source, attempt, pair, since_step, policy)]
     # A slow link of one group also slows the groups of all ranks.
     links = [narrow_to_member(link, classes, members, policy) for link in join_groups(compared)]
     links = links or [_with_onset(source, attempt, link, since_step) for link in join_groups(risen)[:1]]
     links = join_with_pairs(links, pairs)
-    return [link for link in links if not _is_host(source, attempt, link, since_step, policy)]
+    return [link for link in links if not _is_core_wait(source, attempt, link, since_step, policy)]
 
 
 def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[int, int, int, float]]:
     """Return (row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
     num_groups = len(transfers_ms)
     slow = []
+    factors = transfers_ms / np.maximum(others_median(transfers_ms), 1e-6)
     least = SHARED.beyond_few_factor if num_groups == 2 else SHARED.slow_factor
     min_windows = policy.min_windows_unsure if num_groups == 2 else SHARED.repeats
-    for row in range(num_groups):
-        others = np.median(np.delete(transfers_ms, row, axis=0), axis=0)
-        factor = transfers_ms[row] / np.maximum(others, 1e-6)
+    for row, factor in enumerate(factors):
+        # The slow stretch: its factors exceed half of the required excess by the largest sum.
         gains = np.cumsum((factor - (1 + least) / 2)[::-1])[::-1]
         begin = int(np.argmax(gains))
         gains = np.cumsum(factor[begin:] - (1 + least) / 2)
@@ -212,7 +212,7 @@ def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step
     return join_pairs(list(found.values()), {rank: len(others) for rank, others in neighbours.items()})
 
 
-def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
+def _is_core_wait(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
     """Return True if waits of the ranks for cores can explain the slow transfers."""
     if not link.has_peers:
         step, waited_ms = core_waits(source, attempt, link.ranks, since_step)

@@ -16,6 +16,7 @@ import numpy as np
 
 from analyzers.communication.policy import NetworkLinkPolicy
 from analyzers.policy import SHARED
+from analyzers.robust import others_median
 from analyzers.source import Source, missing_tables
 
 __all__ = ["NetworkLink", "network_links", "slowest_link", "stalled_link"]
@@ -56,14 +57,12 @@ def network_links(source: Source, attempt: int, policy: NetworkLinkPolicy | None
         """,
         [attempt, policy.min_bytes],
     )
-    waits = np.array([wait for *_, wait in rows])
+    waits = np.array([[wait] for *_, wait in rows])
+    factors = (waits / np.maximum(others_median(waits), 1e-9))[:, 0] if len(rows) > 1 else np.ones(len(rows))
     return [
-        NetworkLink(
-            rank=rank, peer=int(peer), channel=channel,
-            factor=float(wait / max(np.median(np.delete(waits, i)), 1e-9)) if len(waits) > 1 else 1.0,
-        )
-        for i, (rank, peer, channel, wait) in enumerate(rows)
-    ]  # fmt: skip
+        NetworkLink(rank=rank, peer=int(peer), channel=channel, factor=float(factor))
+        for (rank, peer, channel, _), factor in zip(rows, factors, strict=True)
+    ]
 
 
 def slowest_link(source: Source, attempt: int, ranks: Collection[int]) -> NetworkLink | None:

@@ -21,6 +21,7 @@ from analyzers.communication.network_links import NetworkLink
 from analyzers.communication.policy import SlowLinkPolicy
 from analyzers.communication.transfers import Classes, Groups, Window, shared_windows
 from analyzers.policy import SHARED
+from analyzers.robust import others_median
 from analyzers.wording import ranks_text
 
 __all__ = ["SlowLink", "join_groups", "join_pairs", "join_with_pairs", "narrow_to_member"]
@@ -119,10 +120,11 @@ def join_pairs(found: Sequence[SlowLink], num_neighbours: Mapping[int, int]) -> 
         by_link.setdefault(frozenset(link.ranks), []).append(link)
     joined = [_join(links, tuple(sorted(ranks))) for ranks, links in by_link.items()]
     for rank, count in Counter(rank for link in joined for rank in link.ranks).most_common():
-        own = [link for link in joined if rank in link.ranks]
-        if count > 1 and count == num_neighbours.get(rank, 0) and len(own) == count:
-            joined = [link for link in joined if link not in own]
-            joined.append(_join(own, (rank,)))
+        of_rank = [link for link in joined if rank in link.ranks]
+        # All links of the rank are slow, and none was already attributed to its other end.
+        if count > 1 and count == num_neighbours.get(rank, 0) and len(of_rank) == count:
+            joined = [link for link in joined if link not in of_rank]
+            joined.append(_join(of_rank, (rank,)))
     return sorted(joined, key=lambda link: -link.excess_ms)
 
 
@@ -135,9 +137,9 @@ def join_with_pairs(links: Sequence[SlowLink], pairs: Sequence[SlowLink]) -> lis
         if len(common) != 1:
             result.append(link)
             continue
-        own = [pair for pair in pairs if common <= set(pair.ranks)]
-        used |= set(own)
-        worst, *others = sorted([link, *own], key=lambda one: -one.excess_ms)
+        of_member = [pair for pair in pairs if common <= set(pair.ranks)]
+        used |= set(of_member)
+        worst, *others = sorted([link, *of_member], key=lambda one: -one.excess_ms)
         groups = [*worst.groups, *(group for other in others for group in other.groups)]
         result.append(replace(worst, ranks=tuple(common), groups=tuple(groups)))
     return [*result, *(pair for pair in pairs if pair not in used)]
@@ -154,8 +156,7 @@ def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> li
         return []
     transfers = np.array([[windows[part].transfer_ms for part in parts] for windows in groups.values()])
     slower = []
-    for row, name in enumerate(groups):
-        factors = transfers[row] / np.maximum(np.median(np.delete(transfers, row, axis=0), axis=0), 1e-6)
+    for name, factors in zip(groups, transfers / np.maximum(others_median(transfers), 1e-6), strict=True):
         agreement = np.mean(factors >= (1 + policy.crossing_factor) / 2)
         if agreement >= SHARED.agreement_ratio and np.median(factors) >= policy.crossing_factor:
             slower.append(name)

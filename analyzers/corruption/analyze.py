@@ -2,8 +2,8 @@
 
     findings = fingerprints(store, Scope())        # kinds replica_mismatch, fingerprint_chain_broken
 
-A flip spreads: the gradients that a rank computes from a wrong parameter reach all others through the reduction. So the
-state of all ranks is in doubt from the last check that agreed; the finding names it.
+A flipped bit spreads: the gradients that a rank computes from a wrong parameter reach all others through the reduction.
+So the state of all ranks is in doubt after the last check that agreed; the finding names that check's step.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SETTLED = """
     SELECT attempt, min(newest_ns) FROM (SELECT attempt, rank, max(start_ns) AS newest_ns FROM steps GROUP BY ALL)
     GROUP BY attempt
 """
-"""Time at which the last rank of each attempt began its newest step; all earlier records are in the store by then."""
+"""By attempt, when the rank that is furthest behind began its newest step: all earlier records are in the store."""
 
 
 def fingerprints(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `replica_mismatch` and `fingerprint_chain_broken`, one an incident."""
+    """Findings of kind `replica_mismatch` and `fingerprint_chain_broken`, one per incident."""
     if missing_tables(source, "fingerprints"):
         why = f"Replicas were not compared: {not_recorded(['fingerprints'])}."
         return [Finding.insufficient("corruption", "replica_mismatch", why, evidence=missing(["fingerprints"]))]
@@ -126,7 +126,7 @@ def _response(log: EventLog, attempt: int, step: int) -> Response:
     for event in log.of(event_kinds.ROLLBACK, attempt=attempt):
         if step < event.integer("from_step") <= step + SHARED.min_times and event.text("verdict") == "corruption":
             return respond(log, attempt=attempt, step=event.integer("from_step"))
-    return respond(log, attempt=attempt, step=-1)
+    return respond(log, attempt=attempt, step=-1)  # no event has this step: no response
 
 
 ANALYSES = (

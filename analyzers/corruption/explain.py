@@ -16,7 +16,7 @@ def _changed_state(finding: Finding) -> str:
     facts = evidence_of(finding)
     proof = []
     if facts.get("replica_groups"):
-        proof.append(f"differ over {facts.get('num_replicas', '?')} replicas")
+        proof.append(f"differ between {facts.get('num_replicas', '?')} replicas")
     if facts.get("chain_broken_ranks"):
         proof.append(f"changed on {ranks_text(facts['chain_broken_ranks'])} outside an optimizer step")
     where = counted(facts.get("num_tensors"), "tensor")
@@ -31,8 +31,7 @@ def _gradient(finding: Finding) -> str:
     before = f" ({times} times on this device)" if is_number(times) and times > 1 else ""
     return (
         f"The largest element was {number(facts.get('peak'))}, {number(facts.get('sigmas'))} robust sigmas above "
-        "normal, "
-        f"and {number(facts.get('peak_again'))} when recomputed from the same state and batch{before}."
+        f"normal, and {number(facts.get('peak_again'))} when recomputed from the same state and batch{before}."
     )
 
 

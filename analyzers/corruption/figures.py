@@ -64,11 +64,11 @@ def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
 def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The gradient's peak as expected, computed and recomputed, and the gradient norm over the steps."""
     numbers = evidence_of(finding)
-    peak, again, ratio = (numbers.get(name) for name in ("peak", "peak_again", "ratio"))
+    peak, recomputed, ratio = (numbers.get(name) for name in ("peak", "peak_again", "ratio"))
     if peak and ratio:
         values = {"expected": float(peak) / float(ratio), "first time": float(peak)}
-        if again is not None and np.isfinite(again):
-            values["recomputed"] = float(again)
+        if recomputed is not None and np.isfinite(recomputed):
+            values["recomputed"] = float(recomputed)
         figure = bars.draw(values, accused={"first time"}, x="largest gradient of the rank", unit="", log=True)
         yield Drawing(title=f"Gradients of {ranks_text(finding.ranks)} in step {finding.first_step}", figure=figure)
     attempt = attempt_of(source, finding)

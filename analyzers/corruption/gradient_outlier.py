@@ -1,4 +1,4 @@
-"""Local gradients of one rank that are outliers: neither NaN nor a spike of the total.
+"""Local gradients of one rank that are outliers, although they are finite and the global norm has no spike.
 
     detector = GradientOutlierDetector()
     outlier = detector.observe([0.12, 0.97, 8e30, 0.10])     # each rank's peak at this step; None, or rank 2
@@ -31,7 +31,7 @@ import numpy.typing as npt
 from analyzers.corruption.policy import GradientOutlierPolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.robust import sigma
+from analyzers.robust import others_median, sigma
 from analyzers.run.records.event_log import Event, EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -89,7 +89,7 @@ class GradientOutlierDetector:
         if not self._logs:
             return None
         own = logs - np.median(np.stack(self._logs), axis=0)
-        return own - _median_of_others(own)
+        return own - others_median(own[:, np.newaxis])[:, 0]
 
     def _judge(self, peaks: Sequence[float], rises: Row | None) -> GradientOutlier | None:
         policy = self.policy
@@ -103,18 +103,6 @@ class GradientOutlierDetector:
         rank = int(outliers[0])
         rise = float(rises[rank])
         return GradientOutlier(rank=rank, peak=peaks[rank], ratio=math.exp(rise), sigmas=rise / spread)
-
-
-def _median_of_others(values: Row) -> Row:
-    """Return, for each value, the median of all other values."""
-    order = np.argsort(values, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(values))
-    ordered = values[order]
-    middle = (len(values) - 1) // 2
-    middles = (middle,) if len(values) % 2 == 0 else (middle - 1, middle)
-    found: Row = np.mean([ordered[index + (place <= index)] for index in middles], axis=0)
-    return found
 
 
 def corrupted_gradients(source: Source, scope: Scope) -> list[Finding]:

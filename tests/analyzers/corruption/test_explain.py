@@ -23,7 +23,7 @@ from tests.analyzers.explained import assert_explains
             "replica_mismatch",
             "parameter",
             {"replica_groups": ["dp"], "num_replicas": 4, "num_tensors": 1, "last_healthy_step": 20},
-            "Bits of 1 tensor differ over 4 replicas, and the last check that agreed was at step 20.",
+            "Bits of 1 tensor differ between 4 replicas, and the last check that agreed was at step 20.",
             "replace it",
         ),
     ],

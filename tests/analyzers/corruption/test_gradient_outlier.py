@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from analyzers.corruption.gradient_outlier import GradientOutlierDetector, _median_of_others, corrupted_gradients
+from analyzers.corruption.gradient_outlier import GradientOutlierDetector, corrupted_gradients
 from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import plain
@@ -53,14 +53,6 @@ def test_no_false_alarm_in_twenty_thousand_noisy_steps() -> None:
     detector = GradientOutlierDetector()
     assert all(detector.observe(row) is None for row in np.exp(
         0.25 * np.random.default_rng(1).standard_normal((20_000, 4))).tolist())  # fmt: skip
-
-
-def test_the_median_of_the_others_is_that_of_the_others() -> None:
-    random = np.random.default_rng(3)
-    for count in (2, 3, 4, 9, 64):
-        values = np.round(random.standard_normal(count), 1)  # with ties
-        wanted = [np.median(np.delete(values, rank)) for rank in range(count)]
-        assert np.allclose(_median_of_others(values), wanted)
 
 
 @pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
