@@ -1,8 +1,8 @@
 """State which of two runs is better, in two or three sentences: speed first, then the loss.
 
     answer("before", "after", speed, loss)
-    # "after is better than before. It takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses are
-    #  bitwise identical in 60 steps."
+    # "after is better than before. after takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses
+    #  are bitwise identical in 60 steps."
 
 A difference counts only beyond its interval or noise. If one run is faster and the other has the lower loss, neither is
 called better. A run may be called faster or lower in loss, but not better, if it has a `shortcoming` (it did not
@@ -54,11 +54,11 @@ def answer(
         parts.append(f"{fast} is faster, {low} has the lower loss.")
     elif by_speed + by_loss:
         better, worse = (run_b, run_a) if by_speed + by_loss > 0 else (run_a, run_b)
-        but = " and ".join(filter(None, (against_b if better == run_b else against_a, against_either)))
-        if but:
+        caveat = " and ".join(filter(None, (against_b if better == run_b else against_a, against_either)))
+        if caveat:
             and_loss = " and has the lower loss" if by_speed and by_loss else ""
             ahead = f"{better} is faster than {worse}{and_loss}" if by_speed else f"{better} has the lower loss"
-            parts.append(f"{ahead}, but {but}.")
+            parts.append(f"{ahead}, but {caveat}.")
         else:
             parts.append(f"{better} is better than {worse}.")
     elif bool(against_a) != bool(against_b):
@@ -124,13 +124,12 @@ def shortcoming(run: Diagnosis, other: Diagnosis) -> str:
     A run whose end was not recorded does not count as failed.
     """
     found = []
-    mine, others = (str(one.run.get("ended") or "") for one in (run, other))
-    if mine in _ENDS and others not in _ENDS:
+    ended, other_ended = (str(one.run.get("ended") or "") for one in (run, other))
+    if ended in _ENDS and other_ended not in _ENDS:
         step = run.run.get("steps")
-        found.append(_ENDS[mine] + (f" after step {step}" if isinstance(step, int) else ""))
-    has = {finding.kind for finding in other.fired if finding.severity == "critical"}
-    kinds = [finding.kind for finding in run.fired if finding.severity == "critical" and finding.kind not in has]
-    if kinds:
+        found.append(_ENDS[ended] + (f" after step {step}" if isinstance(step, int) else ""))
+    kinds, other_kinds = ([found.kind for found in one.fired if found.severity == "critical"] for one in (run, other))
+    if kinds := [kind for kind in kinds if kind not in other_kinds]:
         named = ", ".join(dict.fromkeys(heading(kind) for kind in kinds))
         found.append(f"has a critical finding ({named})")
     return " and ".join(found)

@@ -17,6 +17,7 @@ import numpy as np
 from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
 from analyzers.stragglers.throughput import Change, StepTimes
+from analyzers.wording import listed
 
 __all__ = ["Difference", "Run", "conditions", "load_caveat", "tokens_of_step"]
 
@@ -37,8 +38,8 @@ class Run:
 def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
     """Differences between the machines and the work of the two runs."""
     found: list[Difference] = []
-    for name, of in (("ranks", _ranks), ("mesh", _mesh), ("device", _devices), ("hosts", _hosts)):
-        pair = of(a), of(b)
+    for name, value_of in (("ranks", _ranks), ("mesh", _mesh), ("device", _devices), ("hosts", _hosts)):
+        pair = value_of(a), value_of(b)
         if pair[0] != pair[1]:
             found.append((name, *pair))
     numbers: list[tuple[str, tuple[float | None, float | None], Callable[[float], str], bool]] = [
@@ -92,11 +93,11 @@ def _mesh(run: Run) -> str | None:
 
 
 def _devices(run: Run) -> str | None:
-    return _listed(sorted({name.partition(":")[0] for name in _names(run.source, "device")}))
+    return listed(sorted({name.partition(":")[0] for name in _names(run.source, "device")}), MAX_NAMES) or None
 
 
 def _hosts(run: Run) -> str | None:
-    return _listed(_names(run.source, "host"))
+    return listed(_names(run.source, "host"), MAX_NAMES) or None
 
 
 def _names(source: Source, column: str) -> list[str]:
@@ -105,13 +106,6 @@ def _names(source: Source, column: str) -> list[str]:
     return [
         str(name) for (name,) in source.rows(f"SELECT DISTINCT {column} FROM ranks WHERE {column} <> '' ORDER BY 1")
     ]
-
-
-def _listed(names: list[str]) -> str | None:
-    if not names:
-        return None
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def tokens_of_step(times: StepTimes | None) -> float | None:
@@ -136,14 +130,14 @@ def _memory(source: Source) -> float | None:
     return _one(source, "SELECT max(memory_bytes) / 1048576.0 FROM steps", "steps")
 
 
-def _health(source: Source, value: str, of: str) -> float | None:
-    """Read the value over the time of the steps only: start-up and end do not affect the speed."""
+def _health(source: Source, value: str, where: str) -> float | None:
+    """Read samples taken during steps only: start-up and shutdown do not affect the speed."""
     if missing_tables(source, "steps"):
         return None
     ((first, last),) = source.rows("SELECT min(start_ns), max(start_ns + duration_ns) FROM steps")
     if first is None or last is None:
         return None
-    return _one(source, f"SELECT {value} FROM health WHERE {of} AND sample_ns BETWEEN {first} AND {last}", "health")
+    return _one(source, f"SELECT {value} FROM health WHERE {where} AND sample_ns BETWEEN {first} AND {last}", "health")
 
 
 def _one(source: Source, sql: str, table: str) -> float | None:

@@ -15,6 +15,7 @@ from analyzers.compare.answer import speed_words
 from analyzers.compare.loss_change import LossChange
 from analyzers.compare.two_runs import Comparison
 from analyzers.stragglers.throughput import Change
+from analyzers.wording import listed
 
 __all__ = ["DeltaWords", "delta_words"]
 
@@ -38,7 +39,7 @@ def delta_words(comparison: Comparison) -> DeltaWords:
         speed=_speed(comparison.speed) + load,
         loss=_loss(comparison.loss, comparison.nonfinite_since[1]),
         findings=_findings(comparison),
-        settings=_named([name for name, _, _ in comparison.settings], "the same"),
+        settings=listed([name for name, _, _ in comparison.settings], MAX_NAMED) or "the same",
     )
 
 
@@ -73,10 +74,3 @@ def _findings(comparison: Comparison) -> str:
     if comparison.both:
         parts.append(f"{len(comparison.both)} in both")
     return ", ".join(parts) or "none in either run"
-
-
-def _named(names: list[str], none: str) -> str:
-    if not names:
-        return none
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more

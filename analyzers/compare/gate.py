@@ -1,7 +1,7 @@
-"""Conditions under which a comparison fails a gate of CI (`compare --fail-on`), and the reason of each in one line.
+"""Conditions under which a comparison fails in CI (`compare --fail-on`), and the reason for each failure in one line.
 
     gates = gates_of(["slower:10", "loss", "critical"])
-    failures(comparison, gates)     # ["B is slower: takes 33.1 % more time per token (...); the limit is 10 %"]
+    failures(comparison, gates)     # ["B is slower: it takes 33.1 % more time per token (...); the limit is 10 %"]
 
 A gate that cannot be judged, because there are too few steps, fails: "not measured" does not mean "as fast as before".
 """
@@ -22,7 +22,7 @@ _NAMES = ("slower", "loss", "findings", "critical")
 
 
 class GateError(ValueError):
-    """A condition that is not known; one line."""
+    """An unknown condition, or one with a bad limit; one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

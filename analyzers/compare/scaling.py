@@ -20,6 +20,7 @@ import numpy as np
 from analyzers.compare.two_runs import Side
 from analyzers.policy import SHARED
 from analyzers.stragglers.throughput import StepTimes, between, step_times
+from analyzers.wording import counted
 
 __all__ = ["Point", "Scaling", "ScalingError", "scaling_of"]
 
@@ -86,7 +87,9 @@ def scaling_of(sides: Sequence[Side]) -> Scaling:
     runs = [_Run.of(side) for side in sides]
     runs.sort(key=lambda run: (run.num_ranks, run.name))
     if runs[0].num_ranks == runs[-1].num_ranks:
-        raise ScalingError(f"All runs have {runs[0].num_ranks} ranks. Scaling needs different numbers of ranks.")
+        raise ScalingError(
+            f"All runs have {counted(runs[0].num_ranks, 'rank')}. Scaling needs different numbers of ranks."
+        )
     kind = _kind(runs)
     return Scaling(kind=kind, points=tuple(_point(run, runs[0], kind) for run in runs))
 
@@ -133,16 +136,17 @@ def _kind(runs: Sequence[_Run]) -> str:
 
 def _point(run: _Run, base: _Run, kind: str) -> Point:
     step_ms, base_ms = float(np.median(run.times.duration)), float(np.median(base.times.duration))
-    ranks = run.num_ranks / base.num_ranks
+    rank_ratio = run.num_ranks / base.num_ranks
     work = run.tokens_per_step / base.tokens_per_step
-    efficiency = low = high = work * base_ms / step_ms / ranks
+    efficiency = low = high = work * base_ms / step_ms / rank_ratio
     if run is not base:
         # `work` accounts for the tokens, so that only step times are compared.
         change = between(_without_tokens(base.times), _without_tokens(run.times))
         if change is not None:
-            efficiency, low, high = (work / ratio / ranks for ratio in (change.ratio, change.high, change.low))
-    speedup = efficiency * ranks
-    serial = (1 / speedup - 1 / ranks) / (1 - 1 / ranks) if kind == "strong" and ranks > 1 else None
+            efficiency, low, high = (work / ratio / rank_ratio for ratio in (change.ratio, change.high, change.low))
+    speedup = efficiency * rank_ratio
+    is_serial = kind == "strong" and rank_ratio > 1
+    serial = (1 / speedup - 1 / rank_ratio) / (1 - 1 / rank_ratio) if is_serial else None
     return Point(
         run=run.name,
         num_ranks=run.num_ranks,

@@ -1,7 +1,7 @@
 """Compare two runs: the better one, speed, loss, settings, conditions, phases, goodput, findings, advice.
 
     comparison = compare(Side(source=a, manifest=..., diagnosis=...), Side(source=b, manifest=..., diagnosis=...))
-    comparison.sentence             # "B is faster than A: 12.0 % less time per token (...). The losses are ..."
+    comparison.sentence             # "B is better than A. B takes 12.0 % less time per token (...). The losses are ..."
     comparison.speed.ratio          # B's time per token over A's
     comparison.findings             # a regression, if its interval excludes 1
 
@@ -153,7 +153,9 @@ def compare(a: Side, b: Side) -> Comparison:
     phases_a, phases_b = _of_places(parts_a), _of_places(parts_b)
     equal_tokens = _equal_tokens(times_a, times_b)
     run_a, run_b = _names(a.diagnosis, b.diagnosis)
-    one, other = (Run(source=s.source, facts=s.diagnosis.run, times=t) for s, t in ((a, times_a), (b, times_b)))
+    machine_a, machine_b = (
+        Run(source=s.source, facts=s.diagnosis.run, times=t) for s, t in ((a, times_a), (b, times_b))
+    )
     return Comparison(
         run_a=run_a,
         run_b=run_b,
@@ -162,8 +164,8 @@ def compare(a: Side, b: Side) -> Comparison:
         ),
         shortcomings=(shortcoming(a.diagnosis, b.diagnosis), shortcoming(b.diagnosis, a.diagnosis)),
         versions=_differences(_flat(_versions(a.manifest)), _flat(_versions(b.manifest))),
-        conditions=conditions(one, other),
-        load_caveat=load_caveat(speed, one, other),
+        conditions=conditions(machine_a, machine_b),
+        load_caveat=load_caveat(speed, machine_a, machine_b),
         advice=_advice(a.diagnosis, b.diagnosis),
         speed=speed,
         main_difference=main_difference(speed, parts_a, parts_b) if equal_tokens else "",
