@@ -2,13 +2,14 @@
 
     findings = data_bound(store, Scope())       # kind data_bound, cause steady | periodic | epoch_start | irregular
 
-1. Most ranks wait for data as long as the lower median rank: its own loading time in each step is used. A single rank
-   with a slow loader is a straggler and not reported here. Time in which the rank was runnable but waited for a core is
-   subtracted: on a busy machine it lengthens every phase, the loader included.
+1. In each step, the lower median of the ranks' own loading times is used: at least half of the ranks wait that long. A
+   single rank with a slow loader is a straggler and not reported here. Time in which the rank was runnable but waited
+   for a core is subtracted: on a busy machine it lengthens every phase, the loader included.
 2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
-3. Rhythm: `steady` if most steps wait. Otherwise the steps that wait much longer than the median step are examined. If
-   they are at regular distances, the rhythm is `periodic` (a prefetch buffer that runs empty, a shard that is opened).
-   It is `epoch_start` if the first step is one of them and the distance is long (workers that restart with each epoch).
+3. Rhythm: `steady` if most steps wait. Otherwise the *starved* steps count, which wait much longer than the median one.
+   If they are at regular distances, the rhythm is `periodic` (a prefetch buffer that runs empty, a shard that is
+   opened). It is `epoch_start` if the first step is one of them and the distance is long (workers that restart with
+   each epoch).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Rhythm:
 
     cause: str
     every_steps: int
-    heavy_steps: int
+    starved_steps: int
 
 
 def data_bound(source: Source, scope: Scope, policy: DataPolicy | None = None) -> list[Finding]:
@@ -71,23 +72,22 @@ def data_bound(source: Source, scope: Scope, policy: DataPolicy | None = None) -
 def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> Rhythm:
     """Classify how regularly steps wait for data. Pure."""
     waits = data_ms >= policy.share_ratio * step_ms
-    heavy = data_ms > np.maximum(policy.heavy_factor * np.median(data_ms), policy.min_ms)
+    starved = data_ms > np.maximum(policy.heavy_factor * np.median(data_ms), policy.min_ms)
     if waits.mean() >= SHARED.agreement_ratio:
-        return Rhythm(cause="steady", every_steps=0, heavy_steps=int(waits.sum()))
-    places = step[heavy]
-    starts = (
-        places[np.append(True, np.diff(places) > SHARED.repeats)] if len(places) else places
-    )  # consecutive starved steps count once
+        return Rhythm(cause="steady", every_steps=0, starved_steps=int(waits.sum()))
+    places = step[starved]
+    # consecutive starved steps count once
+    starts = places[np.append(True, np.diff(places) > SHARED.repeats)] if len(places) else places
     gaps = np.diff(starts)
     if len(gaps) >= 2:
         gap = float(np.median(gaps))
         tolerance = max(1.0, SHARED.equal_ratio * gap)
         equal = np.abs(gaps - gap) <= tolerance
         if equal.mean() >= SHARED.agreement_ratio:
-            starts_so = starts[0] - step[0] <= tolerance or starts[0] % gap <= 1
-            cause = "epoch_start" if gap >= 2 * SHARED.min_steps and starts_so else "periodic"
-            return Rhythm(cause=cause, every_steps=round(gap), heavy_steps=len(places))
-    return Rhythm(cause="irregular", every_steps=0, heavy_steps=int(waits.sum()))
+            is_at_start = starts[0] - step[0] <= tolerance or starts[0] % gap <= 1
+            cause = "epoch_start" if gap >= 2 * SHARED.min_steps and is_at_start else "periodic"
+            return Rhythm(cause=cause, every_steps=round(gap), starved_steps=len(places))
+    return Rhythm(cause="irregular", every_steps=0, starved_steps=int(waits.sum()))
 
 
 def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tuple[Ints, Floats, Floats]:
@@ -115,7 +115,7 @@ def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
     shares = from_here[0][blocks] / np.maximum(from_here[1][blocks], 1e-9)
     if not (shares >= policy.share_ratio).any():
         return None
-    # The onset has the largest sum of data time beyond `onset_ratio`: steps before it did not wait.
+    # The onset has the largest sum of data time beyond half of `share_ratio`: steps before it did not wait.
     excess = from_here[0] - policy.share_ratio / 2 * from_here[1]
     begin = int(np.argmax(excess[: len(data_ms) - policy.min_steps + 1]))
     mean_ms = float(data_ms[begin:].mean())
@@ -140,13 +140,14 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     )
     waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.share_ratio / 2]
     is_all = len(waiting) == len(rows)
+    # Steps read from a log have no phases and one rank.
     is_printed = not source.rows("SELECT max(forward_ns) FROM steps")[0][0] and len(rows) == 1
     who = "The steps" if is_printed else "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"
     how = {
         "steady": "in nearly every step",
         "periodic": f"every {found.every_steps} steps",
         "epoch_start": f"every {found.every_steps} steps (likely the start of an epoch)",
-        "irregular": f"in {found.heavy_steps} of {len(step)} steps",
+        "irregular": f"in {found.starved_steps} of {len(step)} steps",
     }[found.cause]
     return Finding(
         analyzer="data_wait",
@@ -165,7 +166,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
             "data_highest_ms": round(float(data_ms.max()), 3),
             "step_ms": round(float(step_ms.mean()), 3),
             "every_steps": found.every_steps or None,
-            "starved_steps": found.heavy_steps,
+            "starved_steps": found.starved_steps,
             "steps": len(step),
             "speedup_without_it_ratio": round(1 / max(1e-3, 1 - share), 3),
         },

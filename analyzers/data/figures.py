@@ -21,11 +21,11 @@ def waits(source: Source, finding: Finding) -> Iterator[Drawing]:
     if attempt is None or lacking(source, steps=("duration_ns", "data_ns")):
         return
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
-    whose = f" AND rank IN ({', '.join(str(int(rank)) for rank in finding.ranks)})" if finding.ranks else ""
+    only = f" AND rank IN ({', '.join(str(int(rank)) for rank in finding.ranks)})" if finding.ranks else ""
     table = source.query(
         f"""
         SELECT step, median(coalesce({own("data")}, 0)) / 1e6 AS data, median({TRAINING}) / 1e6 AS whole
-        FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0{whose}
+        FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0{only}
         GROUP BY step ORDER BY step
         """,
         [attempt, first or 0, max(1, -(-((last or 0) - (first or 0) + 1) // READ_STEPS))],
