@@ -6,17 +6,20 @@ exclude_list(fleet(histories), "slurm")      # "--exclude=gpu-07,gpu-12"; "" whe
 from __future__ import annotations
 
 import json
+import re
 
 from analyzers.fleet.fleet import Fleet
 
 __all__ = ["FORMS", "exclude_list"]
 
 FORMS = ("slurm", "kubernetes")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A host name. A run may have recorded any text, which must not become a part of a command."""
 
 
 def exclude_list(found: Fleet, form: str) -> str:
-    """The list as text in one of `FORMS`; empty if no host stands out."""
-    hosts = sorted(host.name for host in found.hosts if host.is_suspicious)
+    """The list as text in one of `FORMS`; empty if no host stands out. Texts that are no host names are left out."""
+    hosts = sorted(host.name for host in found.hosts if host.is_suspicious and _HOST.fullmatch(host.name))
     if not hosts:
         return ""
     if form == "slurm":
