@@ -8,7 +8,7 @@ history.hosts               # ("gpu-07", "gpu-08")
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from analyzers.deaths.failed_attempts import failed_attempts
@@ -50,8 +50,6 @@ class RunHistory:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, which `of_json` reads back."""
-        from dataclasses import asdict
-
         return asdict(self)
 
     @classmethod
@@ -101,10 +99,10 @@ def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[
         where = {(host, device) for host, device in found if host}
     if len({host for host, _ in where}) > 1:
         return []  # several hosts at the same time, so no single machine is the cause
-    one_device = len({device for _, device in where}) == 1
+    is_one_device = len({device for _, device in where}) == 1
     return [
         Incident(
-            kind=finding.kind, cause=finding.cause, host=host, device=device if one_device else "",
+            kind=finding.kind, cause=finding.cause, host=host, device=device if is_one_device else "",
             cost_s=float(finding.cost_s or 0.0),
         )
         for host, device in sorted(where)[:1]

@@ -1,4 +1,4 @@
-"""Rates of rare incidents, with small samples handled honestly: empirical Bayes over all members of a fleet.
+"""Rates of rare incidents from small samples, by empirical Bayes over all members of a fleet.
 
     prior = fit(counts, hours)                     # distribution of rates in this fleet
     rate = posterior(prior, count=3, hours=40.0)   # rate.mean_per_h, rate.low_per_h, rate.high_per_h

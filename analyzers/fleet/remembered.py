@@ -45,11 +45,11 @@ def read_histories(folder: RunsFolder) -> Histories:
 
 def _history(folder: RunsFolder, name: str) -> RunHistory:
     run = folder.open(name)
-    memory = folder.path / ".fleet" / f"{name}.json"
+    cache = folder.path / ".fleet" / f"{name}.json"
     with Store.open(run, memory_bytes=MEMORY_BYTES, spills=True) as store:
         version = [FORMAT, *([path.name, path.stat().st_size] for path in run.stores())]
         try:
-            known = json.loads(memory.read_text(encoding="utf-8"))
+            known = json.loads(cache.read_text(encoding="utf-8"))
             if known["version"] == version:
                 return RunHistory.of_json(known["history"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -61,8 +61,8 @@ def _history(folder: RunsFolder, name: str) -> RunHistory:
         history = history_of(store, manifest, diagnosis, is_live=is_live)
     if not watched:
         try:
-            memory.parent.mkdir(exist_ok=True)
-            memory.write_text(json.dumps({"version": version, "history": history.to_json()}), encoding="utf-8")
+            cache.parent.mkdir(exist_ok=True)
+            cache.write_text(json.dumps({"version": version, "history": history.to_json()}), encoding="utf-8")
         except OSError:
             pass  # a folder that cannot be written is diagnosed again next time
     return history

@@ -54,7 +54,7 @@ class RunSpeed:
     step_ms: float
     """Median of the committed steps, without checkpoints, evaluations and the first steps."""
     tokens_per_s: float | None = None
-    """Tokens of all ranks per second in the median step; None where a step does not say how many tokens it had."""
+    """Tokens of all ranks per second in the median step; None if a step did not record its tokens."""
 
     @property
     def fingerprint(self) -> str:

@@ -6,9 +6,9 @@
 
 1. Runs of one configuration are ordered by start, and each run's speed is replaced by its rank among them, so that one
    run on a bad host counts as one run, however slow it was.
-2. The statistic is the largest difference of mean ranks before and after a split, over all splits with at least two
-   runs on each side. Each difference is in units of its standard deviation under a random order (Pettitt, 1979, with
-   splits weighted equally). If no split passes, the same statistic for a stretch of runs against all others finds
+2. The statistic is the largest difference of mean ranks before and after a split, over all splits with at least
+   three runs on each side. Each difference is in units of its standard deviation under a random order (Pettitt, 1979,
+   with splits weighted equally). If no split passes, the same statistic for a stretch of runs against all others finds
    temporary changes (circular binary segmentation: Olshen et al., 2004). Each of the two tests gets half of the
    permitted error.
 3. The p-value is the share of random orders of the same runs with as large a statistic: valid for small samples, with
@@ -38,7 +38,7 @@ __all__ = ["ConfigurationSpeed", "SpeedChange", "SpeedChangePolicy", "SpeedStatu
 
 SpeedStatus = Literal["slower", "faster", "no_change", "too_few_runs"]
 MAX_RUNS = 200
-"""Newest runs of a configuration that are read."""
+"""Maximum number of the newest runs of a configuration that are compared."""
 _BATCH = 100
 _TESTS = 2
 """Tests on one part of the runs; they share its error probability."""
@@ -101,16 +101,16 @@ class ConfigurationSpeed:
     @property
     def title(self) -> str:
         """Script, model, mesh, batch and device, as far as they are known."""
-        of = self.configuration
-        mesh = " x ".join(f"{name.removeprefix('mesh.')} {of[name]}" for name in of if name.startswith("mesh."))
-        parameters, tokens = of.get("num_parameters", ""), of.get("tokens_per_step", "")
+        facts = self.configuration
+        mesh = " x ".join(f"{name.removeprefix('mesh.')} {facts[name]}" for name in facts if name.startswith("mesh."))
+        parameters, tokens = facts.get("num_parameters", ""), facts.get("tokens_per_step", "")
         parts = (
-            of.get("script", ""),
+            facts.get("script", ""),
             f"{int(parameters):,} parameters" if parameters.isdecimal() else "",
-            mesh or (f"{of['world_size']} ranks" if "world_size" in of else ""),
-            f"batch {of['train.global_batch_size']}" if "train.global_batch_size" in of else "",
+            mesh or (f"{facts['world_size']} ranks" if "world_size" in facts else ""),
+            f"batch {facts['train.global_batch_size']}" if "train.global_batch_size" in facts else "",
             f"{int(tokens):,} tokens a step" if tokens.isdecimal() else "",
-            of.get("device_name") or of.get("devices", ""),
+            facts.get("device_name") or facts.get("devices", ""),
         )
         return ", ".join(part for part in parts if part) or "not recorded"
 
@@ -125,10 +125,10 @@ def speeds(runs: Sequence[RunSpeed], policy: SpeedChangePolicy = SpeedChangePoli
     groups: dict[str, list[RunSpeed]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.started_ns, run.run_id)):
         groups[run.fingerprint].append(run)
-    known = {name: of[-MAX_RUNS:] for name, of in groups.items() if len(of) > 1}
-    tested = sum(_is_enough(len(of), policy.family_error_ratio) for of in known.values())
-    limit = policy.family_error_ratio / max(1, tested)
-    found = [_judged(name, of, limit) for name, of in known.items()]
+    newest = {name: group[-MAX_RUNS:] for name, group in groups.items() if len(group) > 1}
+    num_tested = sum(_is_enough(len(group), policy.family_error_ratio) for group in newest.values())
+    limit = policy.family_error_ratio / max(1, num_tested)
+    found = [_judged(name, group, limit) for name, group in newest.items()]
     order = ("slower", "faster", "no_change", "too_few_runs")
     return tuple(sorted(found, key=lambda one: (order.index(one.status), -len(one.run_ids), one.fingerprint)))
 
@@ -136,7 +136,7 @@ def speeds(runs: Sequence[RunSpeed], policy: SpeedChangePolicy = SpeedChangePoli
 def _judged(name: str, runs: Sequence[RunSpeed], limit: float) -> ConfigurationSpeed:
     with_tokens = all(run.tokens_per_s for run in runs)
     values = np.array([run.per_s if with_tokens else 1e3 / run.step_ms for run in runs])
-    splits = dict(_real(values, _splits(values, 0, limit), limit))
+    splits = dict(_confirmed(values, _splits(values, 0, limit), limit))
     bounds = [0, *sorted(splits), len(runs)]
     medians = [float(np.median(values[begin:end])) for begin, end in pairwise(bounds)]
     changes = tuple(
@@ -190,7 +190,7 @@ def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
     return _p_value(ranks, lambda orders: arcs.statistics(orders).max(axis=1), float(statistics[best]), limit), best
 
 
-def _real(values: Floats, splits: Sequence[tuple[int, float]], limit: float) -> list[tuple[int, float]]:
+def _confirmed(values: Floats, splits: Sequence[tuple[int, float]], limit: float) -> list[tuple[int, float]]:
     """Changes at which the runs directly before and after differ; the least certain is dropped first."""
     kept = list(splits)
     while kept:
