@@ -1,6 +1,7 @@
 """Figures of a run: rows in, a Plotly figure out; the HTML report and the dashboard draw the same ones.
 
-    from analyzers.figures import course, loss, theme
+    from analyzers.figures import course, loss
+    from analyzers.figures.drawing import theme
     figure = loss.draw(course.loss_curve(store), marks)
     figure.update_layout(template=theme.template(dark=True))
 

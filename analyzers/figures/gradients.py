@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 def norms(table: Mapping[str, Any]) -> Figure:
     """log10 of the L2 norm; empty if not measured."""
-    names, steps, grid = _grid(table, "norm", np.fmax)
+    names, steps, grid = _grid(table, "norm")
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = np.log10(np.where(grid > 0, grid, np.nan))
     figure = _map(names, steps)
@@ -54,7 +54,7 @@ def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
     bad = set(np.asarray(table["parameter"], dtype=object)[count > 0].tolist())
     keep = np.array([name in bad for name in table["parameter"]], dtype=bool)
     rows = {name: np.asarray(column)[keep] for name, column in table.items()}
-    names, steps, grid = _grid(rows, "nonfinite", np.fmax, across)
+    names, steps, grid = _grid(rows, "nonfinite", across)
     figure = _map(names, steps, across)
     figure.add_heatmap(
         x=[str(step) for step in steps], y=names, z=np.where(grid > 0, np.log10(np.maximum(grid, 1)) + 0.3, np.nan),
@@ -79,19 +79,20 @@ def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
 
 
 def _grid(
-    table: Mapping[str, Any], column: str, join: Any, across: str = "step"
+    table: Mapping[str, Any], column: str, across: str = "step"
 ) -> tuple[list[str], list[int], npt.NDArray[np.float64]]:
+    """Parameters, steps, and the largest value of each cell; NaN without one."""
     parameter = [str(name) for name in table["parameter"]]
-    kept = sorted(set(parameter), key=_natural)[:MAX_PARAMETERS]
+    shown = sorted(set(parameter), key=_natural)[:MAX_PARAMETERS]
     steps = sorted(set(ints(table[across]).tolist()))
-    row, place = {name: i for i, name in enumerate(kept)}, {step: i for i, step in enumerate(steps)}
-    grid = np.full((len(kept), len(steps)), np.nan)
+    row, place = {name: i for i, name in enumerate(shown)}, {step: i for i, step in enumerate(steps)}
+    grid = np.full((len(shown), len(steps)), np.nan)
     values: Floats = floats(table[column])
     for name, step, value in zip(parameter, ints(table[across]).tolist(), values.tolist(), strict=True):
         if name in row:
             cell = (row[name], place[step])
-            grid[cell] = join(grid[cell], value)
-    return [label(name, 44) for name in kept], steps, grid
+            grid[cell] = np.fmax(grid[cell], value)
+    return [label(name, 44) for name in shown], steps, grid
 
 
 def _natural(name: str) -> tuple[Any, ...]:

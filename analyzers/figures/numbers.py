@@ -31,7 +31,7 @@ def rate(columns: Mapping[str, Any]) -> Figure:
 
 
 def scale(changes: Sequence[tuple[int, float]]) -> Figure:
-    """Return (step, loss scale after its overflow), on a logarithmic axis."""
+    """`changes`: (step, loss scale after an overflow); the axis is logarithmic."""
     steps, scales = zip(*changes, strict=True)
     line = Series(name="scale", x=np.array(steps), y=np.array(scales, dtype=np.float64), colour=SEQUENCE[5])
     return draw([line], x="step", y="scale after an overflow", height=HEIGHT, log=True)

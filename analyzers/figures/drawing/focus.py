@@ -44,9 +44,9 @@ class RankComparison:
         nothing = np.full(len(x), np.nan)
         low, middle, high = nothing.copy(), nothing.copy(), nothing.copy()
         if len(others):
-            there = np.isfinite(others).any(axis=0)
-            for values, of in ((low, np.nanmin), (middle, np.nanmedian), (high, np.nanmax)):
-                values[there] = of(others[:, there], axis=0)
+            known = np.isfinite(others).any(axis=0)
+            for values, reduce in ((low, np.nanmin), (middle, np.nanmedian), (high, np.nanmax)):
+                values[known] = reduce(others[:, known], axis=0)
         return cls(x=x, own=own, low=low, middle=middle, high=high)
 
 

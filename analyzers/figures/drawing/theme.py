@@ -3,9 +3,9 @@
     figure = new_figure(height=320, x="step", y="loss (nat)")
     figure.update_layout(template=template(dark=True))
 
-The sixteen colours were found by a search that started from Okabe and Ito's palette. Any two differ by at least 15 (CIE
-1976), also with any of the three forms of dichromacy (Machado, Oliveira and Fernandes 2009, severity 1), and all are
-visible on white and on near-black. A test computes it.
+The colours were found by a search that started from Okabe and Ito's palette. Any two that are drawn together differ by
+at least 15 (CIE 1976), also with any of the three forms of dichromacy (Machado, Oliveira and Fernandes 2009, severity
+1), and all are visible on white and on near-black. A test computes it.
 """
 
 from __future__ import annotations

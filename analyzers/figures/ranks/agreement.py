@@ -1,6 +1,6 @@
-"""Heatmap of agreement between replicas: ranks x checks, or parts of the state x ranks.
+"""Heatmap of agreement between replicas: ranks x checks, or ranks x parts of the state.
 
-figure = draw(ranks=[0, 1, 2], columns=[10, 20, 30], states=grid, x="step of the check")
+figure = draw(["rank 0", "rank 1"], ["10", "20", "30"], states, x="step of the check")
 
 `states[i, j]`: 0 as the others, 1 different, 2 changed between two optimizer steps, NaN not checked.
 """

@@ -112,7 +112,7 @@ def load_excess(source: Source, measure: str, *, max_rows: int | None = None) ->
 
 
 def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
-    """The excess of each rank over the median of its pipeline stage in the same step, with who stands out."""
+    """The excess of each rank over the median of its pipeline stage in the same step, and the ranks that stand out."""
     stages = places.of(matrix.ranks, "pp")
     medians = _medians(matrix.values, stages)
     values = matrix.values - medians
@@ -126,8 +126,8 @@ def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
     # The first steps are not judged: all ranks compile in them, and some take longer without being slow.
     judged = matrix.steps > SHARED.warm_up_steps
     judged = judged if judged.any() else np.ones(len(matrix.steps), dtype=bool)
-    late = replace(matrix, steps=matrix.steps[judged], values=matrix.values[:, judged])
-    score, found = _scores(late, values[:, judged], noise, lasting)
+    warm = replace(matrix, steps=matrix.steps[judged], values=matrix.values[:, judged])
+    score, found = _scores(warm, values[:, judged], noise, lasting)
     found = [one for one in found if unit != "%" or one.value >= MIN_NAMED_PERCENT]
     order = np.lexsort((matrix.ranks, *(places.of(matrix.ranks, name) for name in reversed(MESH_ORDER))))
     parts = _parts(order, stages)
@@ -179,14 +179,14 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
     most = CLIP_SIGMAS * np.hypot(noise, lasting)  # a single long step does not make a range of slow steps
     sums, clipped = _running(filled), _running(np.clip(filled, -most, most))
     best = filled.max(axis=1) / np.hypot(noise, lasting)
-    every, named, first, last = np.arange(num_rows), np.zeros(num_rows), *np.zeros((2, num_rows), dtype=np.int64)
+    rows, top, first, last = np.arange(num_rows), np.zeros(num_rows), *np.zeros((2, num_rows), dtype=np.int64)
     is_rise = np.zeros(num_rows, dtype=bool)
     lengths = {num, *(1 << power for power in range(num.bit_length()) if 1 << power <= num)}
     for length in sorted(length for length in lengths if length >= min(num, MIN_STRETCH)):
         score = (clipped[:, length:] - clipped[:, :-length]) / length / np.hypot(noise / np.sqrt(length), lasting)
         at = score.argmax(axis=1)
-        better = score[every, at] > named
-        named[better], first[better], last[better] = score[every, at][better], at[better], at[better] + length - 1
+        better = score[rows, at] > top
+        top[better], first[better], last[better] = score[rows, at][better], at[better], at[better] + length - 1
     least = max(MIN_STRETCH, num // 20)
     if num >= 2 * least:  # a rise: subtracting the rank's earlier excess removes its lasting difference
         after = np.arange(least, num - least + 1)
@@ -195,19 +195,19 @@ def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tup
         rise = (own[:, [num]] - own[:, after]) / (num - after) - own[:, after] / after
         score = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
         at = score.argmax(axis=1)
-        is_rise = score[every, at] > named
-        named[is_rise], first[is_rise], last[is_rise] = score[every, at][is_rise], after[at][is_rise], num - 1
-    height = (sums[every, last + 1] - sums[every, first]) / (last + 1 - first)
-    height -= np.where(is_rise, sums[every, first] / np.maximum(first, 1), 0)
+        is_rise = score[rows, at] > top
+        top[is_rise], first[is_rise], last[is_rise] = score[rows, at][is_rise], after[at][is_rise], num - 1
+    height = (sums[rows, last + 1] - sums[rows, first]) / (last + 1 - first)
+    height -= np.where(is_rise, sums[rows, first] / np.maximum(first, 1), 0)
     found = [
         StandingOut(
             rank=int(matrix.ranks[row]), first_step=int(matrix.steps[first[row]]),
             last_step=int(matrix.steps[last[row]]) + matrix.steps_per_cell - 1, value=float(height[row]),
-            is_rise=bool(is_rise[row]), lasts=bool(last[row] == num - 1), score=float(named[row]),
+            is_rise=bool(is_rise[row]), lasts=bool(last[row] == num - 1), score=float(top[row]),
         )
-        for row in np.flatnonzero(named >= NAMED_SCORE)
+        for row in np.flatnonzero(top >= NAMED_SCORE)
     ]  # fmt: skip
-    return np.maximum(best, named), found
+    return np.maximum(best, top), found
 
 
 def _running(values: Floats) -> Floats:

@@ -95,7 +95,9 @@ def rank_step(
     finished += f" AND (step - {first}) % {every} = 0" if every > 1 else ""
     shape = ((high - low) // per_rank + 1, (last - first) // per_step + 1)
     values = np.full(shape, np.nan)
-    on_device = [of for of in attempts(source) if has_device_calls(source, of)] if measure in _OF_CALLS else []
+    on_device = []
+    if measure in _OF_CALLS:
+        on_device = [attempt for attempt in attempts(source) if has_device_calls(source, attempt)]
     if on_device:  # a measure that is not a column of `steps`
         sums, counts = np.zeros(shape), np.zeros(shape)
         for attempt in on_device:

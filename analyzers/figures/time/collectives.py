@@ -3,9 +3,8 @@
 figure = draw(bandwidth.call_columns(store))
 figure = waits(bandwidth.call_columns(store))
 
-A point is an operation of one size in one group. Its coordinates are the size of the input and the bus bandwidth (bytes
-over each link: 2 (N-1)/N of an all-reduce's input, (N-1)/N of a gather's or scatter's output); its area is the waiting
-it causes.
+A point is an operation of one size in one group. Its coordinates are the size of a rank's input and the bus bandwidth
+(`communication.bandwidth`); its area is the waiting it causes.
 """
 
 from __future__ import annotations

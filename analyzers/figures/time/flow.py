@@ -1,7 +1,6 @@
 """Path of a microbatch through a pipeline: lines from one stage to the next, forward and backward.
 
-    for way, xs, ys in flow([Stop(row=0, key=("", 3), stage=0, kind="forward", start_ms=1.0, end_ms=2.0), ...]):
-        figure.add_scatter(x=xs, y=ys, mode="lines")
+    add_flow(figure, [Stop(row=0, key=3, stage=0, kind="forward", start_ms=1.0, end_ms=2.0), ...], half=0.27)
 
 Drawn over the schedule of one pipeline and over the timeline of ranks.
 """

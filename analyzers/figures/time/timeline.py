@@ -96,17 +96,17 @@ def between_phases(items: Sequence[TimelineItem], *, least_ms: float) -> list[Ti
     its neighbours between spans.
     """
     # per rank, because data and optimizer spans have no stage
-    piped = {item.rank for item in items if item.stage is not None}
+    in_pipelines = {item.rank for item in items if item.stage is not None}
     found = []
-    until: dict[int, TimelineItem] = {}
+    last_ending: dict[int, TimelineItem] = {}
     for item in sorted(items, key=lambda p: p.start_ms):
-        if item.is_call or item.rank in piped:
+        if item.is_call or item.rank in in_pipelines:
             continue
-        before = until.get(item.rank)
+        before = last_ending.get(item.rank)
         if before is not None and before.end_ms is not None and item.start_ms - before.end_ms >= least_ms:
             found.append(replace(before, kind=BETWEEN, start_ms=before.end_ms, end_ms=item.start_ms, detail=""))
         if before is None or (before.end_ms is not None and (item.end_ms is None or item.end_ms > before.end_ms)):
-            until[item.rank] = item
+            last_ending[item.rank] = item
     return found
 
 
