@@ -30,7 +30,9 @@ class StallParts(NamedTuple):
     """Part of `host_ns` in which communication was in flight."""
 
 
-def stall_parts(source: Source, attempt: int, *, since_step: int = 0, every: int = 1) -> list[StallParts]:
+def stall_parts(
+    source: Source, attempt: int, *, since_step: int = 0, until_step: int = 1 << 60, every: int = 1
+) -> list[StallParts]:
     """Stalls of every k-th step by rank and step; empty without stalls, or without the calls needed to split them."""
     if missing_tables(source, "device_stalls") or lacking(source, collectives=("issue_ns", "end_ns", "seq")):
         return []
@@ -42,10 +44,12 @@ def stall_parts(source: Source, attempt: int, *, since_step: int = 0, every: int
                        PARTITION BY process_group, seq,
                                     CASE op WHEN 'send' THEN rank WHEN 'recv' THEN peer END,
                                     CASE op WHEN 'send' THEN peer WHEN 'recv' THEN rank END), issue_ns) AS joined_ns
-            FROM collectives WHERE attempt = $1 AND step >= $2 - 1 AND end_ns >= issue_ns AND rank >= 0),
+            FROM collectives
+            WHERE attempt = $1 AND step BETWEEN $2 - 1 AND $4 + 1 AND end_ns >= issue_ns AND rank >= 0),
         stalls AS (
             SELECT row_number() OVER () AS id, rank, step, waits_for = 'host' AS is_host, start_ns, end_ns
-            FROM device_stalls WHERE attempt = $1 AND step >= $2 AND step % $3 = 0 AND end_ns > start_ns),
+            FROM device_stalls
+            WHERE attempt = $1 AND step BETWEEN $2 AND $4 AND step % $3 = 0 AND end_ns > start_ns),
         over_calls AS (
             SELECT s.id, sum(greatest(least(s.end_ns, c.joined_ns) - greatest(s.start_ns, c.issue_ns), 0)) AS late,
                    sum(least(s.end_ns, c.end_ns) - greatest(s.start_ns, c.issue_ns)) AS busy
@@ -58,6 +62,6 @@ def stall_parts(source: Source, attempt: int, *, since_step: int = 0, every: int
                coalesce(sum(least(end_ns - start_ns, busy)) FILTER (is_host), 0)::BIGINT
         FROM stalls LEFT JOIN over_calls USING (id) GROUP BY rank, step ORDER BY rank, step
         """,
-        [attempt, since_step, every],
+        [attempt, since_step, every, until_step],
     )
     return [StallParts(*row) for row in rows]

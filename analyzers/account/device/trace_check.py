@@ -56,23 +56,29 @@ def against_traces(source: Source, attempt: int) -> TraceCheck | None:
     traced = [
         (one["rank"], one["first_step"], one["last_step"], one["parts_ms"])
         for one in captures(EventLog.load(source, EVENTS, attempt))
-        if one["parts_ms"] is not None and not one["problem"] and one["first_step"] is not None
+        if one["parts_ms"] is not None and not one["problem"]
     ]
     traced = [one for one in traced if is_number(one[3].get("exposed")) and is_number(one[3].get("step"))]
     if not traced:
         return None
+    since, until = min(first for _, first, _, _ in traced), max(last for _, _, last, _ in traced)
+    ranks = ", ".join(sorted({str(int(rank)) for rank, *_ in traced}))
     durations: dict[tuple[int, int], int] = {
         (rank, step): took
         for rank, step, took in source.rows(
-            "SELECT rank, step, max(duration_ns) FROM steps WHERE attempt = ? AND duration_ns > 0 GROUP BY rank, step",
-            [attempt],
+            "SELECT rank, step, max(duration_ns) FROM steps WHERE attempt = ? AND duration_ns > 0 "
+            f"AND step BETWEEN ? AND ? AND rank IN ({ranks}) GROUP BY rank, step",
+            [attempt, since, until],
         )
     }
-    since = min(first for _, first, _, _ in traced)
-    parts = [part for part in stall_parts(source, attempt, since_step=since) if (part.rank, part.step) in durations]
+    parts = [
+        part
+        for part in stall_parts(source, attempt, since_step=since, until_step=until)
+        if (part.rank, part.step) in durations
+    ]
     found = []
     for rank, first, last, of_trace in traced:
-        stamped = [part for part in parts if part.rank == rank and first <= part.step <= (last or first)]
+        stamped = [part for part in parts if part.rank == rank and first <= part.step <= last]
         if stamped and of_trace["step"] > 0:
             found.append(_compared(stamped, durations, of_trace["exposed"] / of_trace["step"]))
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,29 @@ def test_what_the_trace_contradicts_is_not_judged(tmp_path: Path) -> None:
         found = exposed(store)
     assert found.status == "insufficient_data"
     assert "by torch's profiler" in found.summary
+
+
+class _CountedRows:
+    """A store that counts the rows of each answer."""
+
+    def __init__(self, store: Store) -> None:
+        self.has, self.query = store.has, store.query
+        self._rows = store.rows
+        self.num_rows: list[int] = []
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        found = self._rows(sql, params)
+        self.num_rows.append(len(found))
+        return found
+
+
+def test_only_the_captured_steps_are_read(tmp_path: Path) -> None:
+    """A run has up to hundreds of millions of rows of steps, and a capture a few."""
+    with Store.open(with_captures("stamped_none", tmp_path)) as store:
+        counted = _CountedRows(store)
+        assert against_traces(counted, 0) is not None
+        ((num_steps,),) = store.rows("SELECT count(*) FROM steps")
+    assert max(counted.num_rows) < num_steps / 2
 
 
 def answers(run: RunDir) -> tuple[dict[str, Any], str, set[str]]:
