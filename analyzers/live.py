@@ -331,7 +331,7 @@ def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState)
     view = _with_elsewhere(take_snapshot(source, attempt, log), state)
     again = restart_sentence(source, attempt, known)
     stuck = hang.hang_of_attempt(view, log, policy, is_last=False, again=again)
-    lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=False, again=again)
+    lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=False, restart=again)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 

@@ -69,30 +69,37 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
             continue
         is_last = attempt == known[-1]
         view = take_snapshot(source, attempt, log)
-        again, now_ns = restart_sentence(source, attempt, known), scope.now_ns if is_last else None
-        found = deaths_of_attempt(view, log, policy, is_last=is_last, now_ns=now_ns, again=again)
+        restart, now_ns = restart_sentence(source, attempt, known), scope.now_ns if is_last else None
+        found = deaths_of_attempt(view, log, policy, is_last=is_last, now_ns=now_ns, restart=restart)
         findings += [completed(source, finding) for finding in found]
     return findings
 
 
 def deaths_of_attempt(
-    view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None = None, again: str = ""
+    view: AttemptView,
+    log: EventLog,
+    policy: StallPolicy,
+    *,
+    is_last: bool,
+    now_ns: int | None = None,
+    restart: str = "",
 ) -> list[Finding]:
-    """Find the lost ranks of one attempt. `again`: sentence about the restart that followed."""
-    found = _deaths(view, log, policy, is_last=is_last, now_ns=now_ns, again=again)
+    """Find the lost ranks of one attempt. `restart`: sentence about the restart that followed."""
+    found = _deaths(view, log, policy, is_last=is_last, now_ns=now_ns, restart=restart)
     found = [with_thread_errors(finding, view, log) for finding in found]
     return [*found, *spare_nodes_lost(view, log)]
 
 
 def _deaths(
-    view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None, again: str
+    view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None, restart: str
 ) -> list[Finding]:
     deaths = find_deaths(view, log)
-    if (found := launcher_lost(view, log, deaths, again)) is not None:
+    if (found := launcher_lost(view, log, deaths, restart)) is not None:
         return [found]
     if _all_ended_well(view, log):
         return []
     stop = stop_while_training(view, log, policy)
+    # A stop was requested, and no rank ended before it or for a reason of its own.
     if stop is not None and all(
         death.when_ns >= stop.wall_ns and (death.collateral or death.cause == "vanished") for death in deaths
     ):
@@ -101,13 +108,13 @@ def _deaths(
             return []
         if killed or _interruption(view, log):
             how = _interruption(view, log) or f"its launcher got {stop.text('signal')}"
-            return [_ended_from_outside(view, how, killed, again)]
+            return [_ended_from_outside(view, how, killed, restart)]
     # a signal may also come at interpreter shutdown
     crashed = any(death.signal and not death.is_from_outside for death in deaths)
     if not view.ranks or (is_last and not crashed and ended_cleanly(view, log, policy)):
         return []
     is_live = now_ns is not None
-    if (deaths or not is_live) and (found := node_lost(view, log, deaths, again, is_live=is_live)) is not None:
+    if (deaths or not is_live) and (found := node_lost(view, log, deaths, restart, is_live=is_live)) is not None:
         return [found]
     roots = [death for death in deaths if not death.collateral]
     if stalled_before_death(view, log, policy) and not _sudden(roots, log, view):
@@ -119,27 +126,27 @@ def _deaths(
     if age_s < DeathPolicy().report_s and not any(death.cause != "vanished" for death in roots):
         return []  # the launcher may report the cause of death later
     if now_ns is not None and roots and all(death.exit_code == 0 for death in roots):
-        going_on = set(view.ranks) - {death.rank for death in deaths}
-        newest_ns = max((newest_ns, *(view.ranks[rank].last_ns for rank in going_on)))
+        recording = set(view.ranks) - {death.rank for death in deaths}
+        newest_ns = max((newest_ns, *(view.ranks[rank].last_ns for rank in recording)))
         if (now_ns - newest_ns) / 1e9 < DeathPolicy().others_follow_s:
             return []  # the other ranks may also exit normally, and ranks that still record need no such finding
     if not roots:
-        return _without_a_root(view, deaths, log, now_ns=now_ns, again=again)
+        return _without_a_root(view, deaths, log, now_ns=now_ns, restart=restart)
     if _aborted_on_mismatch(view, roots):
         return []
     groups: dict[tuple[str, str, str], list[Death]] = {}
     for death in roots:
         groups.setdefault((death.cause, death.signal or str(death.exit_code), death.error_type), []).append(death)
-    finished = {rank for rank, own in view.ranks.items() if own.closed} - {death.rank for death in deaths}
+    finished = {rank for rank, rank_view in view.ranks.items() if rank_view.closed} - {death.rank for death in deaths}
     victims = sorted(set(view.ranks) - {death.rank for death in roots} - finished)
-    return [_finding(view, group, victims, again) for group in groups.values()]
+    return [_finding(view, group, victims, restart) for group in groups.values()]
 
 
 def _all_ended_well(view: AttemptView, log: EventLog) -> bool:
     """Return True if every rank of the attempt exited with code 0, as seen by the launcher, so that none was lost."""
     exits = [event for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt) if event.integer("exit_rank") >= 0]
-    well = {event.integer("exit_rank") for event in exits if event.integer("exit_code", -1) == 0}
-    return len(well) >= max(1, view.world_size) and len(well) == len({event.integer("exit_rank") for event in exits})
+    clean = {event.integer("exit_rank") for event in exits if event.integer("exit_code", -1) == 0}
+    return len(clean) >= max(1, view.world_size) and clean == {event.integer("exit_rank") for event in exits}
 
 
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
@@ -156,7 +163,7 @@ def _aborted_on_mismatch(view: AttemptView, roots: Sequence[Death]) -> bool:
 
 
 def _without_a_root(
-    view: AttemptView, deaths: Sequence[Death], log: EventLog, *, now_ns: int | None, again: str
+    view: AttemptView, deaths: Sequence[Death], log: EventLog, *, now_ns: int | None, restart: str
 ) -> list[Finding]:
     """Report deaths whose first one is unknown: all ranks were killed at the same time, or the first rank to die left
     no record.
@@ -169,14 +176,14 @@ def _without_a_root(
     silent = sorted(set(view.ranks) - stopped - {death.rank for death in deaths if death.cause != "vanished"})
     if deaths and silent and len(silent) < len(view.ranks):
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
-        return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), again)]
+        return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), restart)]
     if not deaths and ((blame := find_culprits(view)).is_proof or blame.cause == "finished"):
         return []  # the attempt hung before it ended, which `hangs` explains
     if failed := [death for death in deaths if death.cause in ("exception", "exit")]:
-        own = next((death for death in failed if not death.is_surely_backends), None)
-        if own is not None:
-            return [_finding(view, [own], sorted(set(view.ranks) - {own.rank}), again)]
-        return [_connections_lost(view, failed, [d.rank for d in deaths if d.signal], again)]
+        first = next((death for death in failed if not death.is_surely_backends), None)
+        if first is not None:
+            return [_finding(view, [first], sorted(set(view.ranks) - {first.rank}), restart)]
+        return [_connections_lost(view, failed, [d.rank for d in deaths if d.signal], restart)]
     all_ranks = tuple(sorted(view.ranks))
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
@@ -184,7 +191,7 @@ def _without_a_root(
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
         return []  # a launcher ended these ranks to restart; the records of the failed node have the cause
     if interrupted:
-        return [_ended_from_outside(view, interrupted, {}, again)]
+        return [_ended_from_outside(view, interrupted, {}, restart)]
     seen, within = _all_seen(view), _within(view)
     is_one = len(all_ranks) == 1
     if terminated:
@@ -200,10 +207,10 @@ def _without_a_root(
         )
     cause = ON_PURPOSE if terminated else "killed_all"
     named = all_ranks if terminated else ()
-    return [rank_lost(view, cause, summary, _how_records_end(view), step=step, again=again, ranks=named)]
+    return [rank_lost(view, cause, summary, _how_records_end(view), step=step, restart=restart, ranks=named)]
 
 
-def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float], again: str) -> Finding:
+def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float], restart: str) -> Finding:
     """Report a run that ended because its launcher was asked to end it. `killed`: {rank: seconds} of the ranks that it
     had to kill."""
     if killed:
@@ -215,7 +222,7 @@ def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float]
     return rank_lost(
         view, ON_PURPOSE, f"The job was ended from outside {_where(view.step)}: {how}{end}",
         _how_records_end(view) | ({"killed_ranks": sorted(killed)} if killed else {}),
-        step=view.step, again=again, ranks=tuple(sorted(killed or view.ranks)), is_requested=True,
+        step=view.step, restart=restart, ranks=tuple(sorted(killed or view.ranks)), is_requested=True,
     )  # fmt: skip
 
 
@@ -259,7 +266,7 @@ def _request(view: AttemptView, log: EventLog) -> str:
     return f"its launcher got {signals[0]}" if signals else ""
 
 
-def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], again: str) -> Finding:
+def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], restart: str) -> Finding:
     """Report lost connections: every rank reports one and none is missing, so no failed rank is the cause.
     `ended`: ranks that SIGTERM ended, before the loss or because of it."""
     first, of_store = failed[0], [death for death in failed if death.is_of_store]
@@ -282,7 +289,7 @@ def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequenc
         "terminated_ranks": sorted(ended),
         **_origin(victims[0]),
     }
-    return rank_lost(view, cause, summary, evidence, step=view.step, again=again)
+    return rank_lost(view, cause, summary, evidence, step=view.step, restart=restart)
 
 
 def _origin(death: Death) -> dict[str, Any]:
@@ -297,19 +304,20 @@ def _spread_s(view: AttemptView) -> float:
     return (max(ends) - min(ends)) / 1e9 if ends else 0.0
 
 
-def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], again: str) -> Finding:
+def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], restart: str) -> Finding:
     ranks = tuple(sorted(death.rank for death in group))
     first = min(group, key=lambda death: death.when_ns)
-    own = view.ranks.get(first.rank)
-    step = own.step if own else None
+    rank_view = view.ranks.get(first.rank)
+    step = rank_view.step if rank_view else None
     # A host only enqueues a call on a device and continues, so its process did not die in that call, unless the
     # communicator's watchdog aborted the process because of the call. Nor did it die in a call that it began in
     # a phase that is over.
-    calls = own.calls if own else ()
-    if own and first.signal != "SIGABRT":
-        calls = tuple(call for call in calls if not call.on_device and not own.may_have_left(call))
-    doing = _doing(first, own)
-    where = f" in {calls[0].text}" if calls else f" {doing}" if own and (own.phases or step is not None) else ""
+    calls = rank_view.calls if rank_view else ()
+    if rank_view and first.signal != "SIGABRT":
+        calls = tuple(call for call in calls if not call.on_device and not rank_view.may_have_left(call))
+    doing = _doing(first, rank_view)
+    has_place = rank_view is not None and (rank_view.phases or step is not None)
+    where = f" in {calls[0].text}" if calls else f" {doing}" if has_place else ""
     at = f" ({first.frame.text})" if first.frame is not None else ""
     what = CAUSES[first.cause].record_text.format(
         signal=first.signal,
@@ -330,24 +338,24 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     }
     if calls:
         evidence |= {"op": calls[0].op, "process_group": calls[0].group, "seq": calls[0].seq, "caller": calls[0].caller}
-    queued = [call.step for call in own.enqueued if call.step is not None] if own and first.signal == "SIGABRT" else []
-    if queued:
+    enqueued = rank_view.enqueued if rank_view and first.signal == "SIGABRT" else ()
+    if queued := [call.step for call in enqueued if call.step is not None]:
         evidence["device_step"] = min(queued)
     summary = sentence(f"{ranks_text(ranks)} {what} {_where(step)}{where}")
     if victims:
         are_all = len(victims) + len(group) >= len(view.ranks)
         summary += " " + sentence(f"{'the other ranks' if are_all else ranks_text(victims)} ended because of it")
-    return rank_lost(view, first.cause, summary, evidence, step=step, again=again, ranks=ranks)
+    return rank_lost(view, first.cause, summary, evidence, step=step, restart=restart, ranks=ranks)
 
 
-def _doing(death: Death, own: RankView | None) -> str | None:
+def _doing(death: Death, rank_view: RankView | None) -> str | None:
     """Activity of the rank when it died. When an exception is recorded, its phase has already ended, so the record
     names the phase."""
-    if own is None or not death.links:
-        return own.doing if own else None
+    if rank_view is None or not death.links:
+        return rank_view.doing if rank_view else None
     if death.phase:
         return f"in {death.phase}"
-    return own.doing if death.phase == "" else replace(own, last_phase="").doing
+    return rank_view.doing if death.phase == "" else replace(rank_view, last_phase="").doing
 
 
 def _where(step: int | None) -> str:

@@ -32,7 +32,8 @@ from probes.tape import event_kinds
 
 __all__ = ["with_cuda_memory", "with_xids"]
 
-_OF_UNWOUND = ("largest_allocations", "largest_site")
+_ALLOCATIONS = ("largest_allocations", "largest_site")
+"""Evidence that a snapshot written after the stack had unwound cannot give."""
 
 
 def with_xids(source: Source, finding: Finding) -> Finding:
@@ -49,10 +50,10 @@ def with_xids(source: Source, finding: Finding) -> Finding:
         "SELECT device_uuid, list(DISTINCT rank) FROM ranks WHERE attempt = ? AND device_uuid IS NOT NULL GROUP BY ALL",
         [finding.attempt],
     )
-    devices = {str(uuid): ranks for uuid, ranks in rows}
-    own = set(finding.ranks)
+    by_device = {str(uuid): ranks for uuid, ranks in rows}
+    ranks = set(finding.ranks)
     codes = sorted(
-        {e.integer("xid") for e in events if own & set(failed_with(e, log, devices.get(e.text("device"), ())))}
+        {e.integer("xid") for e in events if ranks & set(failed_with(e, log, by_device.get(e.text("device"), ())))}
     )
     if not codes:
         return finding
@@ -60,9 +61,9 @@ def with_xids(source: Source, finding: Finding) -> Finding:
     if finding.cause == "signal":
         meaning = xid_table()["xid"][str(codes[0])]["meaning"].replace(";", ",").rstrip(".")
         summary = f"{summary} Its GPU reported XID {codes[0]}: {meaning}."
-        stands = finding.evidence.get("device_step")
-        if isinstance(stands, int) and step is not None and stands < step:
-            summary, step = f"{summary} Its device had reached step {stands}.", stands
+        device_step = finding.evidence.get("device_step")
+        if isinstance(device_step, int) and step is not None and device_step < step:
+            summary, step = f"{summary} Its device had reached step {device_step}.", device_step
     evidence = {**finding.evidence, "xids": codes}
     return replace(finding, summary=summary, evidence=evidence, first_step=step, last_step=step)
 
@@ -73,17 +74,14 @@ def with_cuda_memory(source: Source, finding: Finding) -> Finding:
     ranks = _ranks_of_pids(source, finding)
     stated = memory_of_message(message, ranks, [pid for pid, rank in ranks.items() if rank in finding.ranks[:1]])
     shown = _snapshot(source, finding)
-    if (
-        shown
-        and not shown.pop("is_at_failure")
-        and stated.get("allocated_bytes", 0) > 2 * (shown["allocated_bytes"] or 0)
-    ):
-        shown = {name: value for name, value in shown.items() if name not in _OF_UNWOUND}
+    is_at_failure = shown.pop("is_at_failure", True)
+    if not is_at_failure and stated.get("allocated_bytes", 0) > 2 * (shown["allocated_bytes"] or 0):
+        shown = {name: value for name, value in shown.items() if name not in _ALLOCATIONS}
     found = replace(finding, evidence={**finding.evidence, **shown, **stated})
     if not others_hold_it(found.evidence):
         return found
-    held, of = size_text(stated["others_bytes"]), stated.get("device_bytes")
-    of_device = f" of the device's {size_text(of)}" if of else ""
+    held, device_bytes = size_text(stated["others_bytes"]), stated.get("device_bytes")
+    of_device = f" of the device's {size_text(device_bytes)}" if device_bytes else ""
     who = sentence(f"other processes hold {held}{of_device}: {holders_text(stated)}")
     return replace(found, summary=f"{found.summary} {who}")
 

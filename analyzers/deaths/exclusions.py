@@ -1,8 +1,8 @@
 """Devices and nodes that were excluded from a run because they failed repeatedly, slowed it down, or must be replaced.
 
 The launcher decides (`recovery.max_failures_per_device`, `recovery.max_failures_per_node`), or follows a request of
-`watch` (`recovery.on_straggler`, `recovery.on_xid`). An operator should check
-them before they are used again, and the run is smaller than was asked for.
+`watch` (`recovery.on_straggler`, `recovery.on_xid`). The run continues on fewer ranks than were asked for. An operator
+should check the excluded devices before they are used again.
 """
 
 from __future__ import annotations

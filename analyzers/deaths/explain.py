@@ -55,8 +55,8 @@ def _next_exception(finding: Finding, rank: str) -> str:
         return f"Check {raised_at} and the kernels before it: CUDA_LAUNCH_BLOCKING=1 names the one that failed."
     if raised_at:
         return f"Check {raised_at}."
-    in_a_text = bool(finding.evidence.get("lines"))  # from a text, which has been read already
-    return next_step("exception", finding.ranks) if in_a_text else f"Read the traceback in the log of {rank}."
+    is_from_log = bool(finding.evidence.get("lines"))  # then the user gave us the log
+    return next_step("exception", finding.ranks) if is_from_log else f"Read the traceback in the log of {rank}."
 
 
 def _next_out_of_memory(finding: Finding, rank: str) -> str:
@@ -75,7 +75,7 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
-    if facts.get("lines"):  # from a text, which has no record of memory over the steps
+    if facts.get("lines"):  # from a log, which does not record memory over the steps
         return next_step("out_of_memory", finding.ranks)
     return f"Compare the memory of {rank} over the steps and with that of its peers."
 

@@ -4,12 +4,12 @@
    consequence.
 2. On a live run, a lost node explains only recorded deaths: other ranks may still wait for the node, until their
    launcher or a hang's limit ends them.
-3. `watch` recorded that the launcher of its node was gone, and which ranks were open then. If a rank had died of
-   something else within the `DeathPolicy.before_launcher_s` before, that death is the cause. If `watch` had reported a
-   hang, the hang is the cause: people kill the launcher of a hanging job. In both cases this module reports nothing.
+3. `watch` records that the launcher of its node was gone, and which ranks still ran. If a rank had died more than
+   `DeathPolicy.before_launcher_s` earlier, that death is the cause. If `watch` had reported a hang, the hang is the
+   cause: people kill the launcher of a hanging job. In both cases this module reports nothing.
 4. The checkpoint that these ranks saved as they ended is named. Later saves of ranks that then continued are not
    related to this launcher.
-5. A node without a rank in the attempt (it joined too late, or is a spare) ends nothing: this is only a remark.
+5. Losing a node without a rank in the attempt (it joined too late, or is a spare) ends nothing, and is only a remark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["launcher_lost", "node_lost", "spare_nodes_lost"]
 
 
 def node_lost(
-    view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str, *, is_live: bool = False
+    view: AttemptView, log: EventLog, deaths: Sequence[Death], restart: str, *, is_live: bool = False
 ) -> Finding | None:
     """The finding of an attempt that lost a node; None if none was lost, or a rank had failed before."""
     lost = lost_node(view, log, deaths)
@@ -53,11 +53,11 @@ def node_lost(
         "silent_s": round(silent_s, 1),
         "victims": others,
     }
-    return rank_lost(view, "node_failed", summary, evidence, step=step, again=again, ranks=ranks)
+    return rank_lost(view, "node_failed", summary, evidence, step=step, restart=restart, ranks=ranks)
 
 
 def launcher_lost(
-    view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str, policy: DeathPolicy = DeathPolicy()
+    view: AttemptView, log: EventLog, deaths: Sequence[Death], restart: str, policy: DeathPolicy = DeathPolicy()
 ) -> Finding | None:
     """The finding of an attempt whose launcher was lost; None if no launcher was lost, or if a rank had died before."""
     losses = [event for event in log.of(event_kinds.LAUNCHER_LOST, attempt=view.attempt) if event.integers("ranks")]
@@ -78,15 +78,17 @@ def launcher_lost(
     where = (
         "the launcher" if nodes == [0] and view.world_size == len(ranks) else f"the launcher of node {listed(nodes)}"
     )
-    left = f" Its ranks saved a checkpoint at step {saved} and ended." if saved >= 0 else ""
-    left = left or (f" {sentence(f'{ranks_text(ranks)} ended with it')}" if ranks else "")
+    if saved >= 0:
+        ended = f"Its ranks saved a checkpoint at step {saved} and ended."
+    else:
+        ended = sentence(f"{ranks_text(ranks)} ended with it")
     evidence = {
         "launcher_pid": first.integer("pid"),
         "nodes": nodes,
         "checkpoint_step": saved if saved >= 0 else None,
     }
-    summary = sentence(f"{where} ended {when} without a record of its end") + left
-    return rank_lost(view, "launcher_lost", summary, evidence, step=step, again=again, ranks=ranks)
+    summary = f"{sentence(f'{where} ended {when} without a record of its end')} {ended}"
+    return rank_lost(view, "launcher_lost", summary, evidence, step=step, restart=restart, ranks=ranks)
 
 
 def spare_nodes_lost(view: AttemptView, log: EventLog) -> list[Finding]:
@@ -99,6 +101,6 @@ def spare_nodes_lost(view: AttemptView, log: EventLog) -> list[Finding]:
                 f"A spare node left: the launcher of node {node} ended without a record of its end. No rank ran there."
             )
             evidence = {"launcher_pid": event.integer("pid"), "nodes": [node], "checkpoint_step": None}
-            lost = rank_lost(view, "launcher_lost", summary, evidence, step=None, again="")
+            lost = rank_lost(view, "launcher_lost", summary, evidence, step=None, restart="")
             found.append(replace(lost, severity="info"))
     return found

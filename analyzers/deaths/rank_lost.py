@@ -22,23 +22,23 @@ def rank_lost(
     evidence: Mapping[str, Any],
     *,
     step: int | None,
-    again: str,
+    restart: str,
     ranks: tuple[int, ...] = (),
     is_requested: bool = False,
 ) -> Finding:
-    """Make the finding of one cause in one attempt. `again`: sentence on the restart that followed, which lowers the
+    """Make the finding of one cause in one attempt. `restart`: sentence on the restart that followed, which lowers the
     severity. `is_requested`: a signal to the launcher requested the end, so nothing was lost.
     """
     return Finding(
         analyzer="rank_lost",
         kind="rank_lost",
-        severity="info" if is_requested else "warning" if again else "critical",
+        severity="info" if is_requested else "warning" if restart else "critical",
         status="fired",
         ranks=ranks,
         first_step=step,
         last_step=step,
         cause=cause,
-        summary=summary + again,
+        summary=summary + restart,
         evidence=evidence,
         advice=anchor("rank_lost", cause),
         attempt=view.attempt,

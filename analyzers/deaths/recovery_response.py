@@ -110,7 +110,8 @@ def _restart(log: EventLog, attempt: int) -> Iterator[str]:
     for event in log.of(event_kinds.CULPRIT_KILLED, attempt=attempt):
         yield f"Watch killed rank {event.integer('killed_rank')}, which the others waited for."
     for event in log.of(event_kinds.EXCLUDED, attempt=attempt):
-        yield f"Device {event.text('device')} of node {event.integer('node_rank')} is excluded from then on."
+        node, device = event.integer("node_rank"), event.text("device")
+        yield f"{f'Device {device} of node {node}' if device else f'Node {node}'} is excluded from then on."
     begun = log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt + 1)
     if begun:
         world = begun[0].integer("world_size")

@@ -40,12 +40,12 @@ def unrecorded_attempts(source: Source, scope: Scope) -> list[Finding]:
     if not lost:
         return []
     log = EventLog.load(source, SNAPSHOT_EVENTS) if source.has("events") else None
-    everything = sorted({*files, *known})
+    all_attempts = sorted({*files, *known})
     return [
-        _finding(source, attempt, files[attempt], everything)
+        _finding(source, attempt, files[attempt], all_attempts)
         for attempt in lost
         if scope.attempt in (None, attempt)
-        and not (scope.is_live and attempt == everything[-1])
+        and not (scope.is_live and attempt == all_attempts[-1])
         and not (log is not None and _is_explained(log, attempt))
     ]
 
@@ -55,7 +55,7 @@ def _is_explained(log: EventLog, attempt: int) -> bool:
     return bool(log.of(event_kinds.RANK_EXIT, attempt=attempt)) or any(end.text("reason") != _CRASHED for end in ends)
 
 
-def _finding(source: Source, attempt: int, files: dict[int, list[str]], everything: Sequence[int]) -> Finding:
+def _finding(source: Source, attempt: int, files: dict[int, list[str]], all_attempts: Sequence[int]) -> Finding:
     ranks = sorted(files)
     view = AttemptView(attempt=attempt, ranks={}, world_size=len(ranks))
     summary = (
@@ -63,5 +63,5 @@ def _finding(source: Source, attempt: int, files: dict[int, list[str]], everythi
         "nothing recorded how they ended. The machine lost power, or they were killed within seconds of their start."
     )
     evidence = {"lost_files": sorted(path for paths in files.values() for path in paths)}
-    again = restart_sentence(source, attempt, everything) if source.has("steps") else ""
-    return rank_lost(view, "killed_all", summary, evidence, step=None, again=again)
+    restart = restart_sentence(source, attempt, all_attempts) if source.has("steps") else ""
+    return rank_lost(view, "killed_all", summary, evidence, step=None, restart=restart)

@@ -31,7 +31,7 @@ _HOW = {
     "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Segfault": 11, "Bus error": 7, "Aborted": 6,
     "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4, "Trace/breakpoint trap": 5,
 }  # fmt: skip
-"""Signal names by the words that srun, bash and torch use for them."""
+"""Signal numbers by the words that srun, bash and torch use for them."""
 _ENDS = (
     "worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received", "shell_killed",
     "signal_caught",
@@ -80,7 +80,7 @@ def endings(book: LogBook) -> Ended:
         _take_aborted(entry, ended)
     for entry in book.of("fatal_python"):
         number = _HOW.get(entry.text("error"))
-        if number not in (None, 6):  # Python's own aborts have many reasons, but another rank's failure is none of them
+        if number not in (None, 6):  # an abort may be the watchdog's, because another rank failed
             ended.signals.setdefault(entry.rank if entry.rank is not None else -1, (_SIGNALS[number], entry))
     for entry in book.of("other_failures"):
         _take_others(entry, ended)
@@ -222,8 +222,8 @@ def _was_found_ended(entry: LogLine) -> bool:
 
 def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     raised = {entry.rank for entry in book.of("exception") if not is_launchers(entry)}
-    explained = raised | _gave_up(book) | set(ended.victims)
-    explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()
+    explained = raised | _gave_up(book) | set(ended.victims)  # None, a line without a rank, may explain any exit
+    explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()  # a loop may exit on NaN
     silent = [(rank, code, entry) for rank, (code, entry) in ended.exits.items() if not {rank, None} & explained]
     if not silent or _has_hard_signal(ended):
         return
@@ -329,7 +329,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "exit",
             lines,
-            # Any line that names a cause is better evidence, and not a wait that ran out after the death.
+            # Any line that names a cause is better evidence, except a wait that timed out after the death.
             rank_class="death" if came_first else "late",
             ranks=ranks,
             what=f"{who(ranks, whose)} died, and its own error is not in these files",
@@ -372,7 +372,7 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
 
 
 def _stops(book: LogBook) -> Iterator[Candidate]:
-    """Candidate for an interruption, with the user's line at which it came: a job is often stopped since it hangs."""
+    """Candidate for an interruption, with the user's line at which it came: a job is often stopped because it hangs."""
     stops = [entry for entry in book.of("exception") if is_stop(entry)]
     if not stops:
         return

@@ -116,17 +116,17 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
 
 
 def _join_broken_pipes(found: dict[tuple[str, str], list[tuple[LogLine, Relevance]]]) -> None:
-    """Let a limit that a thread met explain the broken pipe that the same file reports next: its process serves that
-    pipe. The error of the pipe joins it, and shows the rank.
+    """Attribute a broken pipe to the limit that a thread of the same file hit before: the thread's process served that
+    pipe. The pipe's error shows the rank.
     """
     for cause in _LIMITS:
-        met = [entry for entry, how in found.get((cause, ""), ()) if how == "aside"]
-        if not met:
+        limits = [entry for entry, how in found.get((cause, ""), ()) if how == "aside"]
+        if not limits:
             continue
         for key, group in [*found.items()]:
-            if key[0] != "exception" or not all(type_of(one) in _PIPES and _follows(one, met) for one, _ in group):
+            if key[0] != "exception" or not all(type_of(one) in _PIPES and _follows(one, limits) for one, _ in group):
                 continue
-            found[cause, ""] = [(entry, "own") for entry in met]
+            found[cause, ""] = [(entry, "own") for entry in limits]
             found[cause, ""] += [(one, how) for one, how in group if one.rank is not None]
             del found[key]
 
@@ -225,7 +225,7 @@ def _candidate(
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     origin = chains.get((first.source, first.line))
-    # Skip an error whose traceback's last line came first, or that torch's watchdog reported too.
+    # The first error may have no traceback: only its last line was printed, or torch's watchdog printed it again.
     stacks = (own_frame_text(entry.text("traceback")) for entry in (first, *lines) if entry.kind == "exception")
     raised_at = next(filter(None, stacks), "")
     if origin is not None and _is_reraised(origin, first):
@@ -255,7 +255,7 @@ def _candidate(
     if cause == "out_of_memory":
         evidence |= memory_of_message(str(first.fields.get("message") or first.message), own_pids=_pids_of(first, book))
     if cause == "device_assert":
-        asserted = next((entry for entry in book.of("assert_text")), None)
+        asserted = next(iter(book.of("assert_text")), None)
         evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
     return from_lines(
         cause,
@@ -294,9 +294,8 @@ def _pids_of(entry: LogLine, book: LogBook) -> set[int]:
     """
     found = {entry.pid} if entry.pid is not None else set()
     hosts = {one.host for one in book.lines if one.host}
-    for one in book.of_role("death", "exception", "victim", "root"):
-        line, pid = one[0], one[0].number("pid")
-        rank = line.number("rank")
+    for line, _ in book.of_role("death", "exception", "victim", "root"):
+        pid, rank = line.number("pid"), line.number("rank")
         if rank is None and len(hosts) <= 1:
             rank = line.number("local_rank")
         if pid is not None and entry.rank is not None and rank == entry.rank:

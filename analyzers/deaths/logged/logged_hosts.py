@@ -51,14 +51,14 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         if entry.kind == "gpu_lost" or _xid(entry) not in (*PROGRAM_XIDS, *FOLLOWING_XIDS):
             by_device.setdefault((entry.host, _address(entry.text("bus"))), []).append(entry)
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
-    for (host, _), every in by_device.items():
-        bus = every[0].text("bus")
+    for (host, _), device_lines in by_device.items():
+        bus = device_lines[0].text("bus")
         # A driver prints several lines about one loss, and only one names the device: NVIDIA's first of three, AMD's
         # after the cause. Lines without a device near such a line belong to it.
         if not bus:
-            every = [entry for entry in every
-                     if not any((entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
-        lines = [entry for entry in every if when_of(entry, book) != "another time"]
+            device_lines = [entry for entry in device_lines if not any(
+                (entry.source, entry.line - apart) in named for apart in range(-4, 5))]  # fmt: skip
+        lines = [entry for entry in device_lines if when_of(entry, book) != "another time"]
         if not lines:
             continue
         # A gauge holds its last error, which may be of an earlier job.
@@ -79,12 +79,12 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                 what = f"{where} may have failed: its last error, at an unknown time, is XID "
             what += f"{', '.join(map(str, codes))} ({meaning}){before}"
         else:
-            fell = "does not answer its driver"
+            state = "does not answer its driver"
             if any("uncorrectable" in entry.message for entry in lines):
-                fell = "reports an uncorrectable hardware error"
+                state = "reports an uncorrectable hardware error"
             elif any(text in entry.message for entry in lines for text in _OFF_BUS_TEXTS):
-                fell = "fell off the bus"
-            what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
+                state = "fell off the bus"
+            what = f"{where[:1].upper()}{where[1:]} {state}{before}"
             what += f": {who(ranks)} ran on it" if ranks else ""
         yield from_lines(
             "device_error",
@@ -255,7 +255,7 @@ def _was_killed(book: LogBook) -> bool:
     """Return True if a launcher reports SIGKILL, or only the kernel wrote lines."""
     deaths = [entry for entry, _ in book.of_role("death")]
     killed = any(entry.number("exitcode") in (-9, 137) or entry.text("signal") == "SIGKILL" for entry in deaths)
-    return killed or not any(entry for entry, rule in book.of_role("exception", "death", "hang", "root", "outside"))
+    return killed or not any(book.of_role("exception", "death", "hang", "root", "outside"))
 
 
 def _killed_ranks(book: LogBook) -> set[int]:
@@ -285,18 +285,18 @@ def _file_systems(book: LogBook) -> Iterator[Candidate]:
     """Candidates for a server or disk that the kernel reports as failing: processes wait for it and log nothing."""
     lines = [entry for entry in book.of("file_system") if when_of(entry, book) != "another time"]
     back = {entry.text("server"): book.position(entry) for entry in lines if entry.text("state") == "OK"}
-    open_ = [entry for entry in lines if entry.text("state") != "OK"
-             and book.position(entry) > back.get(entry.text("server"), -1)]  # fmt: skip
-    if open_:
-        server, host = open_[0].text("server"), open_[0].host
+    failing = [entry for entry in lines if entry.text("state") != "OK"
+               and book.position(entry) > back.get(entry.text("server"), -1)]  # fmt: skip
+    if failing:
+        server, host = failing[0].text("server"), failing[0].host
         where = f" on {host}" if host else ""
         yield from_lines(
             "file_system",
-            open_[:20],
+            failing[:20],
             rank_class="late",
             what=f"The NFS server {server} does not answer{where}"
             if server
-            else f"The kernel reports an error of a file system{where}: {open_[0].text('text')[:120].rstrip('. ')}",
+            else f"The kernel reports an error of a file system{where}: {failing[0].text('text')[:120].rstrip('. ')}",
             is_proven=False,
             evidence={"host": host, "server": server or None},
             collect=("mount | grep nfs; nfsstat -m # on that host", "dmesg -T | grep -iE 'nfs|blocked for more'"),

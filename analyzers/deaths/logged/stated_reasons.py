@@ -49,15 +49,15 @@ _WRITE = Reason(
 _GROUP = Reason(
     text="Not all ranks created a process group: {error}",
     do="Create every process group on all ranks and in the same order. If they do, read the ends of the other ranks' "
-    "logs: a rank did not come as far as this call.",
+    "logs: a rank did not reach this call.",
 )
 _BARRIER = Reason(
     text="Not all ranks reached a barrier: {error}",
-    do="Read the ends of the logs of the other ranks, and take their stacks (py-spy dump): one did not come to this "
-    "barrier. If it only works for longer there (saving, preparing data), raise the timeout of the barrier.",
+    do="Read the ends of the logs of the other ranks, and take their stacks (py-spy dump): one did not reach this "
+    "barrier. If it is only busy for longer (saving, preparing data), raise the timeout of the barrier.",
 )
 _END = Reason(
-    text="A launcher waited for the others at the end of the job, and not all of them came: {error}",
+    text="A launcher waited for the others at the end of the job, and not all of them arrived: {error}",
     do="Read the ends of the launchers' logs on the other nodes: the training had ended on this one.",
 )
 _OTHER = "A wait for a key of the store timed out: {error}"

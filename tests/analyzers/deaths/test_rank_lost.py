@@ -215,6 +215,14 @@ def test_a_restart_names_the_checkpoint_that_it_loaded() -> None:
     assert "Resumed from step 10, loaded from disk." in done_about(world.store, finding)
 
 
+@pytest.mark.parametrize(("device", "excluded"), [("GPU-3", "Device GPU-3 of node 1"), ("", "Node 1")])
+def test_what_was_excluded_after_a_death_is_named(device: str, excluded: str) -> None:
+    world = killed(2)
+    world.store.event("excluded", attempt=0, wall_ns=world.after(1), node_rank=1, device=device)
+    (finding,) = lost(world)
+    assert f"{excluded} is excluded from then on." in done_about(world.store, finding)
+
+
 def test_clocks_of_two_nodes_that_disagree_change_nothing() -> None:
     world = World(clock_offset_ns={2: 600 * 10**9, 3: 600 * 10**9})
     for other in (0, 2, 3):
