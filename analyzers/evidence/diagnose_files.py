@@ -81,7 +81,7 @@ def _analyzed(analysis: FileAnalysis, files: JobFiles) -> Judged:
 
 
 def _is_judged(findings: Sequence[Finding]) -> bool:
-    """Return True if any check was made, with or without a result, also if a part of the files was not checked."""
+    """Return True if any check was made, whatever it found, even if only on a part of the files."""
     return not findings or any(
         one.status != "insufficient_data" or one.evidence.get("is_partly_checked") for one in findings
     )

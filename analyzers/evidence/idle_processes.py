@@ -59,7 +59,7 @@ def with_idle_process(found: Sequence[Finding], book: LogBook, logs: Sequence[Re
     summary = (
         f'{first.summary.removesuffix(_DOUBT).rstrip(".")}; {name} reports no wait and ends with "{text}", repeated.'
     )
-    evidence = {**first.evidence, "do": f"Find out why the process of {name} did not come to this call: read its end."}
+    evidence = {**first.evidence, "do": f"Find out why the process of {name} did not reach this call: read its end."}
     named = replace(
         first,
         cause="not_entered",
@@ -71,7 +71,7 @@ def with_idle_process(found: Sequence[Finding], book: LogBook, logs: Sequence[Re
 
 
 def with_empty_files(found: Sequence[Finding], files: JobFiles) -> list[Finding]:
-    """Say of the ranks that a finding names which of them have files without any text."""
+    """Say which of the ranks that a finding names have empty files."""
     logs = [*files.by_format["log"], *files.empty]
     folders = {path.parent.parent for path in logs if local_rank_of_log(path) is not None}
     ranks = {path: _rank_of(path, is_one_node=len(folders) < 2) for path in logs}
@@ -90,9 +90,9 @@ def _with_empty(finding: Finding, empty: Mapping[str, int | None]) -> Finding:
     names = sorted(empty, key=natural)
     if not names or finding.status not in ("fired", "suspect"):
         return finding
-    whose = ranks_text(sorted({rank for rank in empty.values() if rank is not None}))
-    one, more = len(names) == 1, f" and {len(names) - 1} more" if len(names) > 1 else ""
-    text = f"The file{'' if one else 's'} of {whose} ({names[0]}{more}) {'is' if one else 'are'} empty."
+    ranks = ranks_text(sorted({rank for rank in empty.values() if rank is not None}))
+    is_one, more = len(names) == 1, f" and {len(names) - 1} more" if len(names) > 1 else ""
+    text = f"The file{'' if is_one else 's'} of {ranks} ({names[0]}{more}) {'is' if is_one else 'are'} empty."
     begin = sentence(finding.summary.removesuffix(_DOUBT))
     doubt = _DOUBT if finding.summary.endswith(_DOUBT) else ""
     return replace(finding, summary=f"{begin} {text}{doubt}")

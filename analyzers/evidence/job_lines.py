@@ -67,8 +67,8 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
     if all(one.status not in ("fired", "suspect") for one in found):
         found += kernel_warnings(book, is_finished=outcome.ended == "finished")
     if _has_lines_alone(files) and not outcome.is_known and all(one.status == "advice" for one in found):
-        silence = outcome.text if read.num_lines else _NOTHING_READ
-        findings["log"] = [*found, Finding.insufficient("logs", "rank_lost", silence)]
+        reason = outcome.text if read.num_lines else _NOTHING_READ
+        findings["log"] = [*found, Finding.insufficient("logs", "rank_lost", reason)]
     elif found or can_be_judged(read.steps) or outcome.is_known:
         findings["log"] = found
     elif read.steps:
@@ -98,8 +98,8 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
 
 
 def _has_lines_alone(files: JobFiles) -> bool:
-    """Return True for logs of one kind and nothing else that could show how the job went: programs' values of steps do
-    not.
+    """Return True if nothing but logs, or nothing but a plug-in's lines, could show how the job went. Other programs'
+    values of steps do not show it.
     """
     formats = [one for one in files.formats if one != "program" or not files.programs.has_only_steps]
     return formats in (["log"], ["plugin"]) and not any(rows.has_records for rows in files.plugin_rows)
@@ -137,10 +137,10 @@ def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
     passed = [after - before for before, after in pairwise(ends) if before is not None and after is not None]
     needed = THROUGHPUT.agreement_ratio * len(grown)
     if len(passed) < len(grown):  # lines without times
-        return values[-1] >= SHARED.clear_factor * values[0] and sum(one > 0 for one in grown) >= needed
-    grain_ns = LogPolicy().same_second_s * 1e9
+        return values[-1] >= SHARED.clear_factor * values[0] and sum(growth > 0 for growth in grown) >= needed
+    resolution_ns = LogPolicy().same_second_s * 1e9
     num_equal = sum(
-        0 < one and abs(one - time) <= SHARED.equal_ratio * time + grain_ns
-        for one, time in zip(grown, passed, strict=True)
+        0 < growth and abs(growth - time) <= SHARED.equal_ratio * time + resolution_ns
+        for growth, time in zip(grown, passed, strict=True)
     )
-    return num_equal >= needed and sum(one for one in grown if one > 0) > SHARED.explained_ratio * sum(passed)
+    return num_equal >= needed and sum(growth for growth in grown if growth > 0) > SHARED.explained_ratio * sum(passed)

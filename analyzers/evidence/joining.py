@@ -36,14 +36,14 @@ def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """All findings; those about one event are joined into one."""
     suspects = [one for one in found.get("stacks", ()) if one.status == "suspect"]
     of_plugins = _not_in_logs(found.get("plugin", ()), found.get("log", ()))
-    kept = {source: findings for source, findings in found.items() if source != "stacks" or not suspects}
-    joined = _joined({**kept, "plugin": of_plugins})
+    others = {source: findings for source, findings in found.items() if source != "stacks" or not suspects}
+    joined = _joined({**others, "plugin": of_plugins})
     hang = next((one for one in joined if one.kind == "hang" and one.status in ("fired", "suspect")), None)
     if hang is None or not suspects:
         return [*joined, *suspects]
     with_stacks = replace(hang, evidence={**hang.evidence, "stack_groups": suspects[0].evidence["stack_groups"]})
-    others = [one for one in suspects if one.ranks and hang.ranks and not set(one.ranks) & set(hang.ranks)]
-    return [with_stacks if one is hang else one for one in joined] + others
+    of_other_ranks = [one for one in suspects if one.ranks and hang.ranks and not set(one.ranks) & set(hang.ranks)]
+    return [with_stacks if one is hang else one for one in joined] + of_other_ranks
 
 
 def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
@@ -60,16 +60,18 @@ def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
         return [*logs, *dumps, *rest]
     logs.remove(logged)
     dumps.remove(dumped)
-    if logged.ranks and set(logged.ranks) & set(dumped.ranks):
-        return [_one(logged, dumped), *logs, *_settled(dumps, logged), *rest]
-    if logged.status == "suspect" and dumped.status == "fired":
+    if logged.ranks and set(logged.ranks) & set(dumped.ranks):  # rules 1 and 4
+        return [_merged(logged, dumped), *logs, *_settled(dumps, logged), *rest]
+    if logged.status == "suspect" and dumped.status == "fired":  # rule 3
         return [_with_lines(dumped, logged), *logs, *dumps, *rest]
+    # Rule 2.
     if logged.kind != "hang" and not logged.ranks and dumped.ranks and dumped.cause not in ("all_entered", "no_dump"):
         if logged.cause == "device_error" and dumped.cause == "device_stuck":
             return [_with_lines(dumped, logged), *logs, *dumps, *rest]
         return [dumped, replace(logged, status="suspect", severity="warning"), *logs, *dumps, *rest]
+    # Rule 1: the dumps name no rank, or only suspect one.
     if not dumped.ranks or dumped.cause == "all_entered" or (logged.status == "fired" and dumped.status == "suspect"):
-        return [_one(logged, dumped), *logs, *dumps, *rest]
+        return [_merged(logged, dumped), *logs, *dumps, *rest]
     if not logged.ranks and logged.kind == dumped.kind == "hang":
         return [_with_lines(dumped, logged), *logs, *dumps, *rest]
     return [logged, dumped, *logs, *dumps, *rest]
@@ -132,7 +134,7 @@ def _not_in_logs(findings: Sequence[Finding], of_logs: Sequence[Finding]) -> lis
     ]
 
 
-def _one(logged: Finding, dumped: Finding) -> Finding:
+def _merged(logged: Finding, dumped: Finding) -> Finding:
     """The log's cause with the dumps' call; certain if one of them is."""
     if logged.status == "suspect" and dumped.status == "fired":
         return _with_lines(dumped, logged)
@@ -149,5 +151,5 @@ def _with_lines(dumped: Finding, logged: Finding) -> Finding:
 
 
 def _settled(dumps: Sequence[Finding], logged: Finding) -> list[Finding]:
-    """Return the finding without its remarks on missing dumps, because the logs say how the rank ended."""
+    """The dumps' findings, without remarks on missing dumps if the logs prove how the rank ended."""
     return [one for one in dumps if one.status != "insufficient_data" or logged.status != "fired"]

@@ -19,6 +19,7 @@ from analyzers.finding import Finding
 from analyzers.health.counters import health_warning
 from analyzers.health.xids import xid_table
 from analyzers.logs.log_events import LogBook, LogLine, quotes
+from analyzers.wording import counted
 
 __all__ = ["kernel_warnings"]
 
@@ -118,7 +119,8 @@ def _slowed_gpus(book: LogBook) -> Iterator[Finding]:
             reasons = list(dict.fromkeys(entry.text("reason") for entry in of_device))
             words = " ".join(reasons).lower()
             cause = next((cause for word, cause in _CAUSE_OF_SLOWDOWN.items() if word in words), "hardware")
-            what = f"{device or 'A GPU'}{{of}} was slowed down: {', '.join(reasons)}, in {_count(of_device, 'line')}."
+            lines_text = counted(len(of_device), "line")
+            what = f"{device or 'A GPU'}{{of}} was slowed down: {', '.join(reasons)}, in {lines_text}."
             yield _finding("gpu_throttled", cause, of_device, what[:1].upper() + what[1:], book, device=device or None)
 
 
@@ -141,7 +143,3 @@ def _blocked(book: LogBook) -> Iterator[Finding]:
             "uninterruptible sleep, usually waiting for a disk, a network file system or a driver."
         )
         yield _finding("host_pressure", "blocked", lines, what, book, device="host", processes=tasks[:8])
-
-
-def _count(lines: Sequence[LogLine], noun: str) -> str:
-    return f"{len(lines)} {noun}{'s' * (len(lines) != 1)}"

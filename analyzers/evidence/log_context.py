@@ -20,7 +20,7 @@ _OF_GPU = re.compile(r"\bGPU (\d{1,2})\b|\bcuda:(\d{1,2})\b")
 _WAITED = ("not_entered", "signal", "rendezvous", "connection_lost", "exit")
 _WAITS = ("not_entered", "all_entered")
 _DO_AFTER_END = (
-    "After a training one rank often saves, merges or uploads the model for longer than the others wait: raise the "
+    "After training, one rank often saves, merges or uploads the model for longer than the others wait: raise the "
     "timeout (ddp_timeout, init_process_group(timeout=...)). Otherwise compare the ranks' numbers of steps."
 )
 _PEER = re.compile(
@@ -54,11 +54,11 @@ def _after_end(candidate: Candidate, book: LogBook) -> Candidate:
     end = candidate.lines[0]
     done = [one for one in book.of("finished") if (one.number("later_steps") or 0) < SHARED.min_times]
     before = [one for one in done if one.source == end.source and one.line < end.line]
-    own = [one for one in done if one.rank is not None and one.rank in candidate.ranks and one.source != end.source]
+    elsewhere = [one for one in done if one.source != end.source and one.rank in candidate.ranks]
     if before:
         what = f"Training had finished before that ({before[-1].place})"
-    elif own and candidate.cause == "not_entered":
-        what = f"Its own log says that the training finished ({own[-1].place})"
+    elif elsewhere and candidate.cause == "not_entered":
+        what = f"Its own log says that the training finished ({elsewhere[-1].place})"
     else:
         return candidate
     evidence = candidate.evidence if candidate.cause not in _WAITS else {**candidate.evidence, "do": _DO_AFTER_END}
@@ -94,7 +94,7 @@ def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candi
 
 
 def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
-    """The last unfinished progress bar of work other than training."""
+    """Add the last unfinished progress bar of work other than training."""
     lines = [entry for entry in book.of("working") if entry.number("of")]
     open_bars = [entry for entry in lines[-5:] if (entry.number("done") or 0) < (entry.number("of") or 0)]
     if not open_bars or (lines and lines[-1].number("done") == lines[-1].number("of")):
@@ -116,7 +116,7 @@ def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
 
 
 def peer_texts(peers: Sequence[str]) -> tuple[str, str | None]:
-    """Return the words for the peers and the next step. If no peer is known, it is the default step of the cause."""
+    """Return the words for the peers, and the next step: None for that of the cause, if no peer is known."""
     if peers and all(map(_LOCAL.match, peers)):
         return "a process on the same host", "Read the ends of the logs of the other ranks on that host."
     text = f"the peer{'s' * (len(peers) > 1)} {', '.join(peers[:4])}"
@@ -127,10 +127,10 @@ def peer_texts(peers: Sequence[str]) -> tuple[str, str | None]:
 
 def interface_candidates(book: LogBook) -> list[Candidate]:
     """Candidates for an unreachable interface that NCCL or gloo chose: loopback, or a link-local address."""
-    taken = list(book.of("nccl_interface"))
-    hosts = {entry.host for entry in taken if entry.host}
+    interfaces = list(book.of("nccl_interface"))
+    hosts = {entry.host for entry in interfaces if entry.host}
     first_of: dict[str | None, LogLine] = {}
-    for entry in taken:
+    for entry in interfaces:
         first_of.setdefault(entry.host, entry)  # NCCL uses the first interface that it lists
     local = [entry for entry in first_of.values() if _LOCAL.match(entry.text("address"))]
     broken = [entry for entry, rule in book.of_role("root", "victim", "nccl", "exception")
@@ -139,29 +139,28 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     if local and len(hosts) > 1 and broken:
         entry = local[0]
         names = f"{entry.text('interface')}:{entry.text('address')}"
-        return [_wrong_interface(f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot "
-                                 f"reach "
-                                 "that address", local, broken, "NCCL_SOCKET_IFNAME")]  # fmt: skip
-    if not broken and len(hosts) > 1 and (virtual := _virtual(taken)):
+        what = f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot reach that address"
+        return [_wrong_interface(what, local, broken, "NCCL_SOCKET_IFNAME")]
+    if not broken and len(hosts) > 1 and (virtual := _virtual(interfaces)):
         calls = [one for one in book.of("nccl_error") if one.text("unhandled") == "system"]
         what = f"A system call of NCCL failed, and its interfaces on {len(hosts)} hosts include some of containers or "
         what += f"virtual machines ({', '.join(virtual)}), which cannot reach other hosts"
-        return [_wrong_interface(what, taken[:2], calls, "NCCL_SOCKET_IFNAME")] if calls else []
-    reached = [(entry, address) for entry in broken for address in _addresses(entry) if _LINK_LOCAL.match(address)]
-    loops = [(entry, address) for entry in broken for address in _addresses(entry) if _LOCAL.match(address)]
-    own_name = [(entry, address) for entry, address in loops if address.startswith(_OWN_NAME)]
-    if not reached and loops and (_hosts(book) > 1 or any(book.of("gloo_loopback"))):
-        reached = loops
+        return [_wrong_interface(what, interfaces[:2], calls, "NCCL_SOCKET_IFNAME")] if calls else []
+    local_only = [(entry, address) for entry in broken for address in _addresses(entry) if _LINK_LOCAL.match(address)]
+    loopbacks = [(entry, address) for entry in broken for address in _addresses(entry) if _LOCAL.match(address)]
+    own_name = [(entry, address) for entry, address in loopbacks if address.startswith(_OWN_NAME)]
+    if not local_only and loopbacks and (_hosts(book) > 1 or any(book.of("gloo_loopback"))):
+        local_only = loopbacks
     bridged = [(entry, address) for entry in broken for address in _addresses(entry) if address.startswith(_BRIDGE)
                and (entry.host or "")[:1].isdigit() and not (entry.host or "").startswith(_BRIDGE)]  # fmt: skip
-    reached = reached or own_name or bridged
+    local_only = local_only or own_name or bridged
     fallback = next(book.of("gloo_loopback"), None)
     failed = next(book.of("gloo_mesh_failed"), None)
-    if not reached and fallback is not None and failed is not None:
+    if not local_only and fallback is not None and failed is not None:
         what = "gloo used the loopback address, because the host name resolves to no other: other hosts cannot reach it"
         return [_wrong_interface(what, [fallback], [failed], "GLOO_SOCKET_IFNAME")]
-    if reached:
-        entry, address = reached[0]
+    if local_only:
+        entry, address = local_only[0]
         name = (
             "GLOO_SOCKET_IFNAME"
             if "gloo" in f"{entry.text('message')} {entry.message}".lower()
@@ -173,9 +172,9 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     return []
 
 
-def _virtual(taken: Sequence[LogLine]) -> list[str]:
+def _virtual(interfaces: Sequence[LogLine]) -> list[str]:
     """The first virtual interfaces that NCCL's lists name."""
-    names = (match["name"] for entry in taken for match in _VIRTUAL.finditer(entry.message))
+    names = (match["name"] for entry in interfaces for match in _VIRTUAL.finditer(entry.message))
     return list(dict.fromkeys(names))[:4]
 
 

@@ -104,17 +104,14 @@ def _are_ordered(one: LogLine, other: LogLine) -> bool:
 
 def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Merge the kernel's and a process's report of the same end: the kernel's stays, with the rank of the other."""
-    kept: list[Candidate] = []
     hosts = [candidate for candidate in candidates if candidate.rank_class == "host"]
-    for candidate in candidates:
-        host = next((one for one in hosts if candidate is not one and _same(one, candidate)), None)
-        if host is None:
-            kept.append(candidate)
+    explained = [candidate for candidate in candidates if any(_same(one, candidate) for one in hosts)]
     joined: list[Candidate] = []
-    for candidate in kept:  # those that no kernel line explains; a kernel line takes its rank from what it explains
-        same = [
-            one for one in candidates if candidate.rank_class == "host" and one not in kept and _same(candidate, one)
-        ]
+    for candidate in candidates:
+        if candidate in explained:
+            continue
+        # A kernel line takes its rank from the line that it explains.
+        same = [one for one in explained if candidate.rank_class == "host" and _same(candidate, one)]
         ranks = candidate.ranks or next((one.ranks for one in same if len(one.ranks) == 1), ())
         what = candidate.what
         if ranks and not candidate.ranks:
@@ -254,7 +251,7 @@ def _nccls(book: LogBook) -> list[Candidate]:
     if not lines:
         return []
     text = lines[0].text("text") or lines[0].message
-    is_on = any(book.of("nccl_comm", "nccl_interface", "nccl_proxy", "nccl_warning"))
+    has_debug_lines = any(book.of("nccl_comm", "nccl_interface", "nccl_proxy", "nccl_warning"))
     return [
         from_lines(
             "nccl_error",
@@ -267,16 +264,19 @@ def _nccls(book: LogBook) -> list[Candidate]:
                 "reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})[:64],
                 "do": "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at "
                 "that time."
-                if is_on
+                if has_debug_lines
                 else None,
             },
-            collect=("the logs of all ranks",) if is_on else COLLECT["nccl_error"],
+            collect=("the logs of all ranks",) if has_debug_lines else COLLECT["nccl_error"],
         )
     ]
 
 
 def _connections(book: LogBook, ended: Ended) -> Candidate:
     """All ranks lost a peer: suspect the ranks that do not report it, if all ranks are known."""
+    lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
+    if _are_of_pipes(lines):
+        return _pipes(lines)
     victims = tuple(sorted(ended.victims))
     size = book.world_size
     missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
@@ -284,29 +284,26 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     suspects = (
         tuple(sorted(named)) if len(named) == 1 else missing if victims and 0 < len(missing) < len(victims) else ()
     )
-    lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
     peers = peer_addresses(lines) if not suspects else []
     codes = list(dict.fromkeys(code for entry in lines for code in codes_in(text_of(entry))))
-    coded = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
+    details = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     awaited = {rank for entry in lines if (rank := entry.number("awaited")) is not None}
-    coded += f"; what it waits for comes from rank {min(awaited)} of its group" if len(awaited) == 1 else ""
+    details += f"; what it waits for comes from rank {min(awaited)} of its group" if len(awaited) == 1 else ""
     nodes = sorted({re.sub(r"_\d+_\d+$", "", name) for entry in lines if (name := entry.text("node"))})
-    coded += f"; {', '.join(nodes[:4])} no longer reached the rendezvous store" if nodes else ""
+    details += f"; {', '.join(nodes[:4])} no longer reached the rendezvous store" if nodes else ""
     daemons = sorted({name for entry in lines if (name := entry.text("daemon"))})
-    coded += f"; mpirun lost its daemon on {', '.join(daemons[:4])}" if daemons else ""
-    away, do = peer_texts(peers)
-    if _are_of_pipes(lines):
-        return _pipes(lines)
+    details += f"; mpirun lost its daemon on {', '.join(daemons[:4])}" if daemons else ""
+    peer, do = peer_texts(peers)
     return from_lines(
         "connection_lost",
         lines,
         rank_class="victim",
         ranks=suspects,
-        what=f"{who(victims, 'the ranks')} lost the connection to another rank{coded}"
+        what=f"{who(victims, 'the ranks')} lost the connection to another rank{details}"
         + (
             f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
             if suspects
-            else f", {away}: this log is from a victim"
+            else f", {peer}: this log is from a victim"
             if peers
             else ", and the logs do not show which rank ended first"
         ),

@@ -35,10 +35,10 @@ _FAILURE = re.compile(
 )
 """Common words for a failure: a line with one is quoted, but nothing is concluded from it."""
 _DONE = re.compile(r"(?:^|[\])] | - |[a-z]\.[a-z]\w*: )Done[.!]?$")
-"""A last line that says no more than this, behind a prefix of Python's logging."""
+"""A last line that only says this, after a prefix of Python's logging."""
 NEAR_END_LINES = 12
 """Maximum number of lines (warnings, an evaluation) after the last step's line if the job was still running at the end
-of the file. At least twice the usual distance between steps' lines."""
+of the file; twice the usual distance between steps' lines if that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def _trained_later(entry: LogLine) -> bool:
 
 
 def _trains_on(logs: Sequence[ReadLog]) -> bool:
-    """Return True if a log ends within another training, whose bar is not the longest one."""
+    """Return True if a log ends within another training, whose progress bar is not full."""
     last = [log.steps[-1].step_line for log in logs if log.steps]
     return any(line.bar is not None and line.loss is not None and line.bar.step < line.bar.total for line in last)
 

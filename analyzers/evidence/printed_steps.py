@@ -29,6 +29,7 @@ from analyzers.numerics.loss.loss_spike import loss_spikes
 from analyzers.numerics.loss.printed_values import exhausted_scale, left_out_steps, nonfinite
 from analyzers.numerics.policy import LossSpikePolicy
 from analyzers.policy import SHARED
+from analyzers.robust import others_median
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.stragglers.onsets.periodic_steps import periodic_slow_steps
@@ -71,7 +72,7 @@ def printed_step_findings(
     if not steps:
         return []
     are_counted = all(row.get("is_counted") for row in steps)
-    name = "printed line" if are_counted else "iteration" if _per_step(steps) > 1 else "step"
+    name = "printed line" if are_counted else "iteration" if _iterations_per_step(steps) > 1 else "step"
     findings = (
         [] if any(one.kind == "non_finite" for one in known) else [_of_log(one, name) for one in nonfinite(steps)]
     )
@@ -107,7 +108,7 @@ def _of_log(finding: Finding, name: str = "step") -> Finding:
     return replace(finding, summary=summary, evidence={**finding.evidence, "printed": True})
 
 
-def _per_step(steps: Sequence[Mapping[str, Any]]) -> float:
+def _iterations_per_step(steps: Sequence[Mapping[str, Any]]) -> float:
     """Number of iterations per optimizer step if the log numbers iterations; else 1."""
     last = max(steps, key=lambda row: row["step"])
     return last["step"] / last["of_step"] if last.get("of_step") else 1.0
@@ -133,12 +134,12 @@ def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) ->
 def _rises(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Merge the findings of each training, since a file may contain several (folds, trials)."""
     starts = sorted({row["step"] for row in steps if row.get("begins")})
-    number = partial(bisect_right, starts)
-    parts = groupby(sorted(steps, key=lambda row: row["step"]), lambda row: number(row["step"]))
+    training_of = partial(bisect_right, starts)
+    parts = groupby(sorted(steps, key=lambda row: row["step"]), lambda row: training_of(row["step"]))
     return [
         finding
-        for training, own in parts
-        for finding in _one_rise([one for one in found if number(one.first_step or 0) == training], list(own))
+        for training, rows in parts
+        for finding in _one_rise([one for one in found if training_of(one.first_step or 0) == training], list(rows))
     ]
 
 
@@ -176,23 +177,23 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
 
 
 def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True for a temporary rise that is tiny, or moderate and on one line only, without gradient norms. If these
-    are known the detector already requires them as confirmation.
+    """Return True for a temporary rise that is tiny, or moderate and on one line only. A rise with a gradient norm is
+    not slight, because the norm confirmed it.
     """
-    of = evidence_of(one)
-    rise, sigmas = of.get("loss_rise_ratio"), of.get("loss_z") or 0.0
+    facts = evidence_of(one)
+    rise, sigmas = facts.get("loss_rise_ratio"), facts.get("loss_z") or 0.0
     if one.kind != "loss_spike" or one.cause != "batch" or one.status != "fired" or rise is None:
         return False
-    if of.get("grad_norm") is not None or (one.last_step or 0) >= max(row["step"] for row in steps):
+    if facts.get("grad_norm") is not None or (one.last_step or 0) >= max(row["step"] for row in steps):
         return False
-    before, peak = float(of["loss_before"]), float(of["loss"])
+    before, peak = float(facts["loss_before"]), float(facts["loss"])
     earlier = [row["loss"] for row in steps if row.get("loss") is not None and row["step"] < (one.first_step or 0)]
     fall = max(earlier, default=before) - before
     if peak - before < SHARED.min_change_ratio * fall:  # the model memorises its data
         return True
     limits = LossSpikePolicy().detector
     is_clear = rise >= limits.alone_rise_ratio or (sigmas >= limits.alone_z and rise >= limits.alone_z_rise_ratio)
-    return of.get("num_steps") == 1 and not is_clear
+    return facts.get("num_steps") == 1 and not is_clear
 
 
 def _noted(slight: Sequence[Finding]) -> Finding:
@@ -232,7 +233,7 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     saves."""
     every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
-    if abs(every - _per_step(steps)) < 0.5:
+    if abs(every - _iterations_per_step(steps)) < 0.5:
         why = "That is once per optimizer step; the other steps accumulate gradients."
     elif 2 * sum(bool(row.get("is_after_other")) for row in steps) >= evidence_of(one)["times"]:
         why = "Another progress bar runs before most of them, so they include its work, such as an evaluation."
@@ -258,13 +259,13 @@ def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     for row in steps:
         if row.get("duration_ns") and not row.get("is_between") and not row.get("is_relative"):
             by_step[row["step"]][row["rank"]] = row["duration_ns"] / 1e6
-    num_ranks = max((len(of) for of in by_step.values()), default=0)
-    of_all = {step: of for step, of in sorted(by_step.items()) if len(of) == num_ranks >= SHARED.min_times}
-    if len(of_all) < MIN_STEPS:
+    num_ranks = max((len(durations) for durations in by_step.values()), default=0)
+    whole = {step: each for step, each in sorted(by_step.items()) if len(each) == num_ranks >= SHARED.min_times}
+    if len(whole) < MIN_STEPS:
         return []
-    ranks, steps_of_all = sorted(next(iter(of_all.values()))), list(of_all)
-    took_ms = np.array([[durations[rank] for rank in ranks] for durations in of_all.values()])
-    others_ms = np.column_stack([np.median(np.delete(took_ms, place, axis=1), axis=1) for place in range(len(ranks))])
+    ranks, whole_steps = sorted(next(iter(whole.values()))), list(whole)
+    took_ms = np.array([[durations[rank] for rank in ranks] for durations in whole.values()])
+    others_ms = others_median(took_ms.T).T
     ratios = took_ms / others_ms
     newest = np.median(ratios[-MIN_STEPS:], axis=0)
     slow = int(np.argmax(newest))
@@ -273,29 +274,29 @@ def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     above = ratios[:, slow] > 1 + (newest[slow] - 1) / 2
     num_above = np.concatenate([[0], np.cumsum(above)])
     # The step that best separates usual steps before it from slow steps after it.
-    parted = (num_above[-1] - num_above) + (np.arange(len(num_above)) - num_above)
-    first = int(np.argmax(parted[: len(above) - MIN_STEPS + 1]))
+    num_agreeing = (num_above[-1] - num_above) + (np.arange(len(num_above)) - num_above)
+    first = int(np.argmax(num_agreeing[: len(above) - MIN_STEPS + 1]))
     if np.mean(above[first:]) < SHARED.agreement_ratio:
         return []
     own_ms, usual_ms = float(np.median(took_ms[first:, slow])), float(np.median(others_ms[first:, slow]))
-    who, since = ranks[slow], steps_of_all[first]
+    rank, since = ranks[slow], whole_steps[first]
     return [
         Finding(
             analyzer="straggler",
             kind="straggler",
             severity="warning",
             status="suspect",
-            ranks=(who,),
+            ranks=(rank,),
             first_step=since,
-            last_step=steps_of_all[-1],
+            last_step=whole_steps[-1],
             cause="unknown",
-            summary=f"Rank {who} prints {own_ms / usual_ms:.2f}x the step time of the other {num_ranks - 1} ranks "
+            summary=f"Rank {rank} prints {own_ms / usual_ms:.2f}x the step time of the other {num_ranks - 1} ranks "
             f"since step {since}: {number(own_ms, 4)} instead of {number(usual_ms, 4)} ms. The lines do not show in "
             "which part of the step.",
             evidence={
                 "phase_factors_ratio": {"whole_step": round(own_ms / usual_ms, 4)},
                 "excess_ms": round(own_ms - usual_ms, 3),
-                "basis": f"{len(of_all)} steps of {num_ranks} ranks",
+                "basis": f"{len(whole)} steps of {num_ranks} ranks",
             },
             advice="straggler-compute",
         )

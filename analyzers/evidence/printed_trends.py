@@ -1,7 +1,7 @@
 """Losses and durations that climb from line to line; each printed line is one observation, however many steps it
 covers.
 
-findings = [*climbing_loss(steps), *growing_duration(steps)]
+findings = [*climbing_loss(steps), *growing_duration(steps, policy)]
 
 The analyses of recorded runs count steps: blocks of 20 for a climbing loss, of 30 steps and more for a duration. A log
 with a line for every tenth step, or with some twenty lines in all, never fills a block.
@@ -31,13 +31,13 @@ def climbing_loss(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     rows = [row for row in rows if row["rank"] == first_rank]
     if any(before["step"] >= after["step"] for before, after in pairwise(rows)) or not rows:
         return []
-    places = [row["step"] for row in rows]
+    numbers = [row["step"] for row in rows]
     rise = _multiplied(rows)
-    if rise is None and places[-1] > len(places):  # with more lines the analysis of recorded runs reports it
-        found = find_rise({place: row["loss"] for place, row in enumerate(rows, 1)})
+    if rise is None and numbers[-1] > len(numbers):  # if every step has a line, `divergence` reports it
+        found = find_rise({line: row["loss"] for line, row in enumerate(rows, 1)})
         if found is not None:
-            first, last = places[found.first_step - 1], places[min(found.last_step, len(places)) - 1]
-            rise = Rise(first_step=first, found_step=places[found.found_step - 1], last_step=last,
+            first, last = numbers[found.first_step - 1], numbers[min(found.last_step, len(numbers)) - 1]
+            rise = Rise(first_step=first, found_step=numbers[found.found_step - 1], last_step=last,
                         low_loss=found.low_loss, high_loss=found.high_loss, noise_z=found.noise_z)  # fmt: skip
     return [] if rise is None else [rise_finding(0, rise)]
 

@@ -71,10 +71,12 @@ def _errors_before(source: Source) -> list[Finding]:
 
 def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
     """Find the processes whose stacks differ, if most processes wait in communication."""
-    groups = group([Stack(pid=one.pid, rank=one.rank, frames=_own(one.frames)) for one in read])
+    groups = group([Stack(pid=one.pid, rank=one.rank, frames=_program_frames(one.frames)) for one in read])
     odd = outlying_stacks(groups) if len(read) >= SHARED.min_times else ()
     most = groups[0]
-    waits = any(_WAITS.search(frame) for one in read if _own(one.frames) == most.frames for frame in one.frames)
+    waits = any(
+        _WAITS.search(frame) for one in read if _program_frames(one.frames) == most.frames for frame in one.frames
+    )
     if not odd or not waits:
         places = "; ".join(f"{_who(one.members)} in {_place(one)}" for one in groups[:4])
         return [Finding.insufficient("hang", "hang", sentence(f"the stacks alone name no rank: {places}"))]
@@ -103,7 +105,7 @@ def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
     ]
 
 
-def _own(frames: Sequence[str]) -> tuple[str, ...]:
+def _program_frames(frames: Sequence[str]) -> tuple[str, ...]:
     """Frames of the program; without any, frames of the libraries that it calls, as in gdb's backtrace."""
     called = [frame for frame in frames if not _SYSTEM.match(frame)]
     own = [frame for frame in called if not (is_library(frame) or _LIBRARY.match(frame)) and ":" in frame.split(" ")[0]]

@@ -32,8 +32,8 @@ _HARMLESS = re.compile(
     r"^collecting |Lmod has detected|module\(s\) are unknown|ModuleCmd_|module: command not found|^(?:\[[^\]]*\]\s*)+$",
     re.IGNORECASE,
 )
-"""Parts of error lines after which programs continue, and of progress bars in streams that count as errors as a whole.
-"""
+"""Parts of error lines after which programs continue, and of progress bars on stderr, where every line counts as an
+error."""
 _UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
 MAX_SHOWN = 240
 
