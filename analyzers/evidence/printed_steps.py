@@ -8,12 +8,12 @@ A printed step has a duration but no phases, a loss that rank 0 printed for all 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from statistics import median
 from typing import Any
 
@@ -144,8 +144,16 @@ def _rises(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list
 
 
 def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Merge the spikes of one continuous rise of the loss into one finding."""
-    slight = [one for one in found if _is_slight(one, steps)]
+    """Merge the spikes of one continuous rise of the loss into one finding. `steps`: of one training, in order."""
+    with_loss = [row for row in steps if row.get("loss") is not None]
+    numbers, last_step = [row["step"] for row in with_loss], steps[-1]["step"]
+    highest = list(accumulate((row["loss"] for row in with_loss), max))
+    num_before = [bisect_left(numbers, one.first_step or 0) for one in found]
+    slight = [
+        one
+        for one, num in zip(found, num_before, strict=True)
+        if _is_slight(one, last_step, highest[num - 1] if num else None)
+    ]
     fired = [one for one in found if one.status == "fired" and one not in slight]
     if slight and not fired:
         return [_noted(slight)]
@@ -153,7 +161,7 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
     if len(spikes) <= 1:
         return fired
     first, last = spikes[0], max(spikes, key=lambda one: one.last_step or 0)
-    losses = [float(row["loss"]) for row in steps if row.get("loss") is not None]
+    losses = [float(row["loss"]) for row in with_loss]
     end = median(losses[-max(3, len(losses) // 50) :])
     level = float(evidence_of(first).get("loss_before") or 0)
     if level > 0 and not end <= LossSpikePolicy().stayed_ratio * level:
@@ -176,7 +184,7 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
     return spikes
 
 
-def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
+def _is_slight(one: Finding, last_step: int, highest_before: float | None) -> bool:
     """Return True for a temporary rise that is tiny, or moderate and on one line only. A rise with a gradient norm is
     not slight, because the norm confirmed it.
     """
@@ -184,11 +192,10 @@ def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
     rise, sigmas = facts.get("loss_rise_ratio"), facts.get("loss_z") or 0.0
     if one.kind != "loss_spike" or one.cause != "batch" or one.status != "fired" or rise is None:
         return False
-    if facts.get("grad_norm") is not None or (one.last_step or 0) >= max(row["step"] for row in steps):
+    if facts.get("grad_norm") is not None or (one.last_step or 0) >= last_step:
         return False
     before, peak = float(facts["loss_before"]), float(facts["loss"])
-    earlier = [row["loss"] for row in steps if row.get("loss") is not None and row["step"] < (one.first_step or 0)]
-    fall = max(earlier, default=before) - before
+    fall = 0.0 if highest_before is None else highest_before - before
     if peak - before < SHARED.min_change_ratio * fall:  # the model memorises its data
         return True
     limits = LossSpikePolicy().detector
@@ -218,14 +225,14 @@ def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
     timed = [row for row in steps if row.get("duration_ns")]
     if len(timed) < 2 or any(row.get("is_between") or row.get("is_of_bar") for row in steps):
         return False
-    apart: list[float] = [after["step"] - before["step"] for before, after in pairwise(timed)]
+    distances: list[float] = [after["step"] - before["step"] for before, after in pairwise(timed)]
     if any(row.get("is_counted") for row in steps):  # the lines' times show how many steps lie between them
         if any(row["start_ns"] is None for row in timed):
             return False
         ends = [row["start_ns"] + row["duration_ns"] for row in timed]
-        apart = [(end - ends[at]) / timed[at + 1]["duration_ns"] for at, end in enumerate(ends[1:])]
+        distances = [(end - ends[at]) / timed[at + 1]["duration_ns"] for at, end in enumerate(ends[1:])]
     usual = ThroughputPolicy()
-    return MEANS.min_blocks * float(median(apart)) >= usual.block * usual.min_blocks
+    return MEANS.min_blocks * float(median(distances)) >= usual.block * usual.min_blocks
 
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
@@ -271,12 +278,12 @@ def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     slow = int(np.argmax(newest))
     if newest[slow] < 1 + SHARED.equal_ratio or np.sum(newest >= 1 + SHARED.equal_ratio) > 1:
         return []
-    above = ratios[:, slow] > 1 + (newest[slow] - 1) / 2
-    num_above = np.concatenate([[0], np.cumsum(above)])
+    is_slow = ratios[:, slow] > 1 + (newest[slow] - 1) / 2
+    num_slow = np.concatenate([[0], np.cumsum(is_slow)])
     # The step that best separates usual steps before it from slow steps after it.
-    num_agreeing = (num_above[-1] - num_above) + (np.arange(len(num_above)) - num_above)
-    first = int(np.argmax(num_agreeing[: len(above) - MIN_STEPS + 1]))
-    if np.mean(above[first:]) < SHARED.agreement_ratio:
+    num_agreeing = (num_slow[-1] - num_slow) + (np.arange(len(num_slow)) - num_slow)
+    first = int(np.argmax(num_agreeing[: len(is_slow) - MIN_STEPS + 1]))
+    if np.mean(is_slow[first:]) < SHARED.agreement_ratio:
         return []
     own_ms, usual_ms = float(np.median(took_ms[first:, slow])), float(np.median(others_ms[first:, slow]))
     rank, since = ranks[slow], whole_steps[first]

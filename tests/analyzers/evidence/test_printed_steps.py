@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import SourceError, diagnose_files
+from analyzers.evidence.printed_steps import printed_step_findings
 from benchmarks.incidents.printed import printed
+from store.readers.memory_store import MemoryStore
 
 
 def _diagnosis(tmp_path: Path, text: str) -> Diagnosis:
@@ -250,3 +254,36 @@ def test_a_rank_whose_printed_steps_take_longer(tmp_path: Path, prefix: str) -> 
     assert (found.kind, found.status, found.ranks, found.first_step) == ("straggler", "suspect", (2,), 80)
     assert "1.40x the step time of the other 3 ranks" in found.summary
     assert _diagnosis(tmp_path, log(1.0)).fired == ()
+
+
+class _CountedRow(dict[str, Any]):
+    """A printed step that counts how often its values are read."""
+
+    reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        _CountedRow.reads += 1
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        _CountedRow.reads += 1
+        return super().__getitem__(key)
+
+
+def _reads(num_spikes: int) -> int:
+    """Reads of a log of 2,000 steps with some spikes of the loss."""
+    noise = np.random.default_rng(0).normal(0, 0.02, 2000)
+    spikes = set(range(500, 2000, 1500 // num_spikes))
+    rows = [
+        _CountedRow(rank=0, attempt=0, step=step, loss=float(3 + noise[step] + (step in spikes)), start_ns=None)
+        for step in range(2000)
+    ]
+    with MemoryStore() as store:
+        store.add("steps", rows)
+        _CountedRow.reads = 0
+        assert printed_step_findings(store, [], rows)
+    return _CountedRow.reads
+
+
+def test_the_steps_are_not_read_once_more_for_each_spike() -> None:
+    assert _reads(num_spikes=20) < 1.2 * _reads(num_spikes=2)
