@@ -21,6 +21,7 @@ __all__ = ["CLASSES", "AccountByStep", "account_by_step"]
 CLASSES = (*PHASES, *GAPS, "waiting", "host_late", "not_measured")
 """Own work by phase and by gap between phases, waiting (transfers included), a GPU's waiting for its host, and what no
 column accounts for."""
+MAX_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +47,14 @@ class AccountByStep:
     def _repr_html_(self) -> str:
         """Median milliseconds of a step by rank and class, for a notebook."""
         rows = []
-        for row, rank in enumerate(self.ranks[:64]):
+        for row, rank in enumerate(self.ranks[:MAX_SHOWN]):
             by_class = self.ns[row].T
             medians = [np.nanmedian(ns) / 1e6 if np.isfinite(ns).any() else np.nan for ns in by_class]
             shown = "".join(f"<td>{'' if np.isnan(ms) else f'{ms:.2f}'}</td>" for ms in medians)
             rows.append(f"<tr><th>rank {rank}</th>{shown}</tr>")
         heads = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in self.classes)
-        caption = "<caption>median milliseconds of a step</caption>"
+        which = f", first {MAX_SHOWN} of {len(self.ranks):,} ranks" if len(self.ranks) > MAX_SHOWN else ""
+        caption = f"<caption>median milliseconds of a step{which}</caption>"
         return f"<table>{caption}<thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 

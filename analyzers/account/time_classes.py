@@ -123,7 +123,7 @@ def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (),
     columns = ", ".join(f"({sql})::DOUBLE AS {names[part]}" for part, sql in parts.items())
     claimed = " + ".join(f"coalesce({name}, 0)" for name in names.values())
     sums = ", ".join(f"sum({name} * fit * {weight}) AS {name}" for name in names.values())
-    apart = " - ".join(f"coalesce({names[place]}, 0) * fit" for place in _IN_EVERY_STEP)
+    in_every_step = " - ".join(f"coalesce({names[place]}, 0) * fit" for place in _IN_EVERY_STEP)
     extra = ", ".join(f"{function}({column}) AS m{number}" for number, (function, column) in enumerate(more))
     joined = "".join(
         f", {'sum' if function == 'count' else function}(m{number})" for number, (function, _) in enumerate(more)
@@ -138,7 +138,7 @@ def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (),
                 SELECT *, sum(rest) FILTER (stamp = 0) OVER same AS left_out,
                        sum(rest) FILTER (stamp = 1) OVER same AS stamped FROM (
                     SELECT {group_by}, stamp{", " + extra if extra else ""}, sum({weight}) AS num,
-                           sum((took - {apart}) * {weight}) AS rest, sum(took * {weight}) AS took, {sums} FROM (
+                           sum((took - {in_every_step}) * {weight}) AS rest, sum(took * {weight}) AS took, {sums} FROM (
                         SELECT *, least(1.0, coalesce(took / nullif({claimed}, 0), 1.0)) AS fit FROM (
                             SELECT *, greatest(duration_ns, 0)::DOUBLE AS took, sign(stamped_steps) AS stamp, {columns}
                             FROM ({steps})))

@@ -123,8 +123,8 @@ def observations_for(num_steps: int, steps: Ints) -> int:
     """Number of observations that are equivalent to `num_steps` consecutive steps. If at most every second step is
     observed, one observation stands for several steps, but the median of a block still needs `SHARED.min_times` values.
     """
-    apart = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
-    block = max(SHARED.min_times, math.ceil(SHARED.block_steps / max(apart, 1.0)))
+    distance = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+    block = max(SHARED.min_times, math.ceil(SHARED.block_steps / max(distance, 1.0)))
     return math.ceil(num_steps * block / SHARED.block_steps)
 
 
@@ -259,9 +259,9 @@ class _Placement:
         flat = values.astype(np.float32, copy=False) if values.dtype.kind == "f" else floats(values).astype(np.float32)
         if self._is_full:
             return flat.reshape(self._shape)
-        placed = np.full(self._shape, np.nan, dtype=np.float32)
-        placed[self._row, self._column] = flat
-        return placed
+        matrix = np.full(self._shape, np.nan, dtype=np.float32)
+        matrix[self._row, self._column] = flat
+        return matrix
 
 
 def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:

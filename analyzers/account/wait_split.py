@@ -226,8 +226,8 @@ def device_shares(source: Source, attempt: int, *, since_step: int = 0) -> dict[
     ranks = ints(table["rank"])
     found = {}
     for rank in np.unique(ranks).tolist():
-        own = ranks == rank
-        total, waiting, data = (float(floats(table[name])[own].sum()) for name in ("duration", "wait", "data"))
+        rows_of_rank = ranks == rank
+        total, waiting, data = (float(floats(table[name])[rows_of_rank].sum()) for name in ("duration", "wait", "data"))
         if total <= 0:
             continue
         communicating = min(max(in_flight.get(rank, 0.0), waiting), total - data)

@@ -54,7 +54,9 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
             if num_ranks < 2:
                 return []
         return [_insufficient(not_recorded(absent), missing(absent))]
-    if lacking(source, collectives=("wait_ns",)) and not any(is_stamped(source, at) for at in attempts(source)):
+    if lacking(source, collectives=("wait_ns",)) and not any(
+        is_stamped(source, attempt) for attempt in attempts(source)
+    ):
         return [
             _insufficient(
                 "the time for which ranks were blocked in calls was not recorded", missing(["collectives.wait_ns"])
@@ -63,11 +65,9 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
     for attempt in reversed(attempts(source)):
         if scope.attempt not in (None, attempt):
             continue
-        if away := ranks_not_here(source, attempt):
-            others = ranks_text(sorted(away))
-            return [
-                _insufficient(f"there are no records of {others}, so waiting for them would count as transfer time")
-            ]
+        if absent_ranks := ranks_not_here(source, attempt):
+            who = ranks_text(sorted(absent_ranks))
+            return [_insufficient(f"there are no records of {who}, so waiting for them would count as transfer time")]
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
         measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + SHARED.warm_up_steps))
         if contradicted := contradiction(source, attempt):

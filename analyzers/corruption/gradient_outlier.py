@@ -88,8 +88,8 @@ class GradientOutlierDetector:
     def _relative(self, logs: Row) -> Row | None:
         if not self._logs:
             return None
-        own = logs - np.median(np.stack(self._logs), axis=0)
-        return own - others_median(own[:, np.newaxis])[:, 0]
+        rises = logs - np.median(np.stack(self._logs), axis=0)
+        return rises - others_median(rises[:, np.newaxis])[:, 0]
 
     def _judge(self, peaks: Sequence[float], rises: Row | None) -> GradientOutlier | None:
         policy = self.policy

@@ -320,11 +320,11 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
     )
     waited = next(iter(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout")), None)
     came_first = bool(lines) and waited is not None and book.position(lines[0]) < book.position(waited)
-    whose = "a Ray worker" if any(book.of("ray_actor_died")) else "a worker process"
+    subject = "a Ray worker" if any(book.of("ray_actor_died")) else "a worker process"
     died = {(entry.number("pid"), entry.text("ip")) for entry in lines if entry.text("ip") and entry.number("pid")}
     if len(died) == 1:
         pid, address = died.pop()
-        whose += f" (process {pid} on {address})"
+        subject += f" (process {pid} on {address})"
     if lines and (waited is None or came_first):
         yield from_lines(
             "exit",
@@ -332,7 +332,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
             # Any line that names a cause is better evidence, except a wait that timed out after the death.
             rank_class="death" if came_first else "late",
             ranks=ranks,
-            what=f"{who(ranks, whose)} died, and its own error is not in these files",
+            what=f"{who(ranks, subject)} died, and its own error is not in these files",
             is_proven=False,
             evidence={
                 "do": "Read that worker's own log, and `dmesg -T` of its node: whether it crashed or was killed "
@@ -377,11 +377,11 @@ def _stops(book: LogBook) -> Iterator[Candidate]:
     if not stops:
         return
     links = [link for entry in stops for link in read_traceback(entry.text("traceback"))]
-    own = [link for link in links if (frame := own_frame(link)) is not None and not frame.is_library]
-    waited = bool(own) and all(any(_waits_for_data(frame) for frame in link.frames) for link in own)
+    user_links = [link for link in links if (frame := own_frame(link)) is not None and not frame.is_library]
+    waited = bool(user_links) and all(any(_waits_for_data(frame) for frame in link.frames) for link in user_links)
     what = "The job was interrupted from outside (Ctrl-C or SIGTERM)"
     what += " while it waited for its data loader" if waited else ""
-    at = frame.text if own and (frame := own_frame(own[0])) is not None else ""
+    at = frame.text if user_links and (frame := own_frame(user_links[0])) is not None else ""
     yield from_lines(
         "cancelled",
         stops,

@@ -36,11 +36,11 @@ def draw(phases: Sequence[tuple[int, str, float, float]], moments: Sequence[tupl
     attempts = sorted({attempt for attempt, *_ in phases})
     figure = new_figure(height=int(min(620, 150 + 54 * max(1, len(attempts)))), x="seconds", barmode="overlay")
     for word, colour in _WORDS.items():
-        own = [phase for phase in phases if phase[1] == word]
-        if own:
+        bars = [phase for phase in phases if phase[1] == word]
+        if bars:
             figure.add_bar(
-                y=[attempt for attempt, *_ in own], x=[end - begin for _, _, begin, end in own],
-                base=[begin for _, _, begin, _ in own], orientation="h", width=0.5, name=word,
+                y=[attempt for attempt, *_ in bars], x=[end - begin for _, _, begin, end in bars],
+                base=[begin for _, _, begin, _ in bars], orientation="h", width=0.5, name=word,
                 marker={"color": colour, "line": {"width": 0}},
                 hovertemplate="attempt %{y}: " + word + " for %{x:.3g} s<extra></extra>",
             )  # fmt: skip

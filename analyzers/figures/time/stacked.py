@@ -48,8 +48,8 @@ def stretches(step: Ints) -> list[tuple[int, int]]:
     """Half-open index ranges of the steps between gaps; if there are many gaps, only the largest count."""
     if not len(step):
         return []
-    apart = np.diff(step)
-    gaps = np.flatnonzero(apart > GAP * np.median(apart)) if len(apart) else np.zeros(0, dtype=np.int64)
-    gaps = np.sort(gaps[np.argsort(-apart[gaps], kind="stable")][: MAX_STRETCHES - 1]) + 1
+    distances = np.diff(step)
+    gaps = np.flatnonzero(distances > GAP * np.median(distances)) if len(distances) else np.zeros(0, dtype=np.int64)
+    gaps = np.sort(gaps[np.argsort(-distances[gaps], kind="stable")][: MAX_STRETCHES - 1]) + 1
     borders = [0, *gaps.tolist(), len(step)]
     return list(itertools.pairwise(borders))
