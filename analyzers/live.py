@@ -330,7 +330,7 @@ def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState)
     log, policy = EventLog.load(source, SNAPSHOT_EVENTS), state.stall
     view = _with_elsewhere(take_snapshot(source, attempt, log), state)
     again = restart_sentence(source, attempt, known)
-    stuck = hang.hang_of_attempt(view, log, policy, is_last=False, again=again)
+    stuck = hang.hang_of_attempt(view, log, policy, is_last=False, restart_text=again)
     lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=False, restart=again)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 

@@ -9,8 +9,9 @@ the first death (a kill by `watch`, a timeout of the others, the end of the laun
    records end without a reason. The latter also holds for a stopped process.
 4. `device_evidence` adds what the culprits' devices and hosts recorded, and names the link on which a call is stuck.
 5. `stacks` groups the stacks of all ranks, those that differ from their peers first.
-6. Dead ranks belong to `deaths`; a hang is live processes without progress. While the run lives, launchers handle a
-   death. The exception is a lost node: ranks that still wait for it hang, even if others have died because of it.
+6. Ranks that died are left to `deaths`: in a hang, processes are alive and make no progress. While the run is live,
+   the launcher handles deaths. The exception is a lost node: ranks that still wait for it hang, even if others have
+   died because of it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> li
             policy,
             is_last=is_last,
             now_ns=scope.now_ns if is_last else None,
-            again=restart_sentence(source, attempt, known),
+            restart_text=restart_sentence(source, attempt, known),
             stacks=StacksAtHang(scope.stacks_dir, roles_of(source, attempt)) if scope.stacks_dir else None,
         )
         if found:
@@ -111,27 +112,27 @@ def hang_of_attempt(
     *,
     is_last: bool,
     now_ns: int | None = None,
-    again: str = "",
+    restart_text: str = "",
     stacks: StacksAtHang | None = None,
 ) -> Finding | None:
-    """Find the hang of one attempt, or None. `again`: sentence about the restart that followed."""
+    """Find the hang of one attempt, or None. `restart_text`: sentence about the restart that followed."""
     if not view.ranks or ended_cleanly(view, log, policy, is_last=is_last):
         return None
     deaths = find_deaths(view, log)
     by_watch = killed_by_watch(log, view.attempt)
-    own = [death for death in deaths if not death.collateral and not death.is_from_outside]
-    sudden = [death for death in before_stop(own, view, log) if death.cause in ("signal", "exception", "exit")]
+    roots = [death for death in deaths if not death.collateral and not death.is_from_outside]
+    sudden = [death for death in before_stop(roots, view, log) if death.cause in ("signal", "exception", "exit")]
     if view.reported_stall_ns is not None and len(sudden) == len(view.ranks) and all(d.signal for d in sudden):
         sudden = []  # all were killed during the hang
     found = find_culprits(view)
     aborted = any(death.signal == "SIGABRT" for death in deaths) and found.is_mismatch
     if not aborted and not by_watch and stop_while_training(view, log, policy) is not None:
-        return None
+        return None  # the run was asked to stop while it made progress
     still_wait = _wait_for_lost_node(view, log, deaths) if now_ns is not None and not by_watch else frozenset()
     if still_wait:
         found = replace(found, waiting=tuple(rank for rank in found.waiting if rank in still_wait))
     if sudden and not by_watch and not aborted and not still_wait:
-        return None
+        return None  # the deaths explain the silence
     is_left_to_launchers = now_ns is not None and not by_watch and not aborted and view.reported_stall_ns is None
     if deaths and is_left_to_launchers and not still_wait:
         return None
@@ -146,16 +147,17 @@ def hang_of_attempt(
         return None  # the length of the silence is unknown, and a killed run looks the same
     reference_ns = until_ns or view.last_ns
     is_stalled = view.reported_stall_ns is not None or stalled_s(view, reference_ns, policy) is not None
+    # `watch` takes stacks of stalled runs only, so a silence until then needs no other proof.
     if not is_stalled and not aborted and not by_watch and until_ns is not None and until_ns != seen_ns:
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
     frames = {rank: read_stack(stacks.folder, view.attempt, rank) for rank in found.culprits[:8]} if stacks else {}
-    finding = hang_finding(view, found, silent_s, frames, is_over=bool(again))
+    finding = hang_finding(view, found, silent_s, frames, is_over=bool(restart_text))
     evidence: dict[str, Any] = {**finding.evidence, "limit_s": round(limit_s(view, policy), 1)}
     if groups := stacks.of(view, found.culprits) if stacks else []:
         evidence["stack_groups"] = groups
     finding = with_thread_errors(replace(finding, evidence=evidence), view, log)
-    return replace(finding, summary=finding.summary + again)
+    return replace(finding, summary=finding.summary + restart_text)
 
 
 def _wait_for_lost_node(view: AttemptView, log: EventLog, deaths: Sequence[Death]) -> frozenset[int]:
@@ -212,15 +214,15 @@ def hang_finding(
         evidence["stacks"] = frames
     frame = next((lines[0] for lines in stacks.values() if lines), "")
     behind = behind_step(view, found)
-    stands = step if behind is None else behind
+    culprit_step = step if behind is None else behind
     return Finding(
         analyzer="hang",
         kind="hang",
         severity="warning" if is_over else "critical",
         status="fired",
         ranks=tuple(sorted({*found.culprits, *found.absent})),
-        first_step=stands,
-        last_step=stands,
+        first_step=culprit_step,
+        last_step=culprit_step,
         cause=found.cause,
         summary=hang_summary(view, found, step, silent_s, frame),
         evidence=evidence,
@@ -233,8 +235,8 @@ def hang_finding(
 def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `node_silent`, one per silence: the machine, its watch, or the link between them failed.
 
-    The leader's `watch` records when the digests of a node stop and return; the node's own store has what it did
-    meanwhile. With an attempt in the scope, as live, only silences that last are returned.
+    The leader's `watch` records when a node's digests stop and when they return; what the node did meanwhile is in its
+    own store. Live, with an attempt in the scope, only ongoing silences are returned.
     """
     log = EventLog.load(source, (event_kinds.NODE_SILENT, event_kinds.NODE_HEARD, event_kinds.CLOCK_OFFSET))
     ongoing_only = scope.is_live and scope.attempt is not None
@@ -257,9 +259,9 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
     if end is not None:
         silent_s += (end.wall_ns - event.wall_ns) / 1e9
     where = "its machine, its watch or its link to the leader"
-    first = f"stopped reporting ({silent_s:.0f} s of silence when detected)"
+    what = f"stopped reporting ({silent_s:.0f} s of silence when detected)"
     if event.detail.get("never_heard"):
-        first = f"has not reported since the attempt began, {silent_s:.0f} s before"
+        what = f"has not reported since the attempt began, {silent_s:.0f} s before"
     return Finding(
         analyzer="silent_node",
         kind="node_silent",
@@ -271,7 +273,7 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
         cause="reports_again" if end is not None else "silent",
         summary=f"Node {node} was silent for {silent_s:.0f} s and reports again: {where} was down or slow."
         if end is not None
-        else f"Node {node} {first}: {where} is down.",
+        else f"Node {node} {what}: {where} is down.",
         evidence={
             "attempt": event.attempt,
             "node_rank": node,

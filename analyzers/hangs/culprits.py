@@ -97,8 +97,8 @@ def find_culprits(view: AttemptView) -> HangCause:
         if not any(awaited in running and not heads[awaited] for awaited in edges.get(rank, ()))
     )  # fmt: skip
     if stopped:
-        of_others = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
-        return _cause("stopped", stopped, waiting, of_others or commonest_call(all_calls))
+        others_call = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
+        return _cause("stopped", stopped, waiting, others_call or commonest_call(all_calls))
     # Probably no rank waits for an open call if a later one is done, unless the sides of the call differ.
     unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
     if mismatch := mismatched_collective(oldest, view.differing) or mismatched_collective(unwaited, view.differing):
@@ -113,14 +113,15 @@ def find_culprits(view: AttemptView) -> HangCause:
 
     if stuck := _left_by_others(view, heads):
         return _cause("device_stuck", tuple(sorted({call.rank for call in stuck})), waiting, stuck[0])
-    missed = {rank for targets in edges.values() for rank in targets}
-    roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
+    awaited_ranks = {rank for targets in edges.values() for rank in targets}
+    roots = tuple(sorted(rank for rank in awaited_ranks if not edges.get(rank)))
     if roots and view.elsewhere.issuperset(roots):
         awaited = commonest_call([c for c in all_calls if not graph.targets([c]).isdisjoint(roots)])
         return replace(_cause("not_seen", (), waiting, awaited), unseen=roots)
     roots = tuple(rank for rank in roots if rank not in view.elsewhere)
     for rank in roots:
-        if rank in alive and all(map(alive[rank].may_have_left, heads[rank])):  # and no other rank lacks it there
+        # all members entered these calls, in a phase that the rank has left: it is probably in none of them
+        if rank in alive and all(map(alive[rank].may_have_left, heads[rank])):
             heads[rank] = []
     if roots and all(heads.get(rank) for rank in roots):  # they reached a call that all known members entered
         if mismatch := unequal_message(view) or mismatched_with_ended(view):
@@ -145,8 +146,8 @@ def find_culprits(view: AttemptView) -> HangCause:
         call, stuck_ranks = commonest_call(behind), tuple(sorted({call.rank for call in behind}))
         absent = tuple(rank for rank in sorted(alive) if rank not in stuck_ranks and _has_not_reached(view, rank, call))
         return replace(_cause("device_stuck", stuck_ranks, (), call), absent=absent)
-    asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
-    return _cause("gil" if asleep else "busy", asleep or tuple(sorted(alive)), (), None)
+    holding_gil = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
+    return _cause("gil" if holding_gil else "busy", holding_gil or tuple(sorted(alive)), (), None)
 
 
 def _cause(
@@ -175,8 +176,8 @@ def _in_cycle(
     waiting: tuple[int, ...],
 ) -> HangCause:
     """The cause of ranks that wait for each other: a skipped call, a missing message, or groups in opposite order."""
-    if (gone := _past(view, cycle, heads, graph)) is not None:
-        return _cause("skipped", gone[0], waiting, gone[1])
+    if (skipped := _skipped_in_cycle(view, cycle, heads, graph)) is not None:
+        return _cause("skipped", skipped[0], waiting, skipped[1])
     members = tuple(sorted(cycle))
     messages = [c for rank in cycle for c in heads[rank] if c.is_p2p and graph.targets([c]) & set(cycle)]
     if messages:
@@ -186,8 +187,8 @@ def _in_cycle(
 
 
 def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[Call]:
-    """Calls on devices that one member is still in although all others have completed them, or that some members
-    completed although none can before all have entered."""
+    """Device calls that a member is still in although all others have completed them. Some others are enough, with the
+    rest still in the call, if no member can complete the operation before all have entered it."""
     found = []
     inside = {(call.group, call.seq, rank) for rank, calls in heads.items() for call in calls if not call.is_p2p}
     for rank, calls in heads.items():
@@ -197,8 +198,8 @@ def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[
             else:
                 others = {member for member in view.members.get(call.group, ()) if member != rank}
                 left = {other for other in others if _has_left(view, heads, other, call)}
-                too = {other for other in others if (call.group, call.seq, other) in inside}
-                is_left = bool(left) and (left == others or (call.op in TOGETHER and left | too == others))
+                still_in = {other for other in others if (call.group, call.seq, other) in inside}
+                is_left = bool(left) and (left == others or (call.op in TOGETHER and left | still_in == others))
             if is_left:
                 found.append(call)
     return found
@@ -206,7 +207,7 @@ def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[
 
 def _has_left(view: AttemptView, heads: Mapping[int, list[Call]], rank: int, call: Call) -> bool:
     """Return True if a rank has entered a call and completed it."""
-    is_behind = any(own.group == call.group and own.seq <= call.seq for own in heads.get(rank, ()))
+    is_behind = any(head.group == call.group and head.seq <= call.seq for head in heads.get(rank, ()))
     return not is_behind and view.last_seq.get((call.group, rank), -1) >= call.seq
 
 
@@ -215,7 +216,7 @@ def _has_answered(view: AttemptView, heads: Mapping[int, list[Call]], call: Call
     if call.peer is None:
         return False
     op = "recv" if call.op == "send" else "send"
-    is_in_it = any((own.op, own.peer) == (op, call.rank) and own.seq <= call.seq for own in heads.get(call.peer, ()))
+    is_in_it = any((h.op, h.peer) == (op, call.rank) and h.seq <= call.seq for h in heads.get(call.peer, ()))
     return not is_in_it and view.last_p2p.get((call.peer, op, call.rank), -1) >= call.seq
 
 
@@ -266,7 +267,7 @@ def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call |
     return "p2p_unmatched" if awaited is not None and awaited.is_p2p else "not_entered"
 
 
-def _past(
+def _skipped_in_cycle(
     view: AttemptView, cycle: tuple[int, ...], heads: Mapping[int, list[Call]], graph: WaitGraph
 ) -> tuple[tuple[int, ...], Call] | None:
     """Ranks of a cycle that are past the step in which they are awaited, or past its gradients, and the call that they
@@ -278,18 +279,17 @@ def _past(
                 step = _step_of(view.ranks[target], heads[target])
                 if step is None or call.step is None:
                     continue
-                gone = step > call.step or (step == call.step and _is_updating(heads[target], call))
-                if gone:
+                if step > call.step or (step == call.step and _is_updating(heads[target], call)):
                     missed[target] = call
     return (tuple(sorted(missed)), missed[min(missed)]) if missed else None
 
 
-def _step_of(state: RankView, own: list[Call]) -> int | None:
+def _step_of(state: RankView, calls: list[Call]) -> int | None:
     """The step that a rank is in; for calls on a device the device's step, because its host runs ahead."""
-    steps = [call.step for call in own if call.on_device and call.step is not None]
+    steps = [call.step for call in calls if call.on_device and call.step is not None]
     return min(steps, default=state.step)
 
 
-def _is_updating(own: list[Call], awaited: Call) -> bool:
+def _is_updating(calls: list[Call], awaited: Call) -> bool:
     """Return True if a rank is in the optimizer's calls but awaited in one that precedes them in every step."""
-    return awaited.phase in ("forward", "backward") and bool(own) and all(call.phase == "optimizer" for call in own)
+    return awaited.phase in ("forward", "backward") and bool(calls) and all(call.phase == "optimizer" for call in calls)

@@ -1,11 +1,11 @@
-"""Ranks out of sync: one rank left out a collective, or made one more, and every later number pairs two steps.
+"""Ranks out of sync: a rank skipped a collective or made an extra one, so later calls pair with those of other steps.
 
     findings = desynced(store, Scope())       # kind desync, causes skipped and extra
 
-A group's calls are paired by their number. If wrongly paired calls have the same operation and size, the job continues,
-and ranks reduce gradients of different steps with each other.
+A group's calls are paired by their sequence number. If wrongly paired calls have the same operation and size, the job
+continues, and ranks reduce gradients of different steps with each other.
 
-1. In each step, a rank's first call of the group has a number. Ranks of one program agree on it, or differ by the same
+1. Ranks that run the same program agree on the sequence number of their first call in each step, or differ by the same
    amount in all steps.
 2. If from one step on a rank's difference from the other ranks changes and never changes back, the rank made more or
    fewer calls than they did between this step and the next step recorded on all of them.
@@ -14,7 +14,7 @@ and ranks reduce gradients of different steps with each other.
 4. Not judged are steps next to missing numbers on the tape, and calls of background threads, which belong to no step.
    (For the NCCL plugin, which records no thread, a call belongs to the step of its launch.) Nor is a step whose phases
    match neither the other ranks nor the previous step, because it may have been counted twice or not at all. Nor are
-   ranks whose later calls agree in operation and size by number, and do not by their place in the step.
+   ranks whose later calls match in operation and size by sequence number, but not by position in the step.
 
 A hang in the very next call is judged by `culprits`.
 """
@@ -51,7 +51,7 @@ class StepCalls:
     """
 
     first_seq: int
-    number: int
+    num_calls: int
     is_whole: bool
 
 
@@ -76,7 +76,7 @@ def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()
     findings: dict[tuple[object, ...], Finding] = {}
     for attempt in attempts(source) if scope.attempt is None else [scope.attempt]:
         for group in _suspicious_groups(source, attempt, scope.since_step, policy):
-            for found in _of_group(source, attempt, group, scope.since_step):
+            for found in _desyncs_of_group(source, attempt, group, scope.since_step):
                 findings.setdefault((attempt, found.first_step, found.ranks), found)
     return list(findings.values())
 
@@ -85,23 +85,23 @@ def with_desync(source: Source, hang: Finding) -> Finding:
     """For a hang in mismatched calls, name the rank that was already out of sync in that group, if there is one. On a
     device this shows in the calls that its host, which runs ahead, has enqueued since.
     """
-    of = evidence_of(hang)
-    if not hang.cause.startswith("mismatch") or hang.attempt is None or of.get("seq") is None:
+    facts = evidence_of(hang)
+    if not hang.cause.startswith("mismatch") or hang.attempt is None or facts.get("seq") is None:
         return hang
     for found in desynced(source, Scope(attempt=hang.attempt)):
-        odd = evidence_of(found)
-        before = odd["process_group"] == of["process_group"] and int(odd["seq"]) <= int(of["seq"])
-        if found.status == "fired" and before:
-            waiting = sorted({*hang.ranks, *of["waiting_ranks"]} - set(found.ranks))
+        desync = evidence_of(found)
+        is_before = desync["process_group"] == facts["process_group"] and int(desync["seq"]) <= int(facts["seq"])
+        if found.status == "fired" and is_before:
+            waiting = sorted({*hang.ranks, *facts["waiting_ranks"]} - set(found.ranks))
             text = found.summary.partition(" Since then")[0]
-            evidence = {**of, "waiting_ranks": waiting}
+            evidence = {**facts, "waiting_ranks": waiting}
             return replace(hang, ranks=found.ranks, summary=f"{hang.summary} {text}", evidence=evidence)
     return hang
 
 
 def _suspicious_groups(source: Source, attempt: int, since_step: int, policy: DesyncPolicy) -> list[str]:
-    """Groups in which the ranks' first calls of one recent step differ in number. One step is enough, because a shift
-    never disappears."""
+    """Groups in which the ranks' first calls of a recent step differ in sequence number. One step is enough, because a
+    shift never disappears."""
     rows = source.rows(
         f"""
         WITH recent AS (
@@ -117,7 +117,7 @@ def _suspicious_groups(source: Source, attempt: int, since_step: int, policy: De
     return [group for (group,) in rows]
 
 
-def _of_group(source: Source, attempt: int, group: str, since_step: int) -> Iterator[Finding]:
+def _desyncs_of_group(source: Source, attempt: int, group: str, since_step: int) -> Iterator[Finding]:
     place = [attempt, group, max(0, since_step)]
     sides = _sides(source, place)
     if len(sides) < 2:
@@ -142,7 +142,7 @@ def _of_group(source: Source, attempt: int, group: str, since_step: int) -> Iter
 
 
 def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> Change | None:
-    """When a rank's numbers changed against another's for good; None if they never did, or changed more than once."""
+    """When a rank's sequence numbers shifted against another's for good; None if never, or if more than once."""
     steps = [step for step in sorted(own.keys() & others.keys()) if own[step].is_whole and others[step].is_whole]
     shifts = [own[step].first_seq - others[step].first_seq for step in steps]
     before = next((i for i, shift in enumerate(shifts) if shift != shifts[0]), len(shifts))
@@ -151,19 +151,19 @@ def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> 
         return None
     first, following = steps[before - 1], steps[before]
     between = sorted(step for step in own.keys() | others.keys() if first <= step < following)
-    step = next((step for step in between if _number(own, step) != _number(others, step)), None)
+    step = next((step for step in between if _num_calls(own, step) != _num_calls(others, step)), None)
     extra = after[0] - shifts[0]
-    if step is None or _number(own, step) - _number(others, step) != extra:
+    if step is None or _num_calls(own, step) - _num_calls(others, step) != extra:
         return None  # records are missing, or several steps differ
     return Change(step=step, extra=extra, last_step=steps[-1], num_before=before, num_after=len(after))
 
 
-def _number(calls: Mapping[int, StepCalls], step: int) -> int:
-    return calls[step].number if step in calls else 0
+def _num_calls(calls: Mapping[int, StepCalls], step: int) -> int:
+    return calls[step].num_calls if step in calls else 0
 
 
 def _sides(source: Source, place: Sequence[Any]) -> dict[int, list[int]]:
-    """{number of the first call: ranks} in the newest step that all ranks have recorded."""
+    """{sequence number of the first call: ranks} in the newest step that all ranks have recorded."""
     rows = source.rows(
         f"""
         WITH firsts AS (
@@ -195,8 +195,8 @@ def _calls_by_step(source: Source, place: Sequence[Any], ranks: Sequence[int]) -
         place,
     )
     calls: dict[int, dict[int, StepCalls]] = {}
-    for rank, step, seq, number, is_whole in rows:
-        calls.setdefault(rank, {})[step] = StepCalls(first_seq=seq, number=number, is_whole=bool(is_whole))
+    for rank, step, seq, num_calls, is_whole in rows:
+        calls.setdefault(rank, {})[step] = StepCalls(first_seq=seq, num_calls=num_calls, is_whole=bool(is_whole))
     return calls
 
 
@@ -215,15 +215,15 @@ def _suspected(
     is_odd = [_is_unusual(calls[side[0]], change.step) for side in (ranks, usual)]
     if len(ranks) == len(usual) and is_odd[0] == is_odd[1]:
         return _Suspicion(ranks=tuple(sorted([*ranks, *usual])), cause="skipped", is_clear=False)
-    is_usual = len(ranks) == len(usual) and is_odd[1]
-    named, extra = (usual, -change.extra) if is_usual else (ranks, change.extra)
+    names_usual = len(ranks) == len(usual) and is_odd[1]
+    named, extra = (usual, -change.extra) if names_usual else (ranks, change.extra)
     return _Suspicion(ranks=tuple(named), cause="skipped" if extra < 0 else "extra")
 
 
 def _is_unusual(calls: Mapping[int, StepCalls], step: int) -> bool:
     """Return True if a rank never made this number of calls in a step before."""
     first = min(calls, default=step)
-    return _number(calls, step) not in {_number(calls, one) for one in range(first, step)}
+    return _num_calls(calls, step) not in {_num_calls(calls, one) for one in range(first, step)}
 
 
 def _in_threads(source: Source, place: Sequence[Any], ranks: Sequence[int]) -> bool:
@@ -265,14 +265,14 @@ def _pairs_by_number(source: Source, place: Sequence[Any], sides: tuple[int, int
     """Return True if the calls since the change have the same operation and size as the other rank's calls of the same
     number, and not as its calls at the same place in the step.
 
-    Then only the places differ at which the two count a step: a rank in `Join` that has no data left ends its steps
-    between the calls with which it answers the others.
+    Then the ranks are in sync and only their step boundaries differ: a rank in `Join` that has no data left ends its
+    steps between the calls with which it shadows the others.
     """
     attempt, group, _ = place
     calls = "SELECT seq, op, bytes, dtype FROM collectives WHERE attempt = ? AND process_group = ? AND rank = ? "
     calls += f"AND step > ? AND {_COLLECTIVE}"
     same = "(o.op, o.bytes, o.dtype) IS NOT DISTINCT FROM (t.op, t.bytes, t.dtype)"
-    ((number, place_in_step),) = source.rows(
+    ((by_number, by_position),) = source.rows(
         f"""
         WITH own AS ({calls}), theirs AS ({calls})
         SELECT (SELECT bool_and({same}) FROM own o JOIN theirs t ON t.seq = o.seq),
@@ -280,7 +280,7 @@ def _pairs_by_number(source: Source, place: Sequence[Any], sides: tuple[int, int
         """,
         [attempt, group, sides[0], change.step, attempt, group, sides[1], change.step, change.extra],
     )
-    return number is True and place_in_step is False
+    return by_number is True and by_position is False
 
 
 def _finding(
@@ -331,11 +331,11 @@ def _odd_call(source: Source, place: Sequence[Any], change: Change, sides: tuple
     )
     fewer, more = sides if change.extra < 0 else sides[::-1]
     theirs, own = ([row[1:] for row in rows if row[0] == rank] for rank in (fewer, more))
-    parted = next((i for i, call in enumerate(own) if i >= len(theirs) or theirs[i][1:] != call[1:]), 0)
+    diverged = next((i for i, call in enumerate(own) if i >= len(theirs) or theirs[i][1:] != call[1:]), 0)
     made = Counter(call[1:] for call in theirs)
     for call in own:
         if not made[call[1:]]:
-            seq, op, caller, phase, *_ = own[parted] if own[parted][1:] == call[1:] else call
+            seq, op, caller, phase, *_ = own[diverged] if own[diverged][1:] == call[1:] else call
             return Call(rank=more, group=group, seq=seq, op=op, caller=caller, phase=phase)
         made[call[1:]] -= 1
     raise AssertionError("one side has more calls in the step than the other")

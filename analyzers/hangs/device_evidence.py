@@ -73,17 +73,17 @@ def _processes(places: Sequence[tuple[str | None, int | None]]) -> dict[str, Any
 
 def with_link(source: Source, finding: Finding) -> Finding:
     """The finding with the link on which a call that all ranks entered made the least progress, if there is one."""
-    of = evidence_of(finding)
-    if finding.cause != "all_entered" or finding.attempt is None or of.get("seq") is None:
+    facts = evidence_of(finding)
+    if finding.cause != "all_entered" or finding.attempt is None or facts.get("seq") is None:
         return finding
-    link = stalled_link(source, finding.attempt, str(of["process_group"]), int(of["seq"]))
+    link = stalled_link(source, finding.attempt, str(facts["process_group"]), int(facts["seq"]))
     if link is None:
         return finding
     ends = tuple(sorted((link.rank, link.peer)))
-    waiting = sorted({*finding.ranks, *of["waiting_ranks"]} - set(ends))
+    waiting = sorted({*finding.ranks, *facts["waiting_ranks"]} - set(ends))
     more = {"link_rank": link.rank, "link_peer": link.peer, "link_channel": link.channel, "waiting_ranks": waiting}
     summary = f"{finding.summary} The link from {link.text}, moved the least data."
-    return replace(finding, ranks=ends, summary=summary, evidence={**of, **more})
+    return replace(finding, ranks=ends, summary=summary, evidence={**facts, **more})
 
 
 def _is_broken(readings: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ def _why_hang(finding: Finding) -> str:
     if not waiting:
         return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()
     listed = facts.get("waiting_calls") or {}  # includes the calls of ranks that turned out to be culprits
-    calls = {text: kept for text, ranks in listed.items() if (kept := set(ranks) & set(waiting))}
+    calls = {text: still for text, ranks in listed.items() if (still := set(ranks) & set(waiting))}
     text = next(iter(calls), "")
     num_here, elsewhere = len(waiting), ""
     if text:  # only the first ranks of a call are listed, so count those in other calls and subtract
@@ -37,7 +37,7 @@ def _why_hang(finding: Finding) -> str:
 
 
 def _limit(finding: Finding) -> str:
-    """State after which silence this run reports a hang, and why a shorter silence can also be one."""
+    """State the silence after which this run reports a hang, and why a shorter one was reported."""
     silent_s, limit_s = finding.evidence.get("silent_s"), finding.evidence.get("limit_s")
     if not isinstance(limit_s, (int, float)):
         return ""
@@ -92,7 +92,7 @@ def _why_node_silent(finding: Finding) -> str:
 
 def _next_node_silent(finding: Finding) -> str:
     if finding.cause == "reports_again":
-        return "Check the load of that node and the network between the two."
+        return "Check the load of that node and the network between it and the leader."
     return "Ping the node, and read the logs of its watch and kernel: the ranks there may still train."
 
 
@@ -119,8 +119,8 @@ def _why_standstill(finding: Finding) -> str:
 def _next_standstill(finding: Finding) -> str:
     who = ranks_text(finding.ranks) if finding.ranks else "all ranks"
     if finding.cause == "compile":
-        again = finding.evidence.get("recompiled")
-        guard = f" The assumption that failed: {again}." if again else ""
+        failed_guard = finding.evidence.get("recompiled")
+        guard = f" The guard that failed: {failed_guard}." if failed_guard else ""
         return f"Keep shapes and flags the same on all ranks, so that {who} need not compile again.{guard}"
     place = finding.evidence.get("place")
     return f"Find out what {who} did {place} at that time (a file system, a lock, a stopped process)."

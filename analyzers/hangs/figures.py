@@ -19,8 +19,8 @@ from probes.tape import event_kinds
 
 __all__ = ["FIGURES"]
 
-MAX_PIECES = 500
-"""Pieces of time."""
+MAX_BINS = 500
+"""Maximum number of time bins."""
 MAX_NODES = 12
 
 
@@ -34,7 +34,7 @@ def wait_graph(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Newest step recorded by each node over time, the silent node first, a line where its silence began."""
+    """Newest step recorded by each node over time, the silent node first; a line marks where its silence began."""
     if lacking(source, steps=("start_ns",), ranks=("node_rank",)):
         return
     silent = int(evidence_of(finding).get("node_rank", -1))
@@ -49,7 +49,7 @@ def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
         SELECT node, min(start_ns - zero) / 1e9, max(step), any_value(zero) FROM seen, span
         GROUP BY node, (start_ns - zero) // width ORDER BY 1, 2
         """,
-        [attempt, attempt, MAX_PIECES],
+        [attempt, attempt, MAX_BINS],
     )
     if not rows:
         return

@@ -1,7 +1,7 @@
 """Mismatched calls: collectives with the same number that differ over ranks, and messages of unequal size.
 
     found = mismatched_collective(oldest_calls_by_rank)     # None, or cause, ranks, differing sides and the call
-    found = compare_calls(calls_of_one_number)              # of dumps, execution traces and lines of logs, too
+    found = compare_calls(calls_of_one_number)              # from dumps, execution traces or log lines, too
     found = unequal_message(view)                           # the same for a send and its receive
 
 Messages are counted for each group, direction and peer, so a send and its receive have the same number. Some backends
@@ -68,7 +68,7 @@ def mismatched_collective(
     found = _first_mismatch(together)
     if found is None or not (every := differing.get((found.call.group, found.call.seq))):
         return found
-    return _first_mismatch({(found.call.group, found.call.seq): _with(together, every)}) or found
+    return _first_mismatch({(found.call.group, found.call.seq): _with_ended(together, every)}) or found
 
 
 def mismatched_with_ended(view: AttemptView) -> Mismatch | None:
@@ -77,7 +77,7 @@ def mismatched_with_ended(view: AttemptView) -> Mismatch | None:
     return _first_mismatch({number: list(calls) for number, calls in by_number})
 
 
-def _with(together: Mapping[Number, list[Call]], every: tuple[Call, ...]) -> list[Call]:
+def _with_ended(together: Mapping[Number, list[Call]], every: tuple[Call, ...]) -> list[Call]:
     """All ranks' calls of one number, those in flight first."""
     first = together[every[0].group, every[0].seq]
     known = {call.rank for call in first}
@@ -165,7 +165,7 @@ def odd_side(view: AttemptView, calls: Sequence[Call]) -> tuple[int, ...]:
 
 
 def unequal_message(view: AttemptView) -> Mismatch | None:
-    """The oldest unequal pair of the lowest ranks; None if all pairs with both sides known match."""
+    """The oldest send of the lowest ranks whose receive differs in size or dtype; None if all known pairs match."""
     pairs: dict[tuple[int, int, str], tuple[dict[int, Call], dict[int, Call]]] = {}
     for rank, state in view.ranks.items():
         for call in state.calls if not state.closed else ():
@@ -186,11 +186,12 @@ def _unequal(sends: Mapping[int, Call], recvs: Mapping[int, Call]) -> Mismatch |
         ("mismatch_size", lambda call: call.num_bytes, _size),
         ("mismatch_dtype", lambda call: call.dtype, lambda call: f"{call.op} of {call.dtype}"),
     ]
-    for cause, of, described in checks:
-        if not of(send) or not of(recv) or of(send) == of(recv):
+    for cause, value_of, described in checks:
+        sent, received = value_of(send), value_of(recv)
+        if not sent or not received or sent == received:
             continue
-        if of(send) in map(of, recvs.values()) or of(recv) in map(of, sends.values()):
-            continue
+        if sent in map(value_of, recvs.values()) or received in map(value_of, sends.values()):
+            continue  # a tag may pair them with another message
         differs = {described(send): (send.rank,), described(recv): (recv.rank,)}
         ranks = tuple(sorted({send.rank, recv.rank}))  # both ends, since it is unknown which one is wrong
         return Mismatch(cause=cause, ranks=ranks, differs=differs, call=send)

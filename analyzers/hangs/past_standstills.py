@@ -3,13 +3,13 @@
 1. A rank's own time in a step excludes waiting in collectives, waiting for a core, checkpoints and evaluation (these
    have separate limits). The step is a standstill if this time exceeds `StallPolicy.floor_s`, `step_factor` median
    steps, and twice the rank's longest recent step. An attempt's first step, which compiles and warms up, does not
-   count. Nor does a step that ended only because its run was interrupted in a hang, which `hangs` reports.
-2. Other ranks must have waited for the rank in collectives meanwhile: in the same step, or in the next one if it stood
-   still between two steps. If no rank waited, it is reported only if `watch` had seen a hang.
+   count. Nor does a step that ended only because its run was interrupted during a hang, which `hangs` reports.
+2. Other ranks must have waited for the rank in collectives meanwhile: in the same step, or in the next one if it
+   stalled between two steps. If no rank waited, it is reported only if `watch` had seen a hang.
 3. The place is the phase or gap that took most of the time. It is the compiler, with the failed guard, if that was
    running for most of the time. The cause and stacks that `watch` reported at the time are added.
 
-Jobs on several GPUs are not judged, because their hosts do not see waits for other ranks.
+Jobs on several GPUs are not judged: waits for other ranks happen on the devices, where the hosts do not see them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WAITS = {name: name.replace("_ns", "_wait_ns") for name in _PLACES}
 _STEPS_BEFORE = 200
 
 
-class _Still(NamedTuple):
+class _StalledStep(NamedTuple):
     """A step in which a rank's own time exceeds the hang limit."""
 
     attempt: int
@@ -61,21 +61,18 @@ def past_standstills(source: Source, scope: Scope, policy: StallPolicy | None = 
     if lacking(source, steps=("duration_ns", "collective_wait_ns")):
         return []  # `hangs` reports missing records
     policy = policy or stall_policy(scope.manifest)
-    by_step: dict[tuple[int, int], list[_Still]] = {}
-    for still in _still(source, scope, policy):
-        by_step.setdefault((still.attempt, still.step), []).append(still)
+    by_step: dict[tuple[int, int], list[_StalledStep]] = {}
+    for one in _standstill_steps(source, scope, policy):
+        by_step.setdefault((one.attempt, one.step), []).append(one)
     if not by_step:
         return []
     reports = [report for report in reported_findings(source) if report.kind == "hang" and report.status == "fired"]
-    found = [
-        _finding(own, _waiting(source, own), reports, _guard(source, own[0]) if own[0].place == _COMPILING else "")
-        for own in by_step.values()
-    ]
-    lasting = [finding for finding in found if finding is not None]
-    return sorted(lasting, key=lambda finding: -(finding.cost_s or 0.0))[:MAX_FINDINGS]
+    found = [_finding(steps, _waiting(source, steps), reports, _guard(source, steps[0])) for steps in by_step.values()]
+    findings = [finding for finding in found if finding is not None]
+    return sorted(findings, key=lambda finding: -(finding.cost_s or 0.0))[:MAX_FINDINGS]
 
 
-def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
+def _standstill_steps(source: Source, scope: Scope, policy: StallPolicy) -> list[_StalledStep]:
     names = ", ".join(f"'{name}'" for name in _WAITS)
     times = ", ".join(f"coalesce({name}, 0) - coalesce({wait}, 0)" for name, wait in _WAITS.items())
     rows = source.rows(
@@ -104,41 +101,45 @@ def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
         """,
         [scope.attempt, scope.since_step, policy.floor_s * 1e9, policy.step_factor, SHARED.beyond_few_factor],
     )
-    return [_placed(source, _Still(*row)) for row in rows]
+    return [_with_compiler(source, _StalledStep(*row)) for row in rows]
 
 
-def _placed(source: Source, still: _Still) -> _Still:
+def _with_compiler(source: Source, stalled: _StalledStep) -> _StalledStep:
     """Set the place to the compiler if it was running for most of the time."""
     ((compile_ns,),) = source.rows(
         "SELECT coalesce(sum(end_ns - start_ns), 0) FROM spans "
         "WHERE kind = 'compile' AND attempt = ? AND step = ? AND rank = ?",
-        [still.attempt, still.step, still.rank],
+        [stalled.attempt, stalled.step, stalled.rank],
     )
-    return still._replace(place=_COMPILING) if compile_ns > still.own_ns / 2 else still
+    return stalled._replace(place=_COMPILING) if compile_ns > stalled.own_ns / 2 else stalled
 
 
-def _guard(source: Source, still: _Still) -> str:
-    """Reason why a rank recompiled in that step; empty if it did not recompile, or for an unknown reason."""
-    for event in EventLog.load(source, (event_kinds.RECOMPILE,)).of(event_kinds.RECOMPILE, attempt=still.attempt):
-        if (event.rank, event.step) == (still.rank, still.step):
+def _guard(source: Source, stalled: _StalledStep) -> str:
+    """The guard whose failure made the rank recompile for most of that step; empty if it did not, or if unknown."""
+    if stalled.place != _COMPILING:
+        return ""
+    for event in EventLog.load(source, (event_kinds.RECOMPILE,)).of(event_kinds.RECOMPILE, attempt=stalled.attempt):
+        if (event.rank, event.step) == (stalled.rank, stalled.step):
             return f"{event.text('function')} ({event.text('file')}:{event.integer('line')}): {event.text('guard')}"
     return ""
 
 
-def _waiting(source: Source, own: Sequence[_Still]) -> list[int]:
+def _waiting(source: Source, steps: Sequence[_StalledStep]) -> list[int]:
     """Ranks that waited for the given ranks."""
-    first, still = own[0], {one.rank for one in own}
+    first, stalled = steps[0], {one.rank for one in steps}
     rows = source.rows(
         "SELECT rank FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? + 1 GROUP BY rank "
         "HAVING max(collective_wait_ns) >= ? ORDER BY rank",
-        [first.attempt, first.step, first.step, SHARED.explained_ratio * min(one.own_ns for one in own)],
+        [first.attempt, first.step, first.step, SHARED.explained_ratio * min(one.own_ns for one in steps)],
     )
-    return [rank for (rank,) in rows if rank not in still]
+    return [rank for (rank,) in rows if rank not in stalled]
 
 
-def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Finding], guard: str) -> Finding | None:
-    first, worst = own[0], max(own, key=lambda one: one.own_ns)
-    ranks = tuple(one.rank for one in own)
+def _finding(
+    steps: Sequence[_StalledStep], waiting: Sequence[int], reports: Sequence[Finding], guard: str
+) -> Finding | None:
+    first, worst = steps[0], max(steps, key=lambda one: one.own_ns)
+    ranks = tuple(one.rank for one in steps)
     report = _reported(first, ranks, reports)
     if not waiting and report is None:
         return None
@@ -173,8 +174,8 @@ def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Fi
     )
 
 
-def _reported(first: _Still, ranks: Sequence[int], reports: Sequence[Finding]) -> Finding | None:
-    """Live report of the same ranks, at that step or the next."""
+def _reported(first: _StalledStep, ranks: Sequence[int], reports: Sequence[Finding]) -> Finding | None:
+    """The live report of a hang of these ranks, at that step or the next."""
     for report in reports:
         same_step = report.first_step is not None and 0 <= report.first_step - first.step <= 1
         if same_step and report.attempt == first.attempt and set(report.ranks) & set(ranks):

@@ -102,7 +102,7 @@ def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
 
 
 def parse_stack(text: str) -> list[str]:
-    """Frames of the thread that wrote the last block; those of torch and Rankscope only if there are no others."""
+    """Frames of the current thread in the last dump; those of torch and Rankscope only if there are no others."""
     starts = [match for match in _BLOCK.finditer(text) if match[1] != "Thread"]
     if not starts:
         return []

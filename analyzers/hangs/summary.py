@@ -16,7 +16,7 @@ from analyzers.wording import is_number, number, ranks_text, sentence
 __all__ = ["SO_FAR", "behind_step", "hang_summary", "lasting"]
 
 SO_FAR = " so far"
-"""Text after the length of a silence that still lasts."""
+"""Text after the length of an ongoing silence."""
 SHORTEST_S = 0.05
 """Silences below this would be printed as 0, so they are left out like unknown ones."""
 MAX_CYCLE = 3
@@ -67,8 +67,8 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         **{verb: verb if many else third for verb, third in _THIRD_PERSON.items()},
     )
     if found.absent:
-        its = view.ranks[found.absent[0]]
-        absent = sentence(f"{ranks_text(found.absent)} did not reach it either: stuck {_activity(its, '')}")
+        state = view.ranks[found.absent[0]]
+        absent = sentence(f"{ranks_text(found.absent)} did not reach it either: stuck {_activity(state, '')}")
         text = f"{sentence(text)} {absent}"
     if not found.waiting:
         return f"{sentence(text)} No records{lasted}." if lasted else sentence(text)
@@ -84,12 +84,12 @@ def behind_step(view: AttemptView, found: HangCause) -> int | None:
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     if first is None or found.call is None or None in (first.step, found.call.step):
         return None
-    stands = first.step_is_open and (first.phases or first.last_phase in ("forward", "backward"))
-    return first.step if stands and first.step < found.call.step else None  # type: ignore[operator]
+    is_in_step = first.step_is_open and (first.phases or first.last_phase in ("forward", "backward"))
+    return first.step if is_in_step and first.step < found.call.step else None  # type: ignore[operator]
 
 
 def lasting(finding: Finding, silent_s: float) -> Finding:
-    """A hang that was reported earlier and still lasts, with the silence up to now."""
+    """A hang that was reported earlier and is still ongoing, with the silence up to now."""
     reported_s = finding.evidence.get("silent_s")
     if finding.kind != "hang" or not is_number(reported_s) or silent_s <= reported_s:  # type: ignore[operator]
         return finding
@@ -121,9 +121,9 @@ def _cycle(view: AttemptView, found: HangCause) -> str:
     graph, shown = WaitGraph(view), found.cycle[:MAX_CYCLE]
     parts = []
     for rank, awaited in zip(shown, (*found.cycle[1:], found.cycle[0]), strict=False):
-        own = graph.heads(view.ranks[rank]) if rank in view.ranks else []
-        to_it = [call for call in own if call.is_p2p and call.peer == awaited] or own
-        parts.append(f"rank {rank} in {to_it[0].text}" if to_it else f"rank {rank}")
+        heads = graph.heads(view.ranks[rank]) if rank in view.ranks else []
+        calls = [call for call in heads if call.is_p2p and call.peer == awaited] or heads
+        parts.append(f"rank {rank} in {calls[0].text}" if calls else f"rank {rank}")
     rest = len(found.cycle) - len(shown)
     return ", ".join(parts) + (f" and {rest} more" if rest else "")
 
@@ -152,8 +152,7 @@ def _all_entered(found: HangCause, who: str, call: str, at: str) -> str:
 
 
 def _all_entered_cause(found: HangCause, *, many: bool) -> str:
-    """Possible causes of a call that all entered and none left. A device is one of them if only hosts are known to have
-    entered."""
+    """Possible causes of a call that all entered and none left; also a device, if only hosts surely entered it."""
     if found.call is None or not found.call.host_only:
         return "the network or the backend is stuck"
     device = "the device of one of them" if many else "its device"
@@ -164,17 +163,17 @@ def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:
     """Describe the call that a device never started or never finished, and how far its host is ahead."""
     many = len(found.culprits) > 1
     it, its_host = ("they", "their hosts") if many else ("it", "its host")
-    own = view.ranks.get(found.culprits[0])
-    if own is None or found.call is None:
+    state = view.ranks.get(found.culprits[0])
+    if state is None or found.call is None:
         return f"{it} never started {call}, although {its_host} had enqueued it"
-    if any((c.group, c.seq) == (found.call.group, found.call.seq) for c in own.calls):
+    if any((c.group, c.seq) == (found.call.group, found.call.seq) for c in state.calls):
         return f"{it} never finished {call}, although {its_host} had enqueued it"
-    ahead = f", although {its_host} {'are' if many else 'is'} at step {own.step}"
-    is_ahead = not many and own.step is not None and found.call.step is not None and own.step > found.call.step
+    ahead = f", although {its_host} {'are' if many else 'is'} at step {state.step}"
+    is_ahead = not many and state.step is not None and found.call.step is not None and state.step > found.call.step
     if found.call.is_p2p and found.call.rank not in found.culprits:
         return f"{it} never answered {call}, although {its_host} had enqueued it"
-    own_call = next((c for c in own.enqueued if c.group == found.call.group and not c.is_p2p), None)
-    first = own_call or next(iter(own.enqueued), None)
-    if first is None or (own_call is not None and own_call.seq <= found.call.seq):
+    of_group = next((c for c in state.enqueued if c.group == found.call.group and not c.is_p2p), None)
+    first = of_group or next(iter(state.enqueued), None)
+    if first is None or (of_group is not None and of_group.seq <= found.call.seq):
         return f"{it} never started {call}{ahead if is_ahead else f', although {its_host} had enqueued it'}"
     return f"{it} never started {first.text}, although {its_host} had enqueued it"

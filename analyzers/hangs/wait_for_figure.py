@@ -2,8 +2,8 @@
 
 figure = draw(view, blame)
 
-Culprits are red, those who wait blue; a cycle (groups taken in opposite order) is drawn bold. With many ranks,
-the culprits and some of those who wait are shown, the rest are counted.
+Culprits are red, waiting ranks blue, and the arrows of a cycle bold. With many ranks, only the culprits and some
+waiting ranks are shown, and the rest are counted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     hang = with_stuck_device(hang, world)
 
-1. The oldest open calls of every dumped rank in each of its groups are examined, if no rank can complete the operation
+1. The oldest open call of every dumped rank in each of its groups is examined, if no rank can complete its operation
    before all have entered it. This applies if the hang analyzer found no rank that stayed away (`all_entered`), only
    ranks without a dump (`not_seen`), or the same devices, according to dumps that record which calls started.
 2. A member has completed the call if it has no open call up to that number, and has later calls or a completed call at
@@ -48,8 +48,8 @@ def with_stuck_device(hang: Finding, world: DumpedWorld) -> Finding:
     if hang.cause not in ("all_entered", "not_seen", "device_stuck"):
         return hang
     left = _fewest(_left_calls(world), (hang.evidence.get("process_group"), hang.evidence.get("seq")))
-    is_it = hang.cause != "device_stuck" or {rank for one in left for rank in one.stuck} == set(hang.ranks)
-    return _with(hang, world, left) if left and is_it else hang
+    agrees = hang.cause != "device_stuck" or {rank for one in left for rank in one.stuck} == set(hang.ranks)
+    return _device_stuck(hang, world, left) if left and agrees else hang
 
 
 def _left_calls(world: DumpedWorld) -> list[_LeftCall]:
@@ -70,19 +70,19 @@ def _left_calls(world: DumpedWorld) -> list[_LeftCall]:
 
 
 def _fewest(left: Sequence[_LeftCall], named: tuple[object, object]) -> list[_LeftCall]:
-    """Fewest calls that cover all stuck ranks, the call with the most ranks first; on a tie the hang's own call."""
+    """Calls that together cover all stuck ranks, those with the most ranks first; on a tie the hang's own call."""
     ordered = sorted(left, key=lambda one: (-len(one.stuck), (one.call.group, one.call.seq) != named,
                                             one.call.issue_ns))  # fmt: skip
-    kept: list[_LeftCall] = []
+    chosen: list[_LeftCall] = []
     covered: set[int] = set()
     for one in ordered:
         if not covered.issuperset(one.stuck):
             covered.update(one.stuck)
-            kept.append(one)
-    return kept
+            chosen.append(one)
+    return chosen
 
 
-def _with(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Finding:
+def _device_stuck(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Finding:
     stuck = tuple(sorted({rank for one in left for rank in one.stuck}))
     many, call = len(stuck) > 1, left[0].call
     waiting = sorted({wait.call.text for wait in waits_of(world.view) if wait.awaited in stuck})
@@ -90,8 +90,8 @@ def _with(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Findi
     place = {"op": call.op, "process_group": call.group, "seq": call.seq, "bytes": call.num_bytes,
              "caller": call.caller}  # fmt: skip
     completed = sorted({rank for one in left for rank in one.completed} - set(stuck))
-    of_call = {name: value for name, value in hang.evidence.items() if name != "unseen_ranks"} | place
-    of_call["waiting_ranks"] = [rank for rank in evidence_of(hang).get("waiting_ranks") or () if rank not in stuck]
+    evidence = {name: value for name, value in hang.evidence.items() if name != "unseen_ranks"} | place
+    evidence["waiting_ranks"] = [rank for rank in evidence_of(hang).get("waiting_ranks") or () if rank not in stuck]
     text = "; ".join(one.text for one in left[:MAX_CALLS])
     return replace(
         hang,
@@ -99,7 +99,7 @@ def _with(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Findi
         cause="device_stuck",
         advice="hang-device_stuck",
         summary=f"{sentence(text)[:-1]}: {'their' if many else 'its'} device or watchdog stopped.{next_call}",
-        evidence={**of_call, "completed_ranks": completed[:64], "calls_not_reached": waiting[:4]},
+        evidence={**evidence, "completed_ranks": completed[:64], "calls_not_reached": waiting[:MAX_CALLS]},
     )
 
 
@@ -109,13 +109,13 @@ def _completed(world: DumpedWorld, call: Call, rank: int) -> bool:
     view, seq = world.view.ranks.get(rank), world.view.last_seq.get((call.group, rank), -1)
     if view is None or seq < call.seq:
         return False
-    return not any(own.group == call.group and own.seq <= call.seq for own in view.calls)
+    return not any(other.group == call.group and other.seq <= call.seq for other in view.calls)
 
 
 def _is_in(world: DumpedWorld, call: Call, rank: int, completed: Sequence[int]) -> bool:
     """True if a dumped member has the call open, and its dump is not older than later calls of the others."""
     view = world.view.ranks.get(rank)
-    if view is None or not any((own.group, own.seq) == (call.group, call.seq) for own in view.calls):
+    if view is None or not any((other.group, other.seq) == (call.group, call.seq) for other in view.calls):
         return False
     newest_ns = max(world.view.ranks[other].last_ns for other in completed)
     return not world.clock_is_known or world.rows.dumped_ns[rank] >= newest_ns
@@ -132,11 +132,7 @@ def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
     calls: dict[str, list[int]] = {}
     for rank, call in sorted(awaited.items()):
         calls.setdefault(call, []).append(rank)
-    each = ", ".join(f"{ranks_text(ranks)} in {call}" for call, ranks in _first(calls))
+    each = ", ".join(f"{ranks_text(ranks)} in {call}" for call, ranks in [*calls.items()][:MAX_CALLS])
     return replace(
         hang, summary=f"{hang.summary} The others wait for {each}.", evidence={**hang.evidence, "awaited": calls}
     )
-
-
-def _first(calls: dict[str, list[int]], number: int = 4) -> Sequence[tuple[str, list[int]]]:
-    return list(calls.items())[:number]

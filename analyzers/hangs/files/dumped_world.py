@@ -1,4 +1,4 @@
-"""State of a job from its flight-recorder dumps, in the snapshot format that is used to judge recorded runs.
+"""State of a job from its flight-recorder dumps, as the snapshot by which recorded runs are judged.
 
 world = dumped_world(dumps)
 world.view             # AttemptView: calls in flight, last numbers by group and rank, members
@@ -40,8 +40,8 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
     """Make a snapshot from these dumps, one per rank."""
     rows = rows_of_dumps(dumps)
     with MemoryStore() as store:
-        for table, of_table in rows.tables.items():
-            store.add(table, of_table)
+        for table, table_rows in rows.tables.items():
+            store.add(table, table_rows)
         recorded = take_snapshot(store, 0, EventLog([]))
     # Dumps record neither steps nor process exits: assume that each rank is training, in user code unless in a call.
     ranks = {rank: replace(view, step_is_open=True, finished_steps=1) for rank, view in recorded.ranks.items()}

@@ -6,8 +6,8 @@
 A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog timed out, or
 if ranks made different calls at the same place. Dumps of a healthy run give no finding.
 
-The verdict is that of recorded runs (`hang_of_attempt`) over the rows of the dumps. In addition it handles what is
-special to dumps: ranks without one, a time of writing instead of an end of the run, and rings that lost calls.
+The rows of the dumps are judged like those of a recorded run (`hang_of_attempt`). This module adds what is special to
+dumps: ranks without one, a time of writing instead of an end of the run, and ring buffers that overwrote calls.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _read(found: Survey) -> _Dumps:
 
 
 def hangs_of_dumps(read: _Dumps) -> list[Finding]:
-    """Findings on the hang that the dumps show, and on what they do not allow to judge."""
+    """The hang that the dumps show, and what could not be judged from them."""
     world = read.world
     if world is None:
         return [hangs_not_checked("no dump could be read")]
@@ -141,9 +141,9 @@ def _apart_s(world: DumpedWorld) -> float:
 
 def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
     many = len(missing) > 1
-    of = evidence_of(hang)
-    call = f" in {of['op']} #{of['seq']} (group {of['process_group']})" if "op" in of else ""
-    waiting = list(of.get("waiting_ranks") or ())
+    facts = evidence_of(hang)
+    call = f" in {facts['op']} #{facts['seq']} (group {facts['process_group']})" if "op" in facts else ""
+    waiting = list(facts.get("waiting_ranks") or ())
     they, them = ("They", "them") if many else ("It", "it")
     return Finding(
         analyzer="hang",
@@ -162,7 +162,7 @@ def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
 
 
 def _absent(world: DumpedWorld) -> list[Finding]:
-    """Ranks without a dump that no rank is known to wait for."""
+    """Report ranks without a dump, if there are any."""
     absent = world.rows.undumped
     if not absent:
         return []

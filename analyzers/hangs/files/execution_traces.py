@@ -4,8 +4,8 @@
 
 The traces have no times and end where the observer was stopped, so fewer calls on one rank mean nothing. Different
 calls under one number are a mismatch: proven if the process group numbers them, suspected if they were only counted.
-They are not rows of `collectives`, where a row without an end is a call in flight: traces do not show whether calls
-ended.
+They do not show whether calls ended, so they are not read into `collectives`, where a row without an end is a call in
+flight.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def mismatches_of_traces(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
     num_compared = 0
     for group in dict.fromkeys(group for trace in traces.values() for group in trace.calls):
         calls = {rank: trace.calls[group] for rank, trace in traces.items() if group in trace.calls}
-        for seq in sorted({seq for own in calls.values() for seq in own}):
-            made = {rank: own[seq] for rank, own in calls.items() if seq in own}
+        for seq in sorted({seq for by_seq in calls.values() for seq in by_seq}):
+            made = {rank: by_seq[seq] for rank, by_seq in calls.items() if seq in by_seq}
             num_compared += len(made) > 1
             if len(set(made.values())) > 1 and (found := compare_calls(_calls(group, seq, made))):
                 return [_mismatch(found, is_counted=is_counted)]

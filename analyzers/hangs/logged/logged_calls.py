@@ -1,4 +1,4 @@
-"""Causes that lines about collective calls name: mismatches, ranks that never came, calls that did not end.
+"""Causes that log lines about collectives name: mismatches, ranks that did not make the call, calls that did not end.
 
 Ranks named by TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's desync report, monitoredBarrier and NCCL's RAS are proven. gloo's
 timeouts name no call, so a rank that prints no timeout is a suspect. Lines of NCCL's watchdogs are compared in
@@ -48,7 +48,7 @@ def call_candidates(book: LogBook) -> list[Candidate]:
 
 def _stated(book: LogBook) -> Iterator[Candidate]:
     yield from _detail(book)
-    yield from _culprits(book)
+    yield from _trace_culprits(book)
     lines = list(book.of("desync_not_joined", "monitored_barrier", "jax_barrier"))
     ranks = named_by(lines)
     if ranks:
@@ -65,8 +65,8 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
         )
 
 
-def _culprits(book: LogBook) -> Iterator[Candidate]:
-    """Mismatches printed by torchfrtrace against the first rank's call, so one faulty rank may list most others."""
+def _trace_culprits(book: LogBook) -> Iterator[Candidate]:
+    """Ranks that torchfrtrace lists because they differ from the first rank; if that is the faulty one, most others."""
     lines = [entry for entry in book.of("trace_culprits") if entry.ranks()]
     if not lines:
         return
@@ -212,12 +212,12 @@ def _first_rank(book: LogBook) -> Iterator[Candidate]:
     )
 
 
-_DIFFER = {
+_DIFFERENCES = {
     "mismatch_size": "Ranks called the same collective with different sizes",
     "mismatch_dtype": "Ranks called the same collective with different element types",
     "skipped": "Ranks called collectives of different numbers at the same place",
 }
-"""Begin of a sentence on calls that differ, by the cause; without a row, the operations differ."""
+"""Start of the sentence on calls that differ, by cause."""
 
 
 def _detail(book: LogBook) -> Iterator[Candidate]:
@@ -243,7 +243,7 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
         lines,
         rank_class="mismatch",
         ranks=ranks,
-        what=f"{_DIFFER.get(cause, 'Ranks called different collectives at the same place')}: {sides}",
+        what=f"{_DIFFERENCES.get(cause, 'Ranks called different collectives at the same place')}: {sides}",
         why=f"{lines[0].place}: TORCH_DISTRIBUTED_DEBUG=DETAIL compared the calls",
         evidence={"calls": {str(call.rank): f"{call.op} {call.shape} {call.dtype}" for call in calls[:16]}},
         collect=(),
@@ -321,7 +321,7 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
 
 
 def _do_of(waiting: Collection[int], book: LogBook) -> str | None:
-    """Return the next step if a rank that is not in these files may be the missing one; None if all ranks wait."""
+    """The next step if a rank outside of these files may be the missing one; None if all ranks wait."""
     if book.world_size is not None and len(waiting) >= book.world_size:
         return None
-    return "Read the end of the other ranks' logs: that of the rank that made this call late, or never, shows why."
+    return "Read the end of the other ranks' logs: one of them made this call late or never, and its log shows why."

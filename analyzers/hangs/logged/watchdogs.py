@@ -4,8 +4,8 @@
    ahead. It is also proof if a rank's own line says that it enqueued fewer calls than the others wait for.
 2. If a rank waits at a lower number than the other ranks, these completed the call in which it waits. Its device or its
    process stopped, or it made fewer calls: a suspicion.
-3. If all wait in the same call, a rank of the group that prints nothing is suspected; if all print, the network or a
-   device.
+3. If all wait in the same call, a rank of the group that prints no timeout is suspected; if all print one, the network
+   or a device is.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Wait:
 
     @property
     def call(self) -> str:
-        """`ALLREDUCE 1580 of 466 elements`"""
+        """`ALLREDUCE #1580 of 466 elements`"""
         return f"{self.op or 'call'} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
 
     @property
     def as_call(self) -> Call:
-        """The call as columns of the table `collectives`."""
+        """The call for `compare_calls`."""
         shape = "" if self.num_elements is None else str(self.num_elements)
         return Call(rank=self.rank, group=self.group, seq=self.seq, op=self.op, shape=shape)
 
@@ -97,6 +97,7 @@ def _group(state: LogLine) -> str:
 
 
 def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
+    """At most one candidate, from the group in which most ranks wait."""
     waits = _waits(book)
     named = {wait.group for wait in waits.values() if wait.group}
     only = next(iter(named)) if len(named) == 1 else ""  # a line without a group usually belongs to the same group
@@ -114,17 +115,17 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
 
 
 def _by_number(waits: Mapping[int, Wait]) -> list[dict[int, Wait]]:
-    """Separate ranks whose groups no line names where their numbers are too far apart for one group."""
+    """Split ranks whose group no line names: within one group, sequence numbers differ by at most `MAX_AHEAD`."""
     seqs = sorted(wait.seq for wait in waits.values())
-    lasts = [seq for seq, after in pairwise(seqs) if after - seq > MAX_AHEAD]
-    parts: list[dict[int, Wait]] = [{} for _ in (*lasts, None)] if waits else []
+    part_ends = [seq for seq, after in pairwise(seqs) if after - seq > MAX_AHEAD]
+    parts: list[dict[int, Wait]] = [{} for _ in (*part_ends, None)] if waits else []
     for rank, wait in waits.items():
-        parts[bisect_left(lasts, wait.seq)][rank] = wait
+        parts[bisect_left(part_ends, wait.seq)][rank] = wait
     return parts
 
 
 def _with_short_limit(found: Candidate, members: Mapping[int, Wait]) -> Candidate:
-    """Advise a longer timeout if a call may take longer than it although nothing is wrong."""
+    """Advise a longer timeout if the present one is so short that a healthy call may exceed it."""
     limit_s = min((wait.limit_s for wait in members.values() if wait.limit_s), default=SHORT_LIMIT_S)
     if found.is_proven or limit_s >= SHORT_LIMIT_S:
         return found
@@ -143,8 +144,8 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         if mismatch is not None:
             return mismatch
     if len(set(seqs.values())) > 1:
-        return _apart(book, members, least)
-    behind = {rank: wait for rank, wait in _states(book).items() if rank not in members and wait < least}
+        return _different_calls(book, members, least)
+    behind = {rank: wait for rank, wait in _enqueued(book).items() if rank not in members and wait < least}
     first = next(iter(members.values()))
     if behind and not elsewhere:
         ranks = tuple(sorted(behind))
@@ -226,7 +227,7 @@ def _are_gathers(members: Mapping[int, Wait]) -> bool:
     return len(factors) == 1 and min(factors) > 1
 
 
-def _apart(book: LogBook, members: Mapping[int, Wait], least: int) -> Candidate:
+def _different_calls(book: LogBook, members: Mapping[int, Wait], least: int) -> Candidate:
     low = tuple(sorted(rank for rank, wait in members.items() if wait.seq == least))
     high = {rank: wait for rank, wait in members.items() if wait.seq > least}
     first, other = members[low[0]], min(high.values(), key=lambda wait: wait.seq)
@@ -294,7 +295,7 @@ def _candidate(
     )  # fmt: skip
 
 
-def _states(book: LogBook) -> dict[int, int]:
+def _enqueued(book: LogBook) -> dict[int, int]:
     """Calls of the default group that each rank enqueued, by its newest line."""
     found: dict[int, int] = {}
     for entry in book.of("watchdog_state"):
