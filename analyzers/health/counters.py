@@ -2,8 +2,8 @@
 
     host_counter_findings(store, HealthPolicy())        # kinds link_errors, host_pressure
 
-1. A counter counts from the host's start, so only its rise during the run is judged.
-2. A counter that a host does not have is not a finding: most have no InfiniBand, and no limit.
+1. Counters start when the host boots, so only their rise during the run is judged.
+2. A missing counter is not a finding: most hosts have neither InfiniBand nor a CPU limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def host_counter_findings(source: Source, policy: HealthPolicy) -> list[Finding]
     if lacking(source, health=_COLUMNS):  # a store of an older version lacks these columns
         return []
     found: list[Finding] = []
-    for node, errors, downs, again, sent, stopped_s, stalls, took_s, readings in source.rows(
+    for node, errors, downs, resent, sent, stopped_s, pressure, took_s, readings in source.rows(
         f"""
         SELECT node, {rise("infiniband_errors_total")}, {rise("infiniband_downs_total")},
                {rise("tcp_retransmits_total")}, {rise("tcp_segments_total")},
@@ -44,14 +44,14 @@ def host_counter_findings(source: Source, policy: HealthPolicy) -> list[Finding]
         """
     ):
         found += _links(node, errors, downs, policy)
-        found += _tcp(node, again, sent, policy)
+        found += _tcp(node, resent, sent, policy)
         if readings >= SHARED.min_steps and took_s > 0:
-            found += _pressure(node, stopped_s, stalls, took_s)
+            found += _pressure(node, stopped_s, pressure, took_s)
     return found
 
 
 def disk_latency_findings(source: Source, policy: HealthPolicy) -> list[Finding]:
-    """Advise where a disk was slow in most readings of a host; a reading without requests is not slow."""
+    """Advise on hosts with a disk that was slow in most readings; a reading without requests is not slow."""
     worst: dict[str, tuple[float, float, str]] = {}
     for request in ("read", "write"):
         column = f"disk_{request}_latency_seconds"
@@ -91,22 +91,22 @@ def _links(node: str, errors: int | None, downs: int | None, policy: HealthPolic
         yield _finding("link_errors", "infiniband", node, what, numbers)
 
 
-def _tcp(node: str, again: int | None, sent: int | None, policy: HealthPolicy) -> Iterator[Finding]:
-    if again is None or not sent or again < policy.tcp_retransmits or again < SHARED.min_gain_ratio * sent:
+def _tcp(node: str, resent: int | None, sent: int | None, policy: HealthPolicy) -> Iterator[Finding]:
+    if resent is None or not sent or resent < policy.tcp_retransmits or resent < SHARED.min_gain_ratio * sent:
         return
-    what = f"Host {node} retransmitted {100 * again / sent:.1f} % of its TCP segments during this run."
-    numbers = {"tcp_retransmits": again, "tcp_segments": sent}
+    what = f"Host {node} retransmitted {100 * resent / sent:.1f} % of its TCP segments during this run."
+    numbers = {"tcp_retransmits": resent, "tcp_segments": sent}
     yield _finding("link_errors", "tcp", node, what, numbers)
 
 
-def _pressure(node: str, stopped_s: float | None, stalls: float | None, took_s: float) -> Iterator[Finding]:
+def _pressure(node: str, stopped_s: float | None, pressure: float | None, took_s: float) -> Iterator[Finding]:
     if stopped_s is not None and stopped_s >= SHARED.saving_ratio * took_s:
         what = f"The CPU limit of the container on host {node} stopped its processes for {stopped_s:.1f} s of this run."
         numbers = {"throttled_s": stopped_s, "throttled_ratio": stopped_s / took_s}
         yield _finding("host_pressure", "cpu_limit", node, what, numbers)
-    if stalls is not None and stalls >= SHARED.cost_ratio:
-        what = f"Processes on host {node} waited for memory {100 * stalls:.0f} % of the time."
-        yield _finding("host_pressure", "memory", node, what, {"memory_pressure_ratio": stalls})
+    if pressure is not None and pressure >= SHARED.cost_ratio:
+        what = f"Processes on host {node} waited for memory {100 * pressure:.0f} % of the time."
+        yield _finding("host_pressure", "memory", node, what, {"memory_pressure_ratio": pressure})
 
 
 def _finding(kind: str, cause: str, node: str, summary: str, numbers: dict[str, Any]) -> Finding:
@@ -114,7 +114,7 @@ def _finding(kind: str, cause: str, node: str, summary: str, numbers: dict[str, 
 
 
 def health_warning(kind: str, cause: str, summary: str, evidence: dict[str, Any]) -> Finding:
-    """Warning about a node or one of its devices; the runbook has its section under the kind and the cause."""
+    """Warning about a node or one of its devices; kind and cause name its section of the runbook."""
     return Finding(
         analyzer="health",
         kind=kind,

@@ -15,12 +15,12 @@ from analyzers.source import Ints, Source, floats, ints, lacking
 
 __all__ = ["FIGURES", "GIB", "clock_of_rank", "reading_figure"]
 
-MAX_PIECES = 600
-"""Pieces of time."""
+MAX_BINS = 600
+"""Maximum number of time bins."""
 GIB = 1 << 30
 SINCE = "since the driver was loaded"
 _XID_COLUMNS = {"ecc": "ecc_uncorrected_total", "nvlink": "nvlink_errors_total", "bus": "pcie_replay_total"}
-"""Class of an XID -> counter that is shown with it; for other classes the device's load is shown."""
+"""Class of an XID -> counter that is shown with the device's load."""
 _WORDS = {
     "ecc_uncorrected_total": "Uncorrectable ECC errors", "pcie_replay_total": "PCIe replays",
     "ecc_corrected_total": "Corrected ECC errors", "remapped_rows_total": "Remapped rows",
@@ -34,7 +34,7 @@ _WORDS = {
 def readings(
     source: Source, expression: str, node: str, device: str, *, join: str = "avg"
 ) -> tuple[focus.RankComparison, Ints] | None:
-    """A reading of `device` and of its peers on all nodes, and the start of each time bucket (ns).
+    """A reading of `device` and of its peers on all nodes, and the start of each time bin (ns).
 
     Hosts are compared with hosts, GPUs with GPUs. `x` are seconds since the first reading.
     """
@@ -42,7 +42,7 @@ def readings(
     table = source.query(
         f"""
         WITH span AS (SELECT min(sample_ns) AS zero,
-                             greatest(1, (max(sample_ns) - min(sample_ns)) // {MAX_PIECES}) AS width FROM health)
+                             greatest(1, (max(sample_ns) - min(sample_ns)) // {MAX_BINS}) AS width FROM health)
         SELECT (sample_ns - zero) // width AS piece, min(sample_ns) AS at_ns, min(zero) AS zero_ns, node, device,
                {join}(CAST({expression} AS DOUBLE)) AS value
         FROM health, span WHERE {like} AND ({expression}) IS NOT NULL GROUP BY piece, node, device ORDER BY piece
@@ -55,15 +55,15 @@ def readings(
     np.minimum.at(at_ns, place, ints(table["at_ns"]))
     lines: dict[str, Any] = {}
     for of_node, of_device, i, value in zip(table["node"], table["device"], place, floats(table["value"]), strict=True):
-        name = _called(str(of_node), str(of_device))
+        name = _label(str(of_node), str(of_device))
         lines.setdefault(name, np.full(len(pieces), np.nan))[i] = value
-    if _called(node, device) not in lines:
+    if _label(node, device) not in lines:
         return None
     seconds = (at_ns - ints(table["zero_ns"]).min()) / 1e9
-    return focus.RankComparison.of_lines(seconds, lines, {_called(node, device)}), at_ns
+    return focus.RankComparison.of_lines(seconds, lines, {_label(node, device)}), at_ns
 
 
-def _called(node: str, device: str) -> str:
+def _label(node: str, device: str) -> str:
     return node if device == "host" else f"{node} {device}"
 
 
@@ -91,11 +91,11 @@ def reading_figure(
         higher = there[own[there] > own[there[0]]] if len(there) else there
         onset = float(comparison.x[higher[0]]) if len(higher) else None
     figure = focus.draw(comparison, x="seconds", y=y, onset=onset, others="others, min to max", **more)
-    yield Drawing(title=f"{title} of {_called(node, device)}", figure=figure)
+    yield Drawing(title=f"{title} of {_label(node, device)}", figure=figure)
 
 
 def xid(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The counter that belongs to the code, else the device's load, with the time of the first message."""
+    """The counter that belongs to the code, if any, and the device's load, with the time of the first message."""
     columns = [_XID_COLUMNS[finding.cause]] if finding.cause in _XID_COLUMNS else []
     for column in (*columns, "gpu_utilization_ratio"):
         if lacking(source, health=(column,)):
@@ -118,7 +118,7 @@ def memory_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Share of readings in which the reason was active, then clock and temperature."""
+    """Share of readings in which the throttle reason was active, then clock and temperature."""
     bit = int(evidence_of(finding).get("reason_bit") or 0)
     if not lacking(source, health=("throttle_reasons",)):
         share = f"CASE WHEN throttle_reasons & {bit} <> 0 THEN 100.0 ELSE 0.0 END"
@@ -140,7 +140,7 @@ def link_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def _counter(source: Source, finding: Finding, column: str) -> Iterator[Drawing]:
-    """A counter since the run began; nothing if not recorded."""
+    """A counter over the run; nothing if not recorded."""
     if not lacking(source, health=(column,)):
         yield from reading_figure(
             source, column, _place(finding), title=_WORDS[column], y=SINCE, join="max", rises=True

@@ -4,7 +4,7 @@
 
 1. An assertion, an index out of range or an illegal access in a kernel makes the driver report an XID of class
    `application`. The process sees a CUDA error at its next synchronisation, or is aborted.
-2. NVML names the device and no process. So the XID belongs to a rank on that device that ended with a CUDA error, or by
+2. NVML names the device but no process. So the XID belongs to a rank on that device that ended with a CUDA error, or by
    a signal without an error, around that time; it becomes evidence of `rank_lost`.
 3. If no rank did, any process on the device may have caused it: that is only advice.
 """

@@ -130,7 +130,7 @@ def _idle_weights(model: ModelFacts, dim: float, layers: float) -> float:
 
 
 def peak_flops_per_s(device_name: str, precision: str, float32_matmul: str = "highest") -> float | None:
-    """Peak FLOP/s of the device with the longest listed name that occurs, as whole words, in `name`.
+    """Peak FLOP/s of the device with the longest listed name that occurs, as whole words, in `device_name`.
 
     `precision`: training precision (bf16, fp16, float32). `float32_matmul`: torch's setting of float32 matmul
     precision; with values other than `highest`, tensor cores compute float32 products in tf32. For a slice of a device

@@ -92,11 +92,11 @@ def is_of_program(code: int) -> bool:
 
 def _of_any_process(code: int, device: str, events: Sequence[Any], meaning: str, *, is_shared: bool) -> Finding:
     """An XID caused by a program on a device with several processes, or none of this run: its process is unknown."""
-    whose = "several ranks use it, and none ended with a CUDA error" if is_shared else "no rank of this run uses it"
+    users = "several ranks use it, and none ended with a CUDA error" if is_shared else "no rank of this run uses it"
     return Finding.advise(
         "health",
         "xid",
-        f"XID {code} on {device or 'a device'}: {meaning}. Any process on the device may have caused it: {whose} at "
+        f"XID {code} on {device or 'a device'}: {meaning}. Any process on the device may have caused it: {users} at "
         "that time.",
         cause="application",
         evidence=_evidence(
