@@ -9,7 +9,7 @@
 * *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
   to run out.
 
-If a rank ran out of memory, the finding of its death (`rank_lost`, cause out_of_memory) has its figures.
+The memory of a rank that ran out of it is in the finding of its death (`rank_lost`, cause out_of_memory).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = ["ANALYSES", "OF_FILES", "Growth", "growth", "memory_use"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Growth of a rank's memory in bytes; `a_step` is the slope per step."""
+    """Growth of a rank's memory, in bytes."""
 
-    a_step: float
+    per_step: float
     first: float
     last: float
 
@@ -51,12 +51,12 @@ def memory_use(source: Source, scope: Scope, policy: MemoryPolicy | None = None)
     found = limits(source)
     if absent := lacking(source, steps=("memory_bytes", "duration_ns")):
         return [*found, _insufficient(not_recorded(absent), missing(absent))]
-    lives = attempts(source)
-    samples = _samples(source, lives[-1]) if lives else {}
+    known = attempts(source)
+    samples = _samples(source, known[-1]) if known else {}
     growing = {rank: one for rank, (step, memory) in samples.items() if (one := growth(step, memory, policy))}
     if growing:
-        found.append(_growth(source, lives[-1], samples, growing))
-    if lives and (unequal := _imbalance(source, lives[-1], policy)):
+        found.append(_growth(source, known[-1], samples, growing))
+    if known and (unequal := _imbalance(source, known[-1], policy)):
         found.append(unequal)
     is_short = not samples or max(len(step) for step, _ in samples.values()) < SHARED.slow_change_steps
     if is_short and not found:
@@ -78,15 +78,15 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     level = np.array([np.median(memory[a:b]) for a, b in pairwise(cuts)])
     place = np.array([np.median(step[a:b]) for a, b in pairwise(cuts)])
     slopes = np.array([(level[j] - level[i]) / (place[j] - place[i]) for i in range(6) for j in range(i + 1, 6)])
-    a_step = float(np.median(slopes))
-    total = a_step * float(step[-1] - step[0])
-    late = (level[5] - level[3]) / (place[5] - place[3])
+    per_step = float(np.median(slopes))
+    total = per_step * float(step[-1] - step[0])
+    last_slope = (level[5] - level[3]) / (place[5] - place[3])
     rises = int((np.diff(level) > 0).sum())
     if total < max(policy.min_growth_bytes, SHARED.saving_ratio * float(level[0])):
         return None
-    if rises < policy.min_rises or late < SHARED.explained_ratio * a_step:
+    if rises < policy.min_rises or last_slope < SHARED.explained_ratio * per_step:
         return None
-    return Growth(a_step=a_step, first=float(level[0]), last=float(memory[-1]))
+    return Growth(per_step=per_step, first=float(level[0]), last=float(memory[-1]))
 
 
 def _samples(source: Source, attempt: int) -> dict[int, tuple[Floats, Floats]]:
@@ -111,7 +111,7 @@ def _growth(
     samples: Mapping[int, tuple[Floats, Floats]],
     growing: Mapping[int, Growth],
 ) -> Finding:
-    worst = max(growing, key=lambda rank: growing[rank].a_step)
+    worst = max(growing, key=lambda rank: growing[rank].per_step)
     one, steps = growing[worst], samples[worst][0]
     ((step_s,),) = source.rows(
         "SELECT avg(duration_ns) / 1e9 FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL", [attempt]
@@ -132,10 +132,10 @@ def _growth(
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         cause="leak",
-        summary=f"Memory of {who} grows by {size_text(one.a_step)} a step without levelling off"
+        summary=f"Memory of {who} grows by {size_text(one.per_step)} a step without levelling off"
         f" ({size_text(one.last)} at the end).{until}",
         evidence={
-            "growth_per_step_bytes": round(one.a_step),
+            "growth_per_step_bytes": round(one.per_step),
             "memory_first_bytes": round(one.first),
             "memory_last_bytes": round(one.last),
             "headroom_bytes": None if left is None else round(left[0]),
@@ -170,15 +170,15 @@ def _left_bytes(source: Source, attempt: int, rank: int, growing: Mapping[int, G
     if not found or found[0][0] is None:
         return None
     neighbours = [other for other in growing if place.get(other, ("", ""))[bool(uuid)] == (uuid or host)]
-    return float(found[0][0]), sum(growing[other].a_step for other in neighbours)
+    return float(found[0][0]), sum(growing[other].per_step for other in neighbours)
 
 
 def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | None:
-    stage = "arg_max(coalesce(pp, 0), wall_ns)"
     of_ranks = (
         "SELECT rank, 0 AS stage FROM steps WHERE false"
         if lacking(source, ranks=())
-        else f"SELECT rank, {stage} AS stage FROM ranks WHERE attempt = {int(attempt)} GROUP BY rank"
+        else "SELECT rank, arg_max(coalesce(pp, 0), wall_ns) AS stage FROM ranks "
+        f"WHERE attempt = {int(attempt)} GROUP BY rank"
     )
     rows = source.rows(
         f"""
@@ -190,12 +190,12 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
         [attempt],
     )
     worst: tuple[float, int, float, float] | None = None
-    for stage_number in {place for *_, place in rows}:
-        peers = [(rank, float(held)) for rank, held, place in rows if place == stage_number]
+    for stage in {stage for *_, stage in rows}:
+        peers = [(rank, float(held)) for rank, held, of_stage in rows if of_stage == stage]
         if len(peers) < SHARED.min_times:
             continue
-        of_others = others_median(np.array([[held] for _, held in peers]))[:, 0]
-        for (rank, held), usual in zip(peers, of_others.tolist(), strict=True):
+        medians = others_median(np.array([[held] for _, held in peers]))[:, 0]
+        for (rank, held), usual in zip(peers, medians.tolist(), strict=True):
             factor = held / usual if usual else 1.0
             if factor >= SHARED.slow_factor and held - usual >= policy.imbalance_bytes:
                 worst = max(worst or (0.0, 0, 0.0, 0.0), (factor, rank, held, usual))

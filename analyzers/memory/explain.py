@@ -34,7 +34,7 @@ def _why_limit(finding: Finding) -> str:
 def _why_imbalance(finding: Finding) -> str:
     facts = finding.evidence
     peers = size_text(facts.get("highest_of_peers_bytes"))
-    return f"Its peak is {size_text(facts.get('highest_bytes'))}, that of its peers {peers}."
+    return f"Its peak is {size_text(facts.get('highest_bytes'))}, and the median of its peers' peaks is {peers}."
 
 
 def _next_limit(finding: Finding) -> str:

@@ -47,10 +47,10 @@ def _readings(source: Source) -> list[Finding]:
 
 def _recorded_bytes(source: Source, ranks: Sequence[int]) -> int | None:
     """Sum of the ranks' peak tensor memory; None if not recorded."""
-    most: dict[int, int] = {}
+    peaks: dict[int, int] = {}
     for event in EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK):
-        most[event.rank] = max(most.get(event.rank, 0), event.integer("allocated_bytes", 0))
-    known = [most[rank] for rank in ranks if most.get(rank)]
+        peaks[event.rank] = max(peaks.get(event.rank, 0), event.integer("allocated_bytes", 0))
+    known = [peaks[rank] for rank in ranks if peaks.get(rank)]
     return sum(known) if known and len(known) == len(ranks) else None
 
 
@@ -98,11 +98,11 @@ def _retries(source: Source) -> list[Finding]:
     for event in events:
         if event.attempt == newest and event.rank >= 0:
             by_rank.setdefault(event.rank, []).append(event)
-    short = {rank: own for rank, own in by_rank.items() if len(own) >= SHARED.min_times}
+    short = {rank: retries for rank, retries in by_rank.items() if len(retries) >= SHARED.min_times}
     if not short:
         return []
     worst = max(short, key=lambda rank: len(short[rank]))
-    steps = [event.step for own in short.values() for event in own if event.step is not None]
+    steps = [event.step for retries in short.values() for event in retries if event.step is not None]
     held = {
         name: most
         for name in ("allocated_bytes", "reserved_bytes")

@@ -20,7 +20,7 @@ NO_STACK = "without a Python stack"
 
 
 def snapshot_evidence(about: Mapping[str, Any], *, unused_bytes: int | None) -> dict[str, Any]:
-    """Evidence of a finding. What was not recorded is None or absent, never 0; the input may be damaged."""
+    """Evidence of a finding from a snapshot, which may be damaged. What was not recorded is None or absent, never 0."""
     rows: Any = about.get("sites")
     sites = [row for row in rows if isinstance(row, Mapping) and is_number(row.get("bytes"))] if _is_list(rows) else []
     found: dict[str, Any] = {
@@ -55,16 +55,18 @@ def is_fragmented(evidence: Mapping[str, Any]) -> bool:
 
 def why_text(finding: Finding) -> str:
     """Clauses on the uses of memory; "" without a snapshot."""
-    of = finding.evidence
-    largest: Any = of.get("largest_allocations")
+    facts = finding.evidence
+    largest: Any = facts.get("largest_allocations")
     parts = []
     if _is_list(largest) and largest:
         parts.append(f"largest in use: {largest[0]}")
-    if is_number(of.get("others_bytes")) and is_number(of.get("own_bytes")):
-        own, others = size_text(of["own_bytes"]), size_text(of["others_bytes"])
+    if is_number(facts.get("others_bytes")) and is_number(facts.get("own_bytes")):
+        own, others = size_text(facts["own_bytes"]), size_text(facts["others_bytes"])
         parts.append(f"{own} of the device in use by this process, {others} by others")
-    if is_number(of.get("unused_bytes")):
-        parts.append(f"{size_text(of['unused_bytes'])} of {size_text(of.get('reserved_bytes'))} cached and unused")
+    if is_number(facts.get("unused_bytes")):
+        parts.append(
+            f"{size_text(facts['unused_bytes'])} of {size_text(facts.get('reserved_bytes'))} cached and unused"
+        )
     return ", ".join(parts)
 
 

@@ -21,28 +21,28 @@ from store.readers.memory_snapshot import read_memory_snapshots
 __all__ = ["FILES", "failed_allocations"]
 
 MAX_LISTED = 4096
-Shown = dict[str, Any]
+Snapshot = dict[str, Any]
 
 
-def failed_allocations(shown: Sequence[Shown]) -> list[Finding]:
-    """A finding for each snapshot of a failed allocation, and what the others show."""
-    if not shown:
+def failed_allocations(snapshots: Sequence[Snapshot]) -> list[Finding]:
+    """A suspicion for each snapshot of a failed allocation; for the others, what they contain."""
+    if not snapshots:
         return [Finding.insufficient("memory", "memory_limit", "No memory snapshot could be read.")]
     return [
         _failed(one["rank"], one["device"], _evidence(one)) if one["is_at_failure"] else _no_failure(one["path"], one)
-        for one in shown
+        for one in snapshots
     ]
 
 
-def _evidence(about: Shown) -> Shown:
+def _evidence(about: Snapshot) -> dict[str, Any]:
     unused = max(0, about["reserved_bytes"] - about["allocated_bytes"])
     return {**snapshot_evidence(about, unused_bytes=unused), "memory_snapshot": about["path"]}
 
 
-def _facts(shown: Sequence[Shown]) -> dict[str, Any]:
+def _facts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     listed = [
         {"path": one["path"], "rank": one["rank"], "device": one["device"], **_evidence(one)}
-        for one in shown[:MAX_LISTED]
+        for one in snapshots[:MAX_LISTED]
     ]
     return {"num_ranks": None, "ended": "not in the memory snapshots", "memory_snapshots": listed}
 
@@ -63,7 +63,7 @@ def _failed(rank: int | None, device: int, evidence: dict[str, Any]) -> Finding:
     )
 
 
-def _no_failure(name: str, about: Shown) -> Finding:
+def _no_failure(name: str, about: Snapshot) -> Finding:
     sites = about["sites"]
     most = f", most of it {site_text(sites[0])}" if sites and about["has_stacks"] else ""
     return Finding.insufficient(

@@ -78,7 +78,7 @@ def test_steps_that_come_again_count_as_often_as_they_were_taken() -> None:
     with np.errstate(all="raise"):
         leak = growth(step, GIB + 2e6 * taken, MemoryPolicy())
     assert leak is not None
-    assert leak.a_step == pytest.approx(2e6, rel=0.01)
+    assert leak.per_step == pytest.approx(2e6, rel=0.01)
 
 
 def test_a_host_near_its_limit_is_a_warning() -> None:
