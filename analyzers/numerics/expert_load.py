@@ -1,4 +1,4 @@
-"""Load of the experts of a mixture: used too much, not at all, or dropping tokens.
+"""Load of the experts of a mixture: experts that get too many tokens, hardly any, or drop some.
 
 1. Load of an expert in a sample: how often the router chose it, summed over the ranks, relative to an even share of
    its layer. 1 is even; all tokens on one of eight experts is 8.
@@ -75,13 +75,13 @@ def layer_loads(source: Source, window_samples: int, scope: Scope = Scope()) -> 
     layers, steps, experts = ints(table["layer"]), ints(table["step"]), ints(table["expert"])
     found = []
     for layer in np.unique(layers):
-        own = layers == layer
-        which, row = np.unique(steps[own], return_inverse=True)
-        shape = (len(which), int(experts[own].max()) + 1)
+        in_layer = layers == layer
+        sampled, row = np.unique(steps[in_layer], return_inverse=True)
+        shape = (len(sampled), int(experts[in_layer].max()) + 1)
         tokens, dropped = np.zeros(shape), np.zeros(shape)
-        tokens[row, experts[own]] = ints(table["tokens"])[own]
-        dropped[row, experts[own]] = ints(table["dropped"])[own]
-        found.append(LayerLoad(layer=int(layer), steps=which, tokens=tokens, dropped=dropped))
+        tokens[row, experts[in_layer]] = ints(table["tokens"])[in_layer]
+        dropped[row, experts[in_layer]] = ints(table["dropped"])[in_layer]
+        found.append(LayerLoad(layer=int(layer), steps=sampled, tokens=tokens, dropped=dropped))
     return int(attempt), found
 
 

@@ -58,14 +58,14 @@ def _divergence(finding: Finding) -> str:
     medians = f"from {number(facts.get('loss_lowest'), 4)} to {number(facts.get('loss_highest'), 4)}"
     if facts.get("rise_z") is None:
         return f"The printed loss rose {medians}, and had not come back at the end of the log."
-    of = "lines" if facts.get("printed") else "steps"
-    return f"The median loss of 20 {of} rose {medians}, {number(facts.get('rise_z'))} times its noise."
+    unit = "lines" if facts.get("printed") else "steps"
+    return f"The median loss of 20 {unit} rose {medians}, {number(facts.get('rise_z'))} times its noise."
 
 
 def _overfitting(finding: Finding) -> str:
     facts = finding.evidence
     since = counted(facts.get("evaluations_since_lowest"), "evaluation")
-    return f"In {since} since then no loss was as low, and the newest losses are above it by more than the noise."
+    return f"In {since} since then no loss was as low, and the newest losses exceed the lowest by more than the noise."
 
 
 def _logged_value(finding: Finding) -> str:
@@ -94,9 +94,12 @@ def _gradient_flow(finding: Finding) -> str:
 
 def _gradient_noise(finding: Finding) -> str:
     facts = finding.evidence
+    # without a gradient signal the scale has no upper bound
+    low, high = number(facts.get("low_tokens"), 2), facts.get("high_tokens")
+    scale = f"{low} to {number(high, 2)}" if is_number(high) else f"at least {low}"
     return (
-        f"Over {facts.get('samples', '?')} samples the noise scale is {number(facts.get('low_tokens'), 2)} to "
-        f"{number(facts.get('high_tokens'), 2)} tokens, against {number(facts.get('batch_tokens'), 2)} in a batch."
+        f"Over {facts.get('samples', '?')} samples the noise scale is {scale} tokens, "
+        f"against {number(facts.get('batch_tokens'), 2)} in a batch."
     )
 
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from analyzers.figures import course, gradients, loss, numbers
-from analyzers.figures.drawing import focus as against
-from analyzers.figures.drawing.series import Series
-from analyzers.figures.drawing.series import draw as lines
+from analyzers.figures.drawing import focus, series
 from analyzers.figures.drawing.titled_figure import Drawing
 from analyzers.figures.ranks import agreement
 from analyzers.figures.ranks.rank_values import attempt_of
@@ -47,13 +45,13 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Ranks whose collective inputs held NaN or Inf, the parameters that hold it, and the loss around it. A reduction
-    spreads NaN, so only its inputs show where the NaN began; parameters afterwards do not.
+    """Ranks whose collective inputs held NaN or Inf, the parameters that hold it, and the loss around that step. A
+    reduction spreads NaN to all ranks, so only its inputs show where it began.
     """
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.first_step is not None:
         yield from _inputs(source, attempt, finding.first_step)
-        yield from _where(source, attempt, finding.first_step)
+        yield from _bad_gradients(source, attempt, finding.first_step)
     yield from loss_around(source, finding)
 
 
@@ -84,17 +82,17 @@ def _inputs(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
         if call in calls and int(rank) in ranks:
             grid[ranks.index(int(rank)), calls.index(call)] = float(nonfinite)
     groups = sorted({group for group, *_ in calls})
-    alone = groups[0] if len(groups) == 1 else ""
+    only = groups[0] if len(groups) == 1 else ""
     figure = agreement.draw(
         [f"rank {rank}" for rank in ranks],
-        [f"{op} {seq}" if alone else f"{op} {seq} of {group}" for group, seq, op in calls], grid,
-        x=f"calls{f' of {alone}' if alone else ''} in the order of issue",
+        [f"{op} {seq}" if only else f"{op} {seq} of {group}" for group, seq, op in calls], grid,
+        x=f"calls{f' of {only}' if only else ''} in the order of issue",
         words={0: "finite", 1: "held NaN or Inf"}, legend=("finite", "NaN or Inf"),
     )  # fmt: skip
     yield Drawing(title=f"Inputs of collectives in step {step}, before they were reduced", figure=figure)
 
 
-def _where(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
+def _bad_gradients(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
     if not missing_tables(source, "gradients"):
         table = source.query(
             "SELECT parameter, rank, CAST(max(coalesce(nonfinite_count, 0)) AS DOUBLE) AS nonfinite FROM gradients "
@@ -134,15 +132,15 @@ def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
     squares: dict[str, dict[int, float]] = {}
     for step, parameter, norm in rows:
         if block := block_of(parameter or ""):
-            of = squares.setdefault(block, {})
-            of[int(step)] = of.get(int(step), 0.0) + float(norm) ** 2
-    steps = sorted({step for of in squares.values() for step in of})
-    blocks = {name: np.array([of.get(step, np.nan) ** 0.5 for step in steps]) for name, of in squares.items()}
+            by_step = squares.setdefault(block, {})
+            by_step[int(step)] = by_step.get(int(step), 0.0) + float(norm) ** 2
+    steps = sorted({step for by_step in squares.values() for step in by_step})
+    blocks = {name: np.array([sums.get(step, np.nan) ** 0.5 for step in steps]) for name, sums in squares.items()}
     accused = {str(name) for name in evidence_of(finding).get("blocks", ())}
     if len(steps) > 1 and accused & set(blocks):
         at = np.array(steps, dtype=np.int64)
-        comparison = against.RankComparison.of_lines(at, blocks, accused)
-        figure = against.draw(
+        comparison = focus.RankComparison.of_lines(at, blocks, accused)
+        figure = focus.draw(
             comparison, y="gradient norm of a block", onset=finding.first_step, others="other blocks, min to max",
             log=True,
         )  # fmt: skip
@@ -154,7 +152,7 @@ def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
     changes = [(overflow.step, overflow.scale) for overflow in overflows(source, attempt_of(source, finding))]
     if changes:
         figure = numbers.scale(changes)
-        against.mark_onset(figure, finding.first_step)
+        focus.mark_onset(figure, finding.first_step)
         yield Drawing(title="Loss scale after each overflow", figure=figure)
 
 
@@ -163,20 +161,22 @@ def validation(source: Source, finding: Finding) -> Iterator[Drawing]:
     curve, evaluated = course.loss_curve(source), evaluations(source)
     if evaluated and len(curve["loss"]):
         figure = loss.draw(curve, evaluated=evaluated)
-        against.mark_onset(figure, finding.first_step)
+        focus.mark_onset(figure, finding.first_step)
         yield Drawing(title="Validation loss and training loss", figure=figure)
 
 
 def noise(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The noise scale over the run, and the batch size."""
-    course = [one for one in evidence_of(finding).get("noise_scale_by_step", ()) if one.get("tokens") is not None]
+    scales = [one for one in evidence_of(finding).get("noise_scale_by_step", ()) if one.get("tokens") is not None]
     batch = evidence_of(finding).get("batch_tokens")
-    if len(course) < 2:
+    if len(scales) < 2:
         return
-    at = np.array([int(one["step"]) for one in course])
-    tokens = np.array([float(one["tokens"]) for one in course])
-    figure = lines([Series(name="noise scale", x=at, y=tokens)], x="step", y="tokens", log=bool((tokens > 0).all()))
-    against.mark_limit(figure, None if not batch else (float(batch), "batch size"))
+    at = np.array([int(one["step"]) for one in scales])
+    tokens = np.array([float(one["tokens"]) for one in scales])
+    figure = series.draw(
+        [series.Series(name="noise scale", x=at, y=tokens)], x="step", y="tokens", log=bool((tokens > 0).all())
+    )
+    focus.mark_limit(figure, None if not batch else (float(batch), "batch size"))
     yield Drawing(title="Gradient noise scale and batch size", figure=figure)
 
 
@@ -204,8 +204,8 @@ def experts(source: Source, finding: Finding) -> Iterator[Drawing]:
     accused = {f"expert {finding.evidence['expert']}"} if "expert" in finding.evidence else set()
     if is_dropped:
         accused = {max(found, key=lambda name: float(np.nanmean(found[name])))}
-    figure = against.draw(
-        against.RankComparison.of_lines(steps, found, accused), others="other experts, min to max",
+    figure = focus.draw(
+        focus.RankComparison.of_lines(steps, found, accused), others="other experts, min to max",
         y="share of its tokens dropped" if is_dropped else "load over an even share",
         limit=None if is_dropped else (1.0, "an even share"),
     )  # fmt: skip

@@ -6,10 +6,10 @@
    at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the slope
    is the median of the slopes between all pairs of blocks, so that a single deviating block does not change it);
    `layer`, `factor` away from the median block, or from the trend where there is one. If several consecutive blocks
-   next to the output are that far above all others, the gradient has not exploded, but vanished behind these blocks.
-3. It is reported after `min_samples` consecutive samples, the newest included, because a single step may be unusual.
-4. `whole`: in the newest `min_samples` samples, the norm of all gradients and that of the median block are both
-   `own_factor` above the largest in the first quarter of the run's samples.
+   next to the output are that far above all others, the gradient has not exploded there, but vanished in the others.
+3. It is reported after `min_times` consecutive samples, the newest included, because a single step may be unusual.
+4. `whole`: in the newest `min_times` samples or more, the norm of all gradients and that of the median block are both
+   `trend_factor` above the largest in the first quarter of the run.
 
 Blocks are the names up to their number (`blocks.3`); a model without numbered blocks is not judged. Embedding and head
 are not blocks: their norms have no peers.
@@ -40,8 +40,8 @@ _KINDS = ("vanishing_gradients", "exploding_gradients")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wrong:
-    """A wrong block in one step: kind and cause of the finding, its norm and the norm it was compared with."""
+class WrongBlock:
+    """A block with a wrong gradient in one step: kind and cause of the finding, its norm and the norm of its peers."""
 
     kind: str
     cause: str
@@ -78,19 +78,21 @@ def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = Gra
 
 
 def block_of(parameter: str) -> str:
-    """`blocks.3` of `blocks.3.mlp.up.weight`; nothing for a parameter outside of numbered blocks."""
+    """`blocks.3` of `blocks.3.mlp.up.weight`; empty for a parameter outside of numbered blocks."""
     match = _BLOCK.match(parameter)
     return match[1] if match else ""
 
 
-def wrong_blocks(norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()) -> dict[str, Wrong]:
+def wrong_blocks(
+    norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()
+) -> dict[str, WrongBlock]:
     """Wrong blocks of one step, from the norm by block; none where there are too few to compare. Pure."""
     if len(norms) < SHARED.min_times:
         return {}
     alive = {block: norm for block, norm in norms.items() if norm > 0}
     middle = median(alive.values()) if alive else 0.0
     wrong = {
-        block: Wrong(kind="vanishing_gradients", cause="zero", norm=0.0, reference=middle)
+        block: WrongBlock(kind="vanishing_gradients", cause="zero", norm=0.0, reference=middle)
         for block in norms
         if block not in alive
     }
@@ -107,7 +109,7 @@ def wrong_blocks(norms: Mapping[str, float], policy: GradientFlowPolicy = Gradie
                 continue
             usual[block] = end * slope**distance
             if (alive[block] / end if slope > 1 else end / alive[block]) >= policy.trend_factor:
-                wrong[block] = Wrong(
+                wrong[block] = WrongBlock(
                     kind=_KINDS[slope > 1],
                     cause="trend",
                     norm=alive[block],
@@ -117,16 +119,16 @@ def wrong_blocks(norms: Mapping[str, float], policy: GradientFlowPolicy = Gradie
     for block, norm in alive.items():
         if norm < usual[block] / policy.factor or norm > usual[block] * policy.factor:
             kind = _KINDS[norm > usual[block]]
-            wrong[block] = Wrong(kind=kind, cause="layer", norm=norm, reference=usual[block])
+            wrong[block] = WrongBlock(kind=kind, cause="layer", norm=norm, reference=usual[block])
     return _vanished_behind(wrong, alive, policy)
 
 
 def risen_since(
     totals: Mapping[int, float], middles: Mapping[int, float], policy: GradientFlowPolicy = GradientFlowPolicy()
 ) -> tuple[list[int], float] | None:
-    """The newest consecutive steps in which all gradients are far above the run's earlier norms, and the largest
-    earlier norm; None if there are none. Pure. `totals`, `middles`: by step, the norm of all gradients and of the
-    median block."""
+    """The newest consecutive steps in which the gradient norms are far above those of the run's start, and the largest
+    norm there; None if there are none. Pure. `totals`, `middles`: by step, the norm of all gradients and of the median
+    block."""
     steps = sorted(totals)
     quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0  # the newest samples may be closer together
     num_past = max(SHARED.trend_values, sum(step <= quarter for step in steps))
@@ -188,10 +190,10 @@ def _trend(points: Sequence[tuple[int, float]], policy: GradientFlowPolicy) -> t
 
 
 def _vanished_behind(
-    wrong: dict[str, Wrong], alive: Mapping[str, float], policy: GradientFlowPolicy
-) -> dict[str, Wrong]:
-    """Return the blocks that vanish: if several consecutive blocks next to the output are far above the rest, the rest
-    has vanished."""
+    wrong: dict[str, WrongBlock], alive: Mapping[str, float], policy: GradientFlowPolicy
+) -> dict[str, WrongBlock]:
+    """If several consecutive blocks next to the output are far above the rest, report the rest as vanishing instead of
+    these as exploding."""
     for chain in _chains(alive):
         high = [b for b in chain if b in wrong and (wrong[b].kind, wrong[b].cause) == ("exploding_gradients", "layer")]
         rest = chain[: len(chain) - len(high)]
@@ -203,11 +205,11 @@ def _vanished_behind(
         for block in high:
             del wrong[block]
         for block in rest:
-            wrong[block] = Wrong(kind="vanishing_gradients", cause="layer", norm=alive[block], reference=end)
+            wrong[block] = WrongBlock(kind="vanishing_gradients", cause="layer", norm=alive[block], reference=end)
     return wrong
 
 
-def _steps_in_a_row(judged: Sequence[tuple[int, Mapping[str, Wrong]]], block: str, kind: str) -> list[int]:
+def _steps_in_a_row(judged: Sequence[tuple[int, Mapping[str, WrongBlock]]], block: str, kind: str) -> list[int]:
     """The newest steps in which a block is wrong in this way, in order."""
     steps: list[int] = []
     for step, wrong in reversed(judged):
@@ -221,7 +223,7 @@ def _finding(
     kind: str,
     attempt: int,
     steps_of: Mapping[str, Sequence[int]],
-    judged: Mapping[int, Mapping[str, Wrong]],
+    judged: Mapping[int, Mapping[str, WrongBlock]],
     samples: Mapping[int, Mapping[str, float]],
 ) -> Finding:
     first, last = min(steps[0] for steps in steps_of.values()), max(steps[-1] for steps in steps_of.values())
@@ -255,7 +257,7 @@ def _finding(
     )
 
 
-def _summary(kind: str, block: str, num_more: int, wrong: Wrong, when: str) -> str:
+def _summary(kind: str, block: str, num_more: int, wrong: WrongBlock, when: str) -> str:
     which = f"{block} and {num_more} more block{'s' * (num_more > 1)}" if num_more else block
     if wrong.cause == "zero":
         return f"No gradient reaches {which} {when}: every element is zero."

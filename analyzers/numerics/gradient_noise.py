@@ -11,8 +11,8 @@ above it, doubling the batch gains almost nothing.
    |g_global|^2) / (1/b - 1/B), |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b), with
    |g_local|^2 the mean over the data ranks. A pipeline's stages of one data rank are added.
 3. A step's |G|^2 is mostly noise, and a ratio of noisy values has no mean. So numerator and denominator are averaged
-   separately, over the newest third of the run's samples, at most `window_samples`. The confidence interval is that of
-   the ratio; it uses both variances and the covariance.
+   separately, over the newest third of the run's samples: at least `window_samples` and at most `slow_change_steps` of
+   them. The confidence interval of the ratio uses both variances and the covariance.
 
 The norms are `steps.local_grad_norm` (`probes.collectives.gradients.local_gradient`) and `steps.grad_norm`, both before
 clipping.
@@ -37,7 +37,7 @@ from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 __all__ = ["Noise", "Samples", "gradient_noise", "noise_scale", "samples"]
 
 MAX_POINTS = 10
-"""Windows of the noise scale's course over the run."""
+"""Maximum number of windows over the run for which the noise scale is listed."""
 
 _ONE_DATA_RANK = "with one data rank the local gradient is the global one"
 
@@ -59,7 +59,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Averages over some samples. `scale_tokens` = `trace` / `square`; infinite where no signal was seen."""
+    """Averages over some samples. `scale_tokens` = `trace` / `square`; infinite if no gradient signal was seen."""
 
     trace: float
     """tr(S), of one token's gradient."""
@@ -90,8 +90,8 @@ def gradient_noise(source: Source, scope: Scope, policy: GradientNoisePolicy = G
 
 
 def samples(source: Source, attempt: int, since_step: int = 0) -> Samples | None:
-    """Steps with the local norm of every rank that should have one; None if there are none. Of a step that ran again
-    after a rollback, its last execution."""
+    """Steps with the local norm of every rank that should have one; None if there are none. If a step ran
+    again after a rollback, its last execution counts."""
     table = source.query(
         """
         WITH place AS (
@@ -233,7 +233,7 @@ def _course(found: Samples) -> list[dict[str, float | None]]:
 
 
 def _rounded(tokens: float) -> float | None:
-    """Upper bound of the noise scale; None if no gradient signal was measured, so that it has no bound."""
+    """The noise scale or a bound of it, to four digits; None if it is infinite."""
     return float(f"{tokens:.4g}") if math.isfinite(tokens) else None
 
 

@@ -1,4 +1,4 @@
-"""Values that a loop logs and that contradict what its ranks recorded: a norm, a mean loss, a token count.
+"""Logged values that contradict what the ranks recorded: a gradient norm, a mean loss, a token count.
 
 1. For each step, divide the value logged by the lowest rank by the recorded one: the gradient norm (over all shards),
    the mean over the ranks of the losses on which `backward` was called, or the number of token ids passed to the model.
@@ -60,9 +60,9 @@ def contradicted_values(source: Source, scope: Scope) -> list[Finding]:
         for attempt, step, ratio in source.rows(sql, [scope.attempt]):
             if ratio is not None and math.isfinite(ratio) and ratio > 0:
                 ratios.setdefault(attempt, {})[step] = ratio
-        for attempt, own in ratios.items():
-            if (found := _contradiction(own, _factors(source, attempt))) is not None:
-                findings.setdefault((name, attempt), _finding(name, attempt, own, *found))
+        for attempt, by_step in ratios.items():
+            if (found := _contradiction(by_step, _factors(source, attempt))) is not None:
+                findings.setdefault((name, attempt), _finding(name, attempt, by_step, *found))
     return list(findings.values())
 
 
@@ -81,7 +81,7 @@ def _factors(source: Source, attempt: int) -> Mapping[str, float]:
 
 
 def _contradiction(ratios: Mapping[int, float], factors: Mapping[str, float]) -> tuple[str, float] | None:
-    """Return (what the factor is, the ratio) if it is one of `factors` or its reverse in nearly every step. Pure."""
+    """Return (name of the factor, typical ratio) if nearly every ratio is one of `factors` or its reciprocal. Pure."""
     if len(ratios) < SHARED.min_steps or not factors:
         return None
     typical = median(ratios.values())

@@ -5,8 +5,8 @@ recorded at each step, and a step after which it is lower has overflowed. Some o
 too high on purpose, and is doubled every 2,000 good steps to test whether it still fits.
 
 1. Overflows of the first `warm_up_steps` steps are the search for a scale that fits.
-2. Collapse: `max_overflows` or more within `slow_change_steps` after that, or a scale of `lowest_scale` or less, at
-   which the next overflow no longer depends on the scale.
+2. Collapse: `max_overflows` or more within `slow_change_steps` after that, or a scale of `LOWEST_SCALE` or less, at
+   which gradients overflow even unscaled.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ def loss_scale_collapse(source: Source, scope: Scope, policy: LossScalePolicy = 
     by_attempt: dict[int, list[Overflow]] = {}
     for overflow in overflows(source, scope.attempt):
         by_attempt.setdefault(overflow.attempt, []).append(overflow)
-    found = ((attempt, _collapse(own, policy)) for attempt, own in sorted(by_attempt.items()))
-    return [_finding(attempt, own) for attempt, own in found if own]
+    found = ((attempt, _collapse(overflowed, policy)) for attempt, overflowed in sorted(by_attempt.items()))
+    return [_finding(attempt, collapse) for attempt, collapse in found if collapse]
 
 
 def _collapse(found: Sequence[Overflow], policy: LossScalePolicy) -> list[Overflow]:
-    """The overflows of the collapse, to the last one; empty if there is none."""
-    late = [overflow for overflow in found if overflow.step > policy.warm_up_steps]
-    for number, overflow in enumerate(late):
+    """The overflows of the collapse; empty if there is none."""
+    warm = [overflow for overflow in found if overflow.step > policy.warm_up_steps]
+    for number, overflow in enumerate(warm):
         last = number + policy.max_overflows - 1
-        if last < len(late) and late[last].step - overflow.step < SHARED.slow_change_steps:
-            return late[number:]
+        if last < len(warm) and warm[last].step - overflow.step < SHARED.slow_change_steps:
+            return warm[number:]
     lowest = [number for number, overflow in enumerate(found) if overflow.scale <= LOWEST_SCALE]
     return list(found[: lowest[0] + 1]) if lowest else []
 

@@ -125,13 +125,13 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
     ((newest,),) = source.rows("SELECT max(attempt) FROM steps")
     least_ends = {newest: _num_ranks(source, newest)} if scope.is_live else {}
     # fp16: a step that overflowed at its loss scale was dropped and the scale halved, which is normal.
-    absorbed = {(event.attempt, event.step) for event in log.of(event_kinds.LOSS_SCALE)}
-    absorbed |= dropped_for_overflow(source) if rows else set()
-    absorbed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
+    overflowed = {(event.attempt, event.step) for event in log.of(event_kinds.LOSS_SCALE)}
+    overflowed |= dropped_for_overflow(source) if rows else set()
+    overflowed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
     found = [
         (attempt, step, execution)
         for attempt, step, execution, _, is_bad, num_ends in rows
-        if is_bad and num_ends >= least_ends.get(attempt, 0) and (attempt, step) not in absorbed
+        if is_bad and num_ends >= least_ends.get(attempt, 0) and (attempt, step) not in overflowed
     ]
     known = {(attempt, step) for attempt, step, _ in found}
     for event in log.of(event_kinds.NONFINITE):  # a step that never ended is only known from its verdict
@@ -170,10 +170,10 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, execution:
     first_losses = _series(source, attempt, step, FIRST_LOSS)
     largest_weights = _series(source, attempt, step, LARGEST_WEIGHT)
     sound = {rank for rank, loss in first_losses.items() if not is_bad(loss)}
-    broke = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()  # each rank may hold a shard
+    broken = sound if any(is_bad(largest_weights.get(rank)) for rank in sound) else set()  # each rank may hold a shard
     return StepEvidence(
         rows=[RankStep(rank=r[0], local_loss=r[3], loss=r[4], grad_norm=r[5], nonfinite_count=r[6], committed=r[7],
-                       batch_index=r[8], weights_broke=r[0] in broke) for r in steps],
+                       batch_index=r[8], weights_broke=r[0] in broken) for r in steps],
         flags=_flags(source, attempt, step, {r[0]: (r[1], r[2]) for r in steps}),
         parameters=_gradients(source, attempt, step),
         reported_phase=events[0].text("phase") if events else "",
@@ -186,7 +186,7 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, execution:
 
 
 def _own_gradients(source: Source, attempt: int, step: int) -> list[tuple[int, bool]]:
-    """Ranks whose first layer got a non-finite gradient; a finite one shows nothing about other weights."""
+    """Ranks whose first layer got a non-finite gradient; ranks with a finite one may have bad gradients elsewhere."""
     return [(rank, True) for rank, norm in _series(source, attempt, step, INPUT_GRADIENT).items() if is_bad(norm)]
 
 
@@ -198,7 +198,7 @@ def _series(source: Source, attempt: int, step: int, name: str) -> dict[int, flo
     return dict(source.rows(sql, [attempt, step, name]))
 
 
-def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int, int | None]]) -> list[Flag]:
+def _flags(source: Source, attempt: int, step: int, starts: dict[int, tuple[int, int | None]]) -> list[Flag]:
     if not source.has("collectives"):
         return []
     rows = source.rows(
@@ -211,7 +211,7 @@ def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int,
     )
     flags = []
     for rank, group, seq, op, issue_ns, nonfinite, phase in rows:
-        begin_ns, duration_ns = begins.get(rank, (issue_ns, None))
+        begin_ns, duration_ns = starts.get(rank, (issue_ns, None))
         since_ns = issue_ns - begin_ns
         if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else this is another execution
             flags.append(Flag(rank=rank, group=group or "", seq=seq if seq is not None else -1, op=op or "",
@@ -270,13 +270,13 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     named = bool(where.ranks) or where.phase == "reduction" or where.how == NORM
     if where.how == "local_loss" and _share_sums(source, episode.attempt, where.ranks):
         where = replace(where, how=WITHIN_GROUP)
-    again = "" if replayed is None else f" {replayed.text(() if on_all else where.ranks)}"
+    replay_text = "" if replayed is None else f" {replayed.text(() if on_all else where.ranks)}"
     return Finding(
         analyzer="nonfinite",
         kind="non_finite",
         severity="warning" if response.handled else "critical",
         status="fired" if named else "suspect",
-        summary=_summary(where, step, episode, _who(where, evidence, on_all=on_all), response, again),
+        summary=_summary(where, step, episode, _who(where, evidence, on_all=on_all), response, replay_text),
         ranks=where.ranks,
         first_step=step,
         last_step=episode.last_step,
@@ -294,7 +294,7 @@ def _is_narrower(origin: Origin, where: Location) -> bool:
 
 
 def _is_by_reduction(replayed: ReplayResult, where: Location, evidence: StepEvidence) -> bool:
-    """Return True if the fault was reproduced, but none of several ranks, all checking their operations, made it."""
+    """Return True if the fault was reproduced, and the operations of every rank, all of them checked, were finite."""
     is_whole = replayed.came_back and 1 < replayed.num_ranks == len(evidence.rows)
     return is_whole and replayed.origin is None and where.how == "nothing" and evidence.data_parallel
 
@@ -315,12 +315,12 @@ def _who(where: Location, evidence: StepEvidence, *, on_all: bool) -> str:
     return "an unidentified rank or the reduction" if by_reduction else "an unidentified rank"
 
 
-def _summary(where: Location, step: int, episode: _Episode, who: str, response: Response, again: str) -> str:
+def _summary(where: Location, step: int, episode: _Episode, who: str, response: Response, replay_text: str) -> str:
     when = f"at step {step}" if episode.num_steps == 1 else f"from step {step} to {episode.last_step}"
     parameter = f" ({where.parameter})" if where.parameter else ""
-    made = ", made by one of them or in their batch" if where.how == WITHIN_GROUP else ""
+    shared = ", made by one of them or in their batch" if where.how == WITHIN_GROUP else ""
     what = {
-        "forward": f"The forward pass of {who} gave a NaN or Inf loss {when}{made}",
+        "forward": f"The forward pass of {who} gave a NaN or Inf loss {when}{shared}",
         "backward": f"{who[0].upper()}{who[1:]} produced a NaN or Inf gradient {when}",
         "reduction": f"Finite gradients overflowed in their reduction {when}",
         "unknown": f"Values of {who} were NaN or Inf {when}",
@@ -329,7 +329,7 @@ def _summary(where: Location, step: int, episode: _Episode, who: str, response: 
         what = f"The weights became NaN or Inf between two passes of step {step}"
     if where.how == NORM:
         what = f"The gradient norm overflowed to Inf {when}, over gradients that were all finite"
-    return f"{what}{parameter}.{again} {response.text}"
+    return f"{what}{parameter}.{replay_text} {response.text}"
 
 
 def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, response: Response) -> dict[str, Any]:

@@ -82,9 +82,9 @@ class Location:
 
 def locate(evidence: StepEvidence) -> Location:
     """Name ranks, phase and parameter of one bad step. Pure."""
-    broke = [row.rank for row in evidence.rows if row.weights_broke]
-    parameter, others = ("", ()) if broke else _parameter(evidence)  # gradients are checked after the last pass
-    bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss) and row.rank not in broke))
+    broken = [row.rank for row in evidence.rows if row.weights_broke]
+    parameter, others = ("", ()) if broken else _parameter(evidence)  # gradients are checked after the last pass
+    bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss) and row.rank not in broken))
     good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not is_bad(row.local_loss)]
     flagged = [flag for flag in evidence.flags if flag.nonfinite]
     if not flagged and not bad_loss and _only_norm(evidence):
@@ -98,7 +98,7 @@ def locate(evidence: StepEvidence) -> Location:
             # A loss is computed before data ranks reduce anything, so each bad loss has a separate origin. In the
             # forward pass each tensor-parallel group reduces separately, so no group's bad loss is a consequence of
             # another's.
-            ranks = bad_loss if first.phase != "forward" else _apart(evidence, flagged, bad_loss)
+            ranks = bad_loss if first.phase != "forward" else _separate_origins(evidence, flagged, bad_loss)
         return Location(
             ranks=ranks,
             phase="forward" if forward else "backward",
@@ -112,8 +112,8 @@ def locate(evidence: StepEvidence) -> Location:
     if bad_loss:
         named = bad_loss if good_loss or len(evidence.rows) == 1 else tuple(sorted(row.rank for row in evidence.rows))
         return Location(ranks=named, phase="forward", parameter="", how="local_loss", others=others)
-    if broke:
-        ranks = tuple(broke) if len(evidence.rows) == 1 else ()
+    if broken:
+        ranks = tuple(broken) if len(evidence.rows) == 1 else ()
         return Location(ranks=ranks, phase="backward", parameter=parameter, how=WEIGHTS, others=others)
     if own := tuple(sorted(rank for rank, bad in evidence.own_gradients if bad)):
         return Location(ranks=own, phase="backward", parameter=parameter, how="own_gradient", others=others)
@@ -174,8 +174,8 @@ def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[in
     return tuple(sorted({flag.rank for flag in same})), first
 
 
-def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[int]) -> tuple[int, ...]:
-    """The members with a bad input in any of the earliest collectives of the forward pass."""
+def _separate_origins(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[int]) -> tuple[int, ...]:
+    """Ranks with a bad loss whose input was bad in any of the earliest collectives of the forward pass."""
     roots = [flag for flag in _roots(evidence, flagged) if flag.phase == "forward"]
     return tuple(sorted({flag.rank for flag in roots} & set(bad_loss)))
 
@@ -192,10 +192,10 @@ def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
     by_rank: dict[int, list[Flag]] = {}
     for flag in evidence.flags:
         by_rank.setdefault(flag.rank, []).append(flag)
-    for own in by_rank.values():
-        own.sort(key=lambda flag: (flag.since_begin_ns, flag.seq))
-        made = [(flag.group, flag.seq) for flag in own if (flag.group, flag.seq) in calls]
-        fallout.update(call for call in made[1:] if call != made[0])
+    for flags in by_rank.values():
+        flags.sort(key=lambda flag: (flag.since_begin_ns, flag.seq))
+        entered = [(flag.group, flag.seq) for flag in flags if (flag.group, flag.seq) in calls]
+        fallout.update(call for call in entered[1:] if call != entered[0])
     return [flag for flag in flagged if (flag.group, flag.seq) not in fallout] or flagged
 
 

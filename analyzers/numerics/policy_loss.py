@@ -2,8 +2,8 @@
 
     attempts = policy_attempts(source)
 
-The loss of PPO, GRPO and similar methods is a surrogate: near 0, of either sign, and on another scale for each batch of
-completions. The loss of a value function follows the rewards that the policy receives and a bootstrapped target.
+The loss of PPO, GRPO and similar methods is a surrogate: near 0, of either sign, and scaled differently for each batch
+of completions. The loss of a value function follows the rewards that the policy receives and a bootstrapped target.
 Neither measures progress, so a jump or climb means nothing. The same holds for models that are trained in turn against
 each other: a discriminator's loss rises because the generator has learned.
 """
@@ -20,8 +20,8 @@ SCORES = (
     "reward", "rewards", "score", "scoring", "advantage", "advantages", "adv", "log_probs", "old_log_prob",
     "old_log_probs", "ref_log_prob", "ref_log_probs",
 )  # fmt: skip
-"""Names of phases in which a loop generates completions, as `probes.attach.loop.trl_phases`, TRL, verl and other loops
-name them.
+"""Names of phases in which a loop generates and scores completions, as `probes.attach.loop.trl_phases`, TRL, verl and
+other loops name them.
 """
 ACTS = "environment"
 """Phase in which a loop acts in an environment (`probes.attach.loop.environment_phases`)."""

@@ -3,10 +3,11 @@
 1. The loss of each committed step (the last time it ran), from the lowest rank that has one.
 2. Take medians of blocks of `block_steps` steps, counted from step 1, so that live and post-mortem blocks are the same.
 3. The loss diverges at a block if the last three blocks rise in succession, the lowest block is earlier, the rise above
-   that one exceeds both `rise_ratio` and `noise_z` times the noise of a block's median, and no single block accounts
-   for most of it. The noise is estimated from the differences of neighbouring steps, which a trend hardly affects.
+   that one exceeds both `rise_ratio` and `certain_sigmas` times the noise of a block's median, and no single block
+   accounts for most of it. The noise is estimated from the differences of neighbouring steps, which a trend hardly
+   affects.
 4. Logarithms are compared. A loss that is not always positive has no logarithm and no natural scale: its differences
-   are compared, and the rise must be `signed_rise_ratio` of the total range of its medians.
+   are compared, and the rise must be `beyond_few_factor` times the range of its medians up to the lowest one.
 
 The loss of an attempt that trains a policy is not a measure of progress (`analyzers.numerics.policy_loss`).
 
@@ -73,8 +74,8 @@ def divergence(source: Source, scope: Scope, policy: DivergencePolicy = Divergen
     starts = training_starts(source) if rows else set()
     found = [
         (attempt, rise)
-        for attempt, own in losses.items()
-        for series in _series(own, {step for begun, step in starts if begun == attempt})
+        for attempt, by_step in losses.items()
+        for series in _series(by_step, {step for started, step in starts if started == attempt})
         if (rise := find_rise(series, policy)) is not None
     ]
     spikes = loss_spikes(source, scope) if found else []
@@ -168,9 +169,9 @@ def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple
     whole = SHARED.agreement_ratio * policy.block_steps
     newest = max(losses, default=0)
     return [
-        (number * policy.block_steps + 1, median(own))
-        for number, own in sorted(members.items())
-        if len(own) >= whole and (number + 1) * policy.block_steps <= newest
+        (number * policy.block_steps + 1, median(block))
+        for number, block in sorted(members.items())
+        if len(block) >= whole and (number + 1) * policy.block_steps <= newest
     ]
 
 
@@ -186,7 +187,7 @@ class _Lowest:
 
 
 def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
-    """Compute this for all blocks in one pass, since a long run has thousands of them."""
+    """The lowest block so far, for each block: one pass, since a long run has thousands of them."""
     number, largest, highest, span = 0, 0.0, -math.inf, 0.0
     for newest, level in enumerate(levels):
         highest = max(highest, level)

@@ -7,7 +7,7 @@
    the detector's history goes back, too, like the restored state of the live detector. After a restart without a
    checkpoint, or for another training in the same process, the history is empty. A post-mortem thus repeats the live
    verdicts.
-3. Spike steps at most `join_steps` observations apart are one finding. A return from a few low steps to the earlier
+3. Spike steps at most `min_times` + 1 observations apart are one finding. A return from a few low steps to the earlier
    usual level is not a spike. Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps, the step
    was refused, or the loss fell back later; divergence if it stayed up.
@@ -65,7 +65,7 @@ class Spike:
     cause: str
     after: After | None = None
     has_lasted: bool = False
-    """True if the loss stayed up for so long that the sentence says what became of it."""
+    """True if the loss stayed up for so long that the summary says what it did afterwards."""
 
     @property
     def is_over(self) -> bool:
@@ -125,21 +125,21 @@ def find_spikes(
     begins in the same process.
     """
     history = _History(policy.detector, highest_loss)
-    cut = 0  # start index of the newest series
+    series_start = 0
     groups: list[_Group] = []
     for i, seen in enumerate(observations):
-        begins = (seen.attempt, seen.step) in starts
-        if i > 0 and (begins or seen.step <= observations[i - 1].step):
-            history.go_back(0 if begins else seen.step)
-            cut = i
+        is_start = (seen.attempt, seen.step) in starts
+        if i > 0 and (is_start or seen.step <= observations[i - 1].step):
+            history.go_back(0 if is_start else seen.step)
+            series_start = i
         verdict = history.observe(seen)
         if not verdict.is_spike:
             continue
-        if not groups or groups[-1].indices[-1] < max(cut, i - SHARED.min_times - 1):
+        if not groups or groups[-1].indices[-1] < max(series_start, i - SHARED.min_times - 1):
             groups.append(_Group(rates=history.rates()))
         groups[-1].indices.append(i)
         groups[-1].verdicts.append(verdict)
-        groups[-1].series = cut
+        groups[-1].series_start = series_start
     spikes = []
     for group in groups:
         if _comes_back(observations, group):
@@ -160,8 +160,8 @@ class _Group:
     """Spike steps that are one finding, and the learning rates up to the first of them."""
 
     rates: list[float]
-    series: int = 0
-    """Start index of the series to which the newest of them belongs."""
+    series_start: int = 0
+    """Index at which the step counter last went back before the newest of them."""
     indices: list[int] = field(default_factory=list)
     verdicts: list[SpikeVerdict] = field(default_factory=list)
 
@@ -173,7 +173,7 @@ class _History:
         self._policy = policy
         self._before = highest_loss
         self._detector = SpikeDetector(policy, highest_loss=highest_loss)
-        # (step, True if clean, highest level up to this step)
+        # (observation, True if clean, highest level up to this step)
         self._seen: list[tuple[Observation, bool, float]] = []
 
     def observe(self, seen: Observation) -> SpikeVerdict:
@@ -202,7 +202,7 @@ def _comes_back(observations: Sequence[Observation], group: _Group) -> bool:
     batches are not a level from which the loss rose.
     """
     first = group.indices[0]
-    before = [one.loss for one in observations[max(group.series, first - HISTORY) : first]]
+    before = [one.loss for one in observations[max(group.series_start, first - HISTORY) : first]]
     losses = [observations[i].loss for i in group.indices]
     if len(before) < 3 * LEVEL_WINDOW or not all(map(math.isfinite, (*before, *losses))):
         return False
@@ -241,11 +241,11 @@ def _has_fallen(peak: SpikeVerdict, level: float) -> bool:
     """Return True if only a minor part of the rise is left, measured in logarithms if the losses are positive."""
     if not math.isfinite(level) or not math.isfinite(peak.loss):
         return False
-    of = (level, peak.loss_level, peak.loss)
+    losses = (level, peak.loss_level, peak.loss)
     if not peak.is_signed and level > SHARED.doubled_factor * peak.loss_level:
         return False
-    now, before, then = of if peak.is_signed or min(of) <= 0 else map(math.log, of)
-    return now - before <= SHARED.minor_ratio * (then - before)
+    now, before, highest = losses if peak.is_signed or min(losses) <= 0 else map(math.log, losses)
+    return now - before <= SHARED.minor_ratio * (highest - before)
 
 
 def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> list[Observation]:
@@ -348,9 +348,9 @@ def _summary(
             if after.back_at is not None
             else f" and had fallen back to {loss_text(after.last_loss)} by step {after.last_step}"
         )
-    again = "" if replayed is None else f" {replayed.text()}"
+    replay_text = "" if replayed is None else f" {replayed.text()}"
     rise = f"Loss rose from {loss_text(worst.loss_level)} to {loss_text(worst.loss)}"
-    return f"{rise}{share} {where}{why}.{again} {response.text}"
+    return f"{rise}{share} {where}{why}.{replay_text} {response.text}"
 
 
 def _evidence_after(after: After | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from analyzers.policy import SHARED
 __all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite", "nonfinite_evaluations"]
 
 MANY = 40
-"""From here on further lines of a log may not have been kept."""
+"""Number of lines of a kind from which on the log reader may have dropped further ones."""
 _WARM_UP = LossScalePolicy().warm_up_steps
 DO = (
     "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
@@ -38,6 +38,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     bad = sorted({*bad_loss, *bad_norm})
     later = [row["step"] for row in rows if row["step"] > bad[-1]]
+    # A norm that overflows at a few steps, with as many finite ones after it, belongs to steps that the scaler skipped.
     is_once = len(bad) == 1 or (len(later) >= len(bad) and not bad_loss)
     if bad_loss and bad_norm and min(bad_norm) < min(bad_loss):
         what = (
@@ -155,14 +156,14 @@ def _is_bad(value: object) -> bool:
 
 
 def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Report steps that the trainer skipped because gradients overflowed, except in the search for a loss scale."""
+    """Report steps that were skipped because gradients overflowed, except in the search for a loss scale."""
     rows = sorted((row for row in steps if row.get("skipped") is not None), key=lambda row: row["step"])
     # A line counts the steps skipped since the previous line, so skipped steps of the warm-up appear in a later line.
-    late = [row for row in rows if row["step"] > SHARED.doubled_factor * _WARM_UP and row["skipped"]]
-    num = sum(row["skipped"] for row in late)
-    if not late:
+    skipped = [row for row in rows if row["step"] > SHARED.doubled_factor * _WARM_UP and row["skipped"]]
+    num = sum(row["skipped"] for row in skipped)
+    if not skipped:
         return []
-    first, last = late[0]["step"], late[-1]["step"]
+    first, last = skipped[0]["step"], skipped[-1]["step"]
     extent = max(1, rows[-1]["step"] - first + 1)
     # a dynamic loss scale skips about one step in a thousand
     if num < SHARED.min_steps or num < SHARED.saving_ratio * extent:
@@ -176,10 +177,9 @@ def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             first_step=first,
             last_step=last,
             cause="unknown",
-            summary=f"{num} of {extent} steps since step {first} were skipped because their gradients were "
-            f"not finite: "
-            "the model learns nothing from them.",
-            evidence={"basis": f"{len(late)} printed lines count skipped steps", "skipped_steps": num, "do": DO},
+            summary=f"{num} of {extent} steps since step {first} were skipped because their gradients were not "
+            "finite: the model learns nothing from them.",
+            evidence={"basis": f"{len(skipped)} printed lines count skipped steps", "skipped_steps": num, "do": DO},
             advice="non-finite-unknown",
         )
     ]

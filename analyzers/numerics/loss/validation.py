@@ -3,8 +3,8 @@
     overfitting(source, scope)             # findings of kind `overfitting`
 
 1. Take the evaluations in step order. If a step was evaluated again after a rollback or a restart, the last evaluation
-   counts. Those of an earlier training in the same process are left out.
-2. Each of the `rising` newest evaluations is above the lowest one by `min_share_ratio` and by `outlier_sigmas` times
+   counts. Evaluations of an earlier training in the same process are left out.
+2. Each of the `min_times` newest evaluations is above the lowest one by `min_share_ratio` and by `outlier_sigmas` times
    the noise of an evaluation, which is estimated from neighbouring evaluations without their trend.
 3. Between the lowest and the newest evaluation the training loss (median over the steps before each) has fallen. If it
    rose too, the run diverges and does not overfit.
@@ -33,15 +33,15 @@ __all__ = ["overfitting"]
 def overfitting(source: Source, scope: Scope) -> list[Finding]:
     """The finding of kind `overfitting`, if there is one."""
     found = evaluations(source)
-    begun = max(
+    first_step = max(
         (step for attempt, step in training_starts(source) if found and attempt == found[-1].attempt), default=0
     )
-    found = [one for one in found if one.step >= begun]
-    lowest = _lowest_before_rise([each.loss for each in found])
+    found = [one for one in found if one.step >= first_step]
+    lowest = _lowest_before_rise([one.loss for one in found])
     if lowest is None or lacking(source, steps=("step", "start_ns")):
         return []
     low, newest = found[lowest], found[-1]
-    before, after = (_training_loss(source, each.step, DivergencePolicy().block_steps) for each in (low, newest))
+    before, after = (_training_loss(source, one.step, DivergencePolicy().block_steps) for one in (low, newest))
     if before is None or after is None or after >= before:
         return []
     rise = newest.loss - low.loss

@@ -3,9 +3,9 @@
     spike = explain(source, step=45)        # None: the worst spike of the run
     spike.samples[0].text, spike.ranks[0].jump_ratio, spike.layers[0].factor, spike.unknown
 
-1. Compare the execution of the step with the highest loss (it may have run again after a rollback) with the level from
-   which the finding of the spike says that it rose; a step without a finding with the median loss of the `LEVEL_WINDOW`
-   committed steps before it.
+1. If the step ran again after a rollback, take the execution with the highest loss. Compare it with the level before
+   the spike in the spike's finding, or without a finding with the median loss of the `LEVEL_WINDOW` committed steps
+   before it.
 2. Data ranks: the loss of each at the step minus its earlier median, and its share of the total rise. Ranks that read
    the same rows count once.
 3. Samples: the loss of each sequence from the replay of a refused step (`analyzers.numerics.replay_result`), and its
@@ -123,7 +123,7 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
         loss = _mean_loss(source, attempt, step, execution)
         before = float(evidence_of(spike)["loss_before"])
     else:
-        before = _usual(source, attempt, start_ns)
+        before = _level_before(source, attempt, start_ns)
     since = step if spike is None or spike.first_step is None else spike.first_step
     replayed = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=attempt, step=step, execution=execution)
     ranks = _ranks(source, attempt, step, execution, since)
@@ -207,7 +207,8 @@ def _execution(source: Source, attempt: int, step: int, start_ns: int) -> int:
     return int(execution)
 
 
-def _usual(source: Source, attempt: int, start_ns: int) -> float:
+def _level_before(source: Source, attempt: int, start_ns: int) -> float:
+    """Median loss of the committed steps before; NaN if there are none."""
     rows = source.rows(
         "SELECT loss FROM steps WHERE attempt = ? AND start_ns < ? AND committed AND isfinite(loss) AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND loss IS NOT NULL) ORDER BY start_ns DESC LIMIT ?",
@@ -248,7 +249,7 @@ def _ranks(source: Source, attempt: int, step: int, execution: int, since: int) 
 
 
 def _data_ranks(source: Source, attempt: int) -> Mapping[int, Any]:
-    """{rank: index among the groups of ranks that read different rows or different parts of them}."""
+    """{rank: key that is equal for ranks that read the same part of the same rows}."""
     if not source.has("ranks"):
         return {}
     rows = source.rows(
@@ -292,11 +293,11 @@ def _layers(source: Source, attempt: int, step: int) -> tuple[LayerShare, ...]:
         [attempt, step, SHARED.history + 1, attempt],
     )
     squares: dict[int, dict[str, float]] = {}
-    for number, parameter, square in rows:
-        blocks = squares.setdefault(number, {})
+    for sampled, parameter, square in rows:
+        blocks = squares.setdefault(sampled, {})
         name = block_of(parameter or "") or (parameter or "?").partition(".")[0]
         blocks[name] = blocks.get(name, 0.0) + float(square)
-    shares = {number: _normed(blocks) for number, blocks in squares.items()}
+    shares = {sampled: _shares(blocks) for sampled, blocks in squares.items()}
     now = shares.pop(step, {})
     if not now or not shares:
         return ()
@@ -308,6 +309,6 @@ def _layers(source: Source, attempt: int, step: int) -> tuple[LayerShare, ...]:
     return tuple(sorted(found, key=lambda layer: layer.share_before_ratio - layer.share_ratio))
 
 
-def _normed(blocks: Mapping[str, float]) -> dict[str, float]:
+def _shares(blocks: Mapping[str, float]) -> dict[str, float]:
     total = sum(blocks.values())
     return {name: square / total for name, square in blocks.items()} if total else {}

@@ -72,6 +72,13 @@ from tests.analyzers.explained import assert_explains
             "1,000,000 to 2,000,000 tokens, against 4,096 in a batch",
             "loss by tokens",
         ),
+        (
+            "gradient_noise",
+            "larger_batch",
+            {"samples": 40, "low_tokens": 1e6, "high_tokens": None, "batch_tokens": 4096.0},
+            "the noise scale is at least 1,000,000 tokens, against 4,096 in a batch",
+            "loss by tokens",
+        ),
     ],
 )
 def test_evidence_and_next_step(kind: str, cause: str, evidence: dict[str, Any], proof: str, remedy: str) -> None:
