@@ -67,17 +67,17 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     if not found:
         return []
     attempt = max(number for number, _ in found)
-    every = [ranks for number, ranks in found if number == attempt]
+    members = [ranks for number, ranks in found if number == attempt]
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
-        return [_insufficient(attempt, HOST_SPANS), *_by_steps(source, attempt, every, scope, policy, _BY_CALLS)]
+        return [_insufficient(attempt, HOST_SPANS), *_by_steps(source, attempt, members, scope, policy, _BY_CALLS)]
     measured = load_pipelines(source, attempt)
     bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule)
     if bubble is None:
         return [_insufficient(attempt, FEW_STEPS)]
-    counted = not missing_tables(source, "steps") and not lacking(source, steps=("cpu_ns", "run_delay_ns"))
-    if counted and is_crowded(source, attempt, SHARED.warm_up_steps):
+    has_cpu_times = not missing_tables(source, "steps") and not lacking(source, steps=("cpu_ns", "run_delay_ns"))
+    if has_cpu_times and is_crowded(source, attempt, SHARED.warm_up_steps):
         bubble = replace(bubble, heaviest_stage=None, surplus_ms=0.0, surplus_ratio=0.0, is_crowded=True)
-        return [_bubble(attempt, bubble, measured), *_by_steps(source, attempt, every, scope, policy, _BY_CPU)]
+        return [_bubble(attempt, bubble, measured), *_by_steps(source, attempt, members, scope, policy, _BY_CPU)]
     measurement = _bubble(attempt, bubble, measured)
     heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
     if heavy is None:
@@ -87,24 +87,24 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
         for place in range(len(measured[0].ranks))
     ]
     span = (measured[0].steps[0].step, measured[0].steps[-1].step)
-    return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in every], work_ns, span, scope)]
+    return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in members], work_ns, span, scope)]
 
 
 def _by_steps(
-    source: Source, attempt: int, every: Sequence[Sequence[int]], scope: Scope, policy: PipelinePolicy, measure: str
+    source: Source, attempt: int, members: Sequence[Sequence[int]], scope: Scope, policy: PipelinePolicy, measure: str
 ) -> list[Finding]:
-    """Judge the stages by the steps of their ranks: without waits, or by their CPU time."""
+    """Judge the stages by the steps of their ranks, without waits or by CPU time. `members`: ranks of each pipeline."""
     timings = load_timings(source, attempt, skip_first=SHARED.warm_up_steps)
     if timings is None or len(timings.steps) < SHARED.min_steps:
         return []
     row = {int(rank): number for number, rank in enumerate(timings.ranks)}
-    if any(rank not in row for ranks in every for rank in ranks):
+    if any(rank not in row for ranks in members for rank in ranks):
         return []
     own_ms = cpu_times(source, timings, np.arange(len(row))) if measure == _BY_CPU else timings.compute
     if own_ms is None:
         return []
     own_ns, third = own_ms.astype(np.float64) * 1e6, len(timings.steps) // 3
-    pipelines_ns = [own_ns[[row[rank] for rank in ranks]] for ranks in every[:MAX_PIPELINES]]
+    pipelines_ns = [own_ns[[row[rank] for rank in ranks]] for ranks in members[:MAX_PIPELINES]]
     parts = (slice(None, third), slice(-third, None))
     work = [[np.nanmedian(own[:, part], axis=1).tolist() for part in parts] for own in pipelines_ns]
     heavy = heaviest(work, policy)
@@ -112,7 +112,7 @@ def _by_steps(
         return []
     work_ns = np.nanmedian(np.concatenate(pipelines_ns, axis=1), axis=1).tolist()
     span = (int(timings.steps[0]), int(timings.steps[-1]))
-    return [_imbalance(attempt, heavy, [ranks[heavy] for ranks in every], work_ns, span, scope, measure)]
+    return [_imbalance(attempt, heavy, [ranks[heavy] for ranks in members], work_ns, span, scope, measure)]
 
 
 def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) -> int | None:
@@ -133,6 +133,7 @@ def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) 
 
 
 def _thirds(steps: Sequence[StepIdle]) -> list[Sequence[StepIdle]]:
+    """The first and the last third."""
     third = len(steps) // 3
     return [steps[:third], steps[-third:]]
 
@@ -208,7 +209,7 @@ def _imbalance(
 def better_cut(factor: float, layers: float, stages: float) -> bool:
     """True if moving one layer from the heavy coordinate to another shortens the pipeline. Pure.
 
-    `layers` and `stages`: numbers of each coordinate. A layer is 1 / layers of a coordinate's work, and every stage
+    `layers` and `stages`: number per coordinate. A layer is 1 / layers of a coordinate's work, and every stage
     keeps at least one layer.
     """
     return layers / stages >= 2 and (factor - 1) * layers > 1

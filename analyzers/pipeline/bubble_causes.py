@@ -1,14 +1,14 @@
-"""Causes of idle time beyond the schedule's own: unequal stages, hand-over between stages, waiting for data.
+"""Causes of idle time beyond the schedule's own: unequal stages, communication between stages, waiting for data.
 
     (step, *_) = split_idle(complete_steps(spans, ranks), ranks, loading_ns={(5, 0): 2_000_000})
     step.idle.idle_ratio                     # measured
-    step.even_ratio                          # idle share of the same order with equal stages and no hand-over
+    step.even_ratio                          # idle share of the same order with equal stages and no communication
     step.imbalance_ratio, step.communication_ratio, step.data_ratio        # parts of the excess; they add up
 
 Each step is replayed in the order in which its ranks worked, removing one cause of idle time after the other:
 
 1. As it ran: from the start of the first stage's loading to the last backward.
-2. Without hand-over: a stage continues as soon as its input is computed. The difference is *communication*: message
+2. Without communication: a stage continues as soon as its input is computed. The difference is *communication*: message
    transfers, and gaps between two computations of a rank.
 3. Also without loading. The difference is *waiting for data*. All ranks are assumed to begin to load at the same time.
 4. With all stages equal: every forward, backward and weight pass takes the mean of its kind over stages and
@@ -35,10 +35,11 @@ MAX_REPLAYED_SPANS = 400_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
     """Measured idle time of one step, including the loading of the first stage, and its parts as shares of the
-    pipeline's time. `even_ratio` and the three other ratios add up to the idle share."""
+    pipeline's time. The four ratios add up to the idle share."""
 
     idle: StepIdle
     even_ratio: float
+    """Idle share with equal stages and no communication: the schedule's own."""
     imbalance_ratio: float
     communication_ratio: float
     data_ratio: float
@@ -75,22 +76,22 @@ def _split(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[tuple[i
     if order is None:
         return None
     took = (one.end_ns - one.start_ns).astype(np.float64)
-    even, times = _evened(one, took)
+    even, times = _equal_stages(one, took)
     first = int(one.rank[np.argmin(one.stage)])
     with_loading = min(float(idle.total_ns), _replay(one, order, took, loading, first))
-    alone = min(with_loading, _replay(one, order, took, {}, first))
+    without_loading = min(with_loading, _replay(one, order, took, {}, first))
     evened = _replay(one, order, even, {}, first)
     if evened <= 0:
         return None
     busy = float(took.sum()) / len(ranks)
-    shares = [1 - busy / total for total in (float(idle.total_ns), with_loading, alone, evened)]
+    shares = [1 - busy / total for total in (float(idle.total_ns), with_loading, without_loading, evened)]
     return StepSplit(
         idle=idle,
         even_ratio=shares[3],
         communication_ratio=shares[0] - shares[1],
         data_ratio=shares[1] - shares[2],
         imbalance_ratio=shares[2] - shares[3],
-        imbalance_ns=alone - evened,
+        imbalance_ns=without_loading - evened,
         times_ns=times,
     )
 
@@ -104,33 +105,33 @@ class _Order:
 
 
 def _order(one: PipelineSpans) -> _Order | None:
-    """Returns None if the orders of the ranks contradict each other, because records are missing."""
+    """Order a step's spans; None if the orders of the ranks contradict each other, because records are missing."""
     kind = np.asarray(one.kind).astype(str)
     place = {
         key: row for row, key in enumerate(zip(kind.tolist(), one.stage.tolist(), one.microbatch.tolist(), strict=True))
     }
     needs: list[list[int]] = []
     for name, stage, microbatch in place:
-        wanted = {
+        inputs = {
             "forward": [("forward", stage - 1, microbatch)],
             "backward": [("forward", stage, microbatch), ("backward", stage + 1, microbatch)],
             "weight": [("backward", stage, microbatch)],
         }.get(name, [])
-        needs.append([place[key] for key in wanted if key in place])
+        needs.append([place[key] for key in inputs if key in place])
     if len(needs) < len(kind):
-        return None  # the same piece of work was recorded twice
+        return None  # a computation was recorded twice
     rows = np.lexsort((one.start_ns, one.rank))
-    own = [part.tolist() for part in np.split(rows, np.flatnonzero(np.diff(one.rank[rows])) + 1)]
-    at = [0] * len(own)
+    by_rank = [part.tolist() for part in np.split(rows, np.flatnonzero(np.diff(one.rank[rows])) + 1)]
+    at = [0] * len(by_rank)
     done: list[int] = []
     is_done = np.zeros(len(kind), dtype=bool)
     while len(done) < len(kind):
         before = len(done)
-        for lane, program in enumerate(own):
-            while at[lane] < len(program) and all(is_done[need] for need in needs[program[at[lane]]]):
-                is_done[program[at[lane]]] = True
-                done.append(program[at[lane]])
-                at[lane] += 1
+        for i, spans in enumerate(by_rank):
+            while at[i] < len(spans) and all(is_done[need] for need in needs[spans[at[i]]]):
+                is_done[spans[at[i]]] = True
+                done.append(spans[at[i]])
+                at[i] += 1
         if len(done) == before:
             return None
     return _Order(done, needs)
@@ -141,19 +142,19 @@ def _replay(
 ) -> float:
     """The longest time of a rank in nanoseconds; for the rank `first`, which has the first stage, including its
     loading."""
-    lanes, lengths = one.rank.tolist(), took.tolist()
-    now = {lane: float(loading.get(lane, 0)) for lane in set(lanes)}
+    ranks, lengths = one.rank.tolist(), took.tolist()
+    now = {rank: float(loading.get(rank, 0)) for rank in set(ranks)}
     begin: dict[int, float] = {first: 0.0}
-    end = [0.0] * len(lanes)
+    end = [0.0] * len(ranks)
     for row in order.spans:
-        lane = lanes[row]
-        start = max([now[lane], *(end[need] for need in order.needs[row])])
-        begin.setdefault(lane, start)
-        now[lane] = end[row] = start + lengths[row]
-    return max(now[lane] - begin[lane] for lane in now)
+        rank = ranks[row]
+        start = max([now[rank], *(end[need] for need in order.needs[row])])
+        begin.setdefault(rank, start)
+        now[rank] = end[row] = start + lengths[row]
+    return max(now[rank] - begin[rank] for rank in now)
 
 
-def _evened(
+def _equal_stages(
     one: PipelineSpans, took: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], tuple[float, float, float]]:
     """Times of the spans with all stages and microbatches equal, and the mean of each kind."""
@@ -162,9 +163,9 @@ def _evened(
     forward = kind == "forward"
     even[forward] = (took[forward].sum() + took[kind == "loss"].sum()) / max(1, forward.sum())
     # A backward of the inputs alone is shorter than a whole backward: its weights have a separate, later span.
-    weighed = set(zip(one.stage[kind == "weight"].tolist(), one.microbatch[kind == "weight"].tolist(), strict=True))
-    apart = np.array([key in weighed for key in zip(one.stage.tolist(), one.microbatch.tolist(), strict=True)])
-    for rows in ((kind == "backward") & apart, (kind == "backward") & ~apart, kind == "weight"):
+    with_weight = set(zip(one.stage[kind == "weight"].tolist(), one.microbatch[kind == "weight"].tolist(), strict=True))
+    is_split = np.array([key in with_weight for key in zip(one.stage.tolist(), one.microbatch.tolist(), strict=True)])
+    for rows in ((kind == "backward") & is_split, (kind == "backward") & ~is_split, kind == "weight"):
         if rows.any():
             even[rows] = took[rows].mean()
     means = [float(even[kind == name].mean()) if (kind == name).any() else 0.0 for name in ("backward", "weight")]

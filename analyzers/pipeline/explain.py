@@ -28,16 +28,17 @@ def _next_bubble(finding: Finding) -> str:
     """Change that would shorten the bubble most, with its size: another cut of the stages, or more microbatches."""
     facts = finding.evidence
     names = ("excess_imbalance_ratio", "idle_expected_ratio", "num_microbatches")
-    uneven, own, count = (cast("Any", facts.get(name)) for name in names)
-    if facts.get("heaviest_stage") is not None and is_number(uneven) and is_number(own) and uneven >= own / 2:
+    uneven, expected, count = (cast("Any", facts.get(name)) for name in names)
+    if facts.get("heaviest_stage") is not None and is_number(uneven) and is_number(expected) and uneven >= expected / 2:
         stage = facts["heaviest_stage"]
         return f"Move {percent(facts.get('surplus_ratio'))} of stage {stage} away (parallel.stage_costs)."
-    if not is_number(own) or not is_number(count) or facts.get("idle_expected_from") != "formula":
+    if not is_number(expected) or not is_number(count) or facts.get("idle_expected_from") != "formula":
         return "Use more microbatches or an interleaved schedule, or balance the stages."
     # With m microbatches the idle share is a / (m + a), where a depends on the schedule and the stages.
+    doubled = percent(expected / (2 - expected))
     return (
-        f"Use {2 * count} microbatches instead of {count} ({percent(own / (2 - own))} idle by the schedule, now "
-        f"{percent(own)}), or an interleaved schedule."
+        f"Use {2 * count} microbatches instead of {count} ({doubled} idle by the schedule, now {percent(expected)}), "
+        "or an interleaved schedule."
     )
 
 

@@ -25,7 +25,7 @@ def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
     found = [ranks for number, ranks in pipelines(source) if number == finding.attempt]
     if not found:
         return
-    members = next((of for of in found if set(of) & set(finding.ranks)), found[0])
+    members = next((ranks for ranks in found if set(ranks) & set(finding.ranks)), found[0])
     pipeline = load_pipeline(source, finding.attempt or 0, members)
     if pipeline is None:
         return

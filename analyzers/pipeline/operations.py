@@ -1,4 +1,4 @@
-"""Findings from files with the times of single operations: name the worker or the stage that causes the slowdown.
+"""Findings from files with the times of single operations: the worker or stage that causes the slowdown.
 
 slow_workers(FILES.read(survey(folder)))
 """
@@ -48,13 +48,13 @@ def _read(found: Survey) -> _Job | None:
 
 
 def slow_workers(job: _Job | None) -> list[Finding]:
-    """The worker or the stage that explains most of the slowdown, if the replay shows one."""
+    """The worker or stage that explains most of the slowdown, if the replay shows one."""
     if job is None:
         return [Finding.insufficient("operations", "straggler", "No per-operation table could be read.")]
     jobs, what_if = job.operations, job.what_if
     if what_if.slowdown < 1 + SHARED.cost_ratio or not what_if.is_beyond_error:
         return []
-    lost = f"balanced workers would make the step {what_if.slowdown:.2f}x faster"
+    gain = f"balanced workers would make the step {what_if.slowdown:.2f}x faster"
     stage, worker = what_if.last_stage_ratio or 0.0, what_if.worst_ranks_ratio or 0.0
     if max(stage, worker) < SHARED.explained_ratio:
         return []
@@ -68,7 +68,7 @@ def slow_workers(job: _Job | None) -> list[Finding]:
                 analyzer="operations", kind="stage_imbalance", severity="warning", status="fired", ranks=ranks,
                 cause="last_stage", cost_s=_cost_s(jobs, what_if),
                 summary=f"The last pipeline stage ({last}) takes {work[-1] / max(float(np.mean(work)), 1e-9):.2f}x the "
-                f"mean of all stages: {lost}.",
+                f"mean of all stages: {gain}.",
                 evidence={**evidence, "work_ms_by_coordinate": [round(value, 3) for value in work],
                           "removed_by_last_stage_ratio": round(stage, 3)},
                 advice="stage-imbalance",
@@ -79,7 +79,7 @@ def slow_workers(job: _Job | None) -> list[Finding]:
         Finding(
             analyzer="operations", kind="straggler", severity="warning", status="fired", ranks=what_if.worst_ranks,
             cause="compute", cost_s=_cost_s(jobs, what_if),
-            summary=f"{who.capitalize()} slow{'s' * (len(what_if.worst_ranks) == 1)} the job: {lost}.",
+            summary=f"{who.capitalize()} slow{'s' * (len(what_if.worst_ranks) == 1)} the job: {gain}.",
             evidence={**evidence, "phase_factors_ratio": _factors(jobs, what_if.worst_ranks),
                       "removed_by_worst_ranks_ratio": round(worker, 3),
                       "slowdown_by_rank_ratio": {str(r): round(v, 4) for r, v in list(what_if.by_rank.items())[:8]}},

@@ -58,7 +58,9 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubble:
-    """Ratios are shares of the pipeline's time, from the start of the first stage's loading to the last backward."""
+    """The bubble of an attempt. Ratios are shares of the pipeline's time, which is from the start of the first stage's
+    loading to the last backward.
+    """
 
     schedule: str
     idle_ratio: float
@@ -69,7 +71,7 @@ class Bubble:
     communication_ratio: float
     data_ratio: float
     order_ratio: float
-    """Bubble of the recorded order minus that of the formula, with equal stages; 0 without an order."""
+    """Bubble of the recorded order with equal stages, minus that of the formula; 0 without a formula."""
     imbalance_ms: float
     total_ms: float
     num_microbatches: int
@@ -97,8 +99,8 @@ class Bubble:
     @property
     def text(self) -> str:
         """Describe the bubble in one sentence."""
-        own = f"{self.schedule or 'the same order'} with equal stages has {100 * self.expected_ratio:.1f} %"
-        parts = [f"The pipeline bubble is {100 * self.idle_ratio:.1f} % ({own})."]
+        expected = f"{self.schedule or 'the same order'} with equal stages has {100 * self.expected_ratio:.1f} %"
+        parts = [f"The pipeline bubble is {100 * self.idle_ratio:.1f} % ({expected})."]
         if self.excess_ratio >= 0.005:
             split = f"imbalance {100 * self.imbalance_ratio:.1f}, communication {100 * self.communication_ratio:.1f}"
             split += f", data {100 * self.data_ratio:.1f}"
@@ -142,10 +144,10 @@ def load_pipeline(
     source: Source, attempt: int, ranks: Sequence[int], *, first_steps: int = 0, max_steps: int = 120
 ) -> Pipeline | None:
     """The pipeline of `ranks` over at most `max_steps` steps, evenly, without its `first_steps`; None without any."""
-    marks = ", ".join(map(str, ranks))
+    rank_list = ", ".join(map(str, ranks))
     kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
     ((first, last),) = source.rows(
-        f"SELECT min(step), max(step) FROM spans WHERE attempt = ? AND stage IS NOT NULL AND rank IN ({marks})",
+        f"SELECT min(step), max(step) FROM spans WHERE attempt = ? AND stage IS NOT NULL AND rank IN ({rank_list})",
         [attempt],
     )
     if first is None:
@@ -154,7 +156,7 @@ def load_pipeline(
     table = source.query(
         f"""
         SELECT rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns, coalesce(end_ns, -1) AS end_ns
-        FROM spans WHERE attempt = ? AND stage IS NOT NULL AND kind IN ({kinds}) AND rank IN ({marks})
+        FROM spans WHERE attempt = ? AND stage IS NOT NULL AND kind IN ({kinds}) AND rank IN ({rank_list})
           AND step >= ? AND step % ? = 0
         ORDER BY rank, start_ns
         """,
@@ -168,13 +170,15 @@ def load_pipeline(
     return Pipeline(
         ranks=tuple(ranks),
         steps=[step_idle(step, ranks) for step in steps],
-        splits=split_idle(steps, ranks, _loading(source, attempt, marks, sorted({int(at.step[0]) for at in steps}))),
+        splits=split_idle(
+            steps, ranks, _loading(source, attempt, rank_list, sorted({int(at.step[0]) for at in steps}))
+        ),
         num_microbatches=int(steps[-1].microbatch.max()) + 1,
     )
 
 
 def load_pipelines(source: Source, attempt: int) -> list[Pipeline]:
-    """Pipelines of an attempt with enough complete steps, whose bubble the report and the dashboard show."""
+    """Pipelines of an attempt with enough complete steps to measure their bubble."""
     loaded = (
         load_pipeline(source, attempt, ranks, first_steps=SHARED.warm_up_steps, max_steps=MAX_STEPS)
         for ranks in [ranks for number, ranks in pipelines(source) if number == attempt][:MAX_PIPELINES]
@@ -182,14 +186,14 @@ def load_pipelines(source: Source, attempt: int) -> list[Pipeline]:
     return [one for one in loaded if one is not None and len(one.steps) >= SHARED.min_steps]
 
 
-def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> dict[tuple[int, int], int]:
+def _loading(source: Source, attempt: int, rank_list: str, steps: Sequence[int]) -> dict[tuple[int, int], int]:
     """{(step, rank): nanoseconds in which the rank loaded its batch}, without waits."""
     if lacking(source, steps=("data_ns",)):
         return {}
     rows = source.rows(
         f"SELECT step, rank, CAST(avg(coalesce({own('data')}, 0)) AS BIGINT) FROM steps "
-        f"WHERE attempt = ? AND rank IN ({marks}) AND step BETWEEN ? AND ? AND step IN ({', '.join(map(str, steps))}) "
-        "AND duration_ns IS NOT NULL GROUP BY ALL",
+        f"WHERE attempt = ? AND rank IN ({rank_list}) AND step BETWEEN ? AND ? "
+        f"AND step IN ({', '.join(map(str, steps))}) AND duration_ns IS NOT NULL GROUP BY ALL",
         [attempt, steps[0], steps[-1]],
     )
     return {(step, rank): own_ns for step, rank, own_ns in rows}
@@ -198,11 +202,11 @@ def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> 
 def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
     """Summarise the pipelines of one attempt; None if no step could be split. Pure."""
     least = SHARED.min_change_ratio
-    kept = [(pipeline, typical(pipeline.splits)) for pipeline in found if pipeline.splits]
-    splits = [split for _, own in kept for split in own]
+    measured = [(pipeline, typical(pipeline.splits)) for pipeline in found if pipeline.splits]
+    splits = [split for _, part in measured for split in part]
     if not splits:
         return None
-    (first, _), *_ = kept
+    (first, _), *_ = measured
     by_rank = first.splits[0].idle.ranks
     stages_per_rank = max(len(one.busy_ns_by_stage) for one in by_rank.values())
     even = fmean(split.even_ratio for split in splits)
@@ -213,12 +217,12 @@ def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
     )  # fmt: skip
     expected = even if formula is None else formula
     by_stage = _work_by_stage(splits)
-    place, over_ms, over_ratio = _heaviest(kept)
+    place, over_ms, over_ratio = _heaviest(measured)
     stages = sorted(by_rank[first.ranks[place]].busy_ns_by_stage)
     imbalance = fmean(split.imbalance_ratio for split in splits)
-    always = _is_always_heaviest([pipeline for pipeline, _ in kept], place, least)
+    always = _is_always_heaviest([pipeline for pipeline, _ in measured], place, least)
     is_heavy = over_ratio >= least and imbalance > 0 and always
-    listed = [(rank, own) for pipeline, own in kept for rank in pipeline.ranks][:MAX_SHOWN]
+    listed = [(rank, part) for pipeline, part in measured for rank in pipeline.ranks][:MAX_SHOWN]
     return Bubble(
         schedule=schedule,
         idle_ratio=fmean(split.idle.idle_ratio for split in splits),
@@ -231,11 +235,11 @@ def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
         imbalance_ms=fmean(split.imbalance_ns for split in splits) / 1e6,
         total_ms=fmean(split.idle.total_ns for split in splits) / 1e6,
         num_microbatches=first.num_microbatches,
-        num_pipelines=len(kept),
+        num_pipelines=len(measured),
         num_steps=len({split.idle.step for split in splits}),
-        idle_ratio_by_rank={rank: fmean(split.idle.ranks[rank].idle_ratio for split in own) for rank, own in listed},
+        idle_ratio_by_rank={rank: fmean(split.idle.ranks[rank].idle_ratio for split in part) for rank, part in listed},
         idle_ratio_by_step=_by_step(found),
-        stages_by_rank={rank: tuple(sorted(own[0].idle.ranks[rank].busy_ns_by_stage)) for rank, own in listed},
+        stages_by_rank={rank: tuple(sorted(part[0].idle.ranks[rank].busy_ns_by_stage)) for rank, part in listed},
         work_ms_by_stage=by_stage,
         heaviest_stage=max(stages, key=lambda stage: by_stage[stage]) if is_heavy else None,
         surplus_ms=over_ms if is_heavy else 0.0,
@@ -268,7 +272,7 @@ def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[i
     """Return (coordinate with the most work, its excess over the mean of all in milliseconds per step, excess / its
     work)."""
     work = [
-        fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, own in splits for split in own) / 1e6
+        fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, part in splits for split in part) / 1e6
         for place in range(min(len(pipeline.ranks) for pipeline, _ in splits))
     ]
     place = max(range(len(work)), key=work.__getitem__)
