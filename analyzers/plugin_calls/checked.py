@@ -22,7 +22,7 @@ from analyzers.finding import SEVERITIES, Finding, Status
 __all__ = ["MAX_FINDINGS", "MAX_REASONS", "MAX_TEXT_CHARS", "checked_findings", "checked_kinds"]
 
 MAX_FINDINGS = 20
-"""Maximum number of findings of one call: more would hide all others."""
+"""Maximum number of findings of one call: more would hide those of other analyses."""
 MAX_TEXT_CHARS = 1_000
 MAX_EVIDENCE_BYTES = 64 << 10
 MAX_REASONS = 10
@@ -32,11 +32,11 @@ _FIELDS = frozenset(one.name for one in fields(Finding))
 
 
 def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the findings as JSON values, and the reasons for which others were refused. Raises TypeError if `returned`
+    """Return the findings as JSON values, and why others were refused. Raises TypeError if `returned`
     is not a list."""
     if returned is None or isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
         raise TypeError(f"the analysis returned {type(returned).__name__} instead of a list of findings")
-    kept: list[dict[str, Any]] = []
+    accepted: list[dict[str, Any]] = []
     reasons: Counter[str] = Counter()
     seen: set[tuple[object, ...]] = set()
     first = list(islice(returned, MAX_FINDINGS + 1))
@@ -51,20 +51,20 @@ def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[s
             reasons["it is the same as another one"] += 1
             continue
         seen.add(key)
-        kept.append(found)
+        accepted.append(found)
     refused = [
         f"refused a finding: {reason}{f' ({count} findings)' if count > 1 else ''}" for reason, count in reasons.items()
     ]
     if len(first) > MAX_FINDINGS:
         refused.insert(0, f"it returned more than {MAX_FINDINGS} findings, and only the first {MAX_FINDINGS} are used")
-    return kept, tuple(refused[:MAX_REASONS])
+    return accepted, tuple(refused[:MAX_REASONS])
 
 
-def _checked(found: Any, kinds: Collection[str]) -> dict[str, Any]:
+def _checked(returned: Any, kinds: Collection[str]) -> dict[str, Any]:
     """One finding as JSON values. Raises ValueError or TypeError with one line."""
-    if not isinstance(found, Finding):
-        raise TypeError(f"a {type(found).__name__} is not a finding")
-    finding: Any = found  # a field may have any type until it is checked
+    if not isinstance(returned, Finding):
+        raise TypeError(f"a {type(returned).__name__} is not a finding")
+    finding: Any = returned  # a field may have any type until it is checked
     if finding.kind not in kinds:
         raise ValueError(f"kind {_shown(finding.kind)} is not one of its kinds ({', '.join(sorted(kinds)) or 'none'})")
     _one_of("severity", finding.severity, SEVERITIES)
@@ -85,7 +85,7 @@ def _checked(found: Any, kinds: Collection[str]) -> dict[str, Any]:
     if cost is not None and (isinstance(cost, bool) or not isinstance(cost, (int, float)) or not math.isfinite(cost)):
         raise ValueError(f"cost_s {_shown(cost)} is not a number of seconds")
     evidence = _evidence(finding.evidence)
-    return found.to_json() | {"evidence": evidence, "summary": " ".join(finding.summary.split())}
+    return returned.to_json() | {"evidence": evidence, "summary": " ".join(finding.summary.split())}
 
 
 def _evidence(evidence: Any) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def checked_kinds(declared: Any, builtin: Collection[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the kinds as fields of `Kind`, and the reasons for which others are not used."""
-    kept: dict[str, dict[str, Any]] = {}
+    """Return the kinds as fields of `Kind`, and why others are not used."""
+    accepted: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
     for kind in declared:
         try:
@@ -138,12 +138,12 @@ def checked_kinds(declared: Any, builtin: Collection[str]) -> tuple[list[dict[st
         except (AttributeError, TypeError, ValueError) as error:
             problems.append(str(error))
             continue
-        kept[name] = {
+        accepted[name] = {
             "name": name, "title": " ".join(kind.title.split()) or name, "identity": identity,
             "may_last": bool(kind.may_last), "at_end": bool(kind.at_end), "may_be_hardware": bool(kind.may_be_hardware),
             "user_causes": sorted(map(str, kind.user_causes)),
         }  # fmt: skip
-    return list(kept.values()), problems
+    return list(accepted.values()), problems
 
 
 def _one_of(name: str, value: Any, known: Collection[str]) -> None:

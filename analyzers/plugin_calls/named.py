@@ -1,4 +1,4 @@
-"""Name the plug-in of a finding, and limit how many findings of one plug-in a list shows.
+"""The plug-in of a finding, and the limit on how many findings of one plug-in a list shows.
 
 plugin_name(finding)            # "plateau"; empty for a finding of Rankscope
 folded(findings, 3)             # the first three of each kind of a plug-in, with "17 more" on the third

@@ -35,7 +35,7 @@ class _Calls:
         self._names = {kind["name"] for kind in self._kinds}
 
     def describe(self) -> dict[str, Any]:
-        """Return the declared kinds and analyses, and the problems because of which some cannot be used."""
+        """Return the declared kinds and analyses, and why others cannot be used."""
         problems = list(self._problems)
         analyses = []
         for number, analysis in enumerate(self._analyses):

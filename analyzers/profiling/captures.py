@@ -52,9 +52,7 @@ def captures(log: EventLog) -> list[dict[str, Any]]:
                 "reason": event.text("reason"),
                 "parts_ms": parts if isinstance(parts, Mapping) else None,
                 "problem": (summary.text("problem") or None) if summary is not None else "not read",
-                "top_operators": [
-                    _named(key, ms) for key, ms in list(_operators(summary).items())[:MAX_SHOWN] if summary is not None
-                ],
+                "top_operators": [_text(key, ms) for key, ms in list(_operators(summary).items())[:MAX_SHOWN]],
             }
         )
     return found
@@ -77,23 +75,22 @@ def against_peer(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
             "profile_last_step": mine.integer("last_step"),
         }
         if excess := _excess(mine, others):
-            found["profile_operators"] = [_named(key, ms, "+") for key, ms in excess[:MAX_SHOWN]]
+            found["profile_operators"] = [_text(key, ms, "+") for key, ms in excess[:MAX_SHOWN]]
         return found
     return {}
 
 
 def _excess(mine: Event, others: Event) -> list[tuple[Key, float]]:
     """Operators in which the suspect spends more than its peer, the most first; milliseconds per step."""
-    own, peers = _operators(mine), _operators(others)
-    floor = min(peers.values(), default=0.0)
-    step_ms = sum(own.values())
-    more = [(key, ms - peers.get(key, floor)) for key, ms in own.items()]
-    least = SHARED.min_change_ratio * step_ms
-    return sorted(((key, ms) for key, ms in more if ms > least), key=lambda pair: -pair[1])
+    suspects, peers = _operators(mine), _operators(others)
+    unlisted_ms = min(peers.values(), default=0.0)
+    more = [(key, ms - peers.get(key, unlisted_ms)) for key, ms in suspects.items()]
+    least_ms = SHARED.min_change_ratio * sum(suspects.values())
+    return sorted(((key, ms) for key, ms in more if ms > least_ms), key=lambda pair: -pair[1])
 
 
 def _operators(summary: Event | None) -> dict[Key, float]:
-    """{(name, phase, on device): milliseconds per step}, by falling time; what a run wrote may be damaged."""
+    """{(name, phase, on device): milliseconds per step}, the longest first; what a run wrote may be damaged."""
     rows: Any = summary.detail.get("operators") if summary is not None else None
     found: dict[Key, float] = {}
     for row in rows if isinstance(rows, list) else ():
@@ -104,7 +101,7 @@ def _operators(summary: Event | None) -> dict[Key, float]:
     return found
 
 
-def _named(key: Key, ms: float, sign: str = "") -> str:
+def _text(key: Key, ms: float, sign: str = "") -> str:
     name, phase, on_device = key
     where = " on the device" if on_device else f" in {phase}" if phase else ""
     name = "Python or waiting between operators" if name == BETWEEN else name
@@ -133,8 +130,8 @@ def capture_line(capture: Mapping[str, Any]) -> str:
     known = [f"{text} {number(parts[key])} ms" for key, text in _PARTS.items() if is_number(parts.get(key))]
     problem = capture.get("problem")
     if known:
-        about = ", ".join(known) + (f" ({problem})" if problem else "")
+        text = ", ".join(known) + (f" ({problem})" if problem else "")
     else:
-        about = str(problem or "not read")
+        text = str(problem or "not read")
     where = capture.get("path") if capture.get("is_kept") else "removed, beyond profiler.budget_mb"
-    return f"{steps}: {about}. {where}"
+    return f"{steps}: {text}. {where}"
