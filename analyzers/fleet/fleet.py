@@ -5,7 +5,7 @@
     found.mtbf_h                                          # hours of runs between failures that ended an attempt
     found.speeds[0].status                                # "slower": configurations whose speed changed
 
-The number of *runs* in which a member had an incident counts, so that one bad hour does not condemn a machine.
+The number of *runs* in which a member had an incident counts, so that one bad hour does not make a machine suspicious.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ def fleet(histories: Sequence[RunHistory], policy: FleetPolicy = FleetPolicy()) 
     """Judge all members together. Incidents that a suspicious device explains do not count against its host."""
     devices: dict[str, _Tally] = defaultdict(_Tally)
     for history in histories:
-        of_device = [(incident.device, incident) for incident in history.incidents]
-        _add(devices, history, history.host_of_device, of_device, policy)
+        by_device = [(incident.device, incident) for incident in history.incidents]
+        _add(devices, history, history.host_of_device, by_device, policy)
     ranked = tuple(_without_bad_hosts(_ranked(devices, policy), policy))
     explained = {member.name for member in ranked if member.is_suspicious}
     hosts: dict[str, _Tally] = defaultdict(_Tally)
     for history in histories:
-        of_host = [(incident.host, incident) for incident in history.incidents if incident.device not in explained]
-        _add(hosts, history, {host: host for host in history.hosts}, of_host, policy)
+        by_host = [(incident.host, incident) for incident in history.incidents if incident.device not in explained]
+        _add(hosts, history, {host: host for host in history.hosts}, by_host, policy)
     return Fleet(
         num_runs=len(histories),
         hours=sum(history.hours for history in histories),
@@ -170,15 +170,15 @@ def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member,
 
 def _without_bad_hosts(devices: Sequence[Member], policy: FleetPolicy) -> list[Member]:
     """Clear devices of bad hosts: a device stands out only if it has more than its share of its host's incidents."""
-    of_host: Counter[str] = Counter()
-    siblings: Counter[str] = Counter()
+    bad_runs: Counter[str] = Counter()
+    num_devices: Counter[str] = Counter()
     for device in devices:
-        of_host[device.host] += device.bad_runs
-        siblings[device.host] += 1
+        bad_runs[device.host] += device.bad_runs
+        num_devices[device.host] += 1
     limit = policy.family_error_ratio / max(1, len(devices))
 
     def stands_out(device: Member) -> bool:
-        total, num = of_host[device.host], siblings[device.host]
+        total, num = bad_runs[device.host], num_devices[device.host]
         return device.is_suspicious and (num == 1 or _binomial_tail(device.bad_runs, total, 1 / num) < limit)
 
     judged = [replace(device, is_suspicious=stands_out(device)) for device in devices]

@@ -64,5 +64,5 @@ def _history(folder: RunsFolder, name: str) -> RunHistory:
             cache.parent.mkdir(exist_ok=True)
             cache.write_text(json.dumps({"version": version, "history": history.to_json()}), encoding="utf-8")
         except OSError:
-            pass  # a folder that cannot be written is diagnosed again next time
+            pass  # in a read-only folder, runs are diagnosed each time
     return history

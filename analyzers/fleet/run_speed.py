@@ -81,13 +81,13 @@ def run_speed(source: Source, manifest: Mapping[str, Any], facts: Mapping[str, A
     times = step_times(source)
     if times is None:
         return None
-    whole = slice(min(policy.skip_first, len(times.step) // 4), None)
-    duration, tokens = times.duration[whole], times.tokens[whole]
+    measured = slice(min(policy.skip_first, len(times.step) // 4), None)
+    duration, tokens = times.duration[measured], times.tokens[measured]
     if len(duration) < policy.block or not np.median(duration) > 0:
         return None
-    counted = bool((tokens > 0).all())
+    has_tokens = bool((tokens > 0).all())
     configuration = dict(_configuration(manifest, facts))
-    if counted and "train.global_batch_size" not in configuration and (tokens == tokens[0]).all():
+    if has_tokens and "train.global_batch_size" not in configuration and (tokens == tokens[0]).all():
         configuration["tokens_per_step"] = str(int(tokens[0]))
     return RunSpeed(
         run_id=str(manifest.get("run_id") or facts.get("run_id") or ""),
@@ -96,7 +96,7 @@ def run_speed(source: Source, manifest: Mapping[str, Any], facts: Mapping[str, A
         versions=_texts(manifest.get("versions")),
         num_steps=len(duration),
         step_ms=float(np.median(duration)),
-        tokens_per_s=float(1e3 / np.median(duration / tokens)) if counted else None,
+        tokens_per_s=float(1e3 / np.median(duration / tokens)) if has_tokens else None,
     )
 
 
@@ -105,8 +105,8 @@ def _configuration(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> Ite
     config = manifest.get("config")
     for name in _SETTINGS:
         section, _, key = name.partition(".")
-        of_section = config.get(section) if isinstance(config, Mapping) else None
-        value = of_section.get(key) if isinstance(of_section, Mapping) else None
+        settings = config.get(section) if isinstance(config, Mapping) else None
+        value = settings.get(key) if isinstance(settings, Mapping) else None
         if value:
             yield name, str(value)[:MAX_VALUE]
     for name in _FACTS:

@@ -10,7 +10,7 @@
    three runs on each side. Each difference is in units of its standard deviation under a random order (Pettitt, 1979,
    with splits weighted equally). If no split passes, the same statistic for a stretch of runs against all others finds
    temporary changes (circular binary segmentation: Olshen et al., 2004). Each of the two tests gets half of the
-   permitted error.
+   permitted error probability.
 3. The p-value is the share of random orders of the same runs with as large a statistic: valid for small samples, with
    no assumption on how speeds vary. Below the number of runs at which a perfect separation could pass there is
    no verdict (`too_few_runs`); a single configuration needs twelve.
@@ -142,7 +142,8 @@ def _judged(name: str, runs: Sequence[RunSpeed], limit: float) -> ConfigurationS
     changes = tuple(
         SpeedChange(
             first_run=runs[index].run_id, index=index, before=medians[place], after=medians[place + 1],
-            p_value=splits[index], versions=_changed(runs[bounds[place] : index], runs[index : bounds[place + 2]]),
+            p_value=splits[index],
+            versions=_changed_versions(runs[bounds[place] : index], runs[index : bounds[place + 2]]),
         )
         for place, index in enumerate(sorted(splits))
     )  # fmt: skip
@@ -192,20 +193,21 @@ def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
 
 def _confirmed(values: Floats, splits: Sequence[tuple[int, float]], limit: float) -> list[tuple[int, float]]:
     """Changes at which the runs directly before and after differ; the least certain is dropped first."""
-    kept = list(splits)
-    while kept:
-        bounds = [0, *(index for index, _ in kept), len(values)]
-        doubts = [
-            _doubt(values[a:b], values[b:c], limit) for a, b, c in zip(bounds, bounds[1:], bounds[2:], strict=False)
+    changes = list(splits)
+    while changes:
+        bounds = [0, *(index for index, _ in changes), len(values)]
+        p_values = [
+            _p_value_between(values[a:b], values[b:c], limit)
+            for a, b, c in zip(bounds, bounds[1:], bounds[2:], strict=False)
         ]
-        worst = int(np.argmax(doubts))
-        if doubts[worst] < limit:
+        worst = int(np.argmax(p_values))
+        if p_values[worst] < limit:
             break
-        del kept[worst]
-    return kept
+        del changes[worst]
+    return changes
 
 
-def _doubt(before: Floats, after: Floats, limit: float) -> float:
+def _p_value_between(before: Floats, after: Floats, limit: float) -> float:
     """Probability of such a difference between two groups of runs in a random order; 1 if it is below the smallest
     change."""
     if abs(float(np.median(after) / np.median(before)) - 1) < SHARED.min_change_ratio:
@@ -256,7 +258,7 @@ def _ranks(values: Floats) -> Floats:
     return ranks
 
 
-def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], seen: float, limit: float) -> float:
+def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], observed: float, limit: float) -> float:
     """Share of random orders with as large a statistic, including the observed order; above `limit` it is an upper
     estimate.
 
@@ -266,14 +268,14 @@ def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], seen: float, 
     larger = total = 0
     while total < _ENOUGH / limit and larger < _ENOUGH:
         orders = rng.permuted(np.tile(ranks, (_BATCH, 1)), axis=1)
-        larger += int((statistic(orders) >= seen * (1 - 1e-9)).sum())
+        larger += int((statistic(orders) >= observed * (1 - 1e-9)).sum())
         total += _BATCH
     return (1 + larger) / (1 + total)
 
 
-def _changed(before: Sequence[RunSpeed], after: Sequence[RunSpeed]) -> dict[str, tuple[str, str]]:
-    """Versions that most runs before the change have in common and most runs after it do not; the index of a change is
-    uncertain by a run or two."""
+def _changed_versions(before: Sequence[RunSpeed], after: Sequence[RunSpeed]) -> dict[str, tuple[str, str]]:
+    """{name: (before, after)} of versions in which most runs before a change differ from most runs after it. Most, not
+    all: the index of a change is uncertain by a run or two."""
     found = {}
     for name in sorted({name for run in (*before, *after) for name in run.versions}):
         old, new = (_common(name, side) for side in (before, after))
