@@ -42,7 +42,7 @@ _REFUSED = re.compile(
 
 def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
     """Add facts from other lines about the same cause."""
-    if not candidate.ranks and candidate.rank_class == "own" and candidate.cause in ("out_of_memory", "device_error"):
+    if not candidate.ranks and candidate.rank_class == "error" and candidate.cause in ("out_of_memory", "device_error"):
         candidate = _on_missing_rank(candidate, book, ended)
     if candidate.cause in _WAITED:
         candidate = _with_work(candidate, book)

@@ -81,9 +81,9 @@ def _contested(candidates: Sequence[Candidate]) -> Candidate:
     """Return the first candidate, without a culprit if another rank's error may be earlier and no timestamps order the
     two."""
     first = candidates[0]
-    if first.rank_class != "own" or not first.ranks:
+    if first.rank_class != "error" or not first.ranks:
         return first
-    others = [one for one in candidates[1:] if one.rank_class == "own" and one.is_proven and one.ranks
+    others = [one for one in candidates[1:] if one.rank_class == "error" and one.is_proven and one.ranks
               and not set(one.ranks) & set(first.ranks) and not _are_ordered(first.lines[0], one.lines[0])]  # fmt: skip
     if not others:
         return first
@@ -138,7 +138,9 @@ def _is_another(other: Candidate, first: Candidate) -> bool:
     if other.rank_class == "host":
         return True
     on_other_ranks = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False
-    return other.is_proven and other.rank_class in ("own", "numerics") and on_other_ranks and first.rank_class != "host"
+    return (
+        other.is_proven and other.rank_class in ("error", "numerics") and on_other_ranks and first.rank_class != "host"
+    )
 
 
 def _numerics(book: LogBook) -> list[Candidate]:

@@ -80,7 +80,7 @@ def _errors_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
     raised = [
         one
         for one in candidates
-        if one.rank_class == "own"
+        if one.rank_class == "error"
         and one.is_proven
         and is_uncaught(one.lines[0])
         and not one.lines[0].number("later_lines")
@@ -100,7 +100,7 @@ def _hang_before_end(candidates: Sequence[Candidate]) -> list[Candidate]:
     if end is None or hang is None:
         return list(candidates)
     came_before = all(_is_before(one, end.lines[0]) and not one.number("later_steps") for one in hang.lines)
-    if not came_before or any(one.rank_class == "own" for one in candidates):
+    if not came_before or any(one.rank_class == "error" for one in candidates):
         return list(candidates)
     what = f"{hang.what}. {_ENDED[end.cause]}"
     first = replace(hang, what=what, lines=(*hang.lines, *end.lines[:1]))
@@ -117,7 +117,7 @@ def _connection_before_wait(candidates: Sequence[Candidate], book: LogBook) -> l
         for one in candidates
         if one.cause in _CONNECTION_CAUSES
         and any(
-            entry.kind in _CLIENT_LINES and relevance(entry, book) == "own" and book.position(entry) < waited
+            entry.kind in _CLIENT_LINES and relevance(entry, book) == "fatal" and book.position(entry) < waited
             for entry in one.lines
         )
     ]
@@ -131,7 +131,7 @@ def _is_before(one: LogLine, other: LogLine) -> bool:
 
 
 def _named(candidate: Candidate, *ranks: int) -> Candidate:
-    if candidate.rank_class != "own" or candidate.ranks or _met_by_several(candidate):
+    if candidate.rank_class != "error" or candidate.ranks or _met_by_several(candidate):
         return candidate
     return replace(candidate, ranks=ranks, what=candidate.what.replace(who(()), who(ranks), 1))
 

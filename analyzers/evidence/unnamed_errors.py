@@ -108,7 +108,7 @@ def _errors(book: LogBook) -> list[LogLine]:
         and not _CONSEQUENCE.search(entry.text("text"))
         and not _HARMLESS.search(entry.text("text"))
         and LOST_PEER.search(entry.text("text")) is None
-        and relevance(entry, book) == "own"
+        and relevance(entry, book) == "fatal"
     ]
 
 

@@ -16,8 +16,8 @@ from analyzers.wording import ranks_text
 
 __all__ = ["PRECEDENCE", "Candidate", "from_lines", "host_in", "named_by", "ranks_of", "who"]
 
-PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "late", "victim")
-"""host: kernel or scheduler. own: a process names its own cause. late: an error that came too late to prove anything.
+PRECEDENCE = ("host", "error", "mismatch", "death", "hang", "network", "numerics", "weak", "victim")
+"""host: kernel or scheduler. error: a process names its own error. weak: lines that may be unrelated to the job's end.
 The first class with a candidate decides the verdict; within a class, the earliest line."""
 _KINDS = {"mismatch": "hang", "hang": "hang", "numerics": "non_finite"}
 """Kind of finding by class; `rank_lost` for all other classes."""
@@ -25,7 +25,7 @@ _KINDS = {"mismatch": "hang", "hang": "hang", "numerics": "non_finite"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One cause. `is_proven`: a line states it; otherwise it is suspected, and `collect` would settle it."""
+    """One cause. `is_proven`: a line states it; otherwise it is suspected, and the output of `collect` would decide."""
 
     cause: str
     kind: str

@@ -1,4 +1,4 @@
-"""Exceptions in logs: their type, whether they are a launcher's summary, and whether they only report on a peer."""
+"""Exceptions in logs: their type, whether a launcher raised them, and whether they only report a peer's failure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
     "words_of",
 ]
 
-Relevance = Literal["own", "survived", "after", "aside", "ignored"]
-"""own: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
+Relevance = Literal["fatal", "survived", "after", "aside", "ignored"]
+"""fatal: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
 after: the launcher was already ending the job. aside: from a thread or task, which does not end the process, or cut off
 at the end of the file. ignored: raised in a destructor or while logging, which Python only prints."""
 
-_LAUNCHERS = (
+_LAUNCHER_TYPES = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
     "SignalException", "RendezvousGracefulExitError", "RendezvousConnectionError", "ActorDiedError", "RayActorError",
     "WorkerCrashedError", "ActorHandleNotFoundError",
@@ -43,13 +43,13 @@ _POINTERS = (
     "CheckpointException ranks:dict_keys(",  # torch.distributed.checkpoint, above the tracebacks of those ranks
 )
 """Parts of messages that refer to another process's error."""
-_BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
+_BACKEND_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = (
     "Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck",
     # these codes are CANN's timeouts
     "error code is 107020", "error code is 507046", "error code is 507047", "error code is 507048",
 )  # fmt: skip
-_UNNAMED = (
+_GENERIC_TYPES = (
     "RuntimeError",
     "Exception",
     "OSError",
@@ -59,78 +59,84 @@ _UNNAMED = (
     "HorovodInternalError",
 )
 """Generic types that libraries raise for any failure; ValueError, KeyError and similar concern the caller's data."""
-_CALLS = re.compile(
+_WAITING_MODULES = re.compile(
     r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
 )
 """Modules whose functions wait for other ranks."""
-_OF_OTHERS = re.compile(rf"{_CALLS.pattern}|/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b")
+_WAITING_FRAMES = re.compile(rf"{_WAITING_MODULES.pattern}|/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b")
 """Frames of calls that wait for other ranks, and of launchers."""
-_OF_LAUNCHERS = re.compile(
+_LAUNCHER_FRAMES = re.compile(
     r"/bin/(?:torchrun|accelerate|deepspeed|horovodrun|ray)\b|/torch/distributed/(?:run|launch|launcher/api)\.py"
 )
 """Frames of launchers alone."""
-_BETWEEN_RANKS = (
+_COMMUNICATION_PACKAGES = (
     "torch", "torch_npu", "ray", "vllm", "sglang", "deepspeed", "megatron", "horovod", "mpi4py", "jax", "jaxlib",
     "grpc", "tensorflow", "socket", "ssl", "asyncio", "concurrent", "multiprocessing", "exceptions", "__main__",
 )  # fmt: skip
 """Packages through which processes of a job communicate, as in the qualified names of their error classes."""
-_OTHERS = re.compile(
+_OTHER_RANK = re.compile(
     r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
 )
 """Parts of messages about another rank's failure."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Communication libraries, whose errors in a waiting call name no cause."""
-_STATED = re.compile(r"oneCCL: \S+ \S+ EXCEPTION: (?!.*(?:time[ -]?d? ?out|atl_|status|peer|connect))", re.IGNORECASE)
-"""An error that the library found in its own process: oneCCL prints its cause in each."""
-_NO_WORDS = re.compile(
+_ONECCL_ERROR = re.compile(
+    r"oneCCL: \S+ \S+ EXCEPTION: (?!.*(?:time[ -]?d? ?out|atl_|status|peer|connect))", re.IGNORECASE
+)
+"""An error of oneCCL in the process that prints it, with its cause."""
+_PREFIXES = re.compile(
     r"terminate called after throwing an instance of|\w+WithTimeout\b|"
     r"(?:NCCL|[Pp]rocess group) watchdog thread terminated with exception"
 )
-"""Prefixes of libstdc++ and torch before a message, and function names: not part of the message."""
-_START = re.compile(r"/multiprocessing/(?:spawn|forkserver)\.py$")
-_CUT_START = ("UnpicklingError", "EOFError")
-"""Errors of a process that reads from its parent what to run, after the parent has ended."""
+"""Prefixes of libstdc++ and torch, and function names, which are not part of a message."""
+_SPAWNED_MAIN = re.compile(r"/multiprocessing/(?:spawn|forkserver)\.py$")
+_SPAWN_TYPES = ("UnpicklingError", "EOFError")
+"""Errors of a spawned process that cannot read its task, because its parent has ended."""
 _AT_EXIT = "driver shutting down"
 """CUDA's error for a call made while the process is already ending."""
 _IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
 """What Python prints before an error in a destructor or in logging, after which the program continues."""
-_COMPLETE = "Init COMPLETE"
+_COMMUNICATOR_READY = "Init COMPLETE"
 """What NCCL prints when a communicator is ready."""
-_INNER = re.compile(r"RayTaskError\((\w+)\)")
+_RAY_TASK_ERROR = re.compile(r"RayTaskError\((\w+)\)")
 
 
 def type_of(entry: LogLine) -> str:
+    """Name of the exception's class without its module; for an error of a Ray task, the class raised in the task."""
     module, _, name = entry.text("type").rpartition(".")
     name = name if name[:1].isupper() or not module else f"{module}.{name}"  # zlib.error
-    inner = _INNER.search(f"{entry.text('type')} {entry.message}")
+    inner = _RAY_TASK_ERROR.search(f"{entry.text('type')} {entry.message}")
     return inner[1] if inner else name
 
 
 def text_of(entry: LogLine) -> str:
+    """Type, message and line, to search in."""
     return f"{entry.text('type')}: {entry.text('message')} {entry.message}"
 
 
 def words_of(entry: LogLine) -> str:
-    """The text without the prefixes that libstdc++ and torch put before a message."""
-    return _NO_WORDS.sub("", text_of(entry))
+    """`text_of` without the prefixes of libstdc++ and torch."""
+    return _PREFIXES.sub("", text_of(entry))
 
 
 def is_launchers(entry: LogLine) -> bool:
+    """Return True for an exception of a launcher, or one that only refers to another process's error."""
     if entry.number("is_cut"):  # its error is missing; its frames show whose it is
-        return _OF_LAUNCHERS.search(entry.text("traceback")) is not None
+        return _LAUNCHER_FRAMES.search(entry.text("traceback")) is not None
     if any(mark in entry.text("message") for mark in _POINTERS):
         return True
-    return type_of(entry) in _LAUNCHERS or "detected that one or more processes exited" in entry.text("message")
+    return type_of(entry) in _LAUNCHER_TYPES or "detected that one or more processes exited" in entry.text("message")
 
 
 def is_stop(entry: LogLine) -> bool:
+    """Return True if a person or launcher interrupted the process."""
     return type_of(entry) == "KeyboardInterrupt"
 
 
 def is_cut_start(entry: LogLine) -> bool:
-    """Return True for a process that could not read what to run, because its parent had ended."""
-    links = read_traceback(entry.text("traceback")) if type_of(entry) in _CUT_START else []
-    return bool(links) and _START.search(links[-1].frames[-1].path) is not None
+    """Return True for a spawned process that could not read its task, because its parent had ended."""
+    links = read_traceback(entry.text("traceback")) if type_of(entry) in _SPAWN_TYPES else []
+    return bool(links) and _SPAWNED_MAIN.search(links[-1].frames[-1].path) is not None
 
 
 def is_uncaught(entry: LogLine) -> bool:
@@ -143,37 +149,39 @@ def is_victims(entry: LogLine) -> bool:
     """Return True if an exception reports a peer's end or an aborted call, and no other cause."""
     text = words_of(entry)
     if entry.number("is_cut"):
-        return _OF_OTHERS.search(entry.text("traceback")) is not None
+        return _WAITING_FRAMES.search(entry.text("traceback")) is not None
     if is_cut_start(entry):
         return True
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
-    if type_of(entry) in _BACKENDS or any(mark in text for mark in _TIMEOUTS):
+    if type_of(entry) in _BACKEND_TYPES or any(mark in text for mark in _TIMEOUTS):
         return True
     if LOST_PEER.search(text) is not None and not _is_of_another_package(entry):
         return True
-    return type_of(entry) in _UNNAMED and _is_of_communication(entry, text)
+    return type_of(entry) in _GENERIC_TYPES and _is_of_communication(entry, text)
 
 
 def _is_of_another_package(entry: LogLine) -> bool:
     """Return True for an error class of a package that ranks do not communicate through: a tracker, a client."""
     root, dot, _ = entry.text("type").partition(".")
-    return bool(dot) and root not in _BETWEEN_RANKS
+    return bool(dot) and root not in _COMMUNICATION_PACKAGES
 
 
 def _is_of_communication(entry: LogLine, text: str) -> bool:
     """Return True if an error that names no cause was raised in a call that waits for other ranks."""
-    if _OTHERS.search(text):
+    if _OTHER_RANK.search(text):
         return True
-    if _STATED.search(text):
+    if _ONECCL_ERROR.search(text):
         return False
     links = read_traceback(entry.text("traceback"))
-    return _LIBRARIES.search(text) is not None and (not links or _CALLS.search(links[-1].frames[-1].path) is not None)
+    return _LIBRARIES.search(text) is not None and (
+        not links or _WAITING_MODULES.search(links[-1].frames[-1].path) is not None
+    )
 
 
 def relevance(entry: LogLine, book: LogBook) -> Relevance:
-    """Classify whether a line is about the job's end ("own"), from what follows it in its file."""
+    """Classify whether an error may have ended its process, from the lines before and after it in its file."""
     if entry.number("is_cut"):
         return "aside"  # the file ends before the line's message
     if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):
@@ -185,7 +193,7 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
     if _AT_EXIT in text_of(entry):
         return "ignored"
     if "NCCL WARN" in entry.message and any(
-        one.source == entry.source and one.line > entry.line and _COMPLETE in one.message
+        one.source == entry.source and one.line > entry.line and _COMMUNICATOR_READY in one.message
         for one in book.of("nccl_comm")
     ):
         return "survived"  # the communicator became ready despite NCCL's warning
@@ -193,8 +201,8 @@ def relevance(entry: LogLine, book: LogBook) -> Relevance:
               and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)
     if last is None:
-        return "own"
+        return "fatal"
     if last.kind == "in_thread":
         is_next = entry.kind == "exception" and entry.line - last.line <= 2
-        return "own" if not is_next else "ignored" if _IS_IGNORED.search(last.message) else "aside"
-    return "after" if last.kind == "teardown" else "own"
+        return "fatal" if not is_next else "ignored" if _IS_IGNORED.search(last.message) else "aside"
+    return "after" if last.kind == "teardown" else "fatal"

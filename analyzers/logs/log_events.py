@@ -23,10 +23,10 @@ from store.readers.programs.sacct import wall_ns_of
 __all__ = ["ATTEMPT", "MAX_QUOTED", "SAME_END_LINES", "SAME_END_NS", "LogBook", "LogLine", "quotes"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
-_LAUNCHERS_ENDS = ("root_failure",)
+_LAUNCHER_ENDS = ("root_failure",)
 """Kinds of lines with which a launcher ends; a start after one of them is a new launch that appends to the same file.
 """
-_REFUSED = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
+_START_ERRORS = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
 """Errors in a program's source or command line, which are the same for all processes of a launch."""
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
@@ -38,9 +38,9 @@ ATTEMPT = re.compile(r"(?:(.*)/)?attempt_(\d{1,6})/")
 """Files of an attempt in the folder that torchrun's `--log-dir` made for it."""
 _THREAD = re.compile(r"\bblock: \[[\d,]+\], thread: \[[\d,]+\] ")
 SAME_END_LINES = 10
-"""Maximum distance in lines between reports of one end: by each node and step of the job, and by srun."""
+"""Maximum distance in lines between reports of the same end, which each node, each job step and srun may print."""
 SAME_END_NS = 600 * 10**9
-"""Maximum difference in time (ns) between reports of one end, which allows for the hosts' clocks and for Slurm's grace
+"""Maximum difference in time (ns) between reports of the same end: the hosts' clocks differ, and Slurm has a grace
 period.
 """
 MAX_QUOTED = 160
@@ -110,7 +110,7 @@ class LogBook:
 
     lines: tuple[LogLine, ...]
     earlier: tuple[LogLine, ...] = ()
-    """Lines of attempts that ended, and after which the job began again in the same file."""
+    """Lines of earlier attempts of the job in the same files."""
     _positions: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
     _by_kind: dict[str, list[tuple[int, LogLine]]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -127,7 +127,7 @@ class LogBook:
             )
             for kind, rank, wall_ns, host, pid, file, line, message, fields in rows
         ]  # fmt: skip
-        last, earlier = _apart(lines)
+        last, earlier = _split_attempts(lines)
         return cls(tuple(_in_order(last)), tuple(_in_order(earlier)))
 
     def of(self, *kinds: str) -> Iterator[LogLine]:
@@ -159,22 +159,22 @@ class LogBook:
         return tuple(sorted({entry.rank for entry in self.lines if entry.rank is not None}))
 
     @property
-    def spoke(self) -> frozenset[int]:
-        """Ranks that reported an end: their own exception, or the loss of another rank."""
+    def ranks_with_errors(self) -> frozenset[int]:
+        """Ranks that reported an exception or the loss of another rank."""
         reports = (entry for entry, _ in self.of_role("exception", "victim", "nccl", "root"))
         return frozenset(entry.rank for entry in reports if entry.rank is not None)
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks that a launcher started on each node, as its command says; 0 where none is printed."""
+        """Ranks per node in the launch command; 0 if none is printed."""
         return max((entry.number("nproc") or 0 for entry in self.of("launch_command")), default=0)
 
     @property
     def world_size(self) -> int | None:
-        """Number of ranks, where a line states it: NCCL's nranks, the rendezvous, the command that started them, sizes
-        of gathered tensors."""
-        stated = [size for entry in self.lines if (size := entry.number("world_size"))]
-        stated += [
+        """The largest number of ranks in any line: NCCL's nranks, the rendezvous, the launch command, sizes of gathered
+        tensors; None if no line has one."""
+        sizes = [size for entry in self.lines if (size := entry.number("world_size"))]
+        sizes += [
             nodes * self.ranks_per_node for entry in self.of("launch_command") if (nodes := entry.number("nnodes"))
         ]
         for entry in self.of("watchdog_timeout"):
@@ -185,12 +185,12 @@ class LogBook:
                 and large % small == 0
                 and entry.text("op").lower().strip("_").startswith(("allgather", "reduce_scatter", "all_gather"))
             ):
-                stated.append(large // small)
-        return max((size for size in stated if size), default=None)
+                sizes.append(large // small)
+        return max((size for size in sizes if size), default=None)
 
 
-def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
-    """Separate the lines of each file's last attempt from those of earlier, ended attempts: only the last end is the
+def _split_attempts(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
+    """Separate the lines of each file's last attempt from those of earlier attempts, because only the last end is the
     job's. An attempt ends before
 
     1. a launcher's start that follows a scheduler's line on a job's end, or a launcher's table of failures: the job was
@@ -199,7 +199,7 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     3. a restart by a launcher, unless only lost connections follow it, which may belong to the earlier attempt;
     4. what follows an error of a program's source or command line, if another end comes later: such an error ends every
        process of its start;
-    5. what follows a scheduler's line on the end of another job: all lines above that line belong to the other job;
+    5. what follows a scheduler's line on the end of another job: all lines up to that line belong to the other job;
     6. what follows a scheduler's end that is older than the last start in the process's other stream;
     7. the last of torchrun's attempt folders that shows an end;
     8. a repetition of the file's first lines after a failure, if only one process writes the file (otherwise they may
@@ -219,15 +219,16 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     for (stream, started), wall_ns in starts.items():
         for source in twins[stream] - {started}:
             begins[source] = max(begins[source], _after_end(files[source], wall_ns))
-    over = _earlier_attempts(files)
-    apart: tuple[list[LogLine], list[LogLine]] = [], []
+    earlier_files = _earlier_attempts(files)
+    split: tuple[list[LogLine], list[LogLine]] = [], []
     for entry in lines:
-        is_earlier = (entry.line < begins[entry.source] or entry.source in over) and (
+        # lines that describe the job, such as its number of ranks, hold for all attempts
+        is_earlier = (entry.line < begins[entry.source] or entry.source in earlier_files) and (
             (_ROLES[entry.kind] in (*_END_ROLES, "context") and entry.kind not in ("nccl_comm", "nodes", "restarted"))
             or entry.kind == "error_line"
         )
-        apart[is_earlier].append(entry)
-    return apart
+        split[is_earlier].append(entry)
+    return split
 
 
 def _earlier_attempts(files: Mapping[str, list[LogLine]]) -> set[str]:
@@ -246,7 +247,7 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
     stopped, begin = False, 0
     launches: Counter[int] = Counter()
     for entry in lines:
-        if entry.kind in (*_SCHEDULER_ENDS, *_LAUNCHERS_ENDS):
+        if entry.kind in (*_SCHEDULER_ENDS, *_LAUNCHER_ENDS):
             stopped = True
         elif entry.kind == "started":
             node = entry.number("node")
@@ -262,14 +263,16 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
         elif entry.kind == "started_again" and is_alone:
             begin, stopped = entry.line, False
     restart = max((entry.line for entry in lines if entry.kind == "restarted"), default=0)
-    again = any(
+    has_later_end = any(
         entry.line > restart
         and _ROLES[entry.kind] in _END_ROLES
         and _ROLES[entry.kind] not in ("victim", "nccl")
         and "RendezvousClosedError" not in f"{entry.text('type')} {entry.message}"
         for entry in lines
     )
-    return max(begin, _after_another_job(lines), _after_refused(lines) if is_alone else 0, restart if again else 0)
+    return max(
+        begin, _after_another_job(lines), _after_refused(lines) if is_alone else 0, restart if has_later_end else 0
+    )
 
 
 def _after_end(lines: list[LogLine], started_ns: int) -> int:
@@ -282,11 +285,11 @@ def _after_end(lines: list[LogLine], started_ns: int) -> int:
 def _after_refused(lines: list[LogLine]) -> int:
     """Line of the first other end after an error that ended all processes of a start; 0 if none follows."""
     ends = [entry for entry in lines if entry.kind == "exception" and not entry.number("chained")]
-    refused = [entry for entry in ends if entry.text("type") in _REFUSED]
+    refused = [entry for entry in ends if entry.text("type") in _START_ERRORS]
     if not refused:
         return 0
     later = (entry for entry in ends if entry.line > refused[-1].line and entry.text("traceback")
-             and entry.text("type") not in (*_REFUSED, "SystemExit"))  # fmt: skip
+             and entry.text("type") not in (*_START_ERRORS, "SystemExit"))  # fmt: skip
     return next((entry.line for entry in later), 0)
 
 

@@ -187,7 +187,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         yield from_lines(
             "signal",
             (*(entry for _, entry in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
-            rank_class="late" if is_bare_abort else "death",
+            rank_class="weak" if is_bare_abort else "death",
             ranks=() if is_bare_abort else ranks,
             what=what,
             why=group[0][1].quoted,
@@ -330,7 +330,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
             "exit",
             lines,
             # Any line that names a cause is better evidence, except a wait that timed out after the death.
-            rank_class="death" if came_first else "late",
+            rank_class="death" if came_first else "weak",
             ranks=ranks,
             what=f"{who(ranks, subject)} died, and its own error is not in these files",
             is_proven=False,
@@ -349,7 +349,7 @@ def _killed_by_launcher(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "exit",
             lines[:8],
-            rank_class="late",
+            rank_class="weak",
             what="DeepSpeed's launcher killed its processes after one failed: which, and why, is not in these files",
             is_proven=False,
             collect=COLLECT["connection_lost"],
@@ -363,7 +363,7 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "launch_failed",
             lines,
-            rank_class="late",
+            rank_class="weak",
             what="A pod or process did not start for lack of resources, or keeps restarting",
             why=lines[-1].quoted,
             is_proven=False,

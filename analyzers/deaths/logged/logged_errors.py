@@ -105,7 +105,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     candidates = []
     for (cause, _), group in found.items():
         aside = [entry for entry, how in group if how in ("aside", "ignored")]
-        proven = [entry for entry, how in group if how == "own" and not _is_last_line_of(entry, aside)]
+        proven = [entry for entry, how in group if how == "fatal" and not _is_last_line_of(entry, aside)]
         rest = [entry for entry, how in group if how in ("after", "aside")]
         # Buffered standard output may come late: if anything ended, an error that seems survived is still a suspicion.
         is_over = any(book.of_role("death", "victim"))
@@ -126,7 +126,7 @@ def _join_broken_pipes(found: dict[tuple[str, str], list[tuple[LogLine, Relevanc
         for key, group in [*found.items()]:
             if key[0] != "exception" or not all(type_of(one) in _PIPES and _follows(one, limits) for one, _ in group):
                 continue
-            found[cause, ""] = [(entry, "own") for entry in limits]
+            found[cause, ""] = [(entry, "fatal") for entry in limits]
             found[cause, ""] += [(one, how) for one, how in group if one.rank is not None]
             del found[key]
 
@@ -215,8 +215,8 @@ def _candidate(
     ranks = _with_listed(ranks_of(lines), book)
     first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
     row = CAUSES.get(cause, CAUSES["exception"])
-    rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
-    rank_class = rank_class if is_own else "late"
+    rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "error"
+    rank_class = rank_class if is_own else "weak"
     text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
     if first.kind == "exception":
         name = ": ".join(part for part in (type_of(first), text) if part) or "an exception"
@@ -264,7 +264,7 @@ def _candidate(
         rank_class=rank_class,
         ranks=ranks,
         what=what,
-        why=f"{first.place}: {'its traceback' if rank_class == 'own' and first.kind == 'exception' else name}",
+        why=f"{first.place}: {'its traceback' if rank_class == 'error' and first.kind == 'exception' else name}",
         is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause),
         evidence=evidence,
         collect=row.collect,

@@ -172,7 +172,7 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "device_error" if is_device else "node_failed",
             lines,
-            rank_class="late",
+            rank_class="weak",
             what=f"Slurm drained {host or 'a node'}: {reason.rstrip('. ')}",
             why=first.quoted,
             is_proven=False,
@@ -293,7 +293,7 @@ def _file_systems(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "file_system",
             failing[:20],
-            rank_class="late",
+            rank_class="weak",
             what=f"The NFS server {server} does not answer{where}"
             if server
             else f"The kernel reports an error of a file system{where}: {failing[0].text('text')[:120].rstrip('. ')}",
@@ -311,7 +311,7 @@ def _troubles(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "node_failed",
             lines[:20],
-            rank_class="late",
+            rank_class="weak",
             what=f"The kernel{f' of {host}' if host else ''} reports: {lines[0].text('text')[:120].rstrip('. ')}",
             is_proven=False,
             evidence={"host": host},
@@ -329,7 +329,7 @@ def _crashed(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "signal",
             lines[:20],
-            rank_class="late",
+            rank_class="weak",
             ranks=ranks,
             what=f"{who(ranks, process)} died of SIGSEGV in {first.text('library')}, as the kernel reports",
             is_proven=bool(ranks),

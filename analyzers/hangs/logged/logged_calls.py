@@ -287,9 +287,9 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
     if not lines:
         return
     size = book.world_size or (max(waiting) + 1 if waiting else 0)
-    spoke = book.spoke
-    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting and rank not in spoke)
-    missing = missing if len(missing) < len(waiting) and not spoke - waiting else ()
+    with_errors = book.ranks_with_errors
+    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting | with_errors)
+    missing = missing if len(missing) < len(waiting) and not with_errors - waiting else ()
     yield from_lines(
         "not_entered" if missing else "all_entered",
         lines,

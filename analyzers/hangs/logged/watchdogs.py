@@ -311,11 +311,11 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     is_cut = any(entry.number("is_cut") for entry in book.of("watchdog_timeout", "watchdog_state"))
     if size > 4096 or len(members) < 2 or is_cut:  # the file may have been cut before further reports
         return ()
-    spoke = book.spoke
-    known = {entry.rank for entry in book.of("watchdog_stuck")} | spoke | members.keys()
+    with_errors = book.ranks_with_errors
+    known = {entry.rank for entry in book.of("watchdog_stuck")} | with_errors | members.keys()
     missing = _with_log([rank for rank in range(size) if rank not in known], book)
     # A lost peer proves a death, after which the launcher may have ended a silent rank.
-    return missing if len(missing) < len(members) and not spoke - members.keys() else ()
+    return missing if len(missing) < len(members) and not with_errors - members.keys() else ()
 
 
 def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
