@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from analyzers.causes import next_step
 from analyzers.finding import Finding, evidence_of
+from analyzers.hangs.waiting_calls import MAX_CALLS, MAX_LISTED
 from analyzers.run.calls.recorded_calls import MAX_NAME
 from analyzers.wording import counted, group_text, number, ranks_text, sentence
 
@@ -26,14 +27,26 @@ def _why_hang(finding: Finding) -> str:
     listed = facts.get("waiting_calls") or {}  # includes the calls of ranks that turned out to be culprits
     calls = {text: still for text, ranks in listed.items() if (still := set(ranks) & set(waiting))}
     text = next(iter(calls), "")
-    num_here, elsewhere = len(waiting), ""
-    if text:  # only the first ranks of a call are listed, so count those in other calls and subtract
-        num_elsewhere = sum(len(ranks) for other, ranks in calls.items() if other != text)
-        num_here, call = len(waiting) - num_elsewhere, f" in {text}"
-        caller = caller if text.startswith(f"{facts.get('op')} #{facts.get('seq')} ") else ""
-        elsewhere = f", {counted(num_elsewhere, 'rank')} in other calls" if num_elsewhere else ""
-    who = f"{counted(num_here, 'rank')} waited{call}{caller}{silent}{elsewhere}"
+    who, elsewhere = counted(len(waiting), "rank"), ""
+    if text:
+        call, caller = f" in {text}", caller if text.startswith(f"{facts.get('op')} #{facts.get('seq')} ") else ""
+        who, elsewhere = _counts(listed, calls, text, len(waiting))
+    who = f"{who} waited{call}{caller}{silent}{elsewhere}"
     return f"{sentence(who)} {_limit(finding)}".strip()
+
+
+def _counts(
+    listed: Mapping[str, Sequence[int]], calls: Mapping[str, Collection[int]], text: str, num_waiting: int
+) -> tuple[str, str]:
+    """How many ranks wait in the call `text`, and in others: neither all calls nor all ranks of a call are listed."""
+    others = [other for other in calls if other != text]
+    num_here = len(calls[text])
+    if len(listed[text]) >= MAX_LISTED:
+        if len(listed) >= MAX_CALLS or any(len(listed[other]) >= MAX_LISTED for other in others):
+            return f"at least {counted(num_here, 'rank')}", ", the rest in other calls"
+        num_here = num_waiting - sum(len(calls[other]) for other in others)
+    num_elsewhere = num_waiting - num_here
+    return counted(num_here, "rank"), f", {counted(num_elsewhere, 'rank')} in other calls" if num_elsewhere else ""
 
 
 def _limit(finding: Finding) -> str:

@@ -14,7 +14,7 @@ from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.wait_graph import WaitGraph
 from analyzers.run.calls.snapshot import AttemptView
 
-__all__ = ["MAX_LISTED", "evidence_of", "waiting_calls"]
+__all__ = ["MAX_CALLS", "MAX_LISTED", "evidence_of", "waiting_calls"]
 
 MAX_CALLS = 8
 """Maximum number of calls that are listed, those with the most ranks."""

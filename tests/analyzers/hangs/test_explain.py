@@ -29,6 +29,26 @@ from tests.analyzers.explained import assert_explains
             "2 ranks waited in all_to_all #5 (group ep:8-15).",
             "`dmesg -T`",
         ),
+        (  # 64 ranks of a call are listed
+            "hang",
+            "device_stuck",
+            {
+                "waiting_ranks": list(range(100)),
+                "waiting_calls": {"all_reduce #1": list(range(64)), "send #2 to rank 1": [97, 98, 99]},
+            },
+            "97 ranks waited in all_reduce #1, 3 ranks in other calls.",
+            "`dmesg -T`",
+        ),
+        (
+            "hang",
+            "device_stuck",
+            {
+                "waiting_ranks": list(range(160)),
+                "waiting_calls": {"all_reduce #1": list(range(64)), "all_reduce #2": list(range(80, 144))},
+            },
+            "At least 64 ranks waited in all_reduce #1, the rest in other calls.",
+            "`dmesg -T`",
+        ),
     ],
 )
 def test_evidence_and_next_step(kind: str, cause: str, evidence: dict[str, Any], proof: str, remedy: str) -> None:

@@ -135,6 +135,21 @@ def test_victims_of_victims_over_groups() -> None:
     assert_plain(why(finding))
 
 
+def test_the_waiting_ranks_are_counted_although_only_some_calls_are_listed() -> None:
+    pairs = [(rank, rank + 1) for rank in range(0, 24, 2)]
+    evens = tuple(range(0, 24, 2))
+    world = World(ranks=24, steps=3, groups={f"tp{list(pair)}": pair for pair in pairs} | {"dp[0..22]": evens})
+    world.enter(0, "tp[0, 1]")
+    for rank in evens[1:]:
+        world.enter(rank, "dp[0..22]")
+        world.enter(rank + 1, f"tp[{rank}, {rank + 1}]")
+    finding = hang_of(world, 200)
+    assert (finding.ranks, len(finding.evidence["waiting_ranks"])) == ((1,), 23)
+    assert len(finding.evidence["waiting_calls"]) < 13
+    assert "1 rank waited in all_reduce #6 (group tp[0, 1])" in why(finding)
+    assert "22 ranks in other calls" in why(finding)
+
+
 def test_a_silence_within_the_limit_says_why_it_is_a_hang() -> None:
     """A run that stalled for less than its limit is a hang by another proof, and never "6 s, limit 12.1 s"."""
     silent = hang_of(World())
