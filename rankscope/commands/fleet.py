@@ -89,7 +89,7 @@ def suspicious_hosts(path: Path) -> dict[str, str]:
 
 def _histories(folder: RunsFolder) -> list[RunHistory]:
     """Return one history per run, and report runs that cannot be read."""
-    from analyzers.fleet.remembered import read_histories
+    from analyzers.fleet.cached_histories import read_histories
 
     found = read_histories(folder)
     for name, problem in found.problems.items():

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from analyzers.fleet.cached_histories import read_histories
 from analyzers.fleet.fleet import Fleet, fleet
-from analyzers.fleet.remembered import read_histories
 from dashboard.data.processes.child_answer import answer_parent, ask_child
 from probes.tape.rundir import RunDir
 from store.runs_folder import RunsFolder

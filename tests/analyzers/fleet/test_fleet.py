@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
+from analyzers.fleet.cached_histories import read_histories
 from analyzers.fleet.fleet import COUNTED, fleet
 from analyzers.fleet.history import Incident, RunHistory, history_of
 from analyzers.fleet.rates import fit, posterior, tail
-from analyzers.fleet.remembered import read_histories
 from benchmarks.scale.fleet import BAD_DEVICE, BAD_HOSTS, histories, suspicious
 from rankscope.cli import app
 from store import Store
