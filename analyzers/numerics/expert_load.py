@@ -1,11 +1,11 @@
 """Load of the experts of a mixture: experts that get too many tokens, hardly any, or drop some.
 
-1. Load of an expert in a sample: how often the router chose it, summed over the ranks, relative to an even share of
-   its layer. 1 is even; all tokens on one of eight experts is 8.
+1. Load of an expert in a sample: tokens that the router assigned to it, summed over the ranks, relative to an even
+   share of its layer. 1 is even; all tokens on one of eight experts is 8.
 2. Hot: far above an even share in most samples of the newest window. The ranks that have the expert do more work than
    their peers, who wait for them; with a capacity it drops tokens.
 3. Dead: next to nothing over the whole window. Its weights occupy memory, but it learns nothing.
-4. Dropped: a large part of all choices over the window exceeded the capacity of their expert.
+4. Dropped: a large part of all assignments over the window exceeded the capacity of their expert.
 
 At most one finding per cause, for the newest attempt: it names the worst expert and the number of others.
 """
@@ -36,13 +36,13 @@ class LayerLoad:
     steps: Ints
     """Steps of the samples, ascending."""
     tokens: Floats
-    """(samples, experts): choices."""
+    """(samples, experts): tokens that the router assigned."""
     dropped: Floats
-    """(samples, experts): choices beyond the capacity."""
+    """(samples, experts): assigned tokens beyond the capacity."""
 
     @property
     def load(self) -> Floats:
-        """(samples, experts) relative to an even share of the sample; NaN if nothing was chosen."""
+        """(samples, experts) relative to an even share of the sample; NaN if no token was assigned."""
         whole = self.tokens.sum(axis=1, keepdims=True)
         with np.errstate(invalid="ignore"):
             return np.where(whole > 0, self.tokens * self.tokens.shape[1] / np.maximum(whole, 1), np.nan)
@@ -90,7 +90,7 @@ def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertL
 
     The number of experts per token is in the manifest; without it 1 is assumed.
     """
-    chosen = read(ModelFacts, scope.manifest).experts_per_token or 1.0
+    per_token = read(ModelFacts, scope.manifest).experts_per_token or 1.0
     attempt, layers = layer_loads(source, SHARED.window_samples, scope)
     if attempt is None:
         if not read(ModelFacts, scope.manifest).num_experts:
@@ -99,7 +99,7 @@ def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertL
     if max(len(layer.steps) for layer in layers) < SHARED.min_times:
         return [_insufficient(f"there are fewer than {SHARED.min_times} samples", attempt)]
     found = [
-        _hot(source, attempt, layers, chosen, policy),
+        _hot(source, attempt, layers, per_token, policy),
         _dead(attempt, layers),
         _dropped(attempt, layers),
     ]
@@ -112,9 +112,9 @@ def _insufficient(why: str, attempt: int | None) -> Finding:
 
 
 def _hot(
-    source: Source, attempt: int, layers: list[LayerLoad], chosen: float, policy: ExpertLoadPolicy
+    source: Source, attempt: int, layers: list[LayerLoad], per_token: float, policy: ExpertLoadPolicy
 ) -> Finding | None:
-    limit = min(SHARED.clear_factor, policy.highest_ratio * layers[0].tokens.shape[1] / chosen)
+    limit = min(SHARED.clear_factor, policy.highest_ratio * layers[0].tokens.shape[1] / per_token)
     hot = [
         (float(layer.mean_load[expert]), layer, int(expert))
         for layer in layers
@@ -171,8 +171,8 @@ def _dropped(attempt: int, layers: list[LayerLoad]) -> Finding | None:
         "dropped",
         attempt,
         worst,
-        f"{100 * over_all:.0f} % of the tokens' choices were dropped at full experts, most in block {worst.layer} "
-        f"({100 * share(worst):.0f} %)",
+        f"{100 * over_all:.0f} % of the token-to-expert assignments were dropped at full experts, most in block "
+        f"{worst.layer} ({100 * share(worst):.0f} %)",
         "",
         {"dropped_ratio": round(over_all, 4), "worst_layer": worst.layer, "worst_ratio": round(share(worst), 4),
          "limit_ratio": SHARED.cost_ratio},

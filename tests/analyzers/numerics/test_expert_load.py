@@ -114,7 +114,7 @@ def test_many_dropped_tokens() -> None:
     finding = only(routed(dropped=0.25))
     assert finding.cause == "dropped"
     assert finding.evidence["dropped_ratio"] == pytest.approx(0.25, abs=0.001)
-    assert finding.summary.startswith("25 % of the tokens' choices were dropped")
+    assert finding.summary.startswith("25 % of the token-to-expert assignments were dropped")
 
 
 def test_only_the_newest_attempt_and_window_count() -> None:
