@@ -11,17 +11,15 @@ ANALYZER = "logs"
 DO_OF_LINE: Mapping[str, str] = {
     "driver_library_differ": "The driver's kernel module and libraries have different versions, as after an update: "
     "reboot that host, or unload and load the nvidia modules.",
-    "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T "
-    "| grep "
-    "NVRM`, and in a container its runtime (`--gpus`, nvidia-container-toolkit).",
+    "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T | "
+    "grep NVRM`, and in a container its runtime (`--gpus`, nvidia-container-toolkit).",
     "fabric_manager": "The GPUs behind NVSwitches wait for the fabric manager: check `systemctl status "
     "nvidia-fabricmanager` on that host, and that its version is the driver's (`nvidia-smi -q | grep -A2 Fabric` "
     "prints Completed once it is ready).",
     "device_unreachable": "The GPU does not answer its driver: look for an XID or PCIe errors (`dmesg -T`), reset the "
     "GPU or reboot the host, and drain it if that happens again.",
     "disk_quota": "The user's or project's quota is used up, even if the disk has free space: delete files or ask "
-    "for more "
-    "(`quota -s`, `lfs quota -h`).",
+    "for more (`quota -s`, `lfs quota -h`).",
     "npu_core": "Find the `errorStr` of that device in its plog. An address out of range is an index or shape of the "
     "program: run again with ASCEND_LAUNCH_BLOCKING=1 to get the operator's line.",
     "extension_mismatch": "An extension was built for another version of torch: reinstall it for the installed one "

@@ -181,7 +181,7 @@ CASES: tuple[Case, ...] = (
          files={"train.log": "".join(f"step:{i} - actor/pg_loss:0.0{10 + i} - timing_s/step:52.{i}\n" for i in range(10, 40)) +
                 "(\"Final validation metrics: {'val/reward': 0.71}\")\nException ignored in: <function _Iter.__del__ at 0x7f2a>\n" + _FRAMES +
                 "RuntimeError: DataLoader worker (pid 4122) is killed by signal: Killed. \n"}),
-    Case(name="rank-0-prepares-first", topic="hang", causes=("not_entered",), ranks=(0,), words=(("rank 0, which runs this part before the others",),),
+    Case(name="rank-0-prepares-first", topic="hang", causes=("not_entered",), ranks=(0,), words=(("rank 0, which runs this code before the others",),),
          files={"train.log": "Running tokenizer on dataset:  41%|####      | 820/2000 [30:01<43:12, 4.01 examples/s]\n" + "".join(
              f"[rank{r}]: {line}\n" for r in (1, 2, 3) for line in (
                  "Traceback (most recent call last):", '  File "/app/sft.py", line 40, in main',

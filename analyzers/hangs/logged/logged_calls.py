@@ -206,7 +206,7 @@ def _first_rank(book: LogBook) -> Iterator[Candidate]:
         rank_class="hang",
         ranks=() if is_of_node else (0,),
         what=f"{who(waiting, 'the other ranks')} gave up waiting for {first}, which "
-        + ("publishes the epoch's seed" if not waits else "runs this part before the others"),
+        + ("publishes the epoch's seed" if not waits else "runs this code before the others"),
         is_proven=False,
         evidence={"waiting_ranks": waiting},
     )
