@@ -26,7 +26,7 @@ from analyzers.evidence.printed_trends import climbing_loss, growing_duration
 from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.loss.divergence import divergence
 from analyzers.numerics.loss.loss_spike import loss_spikes
-from analyzers.numerics.loss.printed_values import exhausted_scale, left_out_steps, nonfinite
+from analyzers.numerics.loss.printed_values import exhausted_scale, nonfinite, skipped_steps
 from analyzers.numerics.policy import LossSpikePolicy
 from analyzers.policy import SHARED
 from analyzers.robust import others_median
@@ -83,7 +83,7 @@ def printed_step_findings(
                 _rises([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps) or climbing_loss(steps)
             ),
         ),
-        ("non_finite", lambda: [] if findings or known else left_out_steps(steps)),
+        ("non_finite", lambda: [] if findings or known else skipped_steps(steps)),
         (
             "non_finite",
             lambda: [] if any(one.kind == "non_finite" for one in (*findings, *known)) else exhausted_scale(steps),

@@ -12,7 +12,7 @@ from analyzers.numerics.loss_scale import LOWEST_SCALE
 from analyzers.numerics.policy import LossScalePolicy
 from analyzers.policy import SHARED
 
-__all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite", "nonfinite_evaluations"]
+__all__ = ["DO", "exhausted_scale", "nonfinite", "nonfinite_evaluations", "skipped_steps"]
 
 MANY = 40
 """Number of lines of a kind from which on the log reader may have dropped further ones."""
@@ -26,18 +26,23 @@ DO = (
 
 def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Report the first value that is not finite, and whether the loss or the gradient norm was first."""
-    rows = sorted(steps, key=lambda row: (row["step"], row["rank"]))
-    bad_loss = [row["step"] for row in rows if _is_bad(row.get("loss"))]
-    bad_norm = [row["step"] for row in rows if _is_bad(row.get("grad_norm"))]
-    if not bad_loss:
-        last = max((place for place, row in enumerate(rows) if _is_bad(row.get("grad_norm"))), default=0)
-        if last < _WARM_UP and len(rows) - 1 - last >= len(bad_norm):
+    losses: dict[int, list[Any]] = {}  # several ranks may print a step
+    norms: dict[int, list[Any]] = {}
+    for row in steps:
+        losses.setdefault(row["step"], []).append(row.get("loss"))
+        norms.setdefault(row["step"], []).append(row.get("grad_norm"))
+    order = sorted(losses)
+    bad_loss = [step for step in order if any(map(_is_bad, losses[step]))]
+    bad_norm = [step for step in order if any(map(_is_bad, norms[step]))]
+    if bad_norm and not bad_loss:
+        last = order.index(bad_norm[-1])
+        if last < _WARM_UP and len(order) - 1 - last >= len(bad_norm):
             bad_norm = []  # later losses are finite, so this was the search for a loss scale
     first = min((*bad_loss, *bad_norm), default=None)
     if first is None:
         return []
     bad = sorted({*bad_loss, *bad_norm})
-    later = [row["step"] for row in rows if row["step"] > bad[-1]]
+    later = [step for step in order if step > bad[-1]]
     # A norm that overflows at a few steps, with as many finite ones after it, belongs to steps that the scaler skipped.
     is_once = len(bad) == 1 or (len(later) >= len(bad) and not bad_loss)
     if bad_loss and bad_norm and min(bad_norm) < min(bad_loss):
@@ -51,10 +56,9 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         what = f"The loss is not finite from step {first} on"
     else:
         what = f"The gradient norm is not finite from step {first} on"
-        zeros = [row["step"] for row in rows if row["step"] >= first and row.get("loss") == 0]
-        is_printed = any(row.get("loss") is not None for row in rows if row["step"] >= first)
+        known = [loss for step in order if step >= first for loss in losses[step] if loss is not None]
         what += (
-            ", and the loss is printed as 0" if zeros else ", while the loss is" if is_printed and not is_once else ""
+            ", and the loss is printed as 0" if 0 in known else ", while the loss is" if known and not is_once else ""
         )
     if is_once:
         name = "loss" if bad_loss else "gradient norm"
@@ -74,7 +78,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             cause="unknown",
             summary=f"{what}. The log does not show on which rank it began.",
             evidence={
-                "basis": f"{len(bad)} of {len(rows)} printed steps have a NaN or Inf",
+                "basis": f"{len(bad)} of {len(order)} printed steps have a NaN or Inf",
                 "printed_steps": len(bad),
                 "first_step_of_gradient": min(bad_norm, default=None),
                 "first_step_of_loss": min(bad_loss, default=None),
@@ -141,7 +145,7 @@ def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             f"{largest['step']} to {first['loss_scale']:g} at step {first['step']}, so gradients overflow even at its "
             "minimum.",
             evidence={
-                "basis": f"{len(rows)} printed steps have a loss scale",
+                "basis": f"{len({row['step'] for row in rows})} printed steps have a loss scale",
                 "loss_scale": rows[-1]["loss_scale"],
                 "do": "Train in bf16, which needs no loss scale. Otherwise lower the learning rate, clip harder, and "
                 "inspect the data before that step.",
@@ -155,16 +159,18 @@ def _is_bad(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def skipped_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Report steps that were skipped because gradients overflowed, except in the search for a loss scale."""
-    rows = sorted((row for row in steps if row.get("skipped") is not None), key=lambda row: row["step"])
+    counts: dict[int, int] = {}  # several ranks may print the same count
+    for row in steps:
+        if row.get("skipped") is not None:
+            counts[row["step"]] = max(counts.get(row["step"], 0), row["skipped"])
     # A line counts the steps skipped since the previous line, so skipped steps of the warm-up appear in a later line.
-    skipped = [row for row in rows if row["step"] > SHARED.doubled_factor * _WARM_UP and row["skipped"]]
-    num = sum(row["skipped"] for row in skipped)
+    skipped = {step: count for step, count in counts.items() if step > SHARED.doubled_factor * _WARM_UP and count}
     if not skipped:
         return []
-    first, last = skipped[0]["step"], skipped[-1]["step"]
-    extent = max(1, rows[-1]["step"] - first + 1)
+    num, first, last = sum(skipped.values()), min(skipped), max(skipped)
+    extent = max(1, max(counts) - first + 1)
     # a dynamic loss scale skips about one step in a thousand
     if num < SHARED.min_steps or num < SHARED.saving_ratio * extent:
         return []
