@@ -4,26 +4,25 @@
     found.cause, found.culprits, found.waiting      # "not_entered", (1,), (0, 2, 3)
 
 1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
-2. A stopped process is the culprit wherever it is, unless it waits in a call that a running rank has not reached: it
-   was stopped during the hang, by a debugger for example.
-3. If ranks make different calls (operation, dtype or size) under the same (group, number), that is a mismatch; the
-   smaller side is named. If both sides have equally many ranks, the side whose call never came next in earlier steps is
-   named, or else both sides. If in earlier steps this side's call came right after the other side's call, this side has
-   skipped a call. If all other members have completed a call on devices, the remaining device is the culprit. If a
-   member has completed an operation that none can complete before all have entered, all devices still in it are
-   culprits.
-4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
-   has not sent, and the reverse (`wait_graph`).
-   The position of a rank on another node without records here is unknown: it is only named as awaited.
-5. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows its present
+2. A stopped process is the culprit wherever it is, unless it waits in a call that a running rank has not reached: then
+   it was stopped during the hang, by a debugger for example.
+3. Different calls (operation, dtype or size) under one sequence number of a group are a mismatch, and the smaller side
+   is named. If both sides have equally many ranks, it is the side whose call never came next in earlier steps, or else
+   both. If in earlier steps this side's call came right after the other side's call, this side has skipped a call.
+4. If all other members have completed a call on devices, the remaining device is the culprit. If no member can complete
+   an operation before all have entered it, and one has completed it, all devices still in it are culprits.
+5. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
+   has not sent, and the reverse (`wait_graph`). What a rank on another node without records here does is unknown: it is
+   only named as awaited.
+6. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows its present
    activity, unless `watch` saw that its GIL is held. If it is in a later step than the one in which it is awaited, it
-   has skipped the call. If its host has enqueued calls and its device has not started them, the device is stuck. If all
-   awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive differ in
-   size (`unequal_message`), or a rank made another call under that number or a later one and may have left it since
-   (`mismatched_with_ended`), or the network or the backend is stuck.
-6. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck; a
+   has skipped the call. If its host has enqueued calls that its device has not started, the device is stuck.
+7. If all awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive
+   differ in size (`unequal_message`), or a rank made another call under that number or a later one and may have left it
+   since (`mismatched_with_ended`), or the network or the backend is stuck.
+8. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck; a
    rank whose host has not enqueued the call is a culprit, too.
-7. Otherwise the edges form a cycle, or all ranks entered and none left. In a cycle, a rank has skipped a call if it is
+9. Otherwise the edges form a cycle, or all ranks entered and none left. In a cycle, a rank has skipped a call if it is
    past the step in which it is awaited, or is in the optimizer while awaited in a gradient's call. Else an awaited
    message is missing, or groups are entered in opposite order.
 """
