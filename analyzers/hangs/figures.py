@@ -64,10 +64,10 @@ def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
     ]
     figure = series.draw(shown, x="seconds", y="newest step of its ranks")
     events = EventLog.load(source, (event_kinds.NODE_SILENT,)).of(event_kinds.NODE_SILENT)
-    begun = next((e for e in events if e.integer("node_rank") == silent and e.step == finding.first_step), None)
-    if begun is not None:
-        silent_from_s = (begun.wall_ns - int(rows[0][3])) / 1e9
-        focus.mark_onset(figure, silent_from_s - (begun.number("silent_s") or 0.0))
+    silence = next((e for e in events if e.integer("node_rank") == silent and e.step == finding.first_step), None)
+    if silence is not None:
+        silent_from_s = (silence.wall_ns - int(rows[0][3])) / 1e9
+        focus.mark_onset(figure, silent_from_s - (silence.number("silent_s") or 0.0))
     yield Drawing(title=f"Progress of each node, node {silent} against the others", figure=figure)
 
 

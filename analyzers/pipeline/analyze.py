@@ -4,8 +4,8 @@
 
 1. Idle share of each step of each pipeline, and what the schedule has with equal stages; the excess, split into
    imbalance, communication and waiting for data; and the stage to lighten (`pipeline_bubble`).
-2. Work of a pipeline coordinate: the median over steps and pipelines of what its ranks computed in a step.
-3. Imbalance: the same coordinate has the most work on every pipeline, in the first third of the steps and in the last,
+2. Work of a pp rank: the median over steps and pipelines of what it computed in a step.
+3. Imbalance: the same pp rank has the most work on every pipeline, in the first third of the steps and in the last,
    and exceeds the median of the others by `excess_ratio`. A rank that is slow on one pipeline only, or from some step
    on, is a straggler instead.
 4. On GPUs spans are host times, and hosts run ahead, so no bubble is measured. The work of a rank is then its step
@@ -116,9 +116,9 @@ def _by_steps(
 
 
 def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) -> int | None:
-    """Find the coordinate with too much work on every pipeline in every part of the run; None without one. Pure.
+    """Find the pp rank with too much work on every pipeline in every part of the run; None without one. Pure.
 
-    `work[pipeline][part]` holds one number per coordinate.
+    `work[pipeline][part]` holds one number per pp rank.
     """
     candidates = {max(range(len(part)), key=part.__getitem__) for parts in work for part in parts}
     if len(candidates) != 1:
@@ -139,7 +139,7 @@ def _thirds(steps: Sequence[StepIdle]) -> list[Sequence[StepIdle]]:
 
 
 def _work(steps: Sequence[StepIdle], ranks: Sequence[int]) -> list[float]:
-    """Work per step of each coordinate (ns)."""
+    """Work per step of each pp rank (ns)."""
     return [median(step.ranks[rank].busy_ns for step in steps) for rank in ranks]
 
 
@@ -167,7 +167,7 @@ def _imbalance(
     scope: Scope,
     measure: str = "",
 ) -> Finding:
-    """Make the finding. `work_ns`: work per step of each coordinate; `span`: first and last step; `measure`: method of
+    """Make the finding. `work_ns`: work per step of each pp rank; `span`: first and last step; `measure`: method of
     measurement, if not by spans.
     """
     mean = sum(work_ns) / len(work_ns)
@@ -207,22 +207,22 @@ def _imbalance(
 
 
 def better_cut(factor: float, layers: float, stages: float) -> bool:
-    """True if moving one layer from the heavy coordinate to another shortens the pipeline. Pure.
+    """True if moving one layer from the heavy pp rank to another shortens the pipeline. Pure.
 
-    `layers` and `stages`: number per coordinate. A layer is 1 / layers of a coordinate's work, and every stage
+    `layers` and `stages`: number per pp rank. A layer is 1 / layers of a pp rank's work, and every stage
     keeps at least one layer.
     """
     return layers / stages >= 2 and (factor - 1) * layers > 1
 
 
-def _layers_and_stages(scope: Scope, num_coordinates: int) -> tuple[float, float] | None:
-    """Return (layers, stages) of each coordinate; None if the configuration lacks them, or distributes layers by
+def _layers_and_stages(scope: Scope, num_pp_ranks: int) -> tuple[float, float] | None:
+    """Return (layers, stages) of each pp rank; None if the configuration lacks them, or distributes layers by
     `stage_costs`."""
     layers, parallel = read(ModelFacts, scope.manifest).num_layers, read(ParallelFacts, scope.manifest)
     if layers is None or parallel.stage_costs:
         return None
     single = parallel.schedule in ("", "gpipe", "1f1b")
-    return layers / num_coordinates, parallel.stages_per_rank or (1 if single else 2)
+    return layers / num_pp_ranks, parallel.stages_per_rank or (1 if single else 2)
 
 
 def _insufficient(attempt: int, why: str) -> Finding:

@@ -30,7 +30,7 @@ def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
     if pipeline is None:
         return
     steps = pipeline.steps
-    names = {rank: f"rank {rank} (coordinate {place})" for place, rank in enumerate(members)}
+    names = {rank: f"rank {rank} (pp rank {place})" for place, rank in enumerate(members)}
     busy = {rank: float(np.median([step.ranks[rank].busy_ns for step in steps])) / 1e6 for rank in members}
     if finding.kind == "stage_imbalance":
         others = [ms for rank, ms in busy.items() if rank not in finding.ranks]
@@ -38,7 +38,7 @@ def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
             {names[rank]: ms for rank, ms in busy.items()}, accused={names[r] for r in members if r in finding.ranks},
             x="own work of a step (ms, median)", unit="ms", usual=float(np.median(others)) if others else None,
         )  # fmt: skip
-        yield Drawing(title="Own work of each coordinate of the pipeline", figure=figure)
+        yield Drawing(title="Own work of each pp rank of the pipeline", figure=figure)
     else:
         idle = {names[r]: float(np.median([step.ranks[r].idle_ratio for step in steps])) for r in members}
         figure = schedule.idle(idle, expected=evidence_of(finding).get("idle_expected_ratio"))

@@ -46,7 +46,7 @@ MAX_SHOWN = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """One pipeline: its ranks by coordinate, and its complete steps in execution order."""
+    """One pipeline: its ranks in pp order, and its complete steps in execution order."""
 
     ranks: Sequence[int]
     steps: Sequence[StepIdle]
@@ -83,11 +83,11 @@ class Bubble:
     stages_by_rank: Mapping[int, tuple[int, ...]]
     work_ms_by_stage: Mapping[int, float]
     heaviest_stage: int | None
-    """The rank with the most work, in the pipeline coordinate with the most work; None if all are nearly equal."""
+    """The stage with the most work, of those on the pp rank with the most work; None if all are nearly equal."""
     surplus_ms: float
-    """Work of that coordinate above the mean of all coordinates, milliseconds per step."""
+    """Work of that pp rank above the mean of all pp ranks, milliseconds per step."""
     surplus_ratio: float
-    """`surplus_ms` as a share of that coordinate's work."""
+    """`surplus_ms` as a share of that pp rank's work."""
     is_crowded: bool = False
     """True if ranks waited for cores, so that spans are longer than the work in them."""
 
@@ -269,7 +269,7 @@ def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
 
 
 def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[int, float, float]:
-    """Return (coordinate with the most work, its excess over the mean of all in milliseconds per step, excess / its
+    """Return (pp rank with the most work, its excess over the mean of all in milliseconds per step, excess / its
     work)."""
     work = [
         fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, part in splits for split in part) / 1e6
@@ -281,7 +281,7 @@ def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[i
 
 
 def _is_always_heaviest(found: Sequence[Pipeline], place: int, least: float) -> bool:
-    """Return True if the coordinate has too much work in the first third of the steps and also in the last third.
+    """Return True if the pp rank has too much work in the first third of the steps and also in the last third.
 
     Otherwise the rank became slow, and moving its layers would only make another stage heavy.
     """

@@ -196,7 +196,7 @@ def pipeline(heavy: int) -> MemoryStore:
 def test_a_heavy_stage_beside_the_others_and_a_step_as_it_ran() -> None:
     told = finding("stage_imbalance", ranks=(1,), attempt=0)
     work, ran = list(drawings(pipeline(1), told))
-    assert bars(work.figure) == {"rank 0 (coordinate 0)": 40, "rank 1 (coordinate 1)": 80, "rank 2 (coordinate 2)": 40}
+    assert bars(work.figure) == {"rank 0 (pp rank 0)": 40, "rank 1 (pp rank 1)": 80, "rank 2 (pp rank 2)": 40}
     assert work.figure.data[0].y[1].startswith("<b>")
     assert onset(work.figure) == 40
     forward = next(trace for trace in ran.figure.data if trace.name == "forward")
