@@ -110,9 +110,9 @@ def parse_stack(text: str) -> list[str]:
     following = _BLOCK.search(block, 1)
     block = block[: following.start()] if following else block
     frames = [match for line in block.splitlines() if (match := _FRAME.match(line))]
-    own = [frame for frame in frames if not _LIBRARY.search(frame[1]) and not is_ours(frame[1])] or frames
-    users = (frame for frame in own if not Frame(path=frame[1], line=0, function="").is_library)
-    shown = own[:MAX_FRAMES]
+    relevant = [frame for frame in frames if not _LIBRARY.search(frame[1]) and not is_ours(frame[1])] or frames
+    users = (frame for frame in relevant if not Frame(path=frame[1], line=0, function="").is_library)
+    shown = relevant[:MAX_FRAMES]
     if (user := next(users, None)) is not None and user not in shown:
         shown = [*shown[:-1], user]  # the user's frame is below many frames of a library that it called
     return [f"{'/'.join(frame[1].split('/')[-2:])}:{frame[2]} {frame[3]}" for frame in shown]

@@ -40,10 +40,10 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())
     behind = behind_step(view, found)
     stuck = f"{at}: stuck {doing}{'' if behind is None else f' of step {behind}'}{where}"
-    seen = CAUSES[found.cause].record_text if found.cause in CAUSES else ""
-    if behind is not None and seen and not CAUSES[found.cause].names_call:
+    template = CAUSES[found.cause].record_text if found.cause in CAUSES else ""
+    if behind is not None and template and not CAUSES[found.cause].names_call:
         at = f" at step {behind}"
-    text = (seen or f"{who}: {found.cause}{at}").format(
+    text = (template or f"{who}: {found.cause}{at}").format(
         who=who,
         call=call,
         at=at,

@@ -49,8 +49,8 @@ class WaitGraph:
         self._behind: dict[tuple[str, int], frozenset[int]] = {}
 
     def heads(self, state: RankView) -> list[Call]:
-        """Return the oldest open call of each group. A call that all ranks have entered, begun in a phase that this
-        rank has left, is passed over if a later call of the group is open: its handle has not been waited for yet."""
+        """Return the oldest open call of each group. If a later call of the group is open, a call is left out that all
+        ranks have entered, in a phase that this rank has left: only its handle has not been waited for yet."""
         held = oldest_calls(
             tuple(call for call in state.calls if not state.may_have_left(call) or self.targets([call]))
         )

@@ -6,9 +6,9 @@ Read from table `health` (one reading of each device and host a second, NULL whe
 the events `xid`, both of which `watch` writes. The meanings of the codes are data: `xids.toml`.
 
 * Counters start when the driver is loaded, so only their increase during the run counts.
-* A device is throttled if a reason that costs speed (heat, power brake, hardware slow-down) is active in a share of its
-  readings under load. If there are only a few readings and it is active in all of them, the finding is only suspected.
-  The ordinary power cap does not count: under full load it is always active.
+* A device is throttled if a reason that costs speed (heat, power brake, hardware slow-down) is active in at least
+  `cost_ratio` of its readings under load. If there are only a few readings and it is active in all of them, the finding
+  is only suspected. The ordinary power cap does not count: under full load it is always active.
 * Ranks are found through the devices' UUIDs.
 """
 
