@@ -84,7 +84,7 @@ def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candi
             what=candidate.what.replace(who(()), who((rank,)), 1),
             why=why,
             is_proven=False,
-            evidence={**candidate.evidence, "gpu": device, "waiting_ranks": sorted(waited)[:64]},
+            evidence={**candidate.evidence, "gpu": device, "waiting_ranks": sorted(waited)},
         )
     if device is not None:
         named = f"The rank on GPU {device}"

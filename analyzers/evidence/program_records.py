@@ -95,7 +95,7 @@ def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
             summary=sentence(f"most processes wait in {_place(most)} ({_who(most.members)}), and not {where}")
             + " Stacks from a single moment do not prove that it is stuck.",
             evidence={
-                "waiting_ranks": waiting[:64],
+                "waiting_ranks": waiting,
                 "stack_groups": [_shown(one) for one in groups[:8]],
                 **({} if ranks else {"odd_pids": sorted(stack.pid for stack in odd)[:64]}),
                 "doing": {str(stack.rank): stack.frames[0] for stack in odd if stack.rank is not None and stack.frames},

@@ -288,7 +288,7 @@ def _candidate(
         why=why if ":" in why else f"{first.entry.place}: {why}",
         is_proven=is_proven,
         evidence={
-            "op": first.op, "seq": first.seq, "waiting_ranks": waiting[:64], "silent_s": round(first.ran_s, 1),
+            "op": first.op, "seq": first.seq, "waiting_ranks": waiting, "silent_s": round(first.ran_s, 1),
             "sequence_numbers": {str(rank): wait.seq for rank, wait in sorted(members.items())[:32]},
             "waiting_calls": {call: each[:64] for call, each in [*calls.items()][:8]} if len(calls) > 1 else None,
         },

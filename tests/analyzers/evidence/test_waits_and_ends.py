@@ -49,6 +49,13 @@ def test_a_watchdogs_line_names_its_call_whatever_the_order_of_its_fields(tmp_pa
     assert "ALLREDUCE #9" in first.summary
 
 
+def test_all_ranks_of_a_large_job_that_waited_are_victims(tmp_path: Path) -> None:
+    first = diagnosed(tmp_path, "job.log", "".join(waited(rank) for rank in range(100) if rank != 7)).fired[0]
+    assert (first.cause, first.ranks) == ("not_entered", (7,))
+    assert "Ranks 0-6 and 8-99 failed as a consequence." in first.summary
+    assert first.evidence["waiting_ranks"] == [rank for rank in range(100) if rank != 7]
+
+
 @pytest.mark.parametrize("end", [BY_HAND, LIMIT])
 def test_waits_that_end_with_the_job_do_not_explain_it(tmp_path: Path, end: str) -> None:
     causes = [one.cause for one in diagnosed(tmp_path, "job.log", SIZE + end + waited(2) + waited(1)).fired]
