@@ -352,13 +352,13 @@ def drop_useless_log(path: Path, error: StoreError) -> bool:
 
 def quarantine(path: Path) -> Path | None:
     """Move an unusable store and its write-ahead log aside; returns the new path. A file too short to hold rows is
-    deleted instead: a full disk may leave many of these.
+    deleted instead (a full disk may leave many of these), and so is a log without a store.
     """
     log = log_of(path)
-    is_empty = path.is_symlink() or (not path.is_dir() and path.lstat().st_size < _MIN_BYTES)
+    is_empty = path.is_symlink() or not path.exists() or (not path.is_dir() and path.stat().st_size < _MIN_BYTES)
     if is_empty and (log.is_symlink() or not log.is_dir()):
         log.unlink(missing_ok=True)
-        path.unlink()
+        path.unlink(missing_ok=True)
         return None
     aside = path.with_name(path.name + ".quarantine")
     number = 1

@@ -273,6 +273,18 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
         assert store.rows("SELECT DISTINCT rank FROM steps") == [(0,)]
 
 
+def test_a_log_without_a_store_is_removed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5)
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    log = run.store().with_name(run.store().name + ".wal")
+    log.symlink_to(secret)
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(*) FROM steps") == [(10,)]
+    assert not log.is_symlink()
+    assert secret.read_text() == "secret"
+
+
 @pytest.mark.parametrize("when", ["before", "after"], ids=["at once", "after a first look"])
 def test_events_that_are_doubled_are_named_and_count_once(tmp_path: Path, when: str) -> None:
     run = make_run(tmp_path, ranks=2, steps=5)
