@@ -59,7 +59,7 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
                 num_bytes += _copy(run.path / name, into / name)
                 num_files += 1
         # The first node's manifest has the launcher's process and the mesh; use another node's only if it has none.
-        best = max(runs, key=lambda run: (run.node_dir(0).is_dir(), bool(run.manifest())))
+        best = max(runs, key=lambda run: (bool(run.manifest()), run.node_dir(0).is_dir()))
         if manifest := best.manifest():
             RunDir(into).write_manifest(manifest | {"run_id": best.recorded_id()})
     except OSError as error:

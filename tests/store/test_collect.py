@@ -56,6 +56,14 @@ def test_the_collected_folder_is_its_users_own(is_there: bool, nodes: list[Path]
     assert into.stat().st_mode & 0o777 == 0o750, "opened to others since, it stays so"
 
 
+def test_the_manifest_of_another_node_replaces_a_missing_one(nodes: list[Path], tmp_path: Path) -> None:
+    manifest = RunDir(nodes[0]).manifest()
+    (nodes[0] / "run.json").rename(nodes[1] / "run.json")
+    collected = collect(nodes, tmp_path / "into", force=True)
+    assert manifest
+    assert collected.run.manifest() == manifest | {"run_id": "into"}
+
+
 def test_files_that_grew_are_copied_again(nodes: list[Path], tmp_path: Path) -> None:
     collect(nodes, tmp_path / "into")
     events = RunDir(nodes[0]).node_dir(0) / "events.jsonl"
