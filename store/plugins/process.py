@@ -184,7 +184,8 @@ class PluginProcess:
                 return rows if message.get("in_parts") else message["result"]
 
     def _how_it_ended(self) -> str:
-        assert self._process is not None
+        if self._process is None:
+            return "its process cannot be started"
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:

@@ -87,6 +87,16 @@ def test_one_that_answers_twice_is_ended(site: Site) -> None:
         all(plugin.call("recognise", b"") for _ in range(20))  # the fork may take its time
 
 
+def test_a_process_that_cannot_be_started_is_an_error_of_the_plug_in(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site("readers", "good", "def recognise(first): return True\ndef read(path): return {}\n")
+    (entry,) = entry_points(group="rankscope.readers", name="good")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    with pytest.raises(PluginError, match="its process cannot be started"):
+        PluginProcess(entry, "store.readers.plugins.plugin_child").call("recognise", b"")
+
+
 def test_no_finding_has_a_kind_of_ours(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BAD, "claims", Bad(body=CLAIMS, reason=""))
     install(tmp_path / "written")
