@@ -281,7 +281,7 @@ def _members(file: object, chunk: bytes) -> Iterator[bytes]:
 def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> bytes:
     """First bytes of a file, unpacked; fewer if it is damaged. `is_after_zeros`: skip leading zero bytes."""
     found = b""
-    max_bytes = MAX_ZEROS_BYTES if is_after_zeros else CHUNK_BYTES
+    max_bytes = MAX_ZEROS_BYTES if is_after_zeros else num_bytes + CHUNK_BYTES
     try:
         for chunk in unpacked(path, max_bytes=max_bytes):
             if is_after_zeros and not found and not (chunk := chunk.lstrip(b"\0")):

@@ -76,6 +76,14 @@ def test_events_with_their_arguments_first_are_a_trace(tmp_path: Path) -> None:
     assert read_trace(path, is_only=True).device == "cpu"
 
 
+def test_a_trace_with_megabytes_of_metadata_before_its_events_is_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    stacks = {str(frame): "x" * 100 for frame in range(40_000)}
+    path.write_text(json.dumps({"stackFrames": stacks, "traceEvents": [OPERATOR, {**OPERATOR, "ts": 9}]}))
+    assert format_of(path) == "kineto"
+    assert read_trace(path, is_only=True).device == "cpu"
+
+
 def test_one_damaged_file_never_hides_the_rest(tmp_path: Path) -> None:
     """A whole run's folder, packed or not, beside a file that is cut and one that is empty."""
     state: dict[str, Any] = {"global_step": 9, "max_steps": 9, "log_history": []}
