@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["stores_up_to_date"]
 
 FINAL_POLL_S = 5.0
-COPY_BYTES = 512 << 20
+MAX_COPY_BYTES = 512 << 20
 """Maximum size of a store that a reader copies while `watch` is writing it."""
 
 
@@ -53,9 +53,8 @@ def stores_up_to_date(
             if not path.exists() and not _appears(path, wait_s):
                 raise
             paths[path] = path
-            if all_ended(run) and not _watch_is_finishing(
-                path
-            ):  # `watch` is slow, was stopped, or waits for the next attempt
+            # If `watch` does not finish, it is slow, was stopped, or waits for the next attempt.
+            if all_ended(run) and not _watch_finishes(path):
                 paths[path] = _scratch_copy(run, node, folders, scratch, fresh=True)
         except StoreCorruptError:
             raise
@@ -70,9 +69,9 @@ def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: fl
         return ingester.path
 
 
-def _watch_is_finishing(path: Path) -> bool:
-    """Return True if the run has ended and its `watch` is still ingesting the last records. Wait for it then, because a
-    verdict on part of the records would be incomplete.
+def _watch_finishes(path: Path) -> bool:
+    """Wait until the `watch` of an ended run has ingested the last records and exited, because a verdict on part of the
+    records would be incomplete. Returns False if it takes longer than `FINAL_POLL_S`.
     """
     deadline = time.monotonic() + FINAL_POLL_S
     while is_watched([path]):
@@ -92,7 +91,7 @@ def _copy_with_newest(
     with contextlib.suppress(StoreError):
         if not path.exists():
             return _scratch_copy(run, node, folders, scratch, fresh=True)
-        if path.stat().st_size <= COPY_BYTES:
+        if path.stat().st_size <= MAX_COPY_BYTES:
             # No writer can open the file while it is open here, so the file and its write-ahead log are consistent.
             held = connect_attached({"held": path}, wait_s=wait_s)
             return _scratch_copy(run, node, folders, scratch, held=held)

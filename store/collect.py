@@ -19,12 +19,13 @@ from pathlib import Path
 
 from probes.tape.files.safe_open import file_problem, folder_problem, open_plain
 from probes.tape.rundir import RunDir, RunError, make_private
+from store.database import is_watched, log_of
 
 __all__ = ["Collected", "collect", "plain_files"]
 
 FOLDERS = ("tapes", "stacks", "logs")
 MARK = ".collected"
-"""In a folder that was made here, and may be written again."""
+"""File that marks a folder which `collect` created, and may update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
     them hold the same node or rank.
     """
     runs = [RunDir.open(source) for source in sources]
-    _same_run(runs, force=force)
-    _may_write(into)
+    _check_same_run(runs, force=force)
+    _check_target(into)
     _check_conflicts(runs)
     folders = (*FOLDERS, "checkpoints") if checkpoints else FOLDERS
     left_out: list[str] = []
@@ -75,14 +76,14 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
     )
 
 
-def _same_run(runs: Sequence[RunDir], *, force: bool) -> None:
+def _check_same_run(runs: Sequence[RunDir], *, force: bool) -> None:
     ids = {run.recorded_id(): run.path for run in runs}
     if len(ids) > 1 and not force:
-        (first, place), (second, other) = list(ids.items())[:2]
-        raise RunError(f"{place} is run {first} and {other} is run {second}: if they belong to one job, add --force")
+        (first, path), (second, other) = list(ids.items())[:2]
+        raise RunError(f"{path} is run {first} and {other} is run {second}: if they belong to one job, add --force")
 
 
-def _may_write(into: Path) -> None:
+def _check_target(into: Path) -> None:
     if folder_problem(into):
         raise RunError(f"{into} {folder_problem(into)}")
     if into.is_dir() and any(into.iterdir()) and not (into / MARK).exists():
@@ -137,15 +138,13 @@ def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator
     for path in (run.path / "run.json", *run.stores()):
         if problem := file_problem(path):
             left_out.append(f"{path} {problem}")
-        elif path.suffix == ".duckdb" and not _is_open(path):  # `collect` writes its own run.json
+        elif path.suffix == ".duckdb" and not _is_open(path):  # not run.json, which `collect` writes anew
             yield path.name
 
 
 def _is_open(store: Path) -> bool:
     """Return True if a process is writing the store, or was killed while writing (its write-ahead log is left)."""
-    from store import is_watched
-
-    return is_watched([store]) or store.with_name(store.name + ".wal").exists()
+    return is_watched([store]) or log_of(store).exists()
 
 
 def _copy(source: Path, target: Path) -> int:

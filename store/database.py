@@ -1,4 +1,4 @@
-"""Open the store's files: the writer lock, busy and damaged files, and isolation of what a file may do.
+"""Open the store's files: the writer lock, busy and damaged files, and limits on what SQL may access.
 
     with WriterLock(path, role="watch"):
         connection = connect_writer(path, wait_s=1.0)
@@ -113,7 +113,7 @@ _DAMAGED = (
 )  # fmt: skip
 _INTERRUPTED = "Query interrupted"
 _IN_PYTHON = "KeyboardInterrupt"
-"""Last line of DuckDB's error if the signal arrived while it was reading columns in Python."""
+"""Start of the last line of DuckDB's error if the signal arrived while it was reading columns in Python."""
 _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
 STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB version that must be able to open the file
 
@@ -202,7 +202,7 @@ def _watched(stores: Iterable[Path]) -> Iterator[Path]:
         if not lock.exists():
             continue
         try:
-            WriterLock(store, role="reader").close()
+            WriterLock(store, role=READER).close()
         except StoreLockedError as error:
             if error.role in ("watch", MIRROR):
                 yield lock
@@ -261,8 +261,8 @@ def attach(connection: DuckDBPyConnection, paths: Mapping[str, Path], *, wait_s:
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:
-    """Restrict SQL, irrevocably, to the attached files: no network, no extension. Queries
-    that exceed `memory_bytes` spill to the folder `spill_to`, or fail if it is not given.
+    """Restrict SQL, irrevocably, to the attached files: no network, no extension. Queries that exceed `memory_bytes`
+    spill to the folder `spill_to`, or fail if it is not given.
     """
     if memory_bytes is not None:
         connection.execute(f"SET memory_limit = '{int(memory_bytes)} B'")

@@ -3,7 +3,7 @@
     found = what_is(Path("runs"))
     found.kind, found.run, found.run_ids     # "runs", runs/demo-2, ("demo-2", "demo-1"): the newest first
 
-Nothing is opened beyond the head of a file, and nothing at an address.
+Of a file, only the start is read; an address is not opened.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["SHARED_MARK", "Found", "Kind", "is_shared", "what_is"]
 Kind = Literal["address", "run", "runs", "shared", "files", "missing"]
 """shared: a file that `rankscope share` wrote. files: an existing file or folder without a run."""
 SHARED_MARK = "shared.json"
-"""The first file of a packed run."""
+"""Name of the first file in an archive that `rankscope share` wrote."""
 _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Kind and location of what a path names."""
+    """What a path or address refers to."""
 
     path: Path
     kind: Kind

@@ -52,29 +52,30 @@ class ParquetFile:
 def write_tables(
     source: Batches, place: str, *, run_id: str, created_ns: int, manifest: Mapping[str, Any] | None = None
 ) -> list[ParquetFile]:
-    """Write every table that has rows, and the manifest as table `runs`. Raises ParquetError; ImportError if pyarrow,
-    fsspec or what fsspec needs for this URL is not installed."""
+    """Write every table that has rows, and the manifest as table `runs`. Raises ParquetError, or ImportError if
+    pyarrow, fsspec or the package that fsspec needs for this URL is not installed.
+    """
     from fsspec.core import url_to_fs
 
     day = datetime.datetime.fromtimestamp(created_ns / 1e9, datetime.UTC).date().isoformat()
     try:
         files, root = url_to_fs(place)
-        done = []
+        written = []
         if manifest:
             path = posixpath.join(root, "table=runs", f"run={quote(run_id, safe='')}", f"date={day}", _PART)
-            done.append(_written(files, path, _manifest(manifest, created_ns)))
+            written.append(_write(files, path, _manifest(manifest, created_ns)))
         for table in TABLES.values():
             for (attempt,) in source.rows(f"SELECT DISTINCT attempt FROM {table.name} ORDER BY 1"):
                 keys = {"table": table.name, "run": run_id, "date": day, "attempt": attempt}
                 folders = (f"{key}={quote(_value(value), safe='')}" for key, value in keys.items())
                 path = posixpath.join(root, *folders, _PART)
                 batches = source.batches(_select(table), [attempt], batch_rows=BATCH_ROWS)
-                done.append(_written(files, path, batches))
+                written.append(_write(files, path, batches))
     except OSError as error:
         raise ParquetError(f"{place}: cannot be written ({error.strerror or error}): choose another --out") from error
     except ValueError as error:  # a URL with an unknown scheme
         raise ParquetError(f"{place}: {error}") from error
-    return done
+    return written
 
 
 def _select(table: Table) -> str:
@@ -85,7 +86,7 @@ def _select(table: Table) -> str:
     picked = ", ".join(f'CAST("{name}" AS VARCHAR) AS "{name}"' if kind == "json" else f'"{name}"'
                        for name, kind in names)  # fmt: skip
     order = next((column.name for column in table.columns if column.is_time), "wall_ns")
-    order = order if order in dict(names) else "step"
+    order = order if order in dict(names) else "step"  # derived tables may have no time
     return f'SELECT {picked} FROM {table.name} WHERE attempt IS NOT DISTINCT FROM ? ORDER BY rank, "{order}"'
 
 
@@ -98,18 +99,18 @@ def _manifest(manifest: Mapping[str, Any], created_ns: int) -> Iterator[Any]:
 
     texts = {key: json.dumps(manifest.get(key), default=str) for key in ("config", "mesh", "versions", "command")}
     numbers = {key: _integer(manifest.get(key)) for key in ("world_size", "num_parameters", "schema_version")}
-    names = {"created_ns": pa.array([created_ns], pa.int64())}
-    names |= {key: pa.array([value], pa.int64()) for key, value in numbers.items()}
-    names["rankscope_version"] = pa.array([str(manifest.get("rankscope_version") or "")], pa.string())
-    names |= {key: pa.array([text], pa.string()) for key, text in texts.items()}
-    yield pa.record_batch(names)
+    columns = {"created_ns": pa.array([created_ns], pa.int64())}
+    columns |= {key: pa.array([value], pa.int64()) for key, value in numbers.items()}
+    columns["rankscope_version"] = pa.array([str(manifest.get("rankscope_version") or "")], pa.string())
+    columns |= {key: pa.array([text], pa.string()) for key, text in texts.items()}
+    yield pa.record_batch(columns)
 
 
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _written(files: Any, path: str, batches: Any) -> ParquetFile:
+def _write(files: Any, path: str, batches: Any) -> ParquetFile:
     """Write to a temporary name first where possible, so that no reader sees half a file."""
     import pyarrow.parquet as pq
 

@@ -45,7 +45,7 @@ class RebuildResult:
     rows: dict[str, int]
     """Finished rows by table, over all nodes."""
     problems: tuple[str, ...]
-    """Number of files that could not be read completely; their reasons are in table `ingest_problems`."""
+    """Files that could not be read completely; the reasons are in table `ingest_problems`."""
     kept: tuple[Path, ...] = ()
     """Former stores that were set aside: they cannot be read, or have rows that damaged tapes no longer have."""
 
@@ -74,7 +74,7 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
             try:
                 threads = max(1, min(4, os.cpu_count() or 1))
                 if store.exists():
-                    _check_use(store)
+                    _check_not_in_use(store)
                     if retired_segments(run.node_dir(node) / INDEX_NAME):
                         rows.update(_carried_over(store, fresh))
                 with Ingester(run, node, threads=threads, store_path=fresh, folders=folders) as ingester:
@@ -97,7 +97,7 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
     return RebuildResult(rows=dict(rows), problems=tuple(problems), kept=tuple(kept))
 
 
-def _check_use(store: Path) -> None:
+def _check_not_in_use(store: Path) -> None:
     """Raise StoreError if the store is in use, before any tape is read. Recovers a store whose writer died during a
     checkpoint.
     """
@@ -218,6 +218,6 @@ def _tables(connection: DuckDBPyConnection, database: str) -> dict[str, list[str
 
 
 def _put_in_place(fresh: Path, store: Path) -> None:
-    """Remove the old write-ahead log first: DuckDB would replay it into the new file."""
+    """Replace the store. Its write-ahead log is removed first: DuckDB would replay it into the new file."""
     log_of(store).unlink(missing_ok=True)
     fresh.replace(store)

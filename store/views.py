@@ -49,27 +49,27 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
         sizes = _sizes_of(connection)
         there = None if _all_of_this_version(connection, len(paths), sizes.keys()) else columns_of(connection)
         copies = sum(sizes.values()) <= _FEW_ROWS
-        for table_ in TABLES.values():
-            typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
+        for table in TABLES.values():
+            typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table)]
             selects, is_there = [], False
             for i in range(len(paths)):
-                columns = {name for _, _, name in typed} if there is None else _common(table_, there, i)
+                columns = {name for _, _, name in typed} if there is None else _common(table, there, i)
                 if columns:
                     is_there = True
                     picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
-                    for part in _parts_of(table_, there, i):
+                    for part in _parts_of(table, there, i):
                         if not copies or sizes.get((f"n{i}", part)) != 0:
                             selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
             if not is_there:
-                absent.add(table_.name)
+                absent.add(table.name)
             if copies and not selects:
-                types = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table_))
-                empty.append(f"CREATE TABLE {quoted(table_.name)} ({types})")
+                types = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table))
+                empty.append(f"CREATE TABLE {quoted(table.name)} ({types})")
                 continue
             if not selects:
                 selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
-            queries[table_.name] = " UNION ALL ".join(selects)
-            made[table_.name] = _create(connection, quoted(table_.name), queries[table_.name], copies=copies)
+            queries[table.name] = " UNION ALL ".join(selects)
+            made[table.name] = _create(connection, quoted(table.name), queries[table.name], copies=copies)
         connection.execute(";".join(empty))
         listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
@@ -89,8 +89,8 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
 
 
 def _create(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool) -> str:
-    """Create a table of the query's rows, or a view, and return which. Damaged rows stay a view, so that each query
-    reports them.
+    """Create a table of the query's rows, or a view, and return which. If rows are damaged it is a view, so that each
+    query reports the damage.
     """
     import duckdb
 

@@ -5,7 +5,7 @@
 
 Requests arrive as pickles from the parent, responses leave as JSON, so that the parent never unpickles a plug-in's
 data. The kernel limits memory (RLIMIT_DATA) and, if the parent has exited, the time of each call (SIGALRM). What the
-plug-in prints is dropped.
+plug-in prints is discarded.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["MEMORY_BYTES", "Channel", "one_line", "serve"]
 
 MEMORY_BYTES = 1 << 30
 """Maximum bytes that a plug-in may allocate beyond Rankscope's modules."""
-LATE_S = 5.0
-"""The parent ends a call at its limit. If the parent has exited, the kernel ends it this many seconds later."""
-ROWS_A_PART = 5_000
+GRACE_S = 5.0
+"""The parent ends a call at its time limit. If the parent has exited, the kernel does, this many seconds later."""
+ROWS_PER_PART = 5_000
 MAX_PROBLEM_CHARS = 300
 Handlers = Mapping[str, Callable[..., Any]]
 
@@ -58,8 +58,8 @@ class Channel:
 
     def send_rows(self, rows: Iterable[Any]) -> None:
         """Send rows, a few thousand per message."""
-        kept = iter(rows)
-        while part := list(islice(kept, ROWS_A_PART)):
+        remaining = iter(rows)
+        while part := list(islice(remaining, ROWS_PER_PART)):
             self.send({"part": part})
 
     def query(self, sql: str, params: Any = ()) -> Any:
@@ -102,19 +102,20 @@ def serve(handlers_of: Callable[[ModuleType, Channel], Handlers]) -> None:
         except EOFError:
             return
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, limit_s + LATE_S)
+        signal.setitimer(signal.ITIMER_REAL, limit_s + GRACE_S)
         try:
             if what == "load":
                 handlers = handlers_of(_loaded(group, name, arguments[0]), channel)
                 answer = json.dumps({"result": None, "to": channel.question})
             else:
                 found = handlers[what](*arguments)
+                # A handler that has sent its rows in parts returns the channel.
                 result = {"result": None, "in_parts": True} if found is channel else {"result": found}
                 answer = json.dumps({**result, "to": channel.question})
         except BaseException as error:  # also SystemExit and MemoryError: only this call fails
             answer = json.dumps({"error": one_line(error), "to": channel.question})
         signal.setitimer(signal.ITIMER_REAL, 0)
-        write_frame(channel._answers, answer.encode(), time.monotonic() + limit_s + LATE_S)
+        write_frame(channel._answers, answer.encode(), time.monotonic() + limit_s + GRACE_S)
 
 
 def one_line(error: BaseException) -> str:

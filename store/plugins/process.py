@@ -40,7 +40,7 @@ START_S = 60.0
 """Seconds for starting the interpreter and importing Rankscope's modules on a busy machine."""
 RETRY_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
-NO_ANSWER = "its answer is not valid"
+INVALID_ANSWER = "its answer is not valid"
 IN_PLUGIN = "RANKSCOPE_IN_PLUGIN"
 """Environment variable set in a plug-in's process, which must not call plug-ins itself."""
 
@@ -100,7 +100,7 @@ class PluginProcess:
             seconds = limit or limit_s()
             try:
                 self._start()
-                return _formed(form, self._ask((what, arguments), source, seconds))
+                return _validated(form, self._ask((what, arguments), source, seconds))
             except PluginError:
                 raise
             except (TimeoutError, QueryLimitError):
@@ -170,7 +170,7 @@ class PluginProcess:
         while True:
             message = _message(read_frame(self._out, deadline_s, max_bytes=MAX_ANSWER_BYTES))
             if (number := message.get("to")) != self._question:
-                raise ValueError("it answered twice" if isinstance(number, int) else NO_ANSWER)
+                raise ValueError("it answered twice" if isinstance(number, int) else INVALID_ANSWER)
             if "query" in message:
                 found = answered(source, message["query"], message["arguments"], deadline_s)
                 write_frame(self._in, pickle.dumps(found), deadline_s)
@@ -220,14 +220,14 @@ def _message(blob: bytes) -> dict[str, Any]:
             return found
         if isinstance(found.get("part"), list) or {"error", "result"} & {*found}:
             return {name: value for name, value in found.items() if name != "query"}
-    raise ValueError(NO_ANSWER)
+    raise ValueError(INVALID_ANSWER)
 
 
-def _formed(form: Callable[[Any], Any], answer: Any) -> Any:
+def _validated(form: Callable[[Any], Any], answer: Any) -> Any:
     try:
         return form(answer)
     except Exception:  # for any malformed message
-        raise ValueError(NO_ANSWER) from None
+        raise ValueError(INVALID_ANSWER) from None
 
 
 @cache

@@ -1,1 +1,1 @@
-"""A run as a whole: files in its folder that are not records, and its stores as one process reads them again."""
+"""A run as a whole: the user's notes on it, and its stores for a process that reads them repeatedly."""
