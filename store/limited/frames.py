@@ -35,13 +35,13 @@ def write_frame(fd: int, blob: bytes, deadline_s: float) -> None:
 
 def read_frame(fd: int, deadline_s: float, *, max_bytes: int) -> bytes:
     """Read one message. Raises ValueError if it is longer than `max_bytes`."""
-    (size,) = _LENGTH.unpack(_exactly(fd, _LENGTH.size, deadline_s))
+    (size,) = _LENGTH.unpack(_read_exactly(fd, _LENGTH.size, deadline_s))
     if size > max_bytes:
         raise ValueError(f"its answer is larger than {max_bytes >> 20} MiB")
-    return _exactly(fd, size, deadline_s)
+    return _read_exactly(fd, size, deadline_s)
 
 
-def _exactly(fd: int, num_bytes: int, deadline_s: float) -> bytes:
+def _read_exactly(fd: int, num_bytes: int, deadline_s: float) -> bytes:
     found = bytearray()
     while len(found) < num_bytes:
         if not select.select([fd], [], [], _left_s(deadline_s))[0]:

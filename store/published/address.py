@@ -24,7 +24,7 @@ _OPTIONS = {"file": (), "s3": ("endpoint_override", "region")}
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _PATH = re.compile(rf"({'|'.join(SCHEMES)}):/+(.*)", re.DOTALL)
 _AWS_ERROR = re.compile(r"AWS Error (\w+)")
-_NEXT = {
+_ADVICE = {
     "NETWORK_CONNECTION": "check the network and the endpoint (endpoint_override=, AWS_ENDPOINT_URL)",
     "NO_SUCH_BUCKET": "check the bucket's name, and region= or AWS_DEFAULT_REGION",
     **dict.fromkeys(
@@ -103,9 +103,9 @@ def one_line(error: Exception) -> str:
     text = str(error).partition("\n")[0]
     match = _AWS_ERROR.search(text)
     if match:
-        text = text[match.start() :]  # before it, the address in AWS's words
+        text = text[match.start() :]  # the text before it repeats the address
     text = text[:300]
     for name in _SECRETS:
         if value := os.environ.get(name):
             text = text.replace(value, "(redacted)")
-    return f"{text}; {_NEXT[match[1]]}" if match and match[1] in _NEXT else text
+    return f"{text}; {_ADVICE[match[1]]}" if match and match[1] in _ADVICE else text

@@ -30,7 +30,7 @@ def write_recorded_until(run: RunDir, wall_ns: int) -> None:
 
 
 def is_copy(run: RunDir) -> bool:
-    """Return True if the folder is a copy of a published run, which never had a `watch` or tapes."""
+    """Return True if the folder is a copy of a published run: it has no tapes, and no `watch` writes it."""
     return (run.path / NAME).exists()
 
 

@@ -33,11 +33,11 @@ def runs_at(address: str) -> list[str]:
         if any(info.base_name == "run.json" for info in found):
             return []
 
-        def began(name: str) -> Any:
+        def manifest_info(name: str) -> Any:
             return files.get_file_info(f"{root}/{name}/run.json")
 
         with ThreadPoolExecutor(REQUESTS) as pool:
-            manifests = list(zip(names, pool.map(began, names), strict=True))
+            manifests = list(zip(names, pool.map(manifest_info, names), strict=True))
     except OSError as error:
         raise AddressError(f"{address}: {one_line(error)}") from None
     runs = [(info.mtime_ns or 0, name) for name, info in manifests if info.type == fs.FileType.File]

@@ -106,7 +106,7 @@ class Mirror(Closing):
                 raise
             raise AddressError(f"{self.address}: {one_line(error)}") from None
         write_recorded_until(self.run, self.recorded_until_ns)
-        self._mark()
+        self._update_locks()
         self._refreshed_s = time.monotonic()
         return num_read
 
@@ -121,8 +121,8 @@ class Mirror(Closing):
             lock.close()
         self._locks.clear()
 
-    def _mark(self) -> None:
-        """Take the locks: readers regard a store that a mirror has locked as watched."""
+    def _update_locks(self) -> None:
+        """Hold the stores' locks while the run is live: readers regard a store that a mirror has locked as watched."""
         if not self.is_live:
             self.close()
             return
@@ -142,20 +142,20 @@ class Mirror(Closing):
 
     def _refresh_manifest(self) -> None:
         """Copy run.json if it has changed, with its modification time, by which the newest of several runs is found."""
-        path, there = self.run.path / "run.json", f"{self._root}/run.json"
-        content = self._read(there)
+        path, source = self.run.path / "run.json", f"{self._root}/run.json"
+        content = self._read(source)
         if not path.exists() or path.read_bytes() != content:
             path.write_bytes(content)
-            wall_ns = self._files.get_file_info(there).mtime_ns or time.time_ns()
+            wall_ns = self._files.get_file_info(source).mtime_ns or time.time_ns()
             os.utime(path, ns=(wall_ns, wall_ns))
 
     def _refresh_node(self, node: int) -> int:
-        for last in (False,) * (TRIES - 1) + (True,):
+        for is_last_try in (False,) * (TRIES - 1) + (True,):
             state = NodeState.from_json(json.loads(self._read(node_file(self._root, node))))
             try:
                 return self._follow(node, state)
             except (FileNotFoundError, _ReplacedError):  # replaced by the node while it was read
-                if last:
+                if is_last_try:
                     raise
         return 0
 
@@ -189,12 +189,14 @@ class Mirror(Closing):
                     rows = self._rows(part_path(*place, table, sequence), sequence)
                     if rows.num_rows != listed[table]:
                         raise ValueError(f"part {sequence} of {table} of node {node} lacks rows")
-                    num_read += _insert(connection, table, rows)
+                    _insert(connection, table, rows)
+                    num_read += 1
             for table, sequence in state.replaced.items():
                 if known is None or known.replaced.get(table) != sequence:
                     rows = self._rows(now_path(*place, table, sequence), sequence)
                     connection.execute(f"DELETE FROM {quoted(table)}")
-                    num_read += _insert(connection, table, rows)
+                    _insert(connection, table, rows)
+                    num_read += 1
             connection.execute("COMMIT")
         except duckdb.Error as error:
             raise as_store_error(error, path) from error
@@ -211,10 +213,10 @@ class Mirror(Closing):
 
         content = self._read(path, MAX_PART_BYTES)
         parquet = pq.ParquetFile(pa.BufferReader(content))
-        groups = parquet.metadata
-        if sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups)) > MAX_PART_BYTES:
+        footer = parquet.metadata
+        if sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)) > MAX_PART_BYTES:
             raise ValueError(f"{path} is too large")
-        if (groups.metadata or {}).get(SEQUENCE) != str(sequence).encode():
+        if (footer.metadata or {}).get(SEQUENCE) != str(sequence).encode():
             raise _ReplacedError(f"{path} does not belong to round {sequence}")
         return parquet.read()
 
@@ -229,9 +231,7 @@ class _ReplacedError(ValueError):
     """An object belongs to a different round than the node's state."""
 
 
-def _insert(connection: Any, table: str, rows: Any) -> int:
-    """Insert the rows of one object; return the number of objects, 1."""
+def _insert(connection: Any, table: str, rows: Any) -> None:
     connection.register("published", rows)
     connection.execute(f"INSERT INTO {quoted(table)} BY NAME SELECT * FROM published")
     connection.unregister("published")
-    return 1

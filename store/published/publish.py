@@ -199,8 +199,8 @@ def _place_of_newest(connection: Any, stored: str, count: int) -> int:
         return 0
     if total > count:
         place = int(newest) + 1 - count
-        ((behind,),) = connection.execute(f"SELECT count(*) FROM {table} WHERE rowid >= ?", [place]).fetchall()
-        if behind == count:
+        ((num_newer,),) = connection.execute(f"SELECT count(*) FROM {table} WHERE rowid >= ?", [place]).fetchall()
+        if num_newer == count:
             return place
         select = f"SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 1 OFFSET ?"
         ((place,),) = connection.execute(select, [count - 1]).fetchall()

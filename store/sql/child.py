@@ -19,8 +19,8 @@ from store.views import make_views
 
 __all__ = ["serve"]
 
-LATE_S = 1.0
-"""Seconds after the time limit, at which DuckDB is interrupted, until the process is killed if it has not stopped."""
+GRACE_S = 1.0
+"""DuckDB is interrupted at the time limit. If it has not stopped this many seconds later, the process is killed."""
 THREADS = 4
 DUCKDB_SHARE = 0.75
 """Share of the memory limit given to DuckDB. Some operators allocate beyond it, up to RLIMIT_AS."""
@@ -40,7 +40,7 @@ def _warm_up() -> None:
 
 
 def _answer(question: dict[str, Any]) -> bytes:
-    with limits.time_limit(question["limit_s"] + LATE_S):
+    with limits.time_limit(question["limit_s"] + GRACE_S):
         try:
             found = pickle.dumps(_run(question))
             if len(found) > MAX_ANSWER_BYTES:

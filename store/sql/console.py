@@ -27,7 +27,7 @@ _NO_ZONES = (
     "a TIMESTAMP WITH TIME ZONE cannot be read without the package pytz: in place of to_timestamp(wall_ns / 1e9) use "
     "make_timestamp(wall_ns // 1000), which is UTC"
 )
-_READING = "SELECT"
+_READ_ONLY = "SELECT"
 """Type of read-only statements. To DuckDB, DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT statements, too."""
 _SYSTEM_TABLE = re.compile(r"Did you mean \"?(pg_|duckdb_|sqlite_|information_schema)")
 _EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b)?(?P<options>\s*\([^()]*\))?(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
@@ -67,8 +67,8 @@ def run(
         raise StoreError(f"one statement at a time; there are {len(statements)}")
     kind = statements[0].type.name
     if kind == "EXPLAIN":
-        kind = _explained(connection, statements[0].query)
-    if kind != _READING:
+        kind = _explained_type(connection, statements[0].query)
+    if kind != _READ_ONLY:
         raise StoreError(f"{kind} is not allowed: this console is read-only")
     timer = threading.Timer(limit_s, connection.interrupt)
     timer.start()
@@ -98,7 +98,7 @@ def _one_line(error: Exception) -> str:
     return "; ".join(part.rstrip("!") for part in parts)[:2000] + line
 
 
-def _explained(connection: DuckDBPyConnection, sql: str) -> str:
+def _explained_type(connection: DuckDBPyConnection, sql: str) -> str:
     """Type of the statement after EXPLAIN. It has to be checked: EXPLAIN ANALYZE executes it, and COPY may write to
     attached files.
     """

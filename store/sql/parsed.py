@@ -2,8 +2,8 @@
 
     connection.execute(parsed(connection, "SELECT max(step) FROM steps WHERE rank = ?"), [3])
 
-Without it, a quarter of the CPU time of a small run's diagnosis is parsing. Pass values as parameters: a text with
-another number in it is another statement.
+Without it, a quarter of the CPU time of a small run's diagnosis is parsing. Pass values as parameters: each literal
+value would make another statement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parsed"]
 
-_MOST = 500
+_MAX_STATEMENTS = 500
 """Maximum number of cached statements; a report runs some hundred different ones."""
 _statements: dict[str, Statement] = {}
 
@@ -27,7 +27,7 @@ def parsed(connection: DuckDBPyConnection, sql: str) -> str | Statement:
         found = connection.extract_statements(sql)
         if len(found) != 1:
             return sql
-        if len(_statements) >= _MOST:
+        if len(_statements) >= _MAX_STATEMENTS:
             _statements.clear()
         _statements[sql] = statement = found[0]
     return statement
