@@ -9,7 +9,6 @@ ingested from the tapes as usual, so nothing is stored twice.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from store.database import (
     WAIT_S,
@@ -23,9 +22,6 @@ from store.database import (
 from store.ddl import quoted
 from store.ingest.store_file import create
 from store.views import columns_of
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["carry_over"]
 

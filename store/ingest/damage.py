@@ -45,14 +45,14 @@ def rebuild_damaged(run: RunDir) -> bool:
     """Set a run's damaged stores aside and rebuild them. Returns False if none is damaged, `watch` is writing, or the
     folder is read-only.
     """
-    is_new = False
+    is_rebuilt = False
     for node, folders in folders_by_node(run).items():
         try:
             with Ingester(run, node, role=READER, threads=2, wait_s=WAIT_S, folders=folders) as ingester:
                 if ingester.path.exists() and (error := find_damage(ingester.path)) is not None:
                     ingester.set_aside(error)
                     ingester.catch_up()
-                    is_new = True
+                    is_rebuilt = True
         except (StoreError, OSError):
             continue
-    return is_new
+    return is_rebuilt

@@ -76,9 +76,9 @@ class TickResult:
     skipped_lines: int = 0
     """Number of unreadable event lines so far."""
     truncated: tuple[str, ...] = ()
-    """Number of tapes that are shorter than their headers state."""
+    """Tapes that are shorter than their headers state."""
     damaged: tuple[str, ...] = ()
-    """Number of files that could not be read completely."""
+    """Other files that could not be read completely."""
     quarantined: Path | None = None
     """New path of a store that was unusable."""
     bytes_read: int = 0

@@ -58,12 +58,11 @@ class NameBook:
     """One rank's names. The file is read again when a record refers to an unknown number."""
 
     def __init__(self, path: Path, dictionary: Dictionary) -> None:
-        self.skipped = 0
         self._path = path
         self._dictionary = dictionary
         self._table: npt.NDArray[np.int64] = np.zeros(1, dtype=np.int64)  # code by number, -1: unknown
         self._size = -1
-        self._unexplained: set[int] = set()
+        self._missing: set[int] = set()
         self._is_refused = False
 
     @property
@@ -71,9 +70,9 @@ class NameBook:
         """Description of what is wrong with the file's content. Empty if it is sound, or if the file was refused
         (`RunDir.problems` reports that).
         """
-        if not self._unexplained or self._is_refused:
+        if not self._missing or self._is_refused:
             return ""
-        return f"lacks names that records refer to ({len(self._unexplained)}): they are shown as `?<number>`"
+        return f"lacks names that records refer to ({len(self._missing)}): they are shown as `?<number>`"
 
     def codes(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Convert a column of name numbers to codes. A number that is missing in `names.jsonl` reads `?<number>`."""
@@ -83,7 +82,7 @@ class NameBook:
             found = self._find(numbers)
             for number in np.unique(numbers[found < 0]).tolist():
                 found[numbers == number] = self._dictionary.code(f"?{number}")
-                self._unexplained.add(number)
+                self._missing.add(number)
         return found
 
     def _find(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -97,7 +96,7 @@ class NameBook:
             size = self._path.stat().st_size
             if size == self._size:
                 return
-            known, self.skipped = read_names(self._path)
+            known, _ = read_names(self._path)
         except FileNotFoundError:
             return
         except OSError:

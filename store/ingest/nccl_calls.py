@@ -2,7 +2,7 @@
 
     derived = NcclCalls(connection)
     derived.take(batch)                    # complete calls, as they go into nccl_calls
-    derived.finish(changed, still_open)    # after all rows of the tick are in the store
+    derived.finish(once_open, still_open)  # after all rows of the tick are in the store
 
 A call is a temporary row while it is in flight, and a permanent one once its kernel has ended. Calls whose end is never
 recorded (copy engines, NCCL before 2.26, communicators destroyed before) are kept in `nccl_calls` only: as rows without
@@ -133,7 +133,7 @@ class NcclCalls:
                 connection.execute("DELETE FROM collectives_open WHERE _segment IN (SELECT path FROM nccl_paths)")
         if not self._has_new and not still_open:
             return 0
-        _register_words(connection)
+        _register_lookups(connection)
         _describe_groups(connection)
         appended = 0
         if self._has_new:
@@ -166,21 +166,22 @@ def _describe_groups(connection: DuckDBPyConnection) -> None:
         "FROM process_groups WHERE members IS NOT NULL ORDER BY wall_ns"
     ).fetchall()
     groups = [
-        Group(attempt, rank, label, description, name, tuple(members), bool(is_below))
-        for attempt, rank, label, description, name, members, is_below in rows
+        Group(attempt, rank, label, description, name, tuple(members), bool(is_from_plugin))
+        for attempt, rank, label, description, name, members, is_from_plugin in rows
     ]
     sizes = dict(connection.execute("SELECT attempt, max(world_size) FROM ranks GROUP BY attempt").fetchall())
     found = list(groups_of_communicators(communicators, groups))
     columns = {
-        "attempt": np.array([of.attempt for of, *_ in found], dtype=np.int32),
-        "rank": np.array([of.rank for of, *_ in found], dtype=np.int32),
-        "communicator": np.array([of.communicator for of, *_ in found], dtype=np.int32),
-        "created_ns": np.array([of.created_ns or 0 for of, *_ in found], dtype=np.int64),
+        "attempt": np.array([comm.attempt for comm, *_ in found], dtype=np.int32),
+        "rank": np.array([comm.rank for comm, *_ in found], dtype=np.int32),
+        "communicator": np.array([comm.communicator for comm, *_ in found], dtype=np.int32),
+        "created_ns": np.array([comm.created_ns or 0 for comm, *_ in found], dtype=np.int64),
         "process_group": texts(label for _, label, _, _ in found),
         "members": texts(str(list(members)) for _, _, members, _ in found),
-        "num_ranks": np.array([of.num_ranks or -1 for of, *_ in found], dtype=np.int32),
-        "world_size": np.array([sizes.get(of.attempt) or -2 for of, *_ in found], dtype=np.int32),
-        "is_alive": np.array([of.is_alive for of, *_ in found], dtype=bool),
+        # Unknown sizes are negative and differ, so that they never compare equal.
+        "num_ranks": np.array([comm.num_ranks or -1 for comm, *_ in found], dtype=np.int32),
+        "world_size": np.array([sizes.get(comm.attempt) or -2 for comm, *_ in found], dtype=np.int32),
+        "is_alive": np.array([comm.is_alive for comm, *_ in found], dtype=bool),
         "is_from_plugin": np.array([is_from_plugin for *_, is_from_plugin in found], dtype=bool),
     }
     connection.register("nccl_groups_text", columns)
@@ -210,7 +211,7 @@ def _query(calls: str, condition: str, *, is_open: bool = False) -> str:
     )
 
 
-def _register_words(connection: DuckDBPyConnection) -> None:
+def _register_lookups(connection: DuckDBPyConnection) -> None:
     connection.register("nccl_ops", {"function": texts(_OPS), "op": texts(_OPS.values())})
     connection.register(
         "nccl_dtypes",

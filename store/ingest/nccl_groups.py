@@ -48,7 +48,7 @@ class Group:
     description: str | None
     group_name: str | None
     members: tuple[int, ...]
-    is_below: bool
+    is_from_plugin: bool
     """True if only NCCL's profiler plugin records its calls."""
 
     def holds(self, places: dict[int, int]) -> bool:
@@ -65,34 +65,34 @@ def groups_of_communicators(
     Both lists are in order of creation.
     """
     places: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-    for one in communicators:
-        if one.comm_hash is not None and one.comm_rank is not None:
-            places[one.attempt, one.comm_hash][one.comm_rank] = one.rank
-    own: dict[tuple[int, int], list[Group]] = defaultdict(list)
+    for comm in communicators:
+        if comm.comm_hash is not None and comm.comm_rank is not None:
+            places[comm.attempt, comm.comm_hash][comm.comm_rank] = comm.rank
+    by_rank: dict[tuple[int, int], list[Group]] = defaultdict(list)
     for group in groups:
-        if group not in own[group.attempt, group.rank]:
-            own[group.attempt, group.rank].append(group)
+        if group not in by_rank[group.attempt, group.rank]:
+            by_rank[group.attempt, group.rank].append(group)
     taken: set[tuple[int, int, str]] = set()
-    for one in communicators:
-        known = places[one.attempt, one.comm_hash] if one.comm_hash is not None else {}
+    for comm in communicators:
+        known = places[comm.attempt, comm.comm_hash] if comm.comm_hash is not None else {}
         candidates = [
             group
-            for group in own[one.attempt, one.rank]
-            if one.num_ranks in (None, len(group.members)) and group.holds(known)
+            for group in by_rank[comm.attempt, comm.rank]
+            if comm.num_ranks in (None, len(group.members)) and group.holds(known)
         ]
         named = [
-            group for group in candidates if one.comm_name and one.comm_name in (group.group_name, group.description)
+            group for group in candidates if comm.comm_name and comm.comm_name in (group.group_name, group.description)
         ]
-        free = [group for group in candidates if (one.attempt, one.rank, group.label) not in taken]
+        free = [group for group in candidates if (comm.attempt, comm.rank, group.label) not in taken]
         chosen = next(iter(named if len(named) == 1 else free), None)
         if chosen is None:
-            members = tuple(known[place] for place in sorted(known)) if len(known) == one.num_ranks else ()
-            yield one, _label(one), members, True
+            members = tuple(known[place] for place in sorted(known)) if len(known) == comm.num_ranks else ()
+            yield comm, _label(comm), members, True
             continue
-        taken.add((one.attempt, one.rank, chosen.label))
-        yield one, chosen.label, chosen.members, chosen.is_below
+        taken.add((comm.attempt, comm.rank, chosen.label))
+        yield comm, chosen.label, chosen.members, chosen.is_from_plugin
 
 
-def _label(one: Communicator) -> str:
-    mark = f"{(one.comm_hash or 0) % 2**64:016x}"[:6]
-    return f"{(one.comm_name or 'nccl').replace(':', '_')}:n={one.num_ranks or '?'}@{mark}"
+def _label(comm: Communicator) -> str:
+    mark = f"{(comm.comm_hash or 0) % 2**64:016x}"[:6]
+    return f"{(comm.comm_name or 'nccl').replace(':', '_')}:n={comm.num_ranks or '?'}@{mark}"

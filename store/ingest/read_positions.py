@@ -1,7 +1,7 @@
 """Read positions of the files, saved in the same transaction as their rows, so that each row is stored exactly once.
 
 state = load(connection)
-save(connection, state, changed_segments, ...)
+save(connection, changes)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Remove records older than a window from a store and its tapes: calls become totals, ingested segments are deleted.
 
     cutoff_ns = time.time_ns() - 3600 * 10**9
-    retired = ingester.retire(cutoff_ns)         # segments that may be removed now: {path: places}
+    retired = ingester.retire(cutoff_ns)         # segments that may be removed now: {path: number of records}
 
 1. Calls of steps that ended before the cutoff become one row a step, group and operation in `collective_totals`. Every
    `KEPT_STEPS`-th step keeps its calls, so that analyses of calls cover the whole run.
@@ -62,15 +62,16 @@ def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
 
 def retirable(run: RunDir, folders: NodeFolders, state: ReadState, before_ns: int) -> Iterator[tuple[str, int]]:
     """Yield (path, number of records) of segments that are completely in the store and ended before `before_ns`
-    (epoch)."""
+    (epoch nanoseconds).
+    """
     for folder in folders.all():
-        for (table, _, path), (table_behind, _, behind) in pairwise(folders.segments(folder)):
+        for (table, _, path), (next_table, _, next_path) in pairwise(folders.segments(folder)):
             position = state.segments.get(path)
             # A record still open two segments later stays open, also in the store. A damaged tape is kept as evidence.
-            if table_behind != table or position is None or not position.done or path in state.problems:
+            if next_table != table or position is None or not position.done or path in state.problems:
                 continue
             try:
-                header = read_header(run.path / behind)
+                header = read_header(run.path / next_path)
             except (TapeError, OSError):
                 continue
             if header.mono_ns + header.wall_minus_mono_ns < before_ns:

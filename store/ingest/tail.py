@@ -139,7 +139,7 @@ class Tail:
         Files are read in full only if they or the index were written since the last check.
         """
         index = self.run.node_dir(self.folders.node_rank) / INDEX_NAME
-        signature = index_signature(self.run.path, index)
+        signature = index_signature(self.run.path, index)  # saved as the read position of a pseudo file
         name = f"{index.relative_to(self.run.path).as_posix()}{CHECKSUM}"
         checked = state.events.get(name)
         if checked is not None and checked.next_byte == signature and state.problems.get(name) != NO_INDEX:
@@ -193,6 +193,7 @@ class Tail:
         seen = self._seen.setdefault(before.path, _Seen())
         final = num_newer >= FINAL_SEGMENTS
         last = before.next_place - 1
+        # Read the last stored record again: if it is gone, the tape has lost its end, for instance in a power cut.
         checks_end = last >= 0 and (thorough or seen.header is None)
         segment = read_segment(
             self.run.path / before.path,
@@ -346,7 +347,7 @@ def _digest(records: npt.NDArray[Any]) -> str:
 
 
 def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Problem]:
-    """Number of records that the writer dropped in the whole tape, from the header of its newest segment."""
+    """Report records that the writer dropped from the whole tape; the newest segment's header has their number."""
     if header.dropped:
         path = f"{folder.name}/{header.table.name}.tape"
         text = f"{header.dropped} records were dropped by the writer: no space for a new segment"
