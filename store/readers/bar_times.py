@@ -53,6 +53,7 @@ def _of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
         return {}
     found: dict[int, int] = {}
     first = bars[timed[0]]
+    # At the begin of a bar, the elapsed time is about the time of the steps so far.
     is_begin = (first.elapsed_s or 0) * 1e9 < 2 * first.step * (first.duration_ns or 0) + 1e9
     before = first.step - 1 if timed[0] == places[0] else bars[places[places.index(timed[0]) - 1]].step
     steps = ns = sum_ns = 0.0
@@ -70,5 +71,5 @@ def _of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
         found[place] = int(took_ns / (bar.step - before))
         before, ns, sum_ns = bar.step, smooth_ns, sum_ns + took_ns
     shown_s = (bars[timed[-1]].elapsed_s or 0) - begin_s
-    is_sum = abs(sum_ns / 1e9 - shown_s) <= max(APART_S, APART_RATIO * shown_s)
-    return found if is_sum else {}
+    adds_up = abs(sum_ns / 1e9 - shown_s) <= max(APART_S, APART_RATIO * shown_s)
+    return found if adds_up else {}

@@ -62,11 +62,11 @@ MIN_LINES = 3
 def format_of(path: Path) -> Format | None:
     """Return the format of a file; None if it is not supported. Raises SourceError if the file cannot be opened."""
     first = head(path, HEAD_BYTES, is_after_zeros=True)
-    found = _own_format(path, first)
+    found = _builtin_format(path, first)
     return "plugin" if found in (None, "log") and reader_of(first) is not None else found
 
 
-def _own_format(path: Path, first: bytes) -> Format | None:
+def _builtin_format(path: Path, first: bytes) -> Format | None:
     if is_archive(first):
         return "archive"
     if first.startswith(PARQUET):

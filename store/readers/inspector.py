@@ -157,11 +157,11 @@ def read_inspector(path: Path) -> InspectorLog:
             return log
         for line in _lines(path):
             try:
-                about: Any = json.loads(line)
+                entry: Any = json.loads(line)
             except (ValueError, RecursionError):
                 log.damaged_lines += bool(line.strip())
                 continue
-            _take(about, log)
+            _take(entry, log)
             if log.num_calls >= MAX_CALLS:
                 raise SourceError(f"holds more than {MAX_CALLS:,} collectives: the rest was not read")
     except SourceError as error:
@@ -209,10 +209,10 @@ def _take_sample(line: bytes, log: InspectorLog) -> None:
     )
 
 
-def _take(about: Any, log: InspectorLog) -> None:
-    if isinstance(about, dict) and "coll_perf" not in about and ("p2p_perf" in about or "dump_stats" in about):
+def _take(entry: Any, log: InspectorLog) -> None:
+    if isinstance(entry, dict) and "coll_perf" not in entry and ("p2p_perf" in entry or "dump_stats" in entry):
         return
-    parts = [about.get(name) if isinstance(about, dict) else None for name in ("header", "metadata", "coll_perf")]
+    parts = [entry.get(name) if isinstance(entry, dict) else None for name in ("header", "metadata", "coll_perf")]
     header, metadata, call = (part if isinstance(part, dict) else {} for part in parts)
     name, rank = short_text(header.get("id"), 40), whole_number(header.get("rank"), 1_000_000)
     seq, exec_us = whole_number(call.get("coll_sn")), whole_number(call.get("coll_exec_time_us"))

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from store.arrays import Floats, Ints
 from store.database import connect_for_file
+from store.ddl import quoted
 from store.readers.untrusted.external_files import SourceError
 
 __all__ = ["PARQUET", "Operations", "read_operations"]
@@ -33,8 +34,6 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "microbatch": ("microbatch", "mb_id", "microbatch_id"), "mc": ("mc",), "gmc": ("gmc",),
 }  # fmt: skip
 _NEEDED = ("dp_rank", "stage", "step", "optype", "start", "duration")
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +89,15 @@ def read_operations(path: Path) -> Operations:
 def _picked(key: str, name: str | None) -> str:
     if name is None:
         return f"NULL::DOUBLE AS {key}"
-    quoted = '"' + name.replace('"', '""') + '"'
+    column = quoted(name)
     if key == "optype":
-        return f"left(lower(CAST({quoted} AS VARCHAR)), 80) AS optype"
+        return f"left(lower(CAST({column} AS VARCHAR)), 80) AS optype"
     if key in ("start", "duration"):  # seconds or nanoseconds, by the column's type
         return (
-            f"CASE WHEN typeof({quoted}) IN ('DOUBLE', 'FLOAT') OR typeof({quoted}) LIKE 'DECIMAL%' "
-            f"THEN try_cast({quoted} AS DOUBLE) * 1e3 ELSE try_cast({quoted} AS DOUBLE) / 1e6 END AS {key}"
+            f"CASE WHEN typeof({column}) IN ('DOUBLE', 'FLOAT') OR typeof({column}) LIKE 'DECIMAL%' "
+            f"THEN try_cast({column} AS DOUBLE) * 1e3 ELSE try_cast({column} AS DOUBLE) / 1e6 END AS {key}"
         )
-    return f"try_cast({quoted} AS DOUBLE) AS {key}"
+    return f"try_cast({column} AS DOUBLE) AS {key}"
 
 
 def _operations(path: Path, found: dict[str, Any]) -> Operations:

@@ -47,8 +47,8 @@ def read_ras(path: Path) -> ReadLog:
     except SourceError as error:
         log.problem = str(error)
     ranks_of = _ranks_by_process(communicators)
-    for place, about in enumerate(communicators):
-        log.events += _events(about, place + 1, ranks_of)
+    for number, comm in enumerate(communicators, 1):
+        log.events += _events(comm, number, ranks_of)
     if not log.events:
         log.unjudged, log.is_compared = _undecided(communicators)
     return log
@@ -56,7 +56,7 @@ def read_ras(path: Path) -> ReadLog:
 
 def _undecided(communicators: list[Mapping[str, Any]]) -> tuple[str, bool]:
     """Return what a report without a failure leaves undecided, and True if its ranks have equal call counts."""
-    several = [ranks for about in communicators if len(ranks := list(_listed(about))) > 1]
+    several = [ranks for comm in communicators if len(ranks := list(_listed(comm))) > 1]
     counted = [sum(1 for rank in ranks if isinstance(rank.get("collective_counts"), dict)) for ranks in several]
     if not several:
         return "the report lists no communicator of two or more ranks", False
@@ -75,7 +75,7 @@ def _undecided(communicators: list[Mapping[str, Any]]) -> tuple[str, bool]:
 
 
 def _ranks_by_process(communicators: list[Mapping[str, Any]]) -> dict[tuple[str, int, int], int]:
-    largest: Mapping[str, Any] = max(communicators, key=lambda about: whole_number(about.get("size")) or 0, default={})
+    largest: Mapping[str, Any] = max(communicators, key=lambda comm: whole_number(comm.get("size")) or 0, default={})
     numbered = ((_process(rank), whole_number(rank.get("rank"))) for rank in _listed(largest))
     return {process: number for process, number in numbered if number is not None}
 
@@ -86,21 +86,21 @@ def _process(rank: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def _listed(
-    about: Mapping[str, Any], names: tuple[str, ...] = ("ranks", "missing_ranks")
+    comm: Mapping[str, Any], names: tuple[str, ...] = ("ranks", "missing_ranks")
 ) -> Iterator[Mapping[str, Any]]:
     for name in names:
-        found = about.get(name)
+        found = comm.get(name)
         yield from (rank for rank in (found if isinstance(found, list) else [])[:MAX_RANKS] if isinstance(rank, dict))
 
 
-def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, int, int], int]) -> Iterator[LogEvent]:
-    size = whole_number(about.get("size"))
-    name = f"communicator {short_text(about.get('hash'), 40)} of {size} ranks"
+def _events(comm: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, int, int], int]) -> Iterator[LogEvent]:
+    size = whole_number(comm.get("size"))
+    name = f"communicator {short_text(comm.get('hash'), 40)} of {size} ranks"
     launched: dict[int, int] = {}
     failed: dict[int, str] = {}
     missing: list[int] = []
-    silent = {ranks_of.get(_process(rank)) for rank in _listed(about, ("missing_ranks",)) if _is_silent(rank)}
-    for rank in _listed(about):
+    silent = {ranks_of.get(_process(rank)) for rank in _listed(comm, ("missing_ranks",)) if _is_silent(rank)}
+    for rank in _listed(comm):
         number = ranks_of.get(_process(rank))
         if number is None:
             continue

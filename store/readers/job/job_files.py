@@ -29,7 +29,7 @@ from store.readers.untrusted.external_files import SourceError, Survey, head, su
 
 __all__ = ["JobFiles", "job_files", "nothing_read"]
 
-_READ = "rankscope analyze --help lists the supported formats"
+_HELP = "rankscope analyze --help lists the supported formats"
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class JobFiles:
     empty: dict[Path, str] = field(default_factory=dict)
     """Files without any text, with their names."""
     other: int = 0
+    """Number of files of unsupported formats."""
 
     @property
     def formats(self) -> list[Format]:
@@ -163,8 +164,8 @@ def nothing_read(paths: Sequence[Path], files: JobFiles) -> str:
     if len(paths) == 1 and not paths[0].is_dir():
         is_unknown = files.other and len(problems) == 1
         reason = f"{visible(problems[0]['problem'])}; it " if problems and not is_unknown else ""
-        return f"{shown} {reason}is {known.replace('dumps', 'dump').replace('traces', 'trace')}. {_READ}"
+        return f"{shown} {reason}is {known.replace('dumps', 'dump').replace('traces', 'trace')}. {_HELP}"
     if RunDir.is_run(paths[0]):
         return f"{shown} is a run's folder, not a job's files: give it alone, or to rankscope.open_run"
     unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
-    return f"{shown} holds {known}{unread}. {_READ}"
+    return f"{shown} holds {known}{unread}. {_HELP}"

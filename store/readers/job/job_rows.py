@@ -56,7 +56,7 @@ def read_lines(files: JobFiles, progress: Progress) -> LineRows:
         )
         done += path.stat().st_size
         logs.append(log)
-    _in_one_year(logs)
+    _correct_years(logs)
     logs += [read_ras(path) for path in files.by_format["ras"]]
     for log in logs:
         for problem in ([log.problem] if log.problem else []) + log.given_up:
@@ -73,9 +73,9 @@ def read_lines(files: JobFiles, progress: Progress) -> LineRows:
     )
 
 
-def _in_one_year(logs: list[ReadLog]) -> None:
-    """Read logs again whose times state no year, if the year that the file or the job's other files state is another
-    than that of the file's last change: copying a file changes that.
+def _correct_years(logs: list[ReadLog]) -> None:
+    """Read a log again if its times lack a year and the file or the job's other files state another year than that of
+    the file's modification time, which a copy may change.
     """
     of_job = {year for log in logs for year in log.years}
     for place, log in enumerate(logs):

@@ -23,11 +23,13 @@ from store.readers.untrusted.external_files import SourceError, Survey
 __all__ = ["ReadPrograms"]
 
 SAME_RATIO = 1e-3
-"""Relative tolerance: two files may print the same loss with different precision."""
+"""Relative and absolute tolerance: two files may print the same loss with different precision."""
 SAME_PRINTED_RATIO = 0.02
 """The same for a log, which may print two decimals."""
 MANY = 2
-"""Factor by which one side must have more losses than the other to be kept in spite of it."""
+"""If a file and a log count differently, the one that would be left out is kept if it has more than this many times the
+losses of the other.
+"""
 MIN_COMMON = 5
 """Minimum number of steps in both that show that a file counts samples."""
 NOTHING_IN_IT = "contains no step, no reading and no known failure"
@@ -69,9 +71,10 @@ class ReadPrograms:
         1. A file with other losses for the same steps is of another run, and left out.
         2. DeepSpeed's monitor counts samples. If dividing by one number makes the file's losses those of the logs, it
            is divided.
-        3. A file that has otherwise no step in common with the logs, in the same range, counts in another way: of the
-           two, the logs are kept, unless the file has far more losses.
-        4. The lines of a log without step numbers (transformers) are counted, and are no steps: again one is kept.
+        3. Any other file that has no step in common with the logs, although their ranges overlap, counts differently:
+           the logs' steps are kept, unless the file has far more losses.
+        4. A log without step numbers (transformers) has the numbers of its lines instead: the files' steps are kept,
+           unless the log has far more losses.
         """
         numbered = {(row["rank"], row["step"]): row for row in logged if not row.get("is_counted")}
         own, without_log = self._steps(problems, numbered)
@@ -79,10 +82,10 @@ class ReadPrograms:
         stated = Counter(row["rank"] for row in own if row.get("loss") is not None)
         left_out = {rank for rank in counted if MANY * stated[rank] < counted[rank]}
         without_lines = set(stated) - left_out
-        of_logs = [
+        from_logs = [
             row for row in logged if row["rank"] not in (without_lines if row.get("is_counted") else without_log)
         ]
-        return [*of_logs, *(row for row in own if row["rank"] not in left_out)]
+        return [*from_logs, *(row for row in own if row["rank"] not in left_out)]
 
     def _steps(
         self, problems: Survey, numbered: Mapping[tuple[int, int], dict[str, Any]]
@@ -93,22 +96,24 @@ class ReadPrograms:
         kept: dict[tuple[int, int], dict[str, Any]] = {}
         printed = Counter(rank for (rank, _), row in numbered.items() if row.get("loss") is not None)
         without_log: set[int] = set()
-        for shown, of_file in self.rows.items():
-            rows = _in_steps(of_file.steps, numbered)
-            here = [(row, numbered[key]) for row in rows if (key := (row["rank"], row["step"])) in numbered]
-            odd = [row for row, known in here if _differs(row, known, SAME_PRINTED_RATIO)]
-            other = next((row for row in rows if _differs(row, kept.get((row["rank"], row["step"])))), None)
+        for shown, file_rows in self.rows.items():
+            rows = _in_steps(file_rows.steps, numbered)
+            common = [(row, numbered[key]) for row in rows if (key := (row["rank"], row["step"])) in numbered]
+            differing = [row for row, known in common if _differs(row, known, SAME_PRINTED_RATIO)]
+            conflict = next((row for row in rows if _differs(row, kept.get((row["rank"], row["step"])))), None)
             stated = Counter(row["rank"] for row in rows if row.get("loss") is not None)
-            apart = set() if here else {rank for rank in stated if printed[rank] and _overlap(rank, rows, numbered)}
-            if 2 * len(odd) > len(here):
-                problem = f"differs from the logs in the loss at step {odd[0]['step']}: a second run?"
-            elif other is not None:
-                problem = f"differs from the files before it in the loss at step {other['step']}: a second run?"
-            elif any(MANY * printed[rank] >= stated[rank] for rank in apart):
+            disjoint = (
+                set() if common else {rank for rank in stated if printed[rank] and _overlap(rank, rows, numbered)}
+            )
+            if 2 * len(differing) > len(common):
+                problem = f"differs from the logs in the loss at step {differing[0]['step']}: a second run?"
+            elif conflict is not None:
+                problem = f"differs from the files before it in the loss at step {conflict['step']}: a second run?"
+            elif any(MANY * printed[rank] >= stated[rank] for rank in disjoint):
                 problem = "has no step in common with the logs, so it counts in another way: its steps were left out"
             else:
                 problem = ""
-                without_log |= apart
+                without_log |= disjoint
             if problem:
                 problems.add_problem(Path(shown), problem)
                 continue
@@ -116,7 +121,7 @@ class ReadPrograms:
                 key = (row["rank"], row["step"])
                 known = numbered[key] if key in numbered else kept.setdefault(key, row)
                 if known is not row:
-                    _add(row, known)
+                    _fill_gaps(row, known)
         return list(kept.values()), without_log
 
     def health(self) -> list[dict[str, Any]]:
@@ -153,14 +158,14 @@ def _in_steps(
 def _overlap(
     rank: int, rows: Sequence[Mapping[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> bool:
-    """Return True if a file's steps are among those of the rank's logs, and not before or after them (an attempt)."""
+    """Return True if the ranges of steps of a file and of the rank's logs overlap; those of two attempts may not."""
     own: list[int] = [row["step"] for row in rows if row["rank"] == rank]
-    logged = [step for of, step in numbered if of == rank]
+    logged = [step for logged_rank, step in numbered if logged_rank == rank]
     return min(own) <= max(logged) and min(logged) <= max(own)
 
 
-def _add(row: Mapping[str, Any], known: dict[str, Any]) -> None:
-    """Add what a step's row lacks. A time between two lines is told by `is_between`, which belongs to its duration."""
+def _fill_gaps(row: Mapping[str, Any], known: dict[str, Any]) -> None:
+    """Add what a step's row lacks; `is_between` only together with the duration that it qualifies."""
     names = [name for name in row if name != "is_between" or known.get("duration_ns") is None]
     known |= {name: row[name] for name in names if known.get(name) is None}
 

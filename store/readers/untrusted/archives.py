@@ -205,14 +205,14 @@ class _Stream(io.RawIOBase):
     """Forward-only file object over chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._kept = chunks, b""
+        self._chunks, self._buffer = chunks, b""
 
     def read(self, size: int = -1) -> bytes:
-        while size < 0 or len(self._kept) < size:
+        while size < 0 or len(self._buffer) < size:
             chunk = next(self._chunks, None)
             if chunk is None:
                 break
-            self._kept += chunk
-        size = len(self._kept) if size < 0 else size
-        found, self._kept = self._kept[:size], self._kept[size:]
+            self._buffer += chunk
+        size = len(self._buffer) if size < 0 else size
+        found, self._buffer = self._buffer[:size], self._buffer[size:]
         return found

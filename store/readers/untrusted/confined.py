@@ -56,13 +56,13 @@ def confined(read: Callable[..., T], path: Path, *arguments: Any, **options: Any
 
 
 _lock = threading.Lock()
-_kept: list[tuple[int, LimitedProcess]] = []
+_idle: list[tuple[int, LimitedProcess]] = []
 """The idle child, and the pid of its parent: a forked process must not use it."""
 
 
 def _ask(question: bytes, memory_bytes: int, limit_s: float) -> tuple[str, Any]:
-    while _kept:
-        owner, child = _kept.pop()
+    while _idle:
+        owner, child = _idle.pop()
         if owner == os.getpid() and child.process.poll() is None:
             break
         if owner == os.getpid():
@@ -79,14 +79,14 @@ def _ask(question: bytes, memory_bytes: int, limit_s: float) -> tuple[str, Any]:
         if isinstance(error, TimeoutError) or time.monotonic() - began_s >= limit_s:
             return "error", f"took longer than {limit_s:.0f} s to read and was given up"
         return "error", f"needed more than {memory_bytes >> 20:,} MiB of memory and was given up"
-    _kept.append((os.getpid(), child))
+    _idle.append((os.getpid(), child))
     return answer
 
 
 @atexit.register
 def _close() -> None:
-    while _kept:
-        owner, child = _kept.pop()
+    while _idle:
+        owner, child = _idle.pop()
         if owner == os.getpid():
             child.kill()
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from probes.tape.files.safe_open import LINK, NOT_PLAIN, open_plain
 
@@ -65,11 +65,11 @@ _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
 NO_RANK = "states no rank"
-"""Start of the reason why a file could not be used together with others."""
+"""Start of the problem of a file that cannot be combined with others."""
 
 
 ZSTD = b"\x28\xb5\x2f\xfd"
-"""The first bytes of a compressed file."""
+"""The first bytes of a zstd file."""
 
 
 class ZstdError(ValueError):
@@ -101,7 +101,9 @@ def _decompressor(file: Any) -> Any:
 
 
 class SourceError(ValueError):
-    """A file or folder cannot be read; the message is one line with the name and the reason."""
+    """A file or folder cannot be read; the message is one line. A reader's message continues the file's name ("is cut
+    off").
+    """
 
 
 @dataclass(slots=True)
@@ -209,20 +211,20 @@ def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]
             raise SourceError(str(error)) from None
 
 
-def _chunks(path: Path, file: object, first: bytes) -> Iterator[bytes]:
+def _chunks(path: Path, file: IO[bytes], first: bytes) -> Iterator[bytes]:
     if first.startswith(_GZIP):
         return _gunzipped(file, first)
     return zstd_chunks(path, CHUNK_BYTES) if first.startswith(ZSTD) else _plain(file, first)
 
 
-def _plain(file: object, first: bytes) -> Iterator[bytes]:
+def _plain(file: IO[bytes], first: bytes) -> Iterator[bytes]:
     chunk = first
     while chunk:
         yield chunk
-        chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
+        chunk = file.read(CHUNK_BYTES)
 
 
-def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
+def _gunzipped(file: IO[bytes], first: bytes) -> Iterator[bytes]:
     parts: list[bytes] = []
     num_bytes, problem = 0, ""
     members = _members(file, first)
@@ -244,7 +246,7 @@ def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
         raise SourceError(problem)
 
 
-def _members(file: object, chunk: bytes) -> Iterator[bytes]:
+def _members(file: IO[bytes], chunk: bytes) -> Iterator[bytes]:
     """Yield the content of all members of a gzip file, in pieces of any size. Raises SourceError and zlib.error."""
     inflate = zlib.decompressobj(31)
     num_members, num_empty, size = 1, 0, MEMBER_BYTES
@@ -264,7 +266,7 @@ def _members(file: object, chunk: bytes) -> Iterator[bytes]:
                 continue
             at -= len(inflate.unused_data)
             if at == len(view):
-                view, at = memoryview(file.read(CHUNK_BYTES)), 0  # type: ignore[attr-defined]
+                view, at = memoryview(file.read(CHUNK_BYTES)), 0
             if view[at : at + 1] != _GZIP[:1]:
                 return  # not a further member
             num_members += 1
@@ -274,7 +276,7 @@ def _members(file: object, chunk: bytes) -> Iterator[bytes]:
             if num_members > MAX_MEMBERS:
                 raise SourceError(f"holds more than {MAX_MEMBERS:,} compressed parts: the rest was not read")
             inflate, size = zlib.decompressobj(31), MEMBER_BYTES
-        chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
+        chunk = file.read(CHUNK_BYTES)
     raise SourceError("is cut off: the end of the compressed data is missing")
 
 
@@ -299,14 +301,9 @@ def rank_of_name(path: Path) -> int | None:
     """Rank in a path: the number after `rank` in the name of the file or its folder, else the last number before the
     suffixes.
     """
-    stem = path.name.split(".")[0] if path.name.split(".")[0] else path.name
-    for name in (path.name, stem):
-        marked = _RANK.findall(name)
-        if marked:
-            return _rank(marked[-1])
-    if marked := _RANK.findall(path.parent.name):
+    if marked := _RANK.findall(path.name) or _RANK.findall(path.parent.name):
         return _rank(marked[-1])
-    numbers = _NUMBER.findall(stem) or _NUMBER.findall(path.name)
+    numbers = _NUMBER.findall(path.name.split(".")[0]) or _NUMBER.findall(path.name)
     return _rank(numbers[-1]) if numbers else None
 
 
