@@ -137,7 +137,8 @@ def _labels(members: Members) -> dict[GroupKey, str]:
 def _reopen_failed(ranks: Mapping[int, RankDump], members: Members) -> None:
     for group, ranks_of in members.items():
         dumps = [ranks[rank] for rank in ranks_of if rank in ranks]
-        newest = [dump.calls[group][dump.last_seq[group]] for dump in dumps if group in dump.last_seq]
+        kept = [dump.calls[group].get(dump.last_seq[group]) for dump in dumps if group in dump.calls]
+        newest = [call for call in kept if call is not None]
         for seq in {call.seq for call in newest if call.done}:
             here = [dump.calls[group][seq] for dump in dumps if seq in dump.calls.get(group, ())]
             ops = {call.op for call in here}

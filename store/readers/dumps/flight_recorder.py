@@ -254,6 +254,8 @@ def _keep(call: Recorded, dump: RankDump) -> None:
             dump.p2p_before[key] = dump.p2p_before.get(key, 0) + 1
         return
     calls = dump.calls.setdefault(call.group, {})
+    if call.seq < next(reversed(calls), -1) and (call.seq in calls or call.seq < min(calls)):
+        calls.clear()  # the group was destroyed and created again: its new calls are numbered from the start
     same = calls.get(call.seq)
     if same is not None:  # several in one coalesced launch count as one call with all their bytes
         same.done &= call.done
@@ -261,8 +263,8 @@ def _keep(call: Recorded, dump: RankDump) -> None:
         same.num_bytes = None if None in (same.num_bytes, call.num_bytes) else same.num_bytes + call.num_bytes  # type: ignore[operator]
         same.shape = f"{same.shape} + {call.shape}"[:200]
         return
+    dump.last_seq[call.group] = max(call.seq, dump.last_seq.get(call.group, -1)) if calls else call.seq
     calls[call.seq] = call
-    dump.last_seq[call.group] = max(call.seq, dump.last_seq.get(call.group, -1))
     if len(calls) > KEPT_CALLS:  # keep the oldest incomplete call: the rank is waiting in it
         in_order = iter(calls)
         oldest = next(in_order)

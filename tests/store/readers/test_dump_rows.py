@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from store.readers.dumps.dump_rows import DumpRows, rows_of_dumps
 from store.readers.dumps.flight_recorder import read_dump
 from store.readers.untrusted.external_files import rank_of_name
@@ -59,6 +61,22 @@ def test_calls_that_a_short_ring_lost_are_no_rows(tmp_path: Path) -> None:
     (group,) = {group for group, _ in dumped.assumed}
     assert dumped.assumed == {(group, 0): 1}
     assert not [row for row in dumped.tables["collectives"] if (row["process_group"], row["rank"]) == (group, 0)]
+
+
+@pytest.mark.parametrize("before", [10, 100, 300])
+@pytest.mark.parametrize("after", [10, 80, 150])
+def test_a_group_that_was_created_again_counts_from_its_start(tmp_path: Path, before: int, after: int) -> None:
+    job = Job(2)
+    job.steps(before)
+    job.seq.clear()
+    job.steps(after)
+    job.collective("all_reduce", ranks=[1])
+    dumped = rows(job, tmp_path)
+    newest = {row["rank"]: row for row in dumped.tables["collectives"]}
+    assert {rank: row["seq"] for rank, row in newest.items()} == {0: after, 1: after + 1}
+    assert newest[0]["bytes"] == newest[1]["bytes"] == 4096
+    assert newest[1]["end_ns"] is None
+    assert not dumped.assumed
 
 
 def test_of_a_large_job_only_calls_that_ranks_may_wait_in_are_kept(tmp_path: Path) -> None:
