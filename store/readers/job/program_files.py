@@ -1,4 +1,4 @@
-"""Read files of programs around training, and join their rows.
+"""Read files of the other programs of a job (`store.readers.programs`), and join their rows.
 
 read = ReadPrograms()
 read.take(path, "sacct", "slurm/sacct.txt", problems)

@@ -1,4 +1,5 @@
-"""Readers of files that programs around training write, one per module; each module of this package is registered.
+"""Readers of files that other programs of a job write (schedulers, GPU tools, loggers), one per module; each module of
+this package is registered.
 
 A module has `NAME` (what the file is, in words), `recognise(first)`, which gets the first 64 KiB, and one of
 

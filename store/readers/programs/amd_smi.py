@@ -13,7 +13,7 @@ from typing import Any
 
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, reading, unhealthy
-from store.readers.programs.rocm_smi import ERRORS_DO
+from store.readers.programs.rocm_smi import ERRORS_ADVICE
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError
@@ -43,39 +43,40 @@ def read(path: Path) -> ProgramRows:
     text = read_text(path, DOCUMENT_BYTES)
     found, host = ProgramRows(), host_of_log(path)
     times: dict[str, int] = {}
-    wrong: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     gpus = _of_json(text) if text.lstrip()[:1] in ("{", "[") else _of_text(text)
-    for line, device, about in gpus:
+    for line, device, metrics in gpus:
         if len(found.health) >= MAX_ROWS:
             break
         times[device] = times.get(device, 0) + 1
-        if row := reading(_texts(about)):
+        if row := reading(_texts(metrics)):
             place = {"rank": -1, "node": host or UNNAMED_HOST, "device": f"GPU {device}"}
             found.health.append(place | {"sample_ns": times[device] * SECOND_NS} | row)
-        for block, counts in _objects(about.get("ecc_blocks")).items():
+        for block, counts in _objects(metrics.get("ecc_blocks")).items():
             count = _count(counts, "uncorrectable_count")
-            if block != "umc" and count and (device, block) not in wrong:
-                wrong.add((device, block))
+            if block != "umc" and count and (device, block) not in reported:
+                reported.add((device, block))
                 errors = f"{count:,} uncorrectable error{'s' * (count != 1)}"
                 what = f"amd-smi counts {errors} in block {block.upper()} of GPU {device}{{of}}"
-                found.log_events.append(unhealthy(device, what, ERRORS_DO, line, host))
+                found.log_events.append(unhealthy(device, what, ERRORS_ADVICE, line, host))
     return found
 
 
-def _texts(about: Mapping[str, Any]) -> dict[str, str]:
+def _texts(metrics: Mapping[str, Any]) -> dict[str, str]:
     """Readings by column of `health`. Errors of the memory are those of its controller, else of the whole GPU."""
     texts: dict[str, str] = {}
     for section, name, column in _READINGS:
-        texts.setdefault(column, _text(_objects(about.get(section)).get(name)))
-        texts = {column: text for column, text in texts.items() if text not in ("", "N/A")}
-    clocks = _objects(about.get("clock"))
+        text = _text(_objects(metrics.get(section)).get(name))
+        if text not in ("", "N/A"):
+            texts.setdefault(column, text)
+    clocks = _objects(metrics.get("clock"))
     texts["sm_clock_hertz"] = _text(_objects(clocks.get("gfx_0") or clocks.get("gfx")).get("clk"))
-    memory = _objects(about.get("ecc_blocks")).get("umc")
+    memory = _objects(metrics.get("ecc_blocks")).get("umc")
     for column, name in (
         ("ecc_corrected_total", "correctable_count"),
         ("ecc_uncorrected_total", "uncorrectable_count"),
     ):
-        total = _objects(about.get("ecc")).get(f"total_{name}")
+        total = _objects(metrics.get("ecc")).get(f"total_{name}")
         texts[column] = _text(_objects(memory).get(name) if memory else total)
     return texts
 
@@ -87,21 +88,21 @@ def _of_json(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         raise SourceError("is cut off or not JSON") from error
     listed = whole.get("gpu_data") if isinstance(whole, dict) else whole
     places = [match.start() for match in re.finditer(r'"gpu"\s*:', text)]
-    for place, about in enumerate(listed if isinstance(listed, list) else ()):
-        if isinstance(about, dict) and isinstance(about.get("gpu"), int):
+    for place, metrics in enumerate(listed if isinstance(listed, list) else ()):
+        if isinstance(metrics, dict) and isinstance(metrics.get("gpu"), int):
             line = text.count("\n", 0, places[place]) + 1 if place < len(places) else 1
-            yield line, str(about["gpu"]), _lower(about)
+            yield line, str(metrics["gpu"]), _lower_names(metrics)
 
 
 def _of_text(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    line, device, about = 0, "", dict[str, Any]()
+    line, device, metrics = 0, "", dict[str, Any]()
     inside: list[tuple[int, dict[str, Any]]] = []
     for number, row in enumerate(text.splitlines(), 1):
         if gpu := _GPU.match(row):
             if device:
-                yield line, device, about
-            line, device, about = number, gpu[1], {}
-            inside = [(0, about)]
+                yield line, device, metrics
+            line, device, metrics = number, gpu[1], {}
+            inside = [(0, metrics)]
         elif inside and (pair := _PAIR.match(row)):
             depth, name = len(pair[1]), pair[2].lower()
             while len(inside) > 1 and inside[-1][0] >= depth:
@@ -112,11 +113,13 @@ def _of_text(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
                 inside[-1][1][name] = section = dict[str, Any]()
                 inside.append((depth, section))
     if device:
-        yield line, device, about
+        yield line, device, metrics
 
 
-def _lower(value: Any) -> Any:
-    return {str(name).lower(): _lower(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+def _lower_names(value: Any) -> Any:
+    return (
+        {str(name).lower(): _lower_names(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def _text(value: Any) -> str:
@@ -125,8 +128,8 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
-def _count(about: Any, name: str) -> int:
-    text = _text(_objects(about).get(name))
+def _count(metrics: Any, name: str) -> int:
+    text = _text(_objects(metrics).get(name))
     return int(text) if text.isdecimal() and len(text) < 18 else 0
 
 

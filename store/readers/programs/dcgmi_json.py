@@ -59,9 +59,9 @@ def _failed(root: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
 def _unhealthy(body: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
     """Yield the same for each system of a GPU that failed. A warning is not a failure, as in the table."""
     for device, entity in _children(body.get("GPU")):
-        for system, about in _children(_object(_object(entity.get("children")).get("Errors"))):
-            if str(about.get("value")).startswith("Fail"):
-                texts = about.get("overflow")
+        for system, result in _children(_object(_object(entity.get("children")).get("Errors"))):
+            if str(result.get("value")).startswith("Fail"):
+                texts = result.get("overflow")
                 yield system, [device], " ".join(_texts(texts if isinstance(texts, list) else [])) or "Fail"
 
 

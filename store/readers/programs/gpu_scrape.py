@@ -52,7 +52,7 @@ _VALUE = re.compile(r"(\S+) @\[(\d{1,12}(?:\.\d{1,9})?)\]\s*$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _OF_GPU = re.compile(rb"(?m)^(?:DCGM_FI_DEV_|nvidia_smi_)\w+\{")
 _IN_JSON = re.compile(rb'"__name__"\s*:\s*"(?:DCGM_FI_DEV_|nvidia_smi_)')
-_BLANK = 0x7FFFFFF0
+_NOT_SUPPORTED = 0x7FFFFFF0
 """DCGM's smallest integer that means "not supported"; there are 64-bit ones too."""
 
 
@@ -156,4 +156,4 @@ def _value(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if 0 <= value < 1e15 and not _BLANK <= value <= _BLANK + 15 else None
+    return value if 0 <= value < 1e15 and not _NOT_SUPPORTED <= value <= _NOT_SUPPORTED + 15 else None

@@ -26,9 +26,9 @@ def recognise(first: bytes) -> bool:
     line = text.split(b"\n", 1)[0]
     if line.startswith(b"__CURSOR="):
         return f"\n{_TIME}=".encode() in text[:2000]
-    is_time_in = f'"{_TIME}"'.encode()
-    return (line.startswith(b"{") and is_time_in in line) or (
-        _PRETTY.match(text) is not None and is_time_in in text.split(b"\n}", 1)[0]
+    time_key = f'"{_TIME}"'.encode()
+    return (line.startswith(b"{") and time_key in line) or (
+        _PRETTY.match(text) is not None and time_key in text.split(b"\n}", 1)[0]
     )
 
 

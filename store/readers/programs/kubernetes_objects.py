@@ -38,9 +38,9 @@ def lines_of(objects: list[dict[str, Any]]) -> Iterator[str]:
     """Lines of log for the events and pods among parsed objects."""
     events = [item for item in objects if "involvedObject" in item or "regarding" in item]
     for event in sorted(events, key=_time):
-        about = _dict(event.get("involvedObject") or event.get("regarding"))
+        involved = _dict(event.get("involvedObject") or event.get("regarding"))
         text = _text(event.get("message") or event.get("note"))
-        yield f"{_time(event)} {_text(about.get('kind')).lower()}/{_text(about.get('name'))} " \
+        yield f"{_time(event)} {_text(involved.get('kind')).lower()}/{_text(involved.get('name'))} " \
               f"{_text(event.get('reason'))}: {text}".strip()  # fmt: skip
     pods = [item for item in objects if "status" in item and "spec" in item]
     for pod in pods:
@@ -58,9 +58,9 @@ def _ends(pod: dict[str, Any]) -> Iterator[str]:
         yield f"{where} {reason}: {_text(status.get('message'))}"
     for container in (*_list(status.get("initContainerStatuses")), *_list(status.get("containerStatuses"))):
         place = f"pod/{name} container {_text(_dict(container).get('name'))}"
-        for state in ("lastState", "state"):
-            about = _dict(_dict(container).get(state))
-            ended, waits = _dict(about.get("terminated")), _dict(about.get("waiting"))
+        for name_of_state in ("lastState", "state"):
+            state = _dict(_dict(container).get(name_of_state))
+            ended, waits = _dict(state.get("terminated")), _dict(state.get("waiting"))
             if ended and ended.get("exitCode") != 0:
                 end = f"{_text(ended.get('reason'))}, exit code {ended.get('exitCode')}"
                 yield f"{_text(ended.get('finishedAt'))} {place} terminated: {end}".strip()

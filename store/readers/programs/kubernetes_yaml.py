@@ -1,7 +1,7 @@
 """Read Kubernetes' objects as YAML (`kubectl get events`, `pod` with `-o yaml`) in the same way as their JSON.
 
-Only what kubectl writes is parsed: nested blocks, quoted and multi-line texts. YAML's tags and references are not, so
-no parser with their risks is needed.
+Only what kubectl writes is parsed: nested blocks, quoted and multi-line texts. Tags, anchors and aliases are not, so
+their risks do not arise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_DEPTH = 60
 _KIND = re.compile(rb"(?m)^(?:- )? *kind: (?:Pod|PodList|Event|EventList|List)\s*$")
 _KEY = re.compile(r'("[^"]*"|\S+?):(?:\s+(.*))?$')
 _BLOCK = re.compile(r"[|>][+-]?\d?$")
-_WORDS: dict[str, Any] = {"null": None, "~": None, "{}": {}, "[]": [], "true": True, "false": False}
+_CONSTANTS: dict[str, Any] = {"null": None, "~": None, "{}": {}, "[]": [], "true": True, "false": False}
 
 
 def recognise(first: bytes) -> bool:
@@ -57,11 +57,7 @@ class _Block:
         if self.at >= len(self.rows):
             return None
         indent, row = self.rows[self.at]
-        return (
-            self._list(indent, depth)
-            if row.startswith(("- ", "-")) and row[1:2] in (" ", "")
-            else self._map(indent, depth)
-        )
+        return self._list(indent, depth) if row[:2] in ("- ", "-") else self._map(indent, depth)
 
     def _list(self, indent: int, depth: int) -> list[Any]:
         found: list[Any] = []
@@ -95,7 +91,7 @@ class _Block:
             else:
                 found[name] = None
         while self.at < len(self.rows) and self.rows[self.at][0] > indent:
-            self.at += 1  # what is not understood
+            self.at += 1  # skip what cannot be parsed
         return found
 
     def _continued(self, text: str, indent: int) -> str:
@@ -108,8 +104,8 @@ class _Block:
 
 
 def _scalar(text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if text.startswith("'") and text.endswith("'") and len(text) > 1:
         return text[1:-1].replace("''", "'")
     if text.startswith('"'):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.programs.json_lines import objects
-from store.readers.programs.rows import Point, ProgramRows, add_evaluation, is_of_evaluation, points_of, step_rows
+from store.readers.programs.rows import Point, ProgramRows, add_evaluation, is_of_evaluation, point_of, step_rows
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError, rank_of_name
 
@@ -67,6 +67,7 @@ def read(path: Path) -> ProgramRows:
             add_evaluation(events, number, _stated_step(row), row)
             if (point := _point(row)) is not None:
                 if _is_within_epoch(row):
+                    # A smaller number begins the next epoch, which continues from the last step of the previous one.
                     before = starts.setdefault(row["epoch"], before + last * (point.step <= last))
                     last = point.step
                     point.step += before
@@ -90,7 +91,7 @@ def _point(row: Mapping[str, Any]) -> Point | None:
     metrics = {**(inner if isinstance(inner, dict) else {}), **row}
     if "data_time" in row and "iter_time" not in row:  # of the step, as detectron2 and MMEngine write it
         metrics["iter_time"] = row.get("time")
-    return points_of(step, metrics, _wall_ns(row))
+    return point_of(step, metrics, _wall_ns(row))
 
 
 def _stated_step(row: Mapping[str, Any]) -> int | float | None:

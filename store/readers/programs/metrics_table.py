@@ -22,7 +22,7 @@ from store.readers.programs.rows import (
     add_evaluation,
     column_of,
     is_of_evaluation,
-    points_of,
+    point_of,
     step_rows,
 )
 from store.readers.programs.text import is_number, read_chunks
@@ -63,7 +63,7 @@ def read(path: Path) -> ProgramRows:
     runs = _runs(names)
     if len(runs) > 1:
         problem = problem or f"holds {len(runs)} runs: only the first, {runs[0][:60]}, was read"
-    own = [name for name in names if name != step and _run(name) in ("", *runs[:1])]
+    columns = [name for name in names if name != step and _run(name) in ("", *runs[:1])]
     time = next((name for name in names if name.strip().lower() in _TIMES), None)
     tag = path.name.split("tag-")[-1].split(".")[0].replace("_", "/") if _is_scalar(names) else ""
     points: list[Point] = []
@@ -74,13 +74,13 @@ def read(path: Path) -> ProgramRows:
             wall_ns = _wall_ns(row.get(time)) if time else None
             if is_of_evaluation(row):
                 continue
-            metrics = {tag: row.get("Value")} if tag else {_metric(name): row[name] for name in own}
+            metrics = {tag: row.get("Value")} if tag else {_metric(name): row[name] for name in columns}
             metrics = {name: value.strip() for name, value in metrics.items() if value and value.strip()}
             if parts and all(part in metrics for part in parts):
                 metrics["loss"] = str(sum(float(metrics[part]) for part in parts if is_number(metrics[part])))
             add_evaluation(events, reader.line_num, row.get(step), metrics)
             counted = str(len(points) + 1) if step.strip().lower() == _EPOCH else row.get(step)
-            point = points_of(counted, metrics, wall_ns)
+            point = point_of(counted, metrics, wall_ns)
             if point is not None:
                 epochs.append(str(row.get(step)))
                 points.append(point)

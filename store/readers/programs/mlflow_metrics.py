@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, points_of, step_rows
+from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, point_of, step_rows
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import SERIES_BYTES
 
@@ -29,6 +29,6 @@ def read(path: Path) -> ProgramRows:
     for line in read_text(path, SERIES_BYTES).splitlines()[:MAX_ROWS]:
         if _LINE.match(line):
             time, value, step = line.split()
-            point = points_of(step, {name: value}, int(time) * 10**6)
+            point = point_of(step, {name: value}, int(time) * 10**6)
             points += [point] if point is not None else []
     return ProgramRows(steps=step_rows(points, rank=0))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.programs.json_lines import objects
-from store.readers.programs.rows import MAX_STEP, Point, ProgramRows, column_of, points_of, step_rows
+from store.readers.programs.rows import MAX_STEP, Point, ProgramRows, column_of, point_of, step_rows
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError
 
@@ -32,13 +32,13 @@ def read(path: Path) -> ProgramRows:
     rows = ProgramRows()
     try:
         for number, entry in objects(read_chunks(path), prefix=_MARK):
-            about = entry.get("metadata")
-            about = about if isinstance(about, dict) else {}
+            metadata = entry.get("metadata")
+            metadata = metadata if isinstance(metadata, dict) else {}
             if entry.get("key") == "global_batch_size" and isinstance(entry.get("value"), int):
                 batch = entry["value"]
-            entries.append(_entry(entry, about))
+            entries.append(_entry(entry, metadata))
             if entry.get("key") == "run_stop":  # aborted: the target was not reached
-                text = f"run_stop: {str(about.get('status', 'no status'))[:40]}"
+                text = f"run_stop: {str(metadata.get('status', 'no status'))[:40]}"
                 rows.log_events.append({"kind": "finished", "line": number, "message": text, "fields": {}})
     except SourceError as error:
         rows.problem = str(error)
@@ -46,17 +46,17 @@ def read(path: Path) -> ProgramRows:
     return rows
 
 
-def _entry(entry: dict[str, Any], about: dict[str, Any]) -> _Entry:
+def _entry(entry: dict[str, Any], metadata: dict[str, Any]) -> _Entry:
     time_ms = entry.get("time_ms")
     wall_ns = int(time_ms * 1e6) if isinstance(time_ms, (int, float)) and 1e12 < time_ms < 1e13 else None
     value = entry.get("value")
     metrics = value if isinstance(value, dict) else {str(entry.get("key", "")): value}
-    metrics = {**metrics, **{name: about[name] for name in ("lr",) if name in about}}
-    return _whole(about, _STEPS), _whole(about, _SAMPLES), metrics, wall_ns
+    metrics = {**metrics, **{name: metadata[name] for name in ("lr",) if name in metadata}}
+    return _whole(metadata, _STEPS), _whole(metadata, _SAMPLES), metrics, wall_ns
 
 
-def _whole(about: dict[str, Any], names: tuple[str, ...]) -> int | None:
-    value = next((about[name] for name in names if about.get(name) is not None), None)
+def _whole(metadata: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    value = next((metadata[name] for name in names if metadata.get(name) is not None), None)
     return int(value) if isinstance(value, (int, float)) and 0 <= value < MAX_STEP else None
 
 
@@ -66,6 +66,6 @@ def _points(entries: list[_Entry], batch: int | None) -> list[Point]:
         losses = sorted({samples for step, samples, metrics, _ in entries
                          if step is None and samples is not None and "loss" in map(column_of, metrics)})  # fmt: skip
         batch = min((after - before for before, after in pairwise(losses)), default=1)
-    points = (points_of(samples // batch if step is None and samples is not None else step, metrics, wall_ns)
+    points = (point_of(samples // batch if step is None and samples is not None else step, metrics, wall_ns)
               for step, samples, metrics, wall_ns in entries)  # fmt: skip
     return [point for point in points if point is not None]

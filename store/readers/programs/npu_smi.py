@@ -13,7 +13,7 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "npu-smi info"
 _NPU = re.compile(r"^\|\s*(\d{1,3})\s+([\w-]+)\s*\|\s*(Warning|Alarm|Critical|UNKNOWN)\s*\|", re.IGNORECASE)
-_DO = "Query the fault's code there (`npu-smi info -t health -i ID`), and exclude the node."
+_ADVICE = "Query the fault's code there (`npu-smi info -t health -i ID`), and exclude the node."
 
 
 def recognise(first: bytes) -> bool:
@@ -32,5 +32,5 @@ def read(path: Path) -> ProgramRows:
         if (npu := _NPU.match(line)) and (npu[1], npu[3]) not in seen:
             seen.add((npu[1], npu[3]))
             what = f"npu-smi reports the health of NPU {npu[1]}{{of}} ({npu[2]}) as {npu[3]}"
-            found.log_events.append(unhealthy(npu[1], what, _DO, number, host))
+            found.log_events.append(unhealthy(npu[1], what, _ADVICE, number, host))
     return found

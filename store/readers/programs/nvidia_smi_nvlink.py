@@ -14,7 +14,7 @@ from store.readers.untrusted.external_files import DOCUMENT_BYTES
 NAME = "nvidia-smi nvlink -s"
 _GPU = re.compile(r"^GPU (\d{1,3}): (.{1,100}?) \(UUID: [\w-]+\)\s*$")
 _LINK = re.compile(r"^\s+Link (\d{1,3}): (\S.*)$")
-_DO = "Reset the GPU, restart the host's fabric manager, and look for XID 74 in its kernel log."
+_ADVICE = "Reset the GPU, restart the host's fabric manager, and look for XID 74 in its kernel log."
 
 
 def recognise(first: bytes) -> bool:
@@ -39,5 +39,5 @@ def read(path: Path) -> ProgramRows:
             are = "are" if len(inactive) > 1 else "is"
             what = f"{len(inactive)} NVLink{'s' * (len(inactive) > 1)} of GPU {gpu_number}{{of}} "
             what += f"({', '.join(inactive)}) {are} inactive, against {usual} on other GPUs"
-            found.log_events.append(unhealthy(gpu_number, what, _DO, number, host))
+            found.log_events.append(unhealthy(gpu_number, what, _ADVICE, number, host))
     return found

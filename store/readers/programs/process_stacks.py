@@ -41,7 +41,7 @@ def recognise(first: bytes) -> bool:
 def read(path: Path) -> ProgramRows:
     """Read each process; a file may hold several dumps."""
     text = read_text(path, REPORT_BYTES)
-    rank = rank_of_name(path) if "rank" in str(path.name).lower() else None
+    rank = rank_of_name(path) if "rank" in path.name.lower() else None
     if _JSON.match(text.lstrip().encode()):
         return ProgramRows(stacks=list(_of_json(text, rank)))
     starts = [match.start() for match in _PROCESS.finditer(text)] or [0]
@@ -94,9 +94,8 @@ def _of_gdb(text: str, rank: int | None) -> StackOfProcess | None:
         elif frame := _GDB_FRAME.match(line):
             if frame[1] == "0" and (not threads or threads[-1][1]):
                 threads.append(("", []))
-            file, _, number = (
-                (frame[3] or "?").rpartition(":") if ":" in (frame[3] or "") else (frame[3] or "?", "", "")
-            )
+            where = frame[3] or "?"
+            file, number = where.rsplit(":", 1) if ":" in where else (where, "")
             threads[-1][1].append(frame_text(file, number, frame[2].split("(")[0][:300]))
     return stack_of(threads, pid, rank)
 

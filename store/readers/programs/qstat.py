@@ -39,26 +39,26 @@ def read(path: Path) -> ProgramRows:
     found = ProgramRows()
     if not jobs:
         return found
-    line, number, about = jobs[-1]
+    line, number, attributes = jobs[-1]
     if len(jobs) > 1:
         found.problem = f"lists {len(jobs)} jobs: only the last, {number}, was read"
-    row = {"JobID": number.split(".")[0], **_row(about)}
+    row = {"JobID": number.split(".")[0], **_row(attributes)}
     event = end_of_job(row, line) if row["State"] else None
     found.log_events = [event] if event else []
     found.problem = with_state(found.problem, row)
-    if not row["State"] and "Exit_status" in about:
-        status = about["Exit_status"][:10]
+    if not row["State"] and "Exit_status" in attributes:
+        status = attributes["Exit_status"][:10]
         found.problem = found.problem or f"reports PBS' exit status {status}, whose cause is not known"
     return found
 
 
-def _row(about: dict[str, str]) -> dict[str, str]:
+def _row(attributes: dict[str, str]) -> dict[str, str]:
     """The job in the form of `sacct`."""
-    state, status = about.get("job_state", ""), about.get("Exit_status", "")
+    state, status = attributes.get("job_state", ""), attributes.get("Exit_status", "")
     code = int(status) if re.fullmatch(r"-?\d{1,6}", status) else None
-    hosts, end = about.get("exec_host", ""), about.get("obittime") or about.get("mtime", "")
+    hosts, end = attributes.get("exec_host", ""), attributes.get("obittime") or attributes.get("mtime", "")
     shown = {"NodeList": "" if "+" in hosts else hosts.split("/")[0], "End": _time(end),
-             "Comment": about.get("comment", "")}  # fmt: skip
+             "Comment": attributes.get("comment", "")}  # fmt: skip
     if code is None:
         return {"State": _STATES.get(state, ""), "ExitCode": "", **shown}
     if code <= 0:
@@ -76,19 +76,19 @@ def _time(text: str) -> str:
 
 def _of_text(text: str) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Yield (line, job id, attributes). A long value continues on a line that begins with a tab."""
-    line, number, about, last = 0, "", dict[str, str](), ""
+    line, number, attributes, last = 0, "", dict[str, str](), ""
     for place, row in enumerate(text.splitlines(), 1):
         if row.startswith("Job Id: "):
             if number:
-                yield line, number, about
-            line, number, about, last = place, row.removeprefix("Job Id: ").strip(), {}, ""
+                yield line, number, attributes
+            line, number, attributes, last = place, row.removeprefix("Job Id: ").strip(), {}, ""
         elif field := _FIELD.match(row):
             last = field[1]
-            about[last] = field[2]
+            attributes[last] = field[2]
         elif row.startswith("\t") and last:
-            about[last] += row[1:]
+            attributes[last] += row[1:]
     if number:
-        yield line, number, about
+        yield line, number, attributes
 
 
 def _of_json(text: str) -> Iterator[tuple[int, str, dict[str, str]]]:
@@ -97,7 +97,7 @@ def _of_json(text: str) -> Iterator[tuple[int, str, dict[str, str]]]:
     except (ValueError, RecursionError) as error:
         raise SourceError("is cut off or not JSON") from error
     jobs = whole.get("Jobs") if isinstance(whole, dict) else None
-    for number, about in jobs.items() if isinstance(jobs, dict) else ():
+    for number, attributes in jobs.items() if isinstance(jobs, dict) else ():
         line = text.count("\n", 0, text.find(f'"{number}"')) + 1
-        plain = about.items() if isinstance(about, dict) else ()
+        plain = attributes.items() if isinstance(attributes, dict) else ()
         yield line, str(number), {name: str(value) for name, value in plain if isinstance(value, str | int)}

@@ -37,7 +37,7 @@ _NAMES = (
     (re.compile(r"sclk clock speed:?"), "sm_clock_hertz"),
 )
 _CARD = re.compile(r"card:?(\d{1,3})")
-ERRORS_DO = (
+ERRORS_ADVICE = (
     "Read `dmesg` of that host for amdgpu's lines on the block, and do not use the GPU until it is reset or replaced."
 )
 
@@ -57,7 +57,7 @@ def read(path: Path) -> ProgramRows:
     """Read every output in the file (`watch`); without times they are taken to be 1 s apart."""
     found, host = ProgramRows(), host_of_log(path)
     rows: dict[tuple[int, str], dict[str, str]] = {}
-    wrong: dict[tuple[str, str], tuple[int, int]] = {}
+    errors_of: dict[tuple[str, str], tuple[int, int]] = {}
     names: list[str] = []
     num_outputs, gpu = 0, ""
     text = read_text(path, SERIES_BYTES)
@@ -71,8 +71,8 @@ def read(path: Path) -> ProgramRows:
             names = words
         elif names and words[0].isdecimal() and len(words) == len(names):
             row = rows.setdefault((num_outputs, words[0]), {})
-            for name, text in zip(names, words, strict=True):
-                row |= {column: text for start, column in _COLUMNS if name.startswith(start)}
+            for name, word in zip(names, words, strict=True):
+                row |= {column: word for start, column in _COLUMNS if name.startswith(start)}
         if match := _GPU.match(line):
             gpu = match[1]
         if value := _VALUE.match(line):
@@ -84,15 +84,15 @@ def read(path: Path) -> ProgramRows:
                     ecc_corrected_total=errors[2], ecc_uncorrected_total=errors[3]
                 )
             elif int(errors[3]):
-                wrong.setdefault((gpu, errors[1]), (number, int(errors[3])))
+                errors_of.setdefault((gpu, errors[1]), (number, int(errors[3])))
     for (output, device), texts in list(rows.items())[:MAX_ROWS]:
         if row := reading(texts):
             place = {"rank": -1, "node": host or UNNAMED_HOST, "device": f"GPU {device}"}
             found.health.append(place | {"sample_ns": output * SECOND_NS} | row)
-    for (device, block), (number, count) in wrong.items():
+    for (device, block), (number, count) in errors_of.items():
         times = f"{count:,} uncorrectable error{'s' * (count != 1)}"
         what = f"rocm-smi counts {times} in block {block} of GPU {device}{{of}}"
-        found.log_events.append(unhealthy(device, what, ERRORS_DO, number, host))
+        found.log_events.append(unhealthy(device, what, ERRORS_ADVICE, number, host))
     return found
 
 
@@ -104,9 +104,9 @@ def _of_json(text: str) -> dict[tuple[int, str], dict[str, str]]:
         while at >= 0:
             whole, end = decoder.raw_decode(text, at)
             output += 1
-            for card, about in whole.items() if isinstance(whole, dict) else ():
-                if (name := _CARD.fullmatch(card)) and isinstance(about, dict):
-                    rows[output, name[1]] = _readings(about)
+            for card, readings in whole.items() if isinstance(whole, dict) else ():
+                if (name := _CARD.fullmatch(card)) and isinstance(readings, dict):
+                    rows[output, name[1]] = _readings(readings)
             at = text.find("{", end)
     except (ValueError, RecursionError) as error:
         if not output:
@@ -114,8 +114,8 @@ def _of_json(text: str) -> dict[tuple[int, str], dict[str, str]]:
     return rows
 
 
-def _readings(about: dict[str, Any]) -> dict[str, str]:
-    texts = {name: value[0] if isinstance(value, list) and value else value for name, value in about.items()}
+def _readings(readings: dict[str, Any]) -> dict[str, str]:
+    texts = {name: value[0] if isinstance(value, list) and value else value for name, value in readings.items()}
     return {
         column: str(value).strip("()")
         for name, value in texts.items()

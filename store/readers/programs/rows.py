@@ -23,14 +23,14 @@ __all__ = [
     "add_evaluation",
     "column_of",
     "is_of_evaluation",
-    "points_of",
+    "point_of",
     "step_rows",
 ]
 
 MAX_STEP = 1 << 50
 _PREFIX = re.compile(r"^(?:train(?:ing|er)?|actor|metrics|loss_metrics|perf|optim|time_metrics)[/_.\- ]+")
 _OTHERS = re.compile(r"(?:^|[/_.\- ])(?:e?val(?:uation|id|idation)?|test|aux|best|min|max|val)(?:[/_.\- ]|$)")
-_PARTS_OF_RUN = ("mode", "split", "phase", "stage", "set", "subset")
+_SPLIT_COLUMNS = ("mode", "split", "phase", "stage", "set", "subset")
 _EVALUATION = re.compile(r"(?:e?val|valid|test|dev|predict|infer)", re.IGNORECASE)
 _LOSS_OF_EVALUATION = re.compile(r"(?:.*[/_.\- ])?(?:e?val|valid|(?:e?valu|valid)ation|test|dev)[/_.\- ]loss")
 EVALUATION = "evaluation_nonfinite"
@@ -102,7 +102,7 @@ def column_of(name: str) -> str | None:
 
 def is_of_evaluation(row: Mapping[Any, object]) -> bool:
     """Return True if a row's mode or split says that its values are not of training."""
-    parts = (value for name, value in row.items() if isinstance(name, str) and name.strip().lower() in _PARTS_OF_RUN)
+    parts = (value for name, value in row.items() if isinstance(name, str) and name.strip().lower() in _SPLIT_COLUMNS)
     return any(isinstance(value, str) and _EVALUATION.match(value.strip()) is not None for value in parts)
 
 
@@ -117,7 +117,7 @@ def add_evaluation(events: list[dict[str, Any]], line: int, step: object, metric
             events.append({"kind": EVALUATION, "line": line, "message": f"{name}: {number}", "fields": fields})
 
 
-def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = None) -> Point | None:
+def point_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = None) -> Point | None:
     """Convert a row of metrics to a point; None without a step or without a known metric."""
     number = _number(step)
     if number is None or not (0 <= number < MAX_STEP) or number != int(number):

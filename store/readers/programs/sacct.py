@@ -25,7 +25,8 @@ _ENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "COMPLETED": ("finished", {}),
 }
 """Slurm state -> kind and fields of the log event."""
-_OF_STEPS = ("slurm_oom",)
+_STEP_KINDS = ("slurm_oom",)
+"""Kinds that the row of a job step reports, too."""
 _LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "REQUEUED", "RESIZING")
 """States of a job that has not ended."""
 _EXIT = re.compile(r"^(?P<code>\d+):(?P<signal>\d+)$")
@@ -70,7 +71,7 @@ def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:
     if state == "FAILED" and (end := _EXIT.match(row.get("ExitCode", ""))) and end.groups() != ("0", "0"):
         kind = "process_terminated"
         fields = {"number": int(end["signal"])} if end["signal"] != "0" else {"exitcode": int(end["code"])}
-    if not kind or ("." in _number(row) and kind not in _OF_STEPS):
+    if not kind or ("." in _number(row) and kind not in _STEP_KINDS):
         return None
     text = " ".join(f"{name}={value}" for name, value in row.items() if value)
     nodes = row.get("NodeList", "")
@@ -85,13 +86,13 @@ def _header(lines: list[str]) -> int | None:
     """Index of the line with the column names."""
     for place, line in enumerate(lines[:HEADER_LINES]):
         names = re.split(r"\W+", line.strip())
-        is_first = names[0] in _JOB_COLUMNS or _mark(line) or any(map(_RULE.match, lines[place + 1 : place + 2]))
+        is_first = names[0] in _JOB_COLUMNS or _separator(line) or any(map(_RULE.match, lines[place + 1 : place + 2]))
         if is_first and "=" not in line and "State" in names and not _JOB_COLUMNS.isdisjoint(names):
             return place
     return None
 
 
-def _mark(head: str) -> str:
+def _separator(head: str) -> str:
     """Separator of the columns, of any length; empty for a table."""
     marks = set(re.findall(r"[^\w\s]+|\t", head.strip()))
     return marks.pop() if len(marks) == 1 else ""
@@ -102,7 +103,7 @@ def _rows(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     if top is None:
         return
     head, below = lines[top], lines[top + 1 :]
-    if mark := _mark(head):
+    if mark := _separator(head):
         names = head.strip().strip(mark).split(mark)
         for number, line in enumerate(below, top + 2):
             yield number, dict(zip(names, (value.strip() for value in line.split(mark)), strict=False))

@@ -15,18 +15,21 @@ __all__ = ["blocks", "is_listing"]
 _FIELD = re.compile(r"(?:^|\s)([A-Z]\w+)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
 
 
-def is_listing(first: bytes, begins: str, has: str) -> bool:
-    """Return True if one of the first lines begins an object with the field `begins`, and there is a field `has`."""
+def is_listing(first: bytes, first_field: str, other_field: str) -> bool:
+    """Return True if one of the first lines begins an object with `first_field`, and `other_field` is somewhere."""
     lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell prompt may precede it
-    return any(line.lstrip().startswith(f"{begins}=".encode()) for line in lines) and f"{has}=".encode() in first
+    return (
+        any(line.lstrip().startswith(f"{first_field}=".encode()) for line in lines)
+        and f"{other_field}=".encode() in first
+    )
 
 
-def blocks(text: str, begins: str) -> list[tuple[int, dict[str, str]]]:
+def blocks(text: str, first_field: str) -> list[tuple[int, dict[str, str]]]:
     """Objects of a listing: the line number at which each begins, and its fields."""
     found: list[tuple[int, dict[str, str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in _FIELD.findall(line):
-            if name == begins:
+            if name == first_field:
                 found.append((number, {}))
             if found:
                 found[-1][1].setdefault(name, value)

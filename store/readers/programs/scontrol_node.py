@@ -27,7 +27,7 @@ def recognise(first: bytes) -> bool:
 
 
 def read(path: Path) -> ProgramRows:
-    """Read the nodes of a job. Raises SourceError for a listing of the whole cluster."""
+    """Read the nodes of a job; of a listing of the whole cluster, none. Raises SourceError."""
     nodes = blocks(read_text(path, DOCUMENT_BYTES), "NodeName")
     if len(nodes) > MAX_NODES:
         reason = f"lists {len(nodes)} nodes: give those of the job (scontrol show node $SLURM_JOB_NODELIST)"

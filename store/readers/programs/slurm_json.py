@@ -52,16 +52,16 @@ def _rows(job: dict[str, Any], number: str) -> Iterator[dict[str, str]]:
     """Rows of the job, then of its steps, in the form of `sacct`."""
     yield {"JobID": number, **_row(job)}
     for step in _list(job.get("steps")):
-        about = _dict(step)
-        name = str(_dict(about.get("step")).get("id") or "step")
-        yield {"JobID": name if name.startswith(f"{number}.") else f"{number}.{name}", **_row(about)}
+        fields = _dict(step)
+        name = str(_dict(fields.get("step")).get("id") or "step")
+        yield {"JobID": name if name.startswith(f"{number}.") else f"{number}.{name}", **_row(fields)}
 
 
-def _row(about: dict[str, Any]) -> dict[str, str]:
-    state = _dict(about.get("state")).get("current") or about.get("job_state") or about.get("state")
-    code, nodes = _dict(about.get("exit_code")), about.get("nodes")
+def _row(fields: dict[str, Any]) -> dict[str, str]:
+    state = _dict(fields.get("state")).get("current") or fields.get("job_state") or fields.get("state")
+    code, nodes = _dict(fields.get("exit_code")), fields.get("nodes")
     signal = _dict(code.get("signal"))
-    end_s = _number(_dict(about.get("time")).get("end") or about.get("end_time"))
+    end_s = _number(_dict(fields.get("time")).get("end") or fields.get("end_time"))
     return {
         "State": str(state[0]) if isinstance(state, list) and state else state if isinstance(state, str) else "",
         "ExitCode": f"{_number(code.get('return_code'))}:{_number(signal.get('signal_id') or signal.get('id'))}",

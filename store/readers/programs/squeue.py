@@ -39,11 +39,11 @@ def read(path: Path) -> ProgramRows:
         if "launch failed" in nodes.replace("_", " "):
             message = f"job {row['JOBID']}: {nodes.strip('()')}"
             found.log_events.append({"kind": "launch_failed", "line": number, "message": message, "fields": {}})
-        about = {"State": _STATES.get(state, state), "NodeList": nodes, "JobID": row["JOBID"]}
-        event = end_of_job(about, number)
+        job = {"State": _STATES.get(state, state), "NodeList": nodes, "JobID": row["JOBID"]}
+        event = end_of_job(job, number)
         found.log_events += [event] if event else []
         if not found.log_events:
-            found.problem = with_state(found.problem, about)
+            found.problem = with_state(found.problem, job)
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, points_of, step_rows
+from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, point_of, step_rows
 from store.readers.untrusted.external_files import SERIES_BYTES, SourceError, read_whole
 
 NAME = "event file of TensorBoard"
@@ -38,7 +38,7 @@ def read(path: Path) -> ProgramRows:
             event.ParseFromString(record)
             wall_ns = int(event.wall_time * 1e9) if 1e9 < event.wall_time < 1e10 else None
             metrics = {value.tag: number for value in event.summary.value if (number := _scalar(value)) is not None}
-            if (point := points_of(event.step, metrics, wall_ns)) is not None:
+            if (point := point_of(event.step, metrics, wall_ns)) is not None:
                 points.append(point)
             if len(points) >= MAX_ROWS:
                 problem = f"has more than {MAX_ROWS:,} scalars: the rest was not read"

@@ -12,7 +12,7 @@ __all__ = ["is_number", "read_chunks", "read_text"]
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Text of at most `limit` bytes of the file, without colours. Raises SourceError."""
+    """Text of a file of at most `limit` bytes, without terminal colours. Raises SourceError."""
     return plain_bytes(read_whole(path, limit)[0]).decode("utf-8", "replace")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+from store.readers.programs.rows import Point, ProgramRows, point_of, step_rows
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError, rank_of_name
 from store.readers.untrusted.json_stream import members
@@ -28,7 +28,7 @@ def read(path: Path) -> ProgramRows:
             if not is_item:
                 reached[key] = value
             elif isinstance(value, dict):
-                if (point := points_of(value.get("step"), value)) is not None:
+                if (point := point_of(value.get("step"), value)) is not None:
                     points.append(point)
                 if "train_runtime" in value:
                     text = f"train_runtime {value['train_runtime']} at step {value.get('step')}"

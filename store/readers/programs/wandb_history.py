@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from store.readers.programs.json_lines import objects
-from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+from store.readers.programs.rows import Point, ProgramRows, point_of, step_rows
 from store.readers.programs.text import read_chunks
 from store.readers.untrusted.external_files import SourceError
 
@@ -42,4 +42,4 @@ def history_point(row: dict[str, object]) -> Point | None:
     own = next((row[name] for name in ("train/global_step", "trainer/global_step", "global_step") if name in row), None)
     time = row.get("_timestamp")
     wall_ns = int(time * 1e9) if isinstance(time, (int, float)) and 1e9 < time < 1e10 else None
-    return points_of(own if own is not None else row.get("_step"), row, wall_ns)
+    return point_of(own if own is not None else row.get("_step"), row, wall_ns)
