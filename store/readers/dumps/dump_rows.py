@@ -72,7 +72,7 @@ def rows_of_dumps(dumps: Sequence[RankDump]) -> DumpRows:
             on_device[group] = on_device.get(group, False) or call.has_events
             is_first = rank == members[group][0]
             if is_open and call.has_events and dump.records_starts:
-                nccl_calls.append(_state(rank, numbers[group], call, seq))
+                nccl_calls.append(_device_state(rank, numbers[group], call, seq))
             if is_open or is_first or call.peer is not None or seq >= since.get(group, 0):
                 collectives.append(_row(rank, labels[group], call, seq, peer))
         if dump.records_starts:
@@ -96,9 +96,9 @@ def rows_of_dumps(dumps: Sequence[RankDump]) -> DumpRows:
     }  # fmt: skip
     return DumpRows(
         tables={name: rows for name, rows in tables.items() if rows or name == "collectives"},
-        undumped=tuple(rank for rank in _everybody(members, world_size) if rank not in ranks),
+        undumped=tuple(rank for rank in _all_ranks(members, world_size) if rank not in ranks),
         dropped={rank: dump.dropped for rank, dump in sorted(ranks.items()) if dump.dropped},
-        timed_out=tuple(sorted(rank for rank, dump in ranks.items() if _gave_up(dump))),
+        timed_out=tuple(sorted(rank for rank, dump in ranks.items() if _has_timed_out(dump))),
         dumped_ns={rank: max(dump.modified_ns, dump.last_ns) for rank, dump in ranks.items()},
         unlisted=frozenset(labels[group] for group in members if not group[2]),
         assumed=_assumed(ranks, members, labels),
@@ -118,12 +118,12 @@ def _members(ranks: Mapping[int, RankDump]) -> tuple[dict[GroupKey, tuple[int, .
         if group[1] == "default_pg":
             world_size = max(world_size, max(group[2], default=-1) + 1)
     world_size = min(world_size, MAX_WORLD)
-    everybody = tuple(range(world_size))
-    unlisted = {group: everybody if group[1] == "default_pg" else tuple(sorted(seen[group])) for group in seen}
+    all_ranks = tuple(range(world_size))
+    unlisted = {group: all_ranks if group[1] == "default_pg" else tuple(sorted(seen[group])) for group in seen}
     return {group: group[2] or unlisted[group] for group in seen}, world_size
 
 
-def _everybody(members: Members, world_size: int) -> list[int]:
+def _all_ranks(members: Members, world_size: int) -> list[int]:
     listed = {rank for ranks in members.values() for rank in ranks}
     return sorted(listed | set(range(world_size)))
 
@@ -135,14 +135,17 @@ def _labels(members: Members) -> dict[GroupKey, str]:
 
 
 def _reopen_failed(ranks: Mapping[int, RankDump], members: Members) -> None:
+    """Clear `done` of newest calls that cannot have succeeded: of gloo's calls that a member which dumped later has not
+    entered, and of calls with a sequence number under which members made different calls and one of these may be stuck.
+    """
     for group, ranks_of in members.items():
         dumps = [ranks[rank] for rank in ranks_of if rank in ranks]
         kept = [dump.calls[group].get(dump.last_seq[group]) for dump in dumps if group in dump.calls]
         newest = [call for call in kept if call is not None]
         for seq in {call.seq for call in newest if call.done}:
-            here = [dump.calls[group][seq] for dump in dumps if seq in dump.calls.get(group, ())]
-            ops = {call.op for call in here}
-            stuck = any(not call.done or not call.has_events for call in here)
+            same_seq = [dump.calls[group][seq] for dump in dumps if seq in dump.calls.get(group, ())]
+            ops = {call.op for call in same_seq}
+            stuck = any(not call.done or not call.has_events for call in same_seq)
             behind = [dump for dump in dumps if dump.last_seq.get(group, -1) < seq and _complete(dump, group)]
             behind_ns = max((max(dump.modified_ns, dump.last_ns) for dump in behind), default=0)
             for call in newest:
@@ -194,7 +197,7 @@ def _row(rank: int, group: str, call: Recorded, seq: int, peer: int | None) -> R
     }  # fmt: skip
 
 
-def _state(rank: int, communicator: int, call: Recorded, seq: int) -> Row:
+def _device_state(rank: int, communicator: int, call: Recorded, seq: int) -> Row:
     """Row of `nccl_calls` for a call whose record tells whether its kernel has started."""
     return {
         "rank": rank, "communicator": communicator, "seq": seq, "peer": call.peer, "enqueue_ns": call.issue_ns,
@@ -205,8 +208,8 @@ def _state(rank: int, communicator: int, call: Recorded, seq: int) -> Row:
 
 def _has_events(dump: RankDump) -> bool:
     """Return True if the rank's calls ran on a device, and so have events."""
-    calls = [call for own in dump.calls.values() for call in own.values()]
-    return any(call.has_events for call in calls + [call for own in dump.p2p.values() for call in own])
+    calls = [call for by_seq in dump.calls.values() for call in by_seq.values()]
+    return any(call.has_events for call in calls + [call for recorded in dump.p2p.values() for call in recorded])
 
 
 def _first_number(dump: RankDump, other: RankDump | None, key: tuple[GroupKey, str, int]) -> int:
@@ -252,7 +255,7 @@ def _assumed(
     return found
 
 
-def _gave_up(dump: RankDump) -> bool:
+def _has_timed_out(dump: RankDump) -> bool:
     open_calls = [call for calls in dump.calls.values() for call in calls.values()]
     open_calls += [call for recorded in dump.p2p.values() for call in recorded]
     return any(call.timed_out for call in open_calls)

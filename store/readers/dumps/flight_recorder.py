@@ -82,9 +82,9 @@ class RankDump:
     """`last_enqueued_collective` of `pg_status`, by the rank's local number of the group."""
 
 
-def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = None) -> RankDump:
-    """Read and check one dump; `loads` unpickles it. Raises SourceError with the reason if it is not a dump."""
-    top = _load(path, loads or _loads)
+def read_dump(path: Path, rank: int, *, unpickle: Callable[[Path], Any] | None = None) -> RankDump:
+    """Read and check one dump; `unpickle` reads a pickle. Raises SourceError with the reason if it is not a dump."""
+    top = _load(path, unpickle or _unpickled)
     version = short_text(top.get("version"), 20)
     if not re.fullmatch(r"2(\.\d{1,4})?", version):
         raise SourceError(f"is a flight-recorder dump of version {version or '?'}: only 2.x is supported")
@@ -99,11 +99,11 @@ def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = No
     return dump
 
 
-def _loads(path: Path) -> Any:
+def _unpickled(path: Path) -> Any:
     return loads(read_whole(path, MAX_PICKLE_BYTES)[0])
 
 
-def _load(path: Path, unpickled: Callable[[Path], Any]) -> dict[str, Any]:
+def _load(path: Path, unpickle: Callable[[Path], Any]) -> dict[str, Any]:
     first = next(unpacked(path), b"")
     if first.lstrip()[:1] == b"{":
         top: dict[str, Any] = {"entries": []}
@@ -115,7 +115,7 @@ def _load(path: Path, unpickled: Callable[[Path], Any]) -> dict[str, Any]:
             else:
                 top[key] = value
         return top
-    loaded = unpickled(path)
+    loaded = unpickle(path)
     if isinstance(loaded, list) and loaded and isinstance(loaded[0], dict) and "record_id" in loaded[0]:
         raise SourceError(
             "is a flight-recorder dump of torch 2.2 or older: only format 2.x (torch 2.4 and later) is read"
@@ -126,26 +126,25 @@ def _load(path: Path, unpickled: Callable[[Path], Any]) -> dict[str, Any]:
 
 
 def _groups(config: Any, dump: RankDump) -> None:
-    for name, about in config.items() if isinstance(config, dict) else ():
-        if not isinstance(about, dict):
+    for name, group in config.items() if isinstance(config, dict) else ():
+        if not isinstance(group, dict):
             continue
-        ranks = listed_ranks(about.get("ranks"))
+        ranks = listed_ranks(group.get("ranks"))
         known = short_text(name, 200)
         if known or ranks:
-            dump.groups[known] = (known, short_text(about.get("desc"), 200), ranks)
+            dump.groups[known] = (known, short_text(group.get("desc"), 200), ranks)
 
 
 def _status(status: Any, dump: RankDump) -> None:
-    for number, about in status.items() if isinstance(status, dict) else ():
-        own, last = (
-            whole_number(number),
-            whole_number(about.get("last_enqueued_collective")) if isinstance(about, dict) else None,
-        )
-        if own is not None and last is not None:
-            dump.enqueued[own] = last
+    for key, group in status.items() if isinstance(status, dict) else ():
+        number = whole_number(key)
+        last = whole_number(group.get("last_enqueued_collective")) if isinstance(group, dict) else None
+        if number is not None and last is not None:
+            dump.enqueued[number] = last
 
 
 def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
+    """Add the newest calls of each group to `dump`; calls of a coalesced launch get the state of its entry."""
     entries = as_torch(recorded)
     batches: dict[GroupKey, list[tuple[int, int, Recorded]]] = {}
     first_id: int | None = None

@@ -116,7 +116,7 @@ def _read_quickly(path: Path, rank: int, time_s: float) -> RankDump | None:
     """Read a dump in the child process; None on any error."""
     signal.setitimer(signal.ITIMER_REAL, time_s)
     try:
-        return read_dump(path, rank, loads=_loads)
+        return read_dump(path, rank, unpickle=_loads)
     except Exception:
         return None
     finally:

@@ -49,7 +49,7 @@ _HOST = (
 _ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
 """Spans of the process `Overlap Analysis` in `trace_view.json` of Ascend's profiler."""
 _COMMUNICATION_SPAN = re.compile(r"(gloo|ucc|mpi|xccl|nccl):")
-_ISSUES = ("c10d::", "record_param_comms", "gloo:", "nccl:", "_c10d_functional::", "c10d_functional::")
+_ISSUING_PREFIXES = ("c10d::", "record_param_comms", "gloo:", "nccl:", "_c10d_functional::", "c10d_functional::")
 """Operators that issue a collective; its duration is in the backend's span or kernel."""
 _NUMBER = re.compile(r"\s?-?\d{1,19}(\.\d{1,12})?\s?")
 _PIPELINE = re.compile(r"(^|_)(pp|pipeline)", re.IGNORECASE)
@@ -92,7 +92,7 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
     `is_only`: it is the only trace, so it needs no rank, and is rank 0 unless the trace or its name states another.
     """
     collected = CollectedSpans()
-    about: Any = None
+    info: Any = None
     model, problem = "", ""
     try:
         for key, value, is_item in members(unpacked(path), {"traceEvents"}):
@@ -101,15 +101,15 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
                     each(value)
                 _event(value, collected)
             elif key == "distributedInfo":
-                about = value
+                info = value
             elif key == "deviceProperties":
                 model = _model(value)
     except SourceError as error:
         problem = str(error)
     if not collected.num_events:
         raise SourceError(problem or "holds no events")
-    about = about if isinstance(about, dict) else {}
-    rank = _int(about.get("rank"))
+    info = info if isinstance(info, dict) else {}
+    rank = _int(info.get("rank"))
     if rank is None:
         named = "rank" in path.name.lower()
         rank = rank_of_name(path) if named or not is_only else 0
@@ -117,14 +117,14 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
         rank = 0
     if rank is None:
         raise SourceError(f"{NO_RANK}, neither inside (distributedInfo) nor in its name")
-    on_device = "kernel" in collected.device or "nccl_kernel" in collected.device
+    on_device = "kernel" in collected.by_kind or "nccl_kernel" in collected.by_kind
     device = device_of(collected.categories, model) if on_device else "cpu"
     if not collected.is_of_profiler():
         categories = ", ".join(sorted(collected.unknown)[:4])
         raise SourceError(f"is not a trace of a supported profiler: its event categories are {categories}")
     if not on_device and collected.unknown:  # a device of unknown type: its activities cannot be told apart
         device, count = max(collected.unknown.items(), key=lambda item: item[1])
-        collected.device["kernel"] = collected.device.pop(f"?{device}")
+        collected.by_kind["kernel"] = collected.by_kind.pop(f"?{device}")
         problem = problem or f"has {count:,} events of the unknown category {device!r}, counted as its compute"
         on_device = True
     steps, begin, end = step_windows(collected, on_device)
@@ -133,8 +133,8 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
     return RankTrace(
         rank=rank,
         path=path,
-        world_size=_int(about.get("world_size")),
-        stage=_stage(about, rank),
+        world_size=_int(info.get("world_size")),
+        stage=_stage(info, rank),
         device=device,
         marked=bool(collected.host_steps or collected.device_steps),
         steps=steps,
@@ -156,7 +156,7 @@ def _event(event: Any, into: CollectedSpans) -> None:
         return
     into.num_events += 1
     if event.get("ph") == "M" and event.get("name") == "process_name":
-        _process(event, into)
+        _name_process(event, into)
     if event.get("ph") != "X":
         return
     category, name = event.get("cat", ""), event.get("name")
@@ -179,9 +179,9 @@ def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end:
         into.categories.add(category)
         into.add("nccl_kernel" if communication else "kernel" if is_kernel else "copy", begin, end)
         if (correlation := _correlation(event)) is not None:
-            into.started[0].append(correlation)
-            into.started[1].append(begin)
-            into.started[2].append(end)
+            into.device_work[0].append(correlation)
+            into.device_work[1].append(begin)
+            into.device_work[2].append(end)
     elif category in _LAUNCHES:
         into.categories.add("hip_runtime" if name.startswith("hip") else category)
         if (correlation := _correlation(event)) is not None:
@@ -190,7 +190,7 @@ def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end:
     elif category in ("cpu_op", "operator"):
         if _COMMUNICATION_SPAN.match(name):
             into.add("backend", begin, end)
-        elif not name.startswith(_ISSUES) and not _STEP.match(name):
+        elif not name.startswith(_ISSUING_PREFIXES) and not _STEP.match(name):
             into.add("operator", begin, end)
         elif _STEP.match(name):  # traces of 2021 have step marks among the operators
             _annotation("user_annotation", name[:200], begin, end, into)
@@ -201,15 +201,15 @@ def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end:
         into.add(f"?{category}", begin, end)
 
 
-def _process(event: Mapping[str, Any], into: CollectedSpans) -> None:
-    about, pid = event.get("args"), event.get("pid")
-    if isinstance(about, dict) and isinstance(about.get("name"), str) and isinstance(pid, (int, str)):
-        into.processes[pid] = about["name"][:100]
+def _name_process(event: Mapping[str, Any], into: CollectedSpans) -> None:
+    args, pid = event.get("args"), event.get("pid")
+    if isinstance(args, dict) and isinstance(args.get("name"), str) and isinstance(pid, (int, str)):
+        into.processes[pid] = args["name"][:100]
 
 
 def _correlation(event: Mapping[str, Any]) -> int | None:
-    about = event.get("args")
-    found = about.get("correlation", about.get("correlation id")) if isinstance(about, dict) else None
+    args = event.get("args")
+    found = args.get("correlation", args.get("correlation id")) if isinstance(args, dict) else None
     return found if isinstance(found, int) and 0 < found < 2**62 else None
 
 
@@ -228,8 +228,8 @@ def _annotation(category: str, name: str, begin: float, end: float, into: Collec
         into.add("data", begin, end)
 
 
-def _stage(about: Mapping[str, Any], rank: int) -> int:
-    groups = about.get("pg_config")
+def _stage(info: Mapping[str, Any], rank: int) -> int:
+    groups = info.get("pg_config")
     for group in groups if isinstance(groups, list) else ():
         if isinstance(group, dict) and isinstance(group.get("pg_desc"), str) and _PIPELINE.search(group["pg_desc"]):
             ranks = group.get("ranks")
@@ -250,7 +250,7 @@ def _time(value: Any) -> float | None:
         value = float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_US < value < MAX_US:
         return float(value)
-    return None  # also false for NaN
+    return None  # also for NaN
 
 
 def _int(value: Any) -> int | None:

@@ -24,7 +24,7 @@ class CollectedSpans:
 
     launches: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
     """Correlation ID and time of host calls that launch device work."""
-    started: tuple[array[int], array[float], array[float]] = field(
+    device_work: tuple[array[int], array[float], array[float]] = field(
         default_factory=lambda: (array("q"), array("d"), array("d"))
     )
     """Correlation ID, start and end of device work."""
@@ -33,7 +33,9 @@ class CollectedSpans:
     categories: set[str] = field(default_factory=set)
     """Categories of device work and of the calls that launch it."""
     processes: dict[Any, str] = field(default_factory=dict)
-    device: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
+    """Names of processes by pid."""
+    by_kind: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
+    """Begins and ends of the spans of each kind: kernel, nccl_kernel, copy, operator, backend, data, ?<category>."""
     num_events: int = 0
     damaged: int = 0
     host_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -41,18 +43,18 @@ class CollectedSpans:
 
     def add(self, kind: str, begin: float, end: float) -> None:
         """Add a span of a kind."""
-        begins, ends = self.device.setdefault(kind, (array("d"), array("d")))
+        begins, ends = self.by_kind.setdefault(kind, (array("d"), array("d")))
         begins.append(begin)
         ends.append(end)
 
     def is_of_profiler(self) -> bool:
         """Return False if all categories are unknown, as in a browser's or a compiler's trace."""
-        known = any(not kind.startswith("?") for kind in self.device)
+        known = any(not kind.startswith("?") for kind in self.by_kind)
         return not self.unknown or known or bool(self.host_steps or self.device_steps or self.launches[0])
 
     def spans(self, *kinds: str) -> Spans:
         """Union of the spans of these kinds."""
-        found = [self.device[kind] for kind in kinds if kind in self.device]
+        found = [self.by_kind[kind] for kind in kinds if kind in self.by_kind]
         begins = [np.frombuffer(begin) for begin, _ in found] or [np.zeros(0)]
         ends = [np.frombuffer(end) for _, end in found] or [np.zeros(0)]
         return union(np.concatenate(begins), np.concatenate(ends))
@@ -97,8 +99,8 @@ def _by_correlation(collected: CollectedSpans, host: tuple[Ints, Floats, Floats]
     """
     steps, begin, _ = host
     calls, called = np.frombuffer(collected.launches[0], dtype=np.int64), np.frombuffer(collected.launches[1])
-    kernels = np.frombuffer(collected.started[0], dtype=np.int64)
-    starts, ends = np.frombuffer(collected.started[1]), np.frombuffer(collected.started[2])
+    kernels = np.frombuffer(collected.device_work[0], dtype=np.int64)
+    starts, ends = np.frombuffer(collected.device_work[1]), np.frombuffer(collected.device_work[2])
     if not len(calls) or not len(kernels):
         return None
     order = np.argsort(calls, kind="stable")

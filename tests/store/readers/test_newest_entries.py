@@ -27,7 +27,7 @@ def job(*, oldest: str = "completed", every: int = 7) -> Job:
 
 
 def read_both(path: Path) -> tuple[Any, RankDump, RankDump]:
-    return _loads(path), read_dump(path, 0, loads=_loads), read_dump(path, 0)
+    return _loads(path), read_dump(path, 0, unpickle=_loads), read_dump(path, 0)
 
 
 def test_left_out_entries_change_no_verdict(tmp_path: Path) -> None:
