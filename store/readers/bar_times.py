@@ -1,6 +1,6 @@
 """Recover the times of single steps from a progress bar's rate: tqdm smooths the rate, which hides a slow step.
 
-    own_times([line.step_line.bar for line in lines])        # {index of the state: nanoseconds per step}
+    single_step_times([line.step_line.bar for line in lines])        # {index of the state: nanoseconds per step}
 
 1. At each update tqdm computes exponential averages (0.7 old, 0.3 new) of steps and of seconds, and shows their ratio.
    The change from one rate to the next gives the time of the steps in between.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from store.readers.logs.progress_bars import Bar
 
-__all__ = ["own_times"]
+__all__ = ["single_step_times"]
 
 NEW_RATIO = 0.3
 """tqdm's default `smoothing`."""
@@ -27,11 +27,11 @@ APART_S = 2.0
 """Maximum difference in seconds, for short bars, whose elapsed time is printed in whole seconds."""
 
 
-def own_times(bars: Sequence[Bar]) -> dict[int, int]:
+def single_step_times(bars: Sequence[Bar]) -> dict[int, int]:
     """Nanoseconds per step for each state of one bar, in log order; states with an unknown time are left out."""
     found: dict[int, int] = {}
     for places in _runs(bars):
-        found |= _of_run(bars, places)
+        found |= _times_of_run(bars, places)
     return found
 
 
@@ -47,13 +47,13 @@ def _runs(bars: Sequence[Bar]) -> Iterator[list[int]]:
     yield places
 
 
-def _of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
+def _times_of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
     timed = [place for place in places if bars[place].duration_ns is not None]
     if len(timed) < MIN_STATES or any(bars[place].elapsed_s is None for place in timed):
         return {}
     found: dict[int, int] = {}
     first = bars[timed[0]]
-    # At the begin of a bar, the elapsed time is about the time of the steps so far.
+    # At the start of a bar, the elapsed time is about that of the steps so far.
     is_begin = (first.elapsed_s or 0) * 1e9 < 2 * first.step * (first.duration_ns or 0) + 1e9
     before = first.step - 1 if timed[0] == places[0] else bars[places[places.index(timed[0]) - 1]].step
     steps = ns = sum_ns = 0.0

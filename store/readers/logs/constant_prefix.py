@@ -106,7 +106,7 @@ class LearnedPrefixes:
                 place = end_of_line(window, first) if first < len(window) else len(window)
             else:
                 first = begin_of_line(window, place - 1) if place > 0 else 0
-                place, first = first - 1, first
+                place = first - 1
             if not 0 <= first < len(window):
                 break
             near = clean(window[first : end_of_line(window, first)])
@@ -152,7 +152,7 @@ def _longest(first: str, lines: Sequence[str]) -> re.Pattern[str] | None:
     for token in _TOKEN.findall(first[: rank.start() if rank else MAX_LENGTH])[:MAX_TOKENS]:
         if found is not None and token.isspace() and len(token) > 1:
             break  # the indentation belongs to the message
-        text += _general(token)
+        text += _generalised(token)
         num_words += token.isalpha()
         pattern = re.compile(text)
         ends = [match.end() for line in lines if (match := pattern.match(line))]
@@ -175,10 +175,10 @@ def prefix_before(text: str, at: int) -> re.Pattern[str] | None:
 
 
 def _pattern(text: str) -> str:
-    return "".join(map(_general, _TOKEN.findall(text)))
+    return "".join(map(_generalised, _TOKEN.findall(text)))
 
 
-def _general(token: str) -> str:
+def _generalised(token: str) -> str:
     if token.isdigit():
         return r"\d+"
     if token.isspace():

@@ -56,8 +56,8 @@ class LiteralIndex:
         """Ascending indices of the literals that the line contains."""
         if len(line) > LONG_LINE_BYTES:
             return [place for place, literal in enumerate(self._literals) if literal in line]
-        asked = [place for part in self._all_parts & _parts(line) for place in self._places[part]]
-        return sorted(place for place in (*asked, *self._short) if self._literals[place] in line)
+        candidates = [place for part in self._all_parts & _parts(line) for place in self._places[part]]
+        return sorted(place for place in (*candidates, *self._short) if self._literals[place] in line)
 
 
 def _parts(text: bytes) -> set[bytes]:
@@ -108,9 +108,9 @@ def _patterns(literals: frozenset[bytes]) -> list[str]:
     A cut that contains another one is left out: its lines are found by the shorter one.
     """
     counts = Counter(part for literal in literals for part in _parts(literal))
-    every = sorted({_cut(literal, counts) for literal in literals})
-    index = LiteralIndex(every)
-    shortest = [cut for cut in every if len(index.literals_in(cut)) == 1]
+    cuts = sorted({_cut(literal, counts) for literal in literals})
+    index = LiteralIndex(cuts)
+    shortest = [cut for cut in cuts if len(index.literals_in(cut)) == 1]
     patterns: list[list[str]] = [[]]
     num_bytes = 0
     for cut in shortest:

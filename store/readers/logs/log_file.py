@@ -64,6 +64,7 @@ class ReadLog:
     tail: bytes = b""
     """Last bytes of the file."""
     given_up: list[str] = field(default_factory=list)
+    """What was not read because of a limit."""
     year: int = 0
     """Year of times that state none."""
     years: set[int | None] = field(default_factory=set)

@@ -3,8 +3,8 @@
     starts = Starts()
     starts.learn(texts)                       # the messages of the file's first lines
     starts.literal                            # bytes to search for; empty if these lines are not distinctive
-    starts.failed(120)                        # note a line that may report the program's end
-    starts.again(text, following, 300, wall_ns, steps)  # {"steps_before": 80, ...} if line 300 is another start
+    starts.note_failure(120)                  # a line that may report the program's end
+    starts.restart(text, following, 300, wall_ns, steps)  # {"steps_before": 80} if line 300 is another start
 
 Two lines are compared in order and without numbers, because job ids, pids and times differ between starts.
 """
@@ -26,8 +26,8 @@ APART_S = 60.0
 """Minimum seconds between two starts: processes of one start print their first lines within this time."""
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _WORD = re.compile(r"[A-Za-z]{3}")
-_OF_ANY_TIME = re.compile(r"warn|deprecat|error|exception|traceback|epoch|step|iter|loss|\d+%\|", re.IGNORECASE)
-"""Parts of lines that programs print repeatedly, or at a failure."""
+_REPEATED = re.compile(r"warn|deprecat|error|exception|traceback|epoch|step|iter|loss|\d+%\|", re.IGNORECASE)
+"""Parts of lines that programs print repeatedly, or on a failure."""
 
 
 class Starts:
@@ -46,7 +46,7 @@ class Starts:
             text = message.strip()
             if "Traceback (most" in text:
                 return
-            if message[:2].isspace() or _OF_ANY_TIME.search(text) or len(_WORD.findall(text)) < 2:
+            if message[:2].isspace() or _REPEATED.search(text) or len(_WORD.findall(text)) < 2:
                 continue
             if found or max(map(len, _VARIABLE.split(text))) >= MIN_CHARS:
                 found.setdefault(_plain(text), text)
@@ -55,11 +55,11 @@ class Starts:
                 self.literal = max(_VARIABLE.split(found[self._first]), key=len).encode()
                 return
 
-    def failed(self, line: int) -> None:
+    def note_failure(self, line: int) -> None:
         """Note a line of a failure."""
         self._failed = line
 
-    def again(
+    def restart(
         self, message: str, following: Iterable[str], line: int, wall_ns: int | None, step_lines: Sequence[int]
     ) -> dict[str, int] | None:
         """Return the steps since the last start if this line is another start: there must have been a failure, and

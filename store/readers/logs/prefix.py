@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from store.readers.logs.timestamps import Clock
 
-__all__ = ["Prefix", "clean", "read_prefix", "written_over"]
+__all__ = ["Prefix", "clean", "read_prefix", "start_after_bar"]
 
 MAX_PARTS = 8
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
@@ -75,11 +75,11 @@ def _any_of(parts: Iterable[str]) -> tuple[re.Pattern[str], dict[str, dict[str, 
 
 _BRACKETS = _any_of(part for part in _PARTS if part.startswith(r"\["))
 _OTHERS = _any_of(part for part in _PARTS if not part.startswith(r"\["))
-_WRITTEN_OVER = re.compile(
+_AFTER_BAR = re.compile(
     r"(?:\[(?:rank|default)?\d{1,6}\]: ?)?\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S{1,80}\.cpp:\d{1,6}\]|"
     r"\[rank\d{1,6}\]: ?(?=Traceback \(most|(?:\w{1,40}\.){0,6}\w{1,40}Error: )"
 )
-"""Start of a torch log line behind a progress bar, which prints no newline."""
+"""Start of a torch log line after a progress bar, which prints no newline."""
 _INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)|\d{1,6}: ")
 """Prefixes with spaces before them: srun aligns its labels."""
 _BAR = re.compile(r"[ \t]+\|(?= |$)")
@@ -102,7 +102,7 @@ class Prefix:
 
     @property
     def stream(self) -> tuple[int | None, int | None, int | None, str | None, int | None]:
-        """Text that is the same for all lines of one writer: the prefix without times."""
+        """Identifies the writer: the parts of the prefix that all of its lines share."""
         return (self.rank, self.local_rank, self.task, self.host, self.pid)
 
 
@@ -143,9 +143,8 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             break
         stated = {name: value for group, name in names.items() if (value := match[group]) is not None}
         is_torch = match[0].startswith("[rank")
-        if (
-            is_torch and was_torch
-        ) or "gpu" in stated:  # a second rank from torch, or NCCL's host, replaces what was found
+        # A second rank from torch, or NCCL's host, replaces what was found.
+        if (is_torch and was_torch) or "gpu" in stated:
             found |= stated
         was_torch |= is_torch
         found = stated | found
@@ -164,9 +163,9 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
     )
 
 
-def written_over(text: str, at: int) -> int:
-    """Offset after `at` at which a line of torch begins behind a progress bar; 0 if there is none."""
-    match = _WRITTEN_OVER.search(text, at) if "[" in text[at:] else None
+def start_after_bar(text: str, at: int) -> int:
+    """Offset after `at` at which a torch log line begins after a progress bar; 0 if there is none."""
+    match = _AFTER_BAR.search(text, at) if "[" in text[at:] else None
     return match.start() if match else 0
 
 

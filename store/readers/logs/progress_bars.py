@@ -58,10 +58,10 @@ def read_bar(text: str) -> Bar | None:
     if not states:
         return None
     found = states[-1]
-    about = _about_bar(text[: found.start()].rsplit("]", 1)[-1].split("%|")[0].rstrip("0123456789 "))
-    if about is None:
+    described = _name_and_epoch(text[: found.start()].rsplit("]", 1)[-1].split("%|")[0].rstrip("0123456789 "))
+    if described is None:
         return None
-    name, epoch = about
+    name, epoch = described
     before = text[states[-2].end() if len(states) > 1 else 0 : found.start()].split("%|")[0]
     part, turn = _PART.search(before), _TURN.search(before)
     value = float_of(found["rate"]) if found["rate"] != "?" else 0.0
@@ -90,7 +90,7 @@ def _elapsed_s(text: str) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def _about_bar(description: str) -> tuple[str, int | None] | None:
+def _name_and_epoch(description: str) -> tuple[str, int | None] | None:
     """Name and epoch of a bar, from the text before its percentage; None if it does not count training steps."""
     if _NO_TRAINING.search(description):
         return None

@@ -1,6 +1,6 @@
 """Convert logs to rows of `log_events` and `steps`, and infer missing ranks from other lines and files.
 
-    events, steps = log_rows([read_log(path), ...], root)
+    events, steps = log_rows([read_log(path), ...], {path: "job.log", ...})
 
 A line without a rank gets the rank of its file's name, of its process (torchrun and NCCL print pid and rank) or of its
 GPU's bus address (NCCL prints it at start). If none is known, the rank is NULL.
@@ -18,7 +18,7 @@ from store.readers.logs.step_rows import step_rows
 
 __all__ = ["log_rows"]
 
-_NUM_RANKS = 1_000_000
+_MAX_RANKS = 1_000_000
 _NAMES_ITS_RANK = ("root_failure", "nccl_comm", "nonfinite", "rendezvous_timeout", "shared_seed")
 """Kinds of lines whose text names the rank."""
 
@@ -57,21 +57,21 @@ def _event_row(log: ReadLog, event: LogEvent, name: str, known: Identities) -> d
 
 def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, known: Identities) -> int | None:
     prefix, fields = event.prefix, event.fields
-    own = [fields.get("rank") if event.kind in _NAMES_ITS_RANK else None]
+    candidates = [fields.get("rank") if event.kind in _NAMES_ITS_RANK else None]
     if event.kind == "watchdog_timeout" and prefix.rank is None:  # std::terminate repeats the text without its prefix
-        own = [fields.get("rank")]
+        candidates = [fields.get("rank")]
     if event.role not in ("kernel", "outside"):
-        own += [fields.get("own_rank"), prefix.rank, known.of_pid(host, prefix.pid), known.of_file(log)]
-        own += [prefix.task if known.tasks_are_ranks else None]
-    own += [known.of_pid(host, pid), known.of_bus(host, fields.get("bus") if event.role == "kernel" else None)]
+        candidates += [fields.get("own_rank"), prefix.rank, known.of_pid(host, prefix.pid), known.of_file(log)]
+        candidates += [prefix.task if known.tasks_are_ranks else None]
+    candidates += [known.of_pid(host, pid), known.of_bus(host, fields.get("bus") if event.role == "kernel" else None)]
     if event.role not in ("kernel", "outside"):
-        own += [known.of_local(prefix.local_rank, log)]
-        own += [
+        candidates += [known.of_local(prefix.local_rank, log)]
+        candidates += [
             known.of_local(fields.get("local_rank"), log)
             if event.kind in ("worker_failed", "worker_proc_died", "process_terminated")
             else None
         ]
-    return next((rank for rank in own if isinstance(rank, int) and 0 <= rank < _NUM_RANKS), None)
+    return next((rank for rank in candidates if isinstance(rank, int) and 0 <= rank < _MAX_RANKS), None)
 
 
 def _step_rows(log: ReadLog, known: Identities) -> list[dict[str, Any]]:

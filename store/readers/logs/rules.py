@@ -84,29 +84,29 @@ def load_rules() -> tuple[Rule, ...]:
     found = [_TRACEBACK, _ERROR_FILE, _RAISED]
     for path in sorted(FOLDER.glob("*.toml")):
         with path.open("rb") as file:
-            found += [_rule(path.name, about) for about in tomllib.load(file).get("rule", ())]
+            found += [_rule(path.name, entry) for entry in tomllib.load(file).get("rule", ())]
     return tuple(found)
 
 
-def _rule(name: str, about: dict[str, Any]) -> Rule:
-    kind = str(about.get("kind", "?"))
-    role: Any = about.get("role")
-    block: Any = about.get("block", "")
-    if role not in get_args(Role) or block not in get_args(Block) or not about.get("source"):
+def _rule(name: str, entry: dict[str, Any]) -> Rule:
+    kind = str(entry.get("kind", "?"))
+    role: Any = entry.get("role")
+    block: Any = entry.get("block", "")
+    if role not in get_args(Role) or block not in get_args(Block) or not entry.get("source"):
         raise ValueError(f"{name}: rule {kind}: role, block or source is wrong")
-    literals = tuple(str(text).encode() for text in about.get("literals", ()))
+    literals = tuple(str(text).encode() for text in entry.get("literals", ()))
     if not literals or any(len(text) < 4 for text in literals):
         raise ValueError(f"{name}: rule {kind} needs literals of four characters or more")
     return Rule(
         kind=kind,
         role=role,
         literals=literals,
-        source=str(about["source"]),
-        cause=str(about.get("cause", "")),
-        pattern=re.compile(about["pattern"]) if "pattern" in about else None,
-        requires=str(about.get("requires", "")),
+        source=str(entry["source"]),
+        cause=str(entry.get("cause", "")),
+        pattern=re.compile(entry["pattern"]) if "pattern" in entry else None,
+        requires=str(entry.get("requires", "")),
         block=block,
-        is_general=bool(about.get("general", False)),
+        is_general=bool(entry.get("general", False)),
     )
 
 

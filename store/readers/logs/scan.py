@@ -30,7 +30,7 @@ from store.readers.logs.blocks.exceptions import (
     read_terminate,
     read_traceback,
 )
-from store.readers.logs.blocks.reports import OF_BOTH, OF_FOLLOWING, OF_LINE, read_frames
+from store.readers.logs.blocks.reports import READERS_OF_BLOCK, READERS_OF_LINE, READERS_OF_LINE_AND_BLOCK, read_frames
 from store.readers.logs.constant_prefix import NEAR_LINES, LearnedPrefixes
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import (
@@ -43,7 +43,7 @@ from store.readers.logs.line_filter import (
 from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import CHUNK_BYTES, is_endless, plain_chunks, windows
-from store.readers.logs.prefix import Prefix, clean, written_over
+from store.readers.logs.prefix import Prefix, clean, start_after_bar
 from store.readers.logs.rules import Rule, continues, field_value, is_claim, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, epoch_heading_of, heading_of, read_step
 from store.readers.logs.timestamps import Clock
@@ -66,8 +66,7 @@ MAX_EVENTS = 60_000
 LATER_LINES = 1_000
 """Number of lines after an error that show that the program continued: a program that is ending prints fewer."""
 FINITE_STEPS = 3
-"""If at least this many finite losses follow a line about NaN, the job continued and its loss was finite.
-"""
+"""If at least this many finite losses follow a line about NaN, the job continued and its loss was finite."""
 HEADING_LINES = 40
 """Lines below a step heading that may hold its values."""
 EPOCH_LINES = 500
@@ -75,7 +74,7 @@ EPOCH_LINES = 500
 ABOVE_LINES = 60
 """Lines above the last line of a traceback that may be its frames."""
 
-_AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file again")
+_RESTART = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file again")
 _NAMES = ("host", "node", "address")
 """Fields that hold the name of a machine. Published logs may have dots in its place."""
 _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
@@ -83,8 +82,8 @@ _FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
 
 
 def read_log(path: Path, *, year: int | None = None, progress: Callable[[int], None] | None = None) -> ReadLog:
-    """Read one log. `year`: of times that state none, else that of the file's last change. `progress` is called with
-    the bytes done so far. No content raises an error.
+    """Read one log. `year`: for times without a year, by default that of the file's modification time. `progress` is
+    called with the bytes done so far. No content raises an error.
     """
     year = year or time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
     clock = Clock(year=year)
@@ -159,7 +158,7 @@ class _Scan:
         else:
             self._filtered(window, end, found)
         if self._starts.literal:
-            self._find(window, 0, end, self._starts.literal, _AGAIN, found)
+            self._find(window, 0, end, self._starts.literal, _RESTART, found)
         return found
 
     def _filtered(self, window: bytes, end: int, found: dict[int, list[Rule | None]]) -> None:
@@ -183,7 +182,7 @@ class _Scan:
         place = window.find(literal, first, last)
         if place < 0:
             return
-        limit = MAX_STEP_LINES if rule is None else MAX_STARTS if rule is _AGAIN else MAX_HITS
+        limit = MAX_STEP_LINES if rule is None else MAX_STARTS if rule is _RESTART else MAX_HITS
         while place >= 0 and self._hits[literal] < limit:
             begin = begin_of_line(window, place)
             rules = found.setdefault(begin, [])
@@ -191,7 +190,7 @@ class _Scan:
                 rules.append(rule)
             self._hits[literal] += 1
             if self._hits[literal] == limit:
-                if rule is None or (rule.role != "hint" and rule is not _AGAIN):
+                if rule is None or (rule.role != "hint" and rule is not _RESTART):
                     reason = f"more than {limit:,} lines with {literal.decode()!r}: the rest were not read"
                     self.log.given_up.append(reason)
                 (self._filter if rule is not None else self._step_filter).drop(literal)
@@ -204,7 +203,7 @@ class _Scan:
             self._prefixes.learn_from(window, begin, text)
         prefix = self._prefixes.read(text)
         whole = (text, prefix)
-        if prefix.rank is None and (start := written_over(text, prefix.length)):
+        if prefix.rank is None and (start := start_after_bar(text, prefix.length)):
             self._bar(number, text[:start], prefix)
             text = text[start:]
             prefix = replace(self._prefixes.read(text), wall_ns=prefix.wall_ns)
@@ -297,7 +296,7 @@ class _Scan:
         if fields is None:
             return
         if rule.role in _FAILURES or rule.kind == "finished":
-            self._starts.failed(number)
+            self._starts.note_failure(number)
         if self._newest_step is not None:
             fields.setdefault("after_step", self._newest_step)
         if rule.role == "numerics" or rule.kind == "finished":
@@ -324,19 +323,19 @@ class _Scan:
     def _fields(
         self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule
     ) -> dict[str, Any] | None:
-        if rule is _AGAIN:
+        if rule is _RESTART:
             texts = (near for _, near in self._following(window, line_end))
-            return self._starts.again(text[prefix.length :], texts, number, prefix.wall_ns, self._step_lines)
+            return self._starts.restart(text[prefix.length :], texts, number, prefix.wall_ns, self._step_lines)
         if rule.block == "traceback":
             return read_traceback(self._following(window, line_end), prefix, text)
-        if rule.block in OF_FOLLOWING:
-            return OF_FOLLOWING[rule.block](self._following(window, line_end))
+        if rule.block in READERS_OF_BLOCK:
+            return READERS_OF_BLOCK[rule.block](self._following(window, line_end))
         if rule.block == "terminate":
             return read_terminate(text, self._following(window, line_end), prefix)
-        if rule.block in OF_BOTH:
-            return OF_BOTH[rule.block](text, self._following(window, line_end))
-        if rule.block in OF_LINE:
-            return OF_LINE[rule.block](text[prefix.length :].lstrip(" "))
+        if rule.block in READERS_OF_LINE_AND_BLOCK:
+            return READERS_OF_LINE_AND_BLOCK[rule.block](text, self._following(window, line_end))
+        if rule.block in READERS_OF_LINE:
+            return READERS_OF_LINE[rule.block](text[prefix.length :].lstrip(" "))
         if rule.block == "raised":
             found = read_last_line(text[prefix.length :], self._following(window, line_end), prefix)
             above = partial(self._before, window, line_end)

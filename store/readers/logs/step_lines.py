@@ -46,12 +46,12 @@ _IN_EPOCH = re.compile(
     r"\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
     r"(?P<total>\d{1,12})(?: \( *\d+%\))?\]"
 )
+"""mmengine counts epochs from 1; the ImageNet example (`Epoch: [0]`) and timm count from 0."""
 _BATCH = re.compile(
     r"\b[Ee]poch\b[ :=#\[(|-]{1,4}(?P<epoch>\d{1,7})(?![\d.])[^\n]{0,24}?\b(?:[Bb]atch|[Ss]tep|[Ii]te?r(?:ation)?)"
     r"\b[ :=#\[(|-]{1,12}(?P<step>\d{1,12}) *(?:/|of) *(?P<total>\d{1,12})"
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
-"""mmengine counts epochs from 1; the ImageNet example (`Epoch: [0]`) and timm count from 0."""
 _BATCH_OF = re.compile(r"(?<![\d/])(?P<step>\d{1,12})/(?P<total>\d{1,12}) of [eE]poch (?P<epoch>\d{1,7})\b")
 """The same, the batch first: `30/42 of epoch 28/30`."""
 _BATCH_HEADING = re.compile(
@@ -251,6 +251,7 @@ def read_step(
     policy = _POLICY.findall(text) if part is None and loss is None and "{" in text and "loss/" in text else []
     part = (_first_not_finite(policy) or float_of(policy[0])) if policy else part
     is_batch = loss is None and " of epoch " in text and _batch(text) is not None
+    # A step number alone is not enough: the line must have a value of the step.
     if loss is None and part is None and grad_norm is None and bar is None and (
         (step is None or (skipped is None and so_far is None and rate is None and not _PER_STEP.search(text)))
         and not (rate is not None and _BATCH_ALONE.search(text))
@@ -270,27 +271,27 @@ def read_step(
     if step is None and bar is None and not is_counted:
         return None
     epoch = _EPOCH_OF.search(text) if is_counted else None
-    throughput = _optional(rate)
+    throughput = _value(rate)
     duration_ns, data_ns = _duration_ns(text, bar), _data_ns(text)
     if duration_ns is not None and data_ns is not None and (data_ns > duration_ns or _WITHOUT_DATA.search(text)):
         duration_ns += data_ns
     return StepLine(
         step=None if is_counted and _SAMPLES.search(text) else step,
-        loss=_optional(loss) if loss is not None or part is None or math.isfinite(part) else part,
-        grad_norm=_optional(grad_norm),
-        lr=_optional(_RATE.search(text)) if "lr" in text or "rate" in text or "LR" in text else None,
+        loss=_value(loss) if loss is not None or part is None or math.isfinite(part) else part,
+        grad_norm=_value(grad_norm),
+        lr=_value(_RATE.search(text)) if "lr" in text or "rate" in text or "LR" in text else None,
         duration_ns=duration_ns,
         data_ns=data_ns,
         is_of_step=duration_ns is not None and _OF_STEP.search(text) is not None,
         throughput=throughput if throughput and math.isfinite(throughput) and throughput > 0 else None,
         skipped=int(skipped[1]) if skipped else None,
         skipped_so_far=int(so_far[1]) if so_far else None,
-        loss_scale=_optional(_SCALE.search(text)) if "scale" in text else None,
+        loss_scale=_value(_SCALE.search(text)) if "scale" in text else None,
         total=total,
         per_epoch=_per_epoch(text),
         of_step=int(found[1]) if " step " in text and (found := _ITERATION.search(text)) else None,
         bar=bar,
-        epoch=_optional(epoch) if epoch or not is_counted else epoch_above,
+        epoch=_value(epoch) if epoch or not is_counted else epoch_above,
         name=name,
     )
 
@@ -395,5 +396,5 @@ def _in_ns(match: re.Match[str], least: float = 0.0) -> int | None:
     return int(value) if least < value < 1e15 else None
 
 
-def _optional(match: re.Match[str] | None) -> float | None:
+def _value(match: re.Match[str] | None) -> float | None:
     return float_of(match[1]) if match else None

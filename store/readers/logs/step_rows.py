@@ -7,7 +7,7 @@
 2. The training bar is the one with the most steps; a new epoch begins when it restarts. If epoch or step numbers
    restart, another training begins (a fold, a trial).
 3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines. Without a
-   throughput, it is the time between lines. If a duration is printed, `otherwise` holds the derived one.
+   throughput, it is the time between lines. If a duration is printed, `other_durations` holds the derived one.
 4. The times of single steps are recovered from the bar's smoothed rate (`bar_times`).
 """
 
@@ -20,7 +20,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from store.readers.bar_times import own_times
+from store.readers.bar_times import single_step_times
 from store.readers.logs.log_file import LogStep
 from store.readers.logs.progress_bars import Bar
 
@@ -42,23 +42,23 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     has_times = len(times) == len(lines) - num_cut and times == sorted(times)  # otherwise lines are in step order
     rows: dict[int, dict[str, Any]] = {}
     counted, at = 0, 0
-    turns = _Epochs()
+    bar_epochs = _Epochs()
     skipped_before: dict[int, int] = {}
     engines: Counter[int] = Counter()
-    settled = _settled(lines, name)
+    settled_at = _settled(lines, name)
     passes, epochs = _Passes(), _Passes()
     usual = _usual_name(lines)
     is_after_other, last = False, None
     has_begun = False
-    of_bar = [bar for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
-    own = {id(of_bar[place]): took_ns for place, took_ns in own_times(of_bar).items()}
+    states = [bar for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
+    single_ns = {id(states[place]): took_ns for place, took_ns in single_step_times(states).items()}
     for line in lines:
         found = line.step_line
         if found.name and found.name != usual:
             continue
         if found.bar is not None and (found.bar.name, found.bar.total) == name:
-            at = turns.step(found.bar)
-            has_begun |= turns.has_begun
+            at = bar_epochs.step(found.bar)
+            has_begun |= bar_epochs.has_begun
         elif found.bar is not None and (found.loss is None or name is not None):
             is_after_other = True
             continue  # a bar of an evaluation, or of another training
@@ -83,14 +83,14 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             engines[step] += 1
             skipped = found.skipped_so_far - skipped_before[engine] if engine in skipped_before else None
             skipped_before[engine] = found.skipped_so_far
-        total = found.total or (found.bar.total if found.bar and turns.is_of_all(found.bar) else None)
+        total = found.total or (found.bar.total if found.bar and bar_epochs.is_of_all(found.bar) else None)
         passes.take(step)
         start_ns = line.prefix.wall_ns if has_times and not passes.is_other else None
         row = rows.setdefault(step, {"rank": rank, "step": step, "start_ns": start_ns})
-        is_of_skipped = found.bar is not None and at <= settled and found.duration_ns == found.bar.duration_ns
+        is_of_skipped = found.bar is not None and at <= settled_at and found.duration_ns == found.bar.duration_ns
         duration_ns = None if is_of_skipped or passes.is_other else found.duration_ns
         if duration_ns is not None and found.bar is not None and duration_ns == found.bar.duration_ns:
-            duration_ns = own.get(id(found.bar), duration_ns)
+            duration_ns = single_ns.get(id(found.bar), duration_ns)
         for key, value in (
             ("duration_ns", duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
@@ -101,16 +101,16 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
-        if found.loss is not None and not math.isfinite(found.loss):  # the training that has this step
+        if found.loss is not None and not math.isfinite(found.loss):  # is kept even if the step has a finite loss
             row["loss"] = found.loss
-        # the row must keep no value from the previous training
+        # Not if the row has the loss of a previous training with the same step number.
         if has_begun and row.get("loss") is found.loss is not None:
             row["begins"], has_begun = True, False
         is_after_other, last = is_after_other and row is last, row
-    every = list(rows.values())
-    _mark_starts(every, passes.training_of)
-    _add_durations(every, passes.of)
-    return every
+    ordered = list(rows.values())
+    _mark_starts(ordered, passes.training_of)
+    _add_durations(ordered, passes.pass_of)
+    return ordered
 
 
 def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int]) -> None:
@@ -167,10 +167,13 @@ class _Passes:
     """
 
     def __init__(self) -> None:
-        self.of: dict[float, int] = {}
+        self.pass_of: dict[float, int] = {}
         self.training_of: dict[float, int] = {}
-        self.is_other = self.has_begun = False
-        """True if the newest line began a pass."""
+        """Number of the pass, and of the training, in which each step first occurred."""
+        self.is_other = False
+        """True if the newest pass is of another training than the one before."""
+        self.has_begun = False
+        """True if the newest line began another training."""
         self._turn = self._training = 0
         self._first: float | None = None
         self._newest = 0.0
@@ -184,7 +187,7 @@ class _Passes:
             self._training += self.has_begun
             self.is_other = self.has_begun
         self._newest = step
-        self.of.setdefault(step, self._turn)
+        self.pass_of.setdefault(step, self._turn)
         self.training_of.setdefault(step, self._training)
 
 

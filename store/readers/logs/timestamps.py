@@ -45,7 +45,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Parses times. `year` (that of the file's last change) is used for forms without a year."""
+    """Parses times. `year` is used for forms without a year."""
 
     year: int
     years: set[int | None] = field(default_factory=set)

@@ -1,6 +1,6 @@
 """Read an exception from its lines: a traceback interleaved with those of other ranks, its last line, an error file.
 
-found = read_traceback(lines, stream)      # {"type": "ValueError", "message": ..., "traceback": ...}
+found = read_traceback(lines, prefix)      # {"type": "ValueError", "message": ..., "traceback": ...}
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _OWN_RANK = re.compile(
 _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
 
-def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix, head: str = "") -> dict[str, Any] | None:
+def read_traceback(lines: Iterable[tuple[Prefix, str]], writer: Prefix, head: str = "") -> dict[str, Any] | None:
     """Read the exception below `head`, "Traceback (most recent call last):", from lines of the same stream. `is_cut` is
     set if the file ends within its frames. Returns None if unrelated lines follow the frames.
 
@@ -79,7 +79,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix, head: str =
     num_lines = 0
     for prefix, text in lines:
         num_lines += 1
-        if prefix.stream != own.stream:
+        if prefix.stream != writer.stream:
             continue
         line = text.rstrip()
         if is_over and found is not None:  # the first line after an empty line
@@ -133,7 +133,7 @@ def _stated_rank(message: str) -> dict[str, Any]:
     return {"own_rank": int(ranks.pop())} if len(ranks) == 1 else {}
 
 
-def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any] | None:
     """Read the exception from the last line of a traceback; None if the line has none.
 
     `lines` follow it. The line after a trailing colon, and lines wrapped at the terminal's width, belong to it.
@@ -146,19 +146,19 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     for place, (prefix, line) in enumerate(lines):
         is_signed |= place == 0 and _OWN_RANK.search(line) is not None
         if is_signed:  # torch_npu: the runtime's report follows, up to the next empty line
-            if not line.strip() or _NEW.match(line) or place >= MESSAGE_LINES or prefix.stream[1:] != own.stream[1:]:
+            if not line.strip() or _NEW.match(line) or place >= MESSAGE_LINES or prefix.stream[1:] != writer.stream[1:]:
                 break
             message += f"\n{line.strip()}"
             continue
         word = line.split(" ", 1)[0]
-        if place == 0 and before.endswith(":") and not word and line.strip() and prefix.stream == own.stream:
+        if place == 0 and before.endswith(":") and not word and line.strip() and prefix.stream == writer.stream:
             message += f"\n{line.strip()}"
             break
         is_broken = len(before) <= TERMINAL_COLUMNS < len(before) + 1 + len(word)
         if (
             not word
             or not is_broken
-            or (prefix.length and not own.length)
+            or (prefix.length and not writer.length)
             or _ANOTHER.match(line)
             or place >= MESSAGE_LINES
         ):
@@ -168,15 +168,15 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": "", **_stated_rank(message)}
 
 
-def rank_in_head(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any]:
+def rank_in_head(lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any]:
     """{"own_rank": rank} if the head of a traceback names the rank that raised it. `lines`: above its last line."""
     for prefix, text in lines:
-        if prefix.stream == own.stream and not text.startswith("  "):
+        if prefix.stream == writer.stream and not text.startswith("  "):
             return _stated_rank(text) if _NEW.match(text) else {}
     return {}
 
 
-def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
+def frames_above(lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> str:
     """The frames above the last line of a traceback whose head was cut off. Empty if the head is there, because
     `read_traceback` then reads the frames.
 
@@ -185,7 +185,7 @@ def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
     frames: list[str] = []
     others = 0
     for prefix, text in lines:
-        if prefix.stream != own.stream:
+        if prefix.stream != writer.stream:
             others += 1
             if others > OTHERS_BETWEEN:
                 break
@@ -198,14 +198,14 @@ def frames_above(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> str:
     return "\n".join(frames) if any(frame.startswith('  File "') for frame in frames) else ""
 
 
-def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any] | None:
     """Read a C++ exception that ended the process: its type, and the text of `what()` on one of the next lines."""
     thrown = _THROWN.search(text)
     if thrown is None:
         unhandled = _UNHANDLED.search(text)
         return {"type": "RuntimeError", "message": unhandled[1][:MAX_MESSAGE], "traceback": ""} if unhandled else None
     for place, (prefix, line) in enumerate(lines):
-        if prefix.stream == own.stream and (what := _WHAT.match(line)):
+        if prefix.stream == writer.stream and (what := _WHAT.match(line)):
             message = what[1][:MAX_MESSAGE]
             return {"type": thrown[1].split("::")[-1], "message": message, "traceback": "", **_stated_rank(message)}
         if place >= 8:
@@ -213,22 +213,22 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     return None
 
 
-def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any] | None:
     """Read torchelastic's `error.json`, on one line or as the launcher prints it; None for other JSON."""
     text = text[text.find("{") :] if "{" in text[: text.find('"')] else "{" + text
-    about = _object(text)
-    if about is None and text.rstrip().endswith("{"):
+    content = _object(text)
+    if content is None and text.rstrip().endswith("{"):
         parts = [text]
         for place, (prefix, line) in enumerate(lines):
             if place >= MAX_JSON_LINES:
                 break
-            if prefix.stream == own.stream:
+            if prefix.stream == writer.stream:
                 parts.append(line)
-                if line.startswith("}") and (about := _object("\n".join(parts))) is not None:
+                if line.startswith("}") and (content := _object("\n".join(parts))) is not None:
                     break
-    if about is None and (cut := _CUT_ERROR.match(text)):  # the traceback ends above the line that raised
-        about = _object(f'{{"message": {{"message": "{cut[1]}"}}}}')
-    message = about.get("message") if about is not None else None
+    if content is None and (cut := _CUT_ERROR.match(text)):  # the traceback ends above the line that raised
+        content = _object(f'{{"message": {{"message": "{cut[1]}"}}}}')
+    message = content.get("message") if content is not None else None
     if not isinstance(message, dict) or "message" not in message:
         return None
     info = message.get("extraInfo")

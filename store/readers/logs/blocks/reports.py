@@ -13,7 +13,7 @@ from typing import Any
 from store.readers.logs.blocks.exceptions import MAX_FRAMES_TEXT, MAX_MESSAGE, RAISED
 from store.readers.logs.prefix import Prefix
 
-__all__ = ["OF_BOTH", "OF_FOLLOWING", "OF_LINE", "read_frames"]
+__all__ = ["READERS_OF_BLOCK", "READERS_OF_LINE", "READERS_OF_LINE_AND_BLOCK", "read_frames"]
 
 BUS_LINES = 4
 ACTOR_LINES = 12
@@ -23,7 +23,7 @@ FRAMES = 24
 """Lines below a signal's line that may be its stack."""
 _FRAME = re.compile(r"^\s*\[ *\d{1,3}\] (?P<path>/[^\s()]+)\((?P<symbol>[\w.@]*)\+0x[0-9a-f]+\)")
 _OF_SYSTEM = re.compile(r"/(?:libpthread|libc|libm|libgcc_s|libstdc\+\+|ld-linux)[-.\w]*$")
-"""Libraries that every program calls: the caller of the innermost other one is to be looked at."""
+"""Libraries that every program calls; the innermost frame outside of them is reported."""
 _ACTOR = re.compile(r"^\s+(?:class_name|actor_id|pid|name|namespace|ip): |^The actor is dead because")
 _ACTOR_PID = re.compile(r"(?:^\s+pid:|Worker PID:) (\d{1,10})\b")
 _ACTOR_IP = re.compile(r"(?:^\s+ip:|Worker IP address:) ([\w.:-]{2,60})")
@@ -49,7 +49,9 @@ def read_usage(text: str) -> dict[str, Any] | None:
 
 
 def read_frames(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """Read the library of the innermost frame of a native stack, as Open MPI prints it; system libraries are passed."""
+    """Read the library of the innermost frame of a native stack, as Open MPI prints it; system libraries are
+    skipped.
+    """
     found = (match for _, line in islice(lines, FRAMES) if (match := _FRAME.match(line)))
     first = next((match for match in found if not _OF_SYSTEM.search(match["path"])), None)
     if first is None:
@@ -96,15 +98,15 @@ def read_port(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any] 
 def read_actor(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     """Read which of Ray's processes died: in the raylet's line, or in the list below the exception that reports it."""
     found: dict[str, Any] = {}
-    about = [text]
+    texts = [text]
     for _, line in lines:
-        if _ACTOR.match(line) is None or len(about) > ACTOR_LINES:
+        if _ACTOR.match(line) is None or len(texts) > ACTOR_LINES:
             break
-        about.append(line)
+        texts.append(line)
     for name, pattern in (("pid", _ACTOR_PID), ("ip", _ACTOR_IP)):
-        if match := next(filter(None, map(pattern.search, about)), None):
+        if match := next(filter(None, map(pattern.search, texts)), None):
             found[name] = int(match[1]) if name == "pid" else match[1]
-    if any("process receives a SIGTERM" in line for line in about):
+    if any("process receives a SIGTERM" in line for line in texts):
         found["signal"] = "SIGTERM"
     return found
 
@@ -250,11 +252,11 @@ def read_tasks(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     return {"ranks": ", ".join(found[:512])}
 
 
-OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
+READERS_OF_BLOCK: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
     "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "tasks": read_tasks,
 }  # fmt: skip
-"""Readers of blocks whose first line carries no fields."""
-OF_BOTH: dict[str, Callable[[str, Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
+"""Readers of blocks whose first line has no fields; they get the lines below it."""
+READERS_OF_LINE_AND_BLOCK: dict[str, Callable[[str, Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
     "stalled": read_stalled, "actor": read_actor, "bus": read_lost_bus, "port": read_port,
 }  # fmt: skip
-OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}
+READERS_OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}

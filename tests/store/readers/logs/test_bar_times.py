@@ -10,7 +10,7 @@ import pytest
 import tqdm.std
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.bar_times import own_times
+from store.readers.bar_times import single_step_times
 from store.readers.logs.progress_bars import read_bar
 
 STEPS = 200
@@ -34,7 +34,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, slow_s: float, *, usual_s: float = 1.
 def test_a_slow_step_stands_out_of_the_smoothed_rate(monkeypatch: pytest.MonkeyPatch, usual_s: float) -> None:
     text = drawn(monkeypatch, 2 * usual_s, usual_s=usual_s)
     bars = [bar for part in text.split("\r") if (bar := read_bar(part)) is not None]
-    times = {bars[place].step: took_ns / 1e9 for place, took_ns in own_times(bars).items()}
+    times = {bars[place].step: took_ns / 1e9 for place, took_ns in single_step_times(bars).items()}
     assert len(times) >= STEPS - 1
     for step, took_s in times.items():
         assert took_s == pytest.approx(usual_s * (2 if step % 20 == 0 else 1), rel=0.06), step
@@ -45,7 +45,7 @@ def test_bars_with_another_smoothing_keep_their_rate(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, float]
 ) -> None:
     text = drawn(monkeypatch, 40.0, **settings)
-    assert own_times([bar for part in text.split("\r") if (bar := read_bar(part)) is not None]) == {}
+    assert single_step_times([bar for part in text.split("\r") if (bar := read_bar(part)) is not None]) == {}
 
 
 def test_every_twentieth_step_of_a_bar_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
