@@ -25,8 +25,7 @@ def write_frame(fd: int, blob: bytes, deadline_s: float) -> None:
     """Write one message to a pipe; only a non-blocking one keeps to the deadline."""
     rest = memoryview(_LENGTH.pack(len(blob)) + blob)
     while rest:
-        if not select.select([], [fd], [], _left_s(deadline_s))[1]:
-            raise TimeoutError
+        _wait(fd, select.POLLOUT, deadline_s)
         try:
             rest = rest[os.write(fd, rest[:_MAX_WRITE]) :]
         except BlockingIOError:
@@ -44,13 +43,17 @@ def read_frame(fd: int, deadline_s: float, *, max_bytes: int) -> bytes:
 def _read_exactly(fd: int, num_bytes: int, deadline_s: float) -> bytes:
     found = bytearray()
     while len(found) < num_bytes:
-        if not select.select([fd], [], [], _left_s(deadline_s))[0]:
-            raise TimeoutError
+        _wait(fd, select.POLLIN, deadline_s)
         if not (part := os.read(fd, min(1 << 20, num_bytes - len(found)))):
             raise EOFError
         found += part
     return bytes(found)
 
 
-def _left_s(deadline_s: float) -> float | None:
-    return None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
+def _wait(fd: int, event: int, deadline_s: float) -> None:
+    """Wait until a descriptor is ready. `select.select` would refuse descriptors from 1,024 on."""
+    poll = select.poll()
+    poll.register(fd, event)
+    left_ms = None if deadline_s == math.inf else math.ceil(1e3 * max(0.0, deadline_s - time.monotonic()))
+    if not poll.poll(left_ms):
+        raise TimeoutError
