@@ -94,6 +94,8 @@ time.
 """
 WAIT_S = 10.0
 """Seconds that a reader or writer waits for a store that another process has open."""
+ROLE_WAIT_S = 0.5
+"""Seconds to wait for the holder of a writer lock that has not written its role yet."""
 READER = "reader"
 """Role of a reader that brings the store up to date before it reads; it holds the lock only briefly."""
 MIRROR = "mirror"
@@ -202,7 +204,7 @@ def _watched(stores: Iterable[Path]) -> Iterator[Path]:
         if not lock.exists():
             continue
         try:
-            WriterLock(store, role=READER).close()
+            WriterLock(store, role=READER, wait_s=ROLE_WAIT_S).close()
         except StoreLockedError as error:
             if error.role in ("watch", MIRROR):
                 yield lock

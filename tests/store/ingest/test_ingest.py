@@ -17,7 +17,7 @@ import pytest
 from probes.tape.format.schema import TABLES
 from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape.rundir import RunDir
-from store import Ingester, Store, StoreError, StoreLockedError, rebuild
+from store import Ingester, Store, StoreError, StoreLockedError, is_watched, rebuild
 from store.ingest import ingest as ingest_module
 from store.ingest import store_file
 from store.ingest.rank_folders import NodeFolders
@@ -266,6 +266,16 @@ def test_a_reader_that_catches_up_is_waited_for(tmp_path: Path) -> None:
     with Ingester(run) as ingester:
         assert ingester.tick().rows["steps"] == 20
     timer.join()
+
+
+def test_a_reader_that_catches_up_is_no_watch_and_holds_up_nobody_who_asks(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=5)
+    with Ingester(run, role="reader"):
+        began_s = time.monotonic()
+        assert not is_watched([run.store()])
+        assert time.monotonic() - began_s < 10.0
+    with Ingester(run, role="watch"):
+        assert is_watched([run.store()])
 
 
 def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
