@@ -177,9 +177,9 @@ class Publisher:
         self._put_bytes(path, sink.getvalue())
 
     def _put_bytes(self, path: str, content: Any) -> None:
-        """Write an object atomically: buckets do so anyway, folders need a rename."""
+        """Write an object atomically: buckets do so anyway, folders need a rename. All nodes write run.json."""
         is_local = self._files.type_name == "local"
-        fresh = f"{path}.part" if is_local else path
+        fresh = f"{path}.{self._node_rank}.part" if is_local else path
         if is_local:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         with self._files.open_output_stream(fresh) as stream:

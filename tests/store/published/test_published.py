@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,18 @@ def test_addresses() -> None:
         assert "secret" not in str(raised.value)
     with pytest.raises(AddressError, match="unknown option color"):
         open_address("s3://lake/x?color=red")
+
+
+def test_nodes_that_begin_together_publish_the_same_manifest(tmp_path: Path, lake: str) -> None:
+    run = make_run(tmp_path, ranks=2, steps=2)
+    publishers = [Publisher(lake, run, node_rank=node) for node in range(4)]
+    path = f"{tmp_path}/lake/run.json"
+
+    def put_often(publisher: Publisher) -> None:
+        for _ in range(200):
+            publisher._put_bytes(path, b"manifest" * 1000)
+
+    with ThreadPoolExecutor(len(publishers)) as pool:
+        list(pool.map(put_often, publishers))
+    assert [file.name for file in Path(path).parent.iterdir()] == ["run.json"]
+    assert Path(path).read_bytes() == b"manifest" * 1000
