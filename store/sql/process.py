@@ -172,7 +172,8 @@ class _PlainValues(pickle.Unpickler):
 def _loads(blob: bytes) -> dict[str, Any]:
     try:
         found = _PlainValues(io.BytesIO(blob)).load()
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # a malformed pickle raises errors of many types
         raise StoreError(f"the answer cannot be read: {error}") from None
-    assert isinstance(found, dict)
+    if not isinstance(found, dict):
+        raise StoreError(f"the answer cannot be read: it is a {type(found).__name__}")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,3 +149,9 @@ def test_statements_beyond_the_limit_are_refused_and_all_end(run: RunDir, monkey
     thread.join(60)
     assert "memory" in str(answers[0])
     assert ask(run, "SELECT 1", limit_s=30).rows == [(1,)]
+
+
+@pytest.mark.parametrize("blob", [b"", b"\x80\x05]", b"I1x\n.", pickle.dumps([1]), b"cos\nsystem\n."], ids=repr)
+def test_a_malformed_answer_is_an_error_of_the_store(blob: bytes) -> None:
+    with pytest.raises(StoreError, match="the answer cannot be read"):
+        sql_process._loads(blob)
