@@ -90,8 +90,8 @@ class _Block:
                 found[name] = self.value(depth + 1)
             else:
                 found[name] = None
-        while self.at < len(self.rows) and self.rows[self.at][0] > indent:
-            self.at += 1  # skip what cannot be parsed
+            while self.at < len(self.rows) and self.rows[self.at][0] > indent:
+                self.at += 1  # skip what cannot be parsed
         return found
 
     def _continued(self, text: str, indent: int) -> str:

@@ -53,6 +53,18 @@ def test_the_lines_are_those_of_the_json(tmp_path: Path, message: str) -> None:
     assert list(lines(as_yaml)) == list(lines_of_json(as_json))
 
 
+def test_a_key_in_another_form_hides_only_the_block_that_has_it(tmp_path: Path) -> None:
+    document = evicted("The node was low on resource: memory.")
+    (event,) = document["items"]
+    # YAML writes `? ` before a key of more than 128 characters.
+    event["firstMetadata"] = {"long": {"k" * 150: "value"}, "other": "value"}
+    as_json, as_yaml = tmp_path / "events.json", tmp_path / "events.yaml"
+    as_json.write_text(json.dumps(document))
+    as_yaml.write_text(yaml.safe_dump(document))
+    assert "? kkk" in as_yaml.read_text()
+    assert list(lines(as_yaml)) == list(lines_of_json(as_json))
+
+
 @pytest.mark.parametrize("indented", [True, False])
 def test_a_pod_that_ran_out_of_memory_is_named(tmp_path: Path, indented: bool) -> None:
     document = json.loads(listed("Failed", ended(137, "OOMKilled")))
