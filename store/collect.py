@@ -153,8 +153,8 @@ def _copy(source: Path, target: Path) -> int:
     """
     found = source.stat()
     with contextlib.suppress(OSError):
-        there = target.stat()
-        if (there.st_size, there.st_mtime_ns) == (found.st_size, found.st_mtime_ns):
+        existing = target.stat()
+        if (existing.st_size, existing.st_mtime_ns) == (found.st_size, found.st_mtime_ns):
             return found.st_size
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.collect-{os.getpid()}")

@@ -317,9 +317,9 @@ def retry_until_free(path: Path, wait_s: float, connect: Callable[[], DuckDBPyCo
         try:
             return connect()
         except duckdb.Error as error:
-            meant = as_store_error(error, path)
-            if not isinstance(meant, StoreBusyError) or time.monotonic() >= deadline:
-                raise meant from error
+            store_error = as_store_error(error, path)
+            if not isinstance(store_error, StoreBusyError) or time.monotonic() >= deadline:
+                raise store_error from error
         time.sleep(pause_s)
         pause_s = min(MAX_POLL_S, 1.3 * pause_s)
 

@@ -227,12 +227,12 @@ class Store(Closing):
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> StoreError:
-        meant = as_store_error(error, self._name)
-        if isinstance(meant, StoreCorruptError):
-            meant = as_store_error(error, self._file)
-            assert isinstance(meant, StoreCorruptError)
-            self._damage = self._damage or meant
-        return meant
+        store_error = as_store_error(error, self._name)
+        if isinstance(store_error, StoreCorruptError):
+            store_error = as_store_error(error, self._file)
+            assert isinstance(store_error, StoreCorruptError)
+            self._damage = self._damage or store_error
+        return store_error
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:

@@ -47,17 +47,17 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
     queries, made = dict[str, str](), dict[str, str]()
     try:
         sizes = _sizes_of(connection)
-        there = None if _all_of_this_version(connection, len(paths), sizes.keys()) else columns_of(connection)
+        schemas = None if _all_of_this_version(connection, len(paths), sizes.keys()) else columns_of(connection)
         copies = sum(sizes.values()) <= _FEW_ROWS
         for table in TABLES.values():
             typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table)]
             selects, is_there = [], False
             for i in range(len(paths)):
-                columns = {name for _, _, name in typed} if there is None else _common(table, there, i)
+                columns = {name for _, _, name in typed} if schemas is None else _common_columns(table, schemas, i)
                 if columns:
                     is_there = True
                     picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
-                    for part in _parts_of(table, there, i):
+                    for part in _parts_of(table, schemas, i):
                         if not copies or sizes.get((f"n{i}", part)) != 0:
                             selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
             if not is_there:
@@ -71,7 +71,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
             queries[table.name] = " UNION ALL ".join(selects)
             made[table.name] = _create(connection, quoted(table.name), queries[table.name], copies=copies)
         connection.execute(";".join(empty))
-        listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
+        listed = [i for i in range(len(paths)) if schemas is None or (f"n{i}", "ingest_problems") in schemas]
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
         none = "SELECT '' AS path, '' AS problem WHERE false"
         connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [none])}")
@@ -157,20 +157,22 @@ def columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]
         "SELECT c.database_name, c.table_name, c.column_name FROM duckdb_columns() c "
         "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) WHERE c.schema_name = 'main'"
     ).fetchall()
-    there: dict[tuple[str, str], set[str]] = {}
+    schemas: dict[tuple[str, str], set[str]] = {}
     for database, table, column in rows:
-        there.setdefault((database, table), set()).add(column)
-    return there
+        schemas.setdefault((database, table), set()).add(column)
+    return schemas
 
 
-def _parts_of(table: Table, there: dict[tuple[str, str], set[str]] | None, number: int) -> list[str]:
-    """Names of the file's tables that hold the rows of `table`: finished and open rows are separate tables, or one."""
-    apart = [finished_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
-    if there is None or all((f"n{number}", part) in there for part in apart):
-        return apart
-    return [table.name] if (f"n{number}", table.name) in there else []
+def _parts_of(table: Table, schemas: dict[tuple[str, str], set[str]] | None, index: int) -> list[str]:
+    """Names of the file's tables that hold the rows of `table`: finished and open rows are separate tables, or one.
+    `schemas`: from `columns_of`; None if all files are of this version.
+    """
+    parts = [finished_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
+    if schemas is None or all((f"n{index}", part) in schemas for part in parts):
+        return parts
+    return [table.name] if (f"n{index}", table.name) in schemas else []
 
 
-def _common(table: Table, there: dict[tuple[str, str], set[str]], number: int) -> set[str]:
-    parts = _parts_of(table, there, number)
-    return set.intersection(*(there[f"n{number}", part] for part in parts)) if parts else set()
+def _common_columns(table: Table, schemas: dict[tuple[str, str], set[str]], index: int) -> set[str]:
+    parts = _parts_of(table, schemas, index)
+    return set.intersection(*(schemas[f"n{index}", part] for part in parts)) if parts else set()

@@ -45,9 +45,9 @@ def carry_over(former: Path, fresh: Path) -> dict[str, int]:
             require_regular_file(fresh)
             literal = str(fresh).replace("'", "''")
             connection.execute(f"ATTACH '{literal}' AS fresh")
-            there = columns_of(connection)
-            for table in sorted(name for database, name in there if database == "former" and name != _META):
-                columns = there["former", table] & there.get(("fresh", table), set())
+            schemas = columns_of(connection)
+            for table in sorted(name for database, name in schemas if database == "former" and name != _META):
+                columns = schemas["former", table] & schemas.get(("fresh", table), set())
                 names = ", ".join(quoted(column) for column in sorted(columns))
                 if not names:
                     continue

@@ -34,8 +34,8 @@ def find_damage(path: Path) -> StoreCorruptError | None:
         for (name,) in names:
             connection.execute(f"SELECT count(*), sum(hash(t)) FROM store.main.{quoted(name)} t").fetchall()
     except duckdb.Error as error:
-        meant = as_store_error(error, path)
-        return meant if isinstance(meant, StoreCorruptError) else None
+        store_error = as_store_error(error, path)
+        return store_error if isinstance(store_error, StoreCorruptError) else None
     finally:
         connection.close()
     return None

@@ -42,8 +42,8 @@ class NewestFolders(NodeFolders):
 
     def all(self) -> list[Folder]:
         """The folders, ranks first."""
-        own = NodeFolders.all(self)  # also lists the folders of the other nodes
-        found, oldest = (self._folders if self.all_nodes else own), self.oldest
+        of_node = NodeFolders.all(self)  # also lists the folders of the other nodes
+        found, oldest = (self._folders if self.all_nodes else of_node), self.oldest
         return [folder for folder in found if folder.is_node or folder.attempt >= oldest]
 
     def is_own(self, folder: Folder) -> bool:

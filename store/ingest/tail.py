@@ -125,12 +125,12 @@ class Tail:
 
     def _refused_files(self, state: ReadState) -> Iterator[Problem]:
         """Report files that are refused, and clear problems of files that can be opened again."""
-        odd = self.run.problems()
-        for path, problem in odd.items():
+        refused = self.run.problems()
+        for path, problem in refused.items():
             if state.problems.get(path) != problem:
                 yield Problem(path=path, problem=problem)
         for path, problem in state.problems.items():
-            if path not in odd and (path == "run.json" or problem in (LINK, NOT_PLAIN, NO_FOLDER)):
+            if path not in refused and (path == "run.json" or problem in (LINK, NOT_PLAIN, NO_FOLDER)):
                 yield Problem(path=path, problem="")
 
     def _integrity(self, folders: list[Folder], state: ReadState) -> Iterator[Problem]:

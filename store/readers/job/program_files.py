@@ -77,15 +77,15 @@ class ReadPrograms:
            unless the log has far more losses.
         """
         numbered = {(row["rank"], row["step"]): row for row in logged if not row.get("is_counted")}
-        own, without_log = self._steps(problems, numbered)
+        from_files, without_log = self._steps(problems, numbered)
         counted = Counter(row["rank"] for row in logged if row.get("is_counted") and row.get("loss") is not None)
-        stated = Counter(row["rank"] for row in own if row.get("loss") is not None)
+        stated = Counter(row["rank"] for row in from_files if row.get("loss") is not None)
         left_out = {rank for rank in counted if MANY * stated[rank] < counted[rank]}
         without_lines = set(stated) - left_out
         from_logs = [
             row for row in logged if row["rank"] not in (without_lines if row.get("is_counted") else without_log)
         ]
-        return [*from_logs, *(row for row in own if row["rank"] not in left_out)]
+        return [*from_logs, *(row for row in from_files if row["rank"] not in left_out)]
 
     def _steps(
         self, problems: Survey, numbered: Mapping[tuple[int, int], dict[str, Any]]
@@ -159,9 +159,9 @@ def _overlap(
     rank: int, rows: Sequence[Mapping[str, Any]], numbered: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> bool:
     """Return True if the ranges of steps of a file and of the rank's logs overlap; those of two attempts may not."""
-    own: list[int] = [row["step"] for row in rows if row["rank"] == rank]
+    steps: list[int] = [row["step"] for row in rows if row["rank"] == rank]
     logged = [step for logged_rank, step in numbered if logged_rank == rank]
-    return min(own) <= max(logged) and min(logged) <= max(own)
+    return min(steps) <= max(logged) and min(logged) <= max(steps)
 
 
 def _fill_gaps(row: Mapping[str, Any], known: dict[str, Any]) -> None:

@@ -39,7 +39,9 @@ def read(path: Path) -> ProgramRows:
 
 def history_point(row: dict[str, object]) -> Point | None:
     """Convert one row. A step that the program logged takes precedence over W&B's count of calls."""
-    own = next((row[name] for name in ("train/global_step", "trainer/global_step", "global_step") if name in row), None)
+    logged_step = next(
+        (row[name] for name in ("train/global_step", "trainer/global_step", "global_step") if name in row), None
+    )
     time = row.get("_timestamp")
     wall_ns = int(time * 1e9) if isinstance(time, (int, float)) and 1e9 < time < 1e10 else None
-    return point_of(own if own is not None else row.get("_step"), row, wall_ns)
+    return point_of(logged_step if logged_step is not None else row.get("_step"), row, wall_ns)

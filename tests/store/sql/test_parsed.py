@@ -40,7 +40,7 @@ def test_several_statements_stay_text() -> None:
 
 def test_no_more_are_kept_than_reports_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_statements", {})
-    monkeypatch.setattr(module, "_MOST", 3)
+    monkeypatch.setattr(module, "_MAX_STATEMENTS", 3)
     with numbers(1) as connection:
         for number in range(10):
             parsed(connection, f"SELECT {number}")
