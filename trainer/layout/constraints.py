@@ -78,7 +78,7 @@ def _async_tp(config: Config, plan: Plan) -> None:
     needed = {
         "parallel.tp above 1": plan.tp > 1,
         "parallel.sequence_parallel = true": config.parallel.sequence_parallel,
-        "train.compile (the compiler cuts the products)": config.train.compile is not False and plan.compiles,
+        "train.compile (the compiler splits the matmuls)": config.train.compile is not False and plan.compiles,
         "train.compile_backend = 'inductor'": config.train.compile_backend == "inductor",
         "train.backend = 'nccl' or 'auto'": config.train.backend != "gloo",
     }
@@ -103,9 +103,9 @@ def _context(config: Config, plan: Plan) -> None:
         )
     pieces = cp * (2 if ring else 1) * (plan.tp if config.parallel.sequence_parallel or config.model.num_experts else 1)
     if config.data.seq_len % pieces:
-        of = f"parallel.cp = {cp}" if pieces == cp else f"parallel.cp x tp = {pieces}"
-        of = f"{pieces}, the chunks of a ring" if ring else of
-        raise ConfigError(f"data.seq_len = {config.data.seq_len}: must be divisible by {of}")
+        divisor = f"parallel.cp = {cp}" if pieces == cp else f"parallel.cp x tp = {pieces}"
+        divisor = f"{pieces}, the chunks of a ring" if ring else divisor
+        raise ConfigError(f"data.seq_len = {config.data.seq_len}: must be divisible by {divisor}")
     if config.data.document_mask:
         raise ConfigError(
             f"data.document_mask = true: needs parallel.cp = 1, not {cp} (a rank's chunk lacks the "
@@ -188,7 +188,7 @@ def _zero1(config: Config, plan: Plan) -> None:
         )
 
 
-def _own_optimizer(config: Config, plan: Plan) -> None:
+def _optimizer_name(config: Config, plan: Plan) -> None:
     if config.optim.name == "adamw":
         return
     setting = f"optim.name = {config.optim.name!r}"
@@ -270,6 +270,6 @@ def _whole_blocks(config: Config, plan: Plan) -> None:
 
 CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
     _zero1, _compression, _separator, _loss_in_chunks, _compile, _async_tp, _context, _experts, _reduction,
-    _own_optimizer, _float8, _float8_gather, _whole_blocks,
+    _optimizer_name, _float8, _float8_gather, _whole_blocks,
 )  # fmt: skip
 """All constraints, in the order of checking."""

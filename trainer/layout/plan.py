@@ -99,9 +99,9 @@ class Plan:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Coordinates of `rank`, by dimension."""
-        found: dict[str, int] = {}
+        sizes, found = self.sizes, dict[str, int]()
         for dim in reversed(MESH_DIMS):
-            rank, found[dim] = divmod(rank, self.sizes[dim])
+            rank, found[dim] = divmod(rank, sizes[dim])
         return {dim: found[dim] for dim in MESH_DIMS}
 
     def data_rank(self, rank: int) -> int:
@@ -203,7 +203,7 @@ def _pipeline_stages(config: Config, pp: int) -> Stages:
     if config.train.activation_checkpointing == "selective" and parallel.schedule.endswith("zero_bubble"):
         raise ConfigError(
             "train.activation_checkpointing = 'selective': torch runs its backward as one pass, but schedule "
-            "{parallel.schedule} splits it in two; allowed: none, full, every_n"
+            f"{parallel.schedule} splits it in two; allowed: none, full, every_n"
         )
     if config.data.document_mask:
         raise ConfigError(
@@ -255,7 +255,10 @@ def _check_microbatches(config: Config, count: int, pp: int, micro: int) -> None
     if count < pp and schedule != "gpipe":
         raise ConfigError(f"{where}; schedule {schedule} needs at least parallel.pp = {pp}")
     if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and count % max(1, count // pp):
-        raise ConfigError(f"{where}; schedule {schedule} needs a multiple of {count // pp} rounds of pp = {pp}")
+        raise ConfigError(
+            f"{where}; schedule {schedule} needs a multiple of {count // pp}, the number of whole rounds of "
+            f"parallel.pp = {pp}"
+        )
     if schedule == "zbv_zero_bubble" and count < 2 * pp:
         raise ConfigError(f"{where}; schedule {schedule} needs at least 2 x parallel.pp = {2 * pp}")
 

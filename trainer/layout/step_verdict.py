@@ -1,6 +1,6 @@
 """Rules for judging a step in a layout: whether its numbers are read one step late, and which ranks compare gradients.
 
-compared_over(config, plan, on_host=True)       # "dp_shard": the dimension whose ranks compare gradients; "" for none
+compared_over(config, plan, on_host=True)       # "dp_shard": the dimension whose ranks compare gradients, or ""
 reason_to_read_at_once(config, plan, on_host=False)     # "" if the numbers of a step may be read late
 """
 

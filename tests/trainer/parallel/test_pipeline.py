@@ -132,3 +132,17 @@ def test_too_few_microbatches(schedule: str, micro: int, expected: str) -> None:
     sections["train"] = {"micro_batch_size": micro}
     with pytest.raises(ConfigError, match=expected):
         resolve(tiny(**sections), 2)
+
+
+def test_microbatches_that_are_no_whole_rounds() -> None:
+    sections = layout(schedule="interleaved_1f1b") | {"train": {"global_batch_size": 5, "micro_batch_size": 1}}
+    with pytest.raises(
+        ConfigError, match=r"5 microbatches a step; .* needs a multiple of 2, the number of whole"
+    ):
+        resolve(tiny(**sections), 2)
+
+
+def test_selective_checkpointing_is_refused_by_the_name_of_the_schedule() -> None:
+    sections = layout(schedule="zbv_zero_bubble") | {"train": {"activation_checkpointing": "selective"}}
+    with pytest.raises(ConfigError, match="zbv_zero_bubble splits it in two; allowed: none, full, every_n"):
+        resolve(tiny(**sections), 2)
