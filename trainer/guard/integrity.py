@@ -29,6 +29,7 @@ On a GPU the second reading is judged one step later, so that reading the checks
 
 from __future__ import annotations
 
+import functools
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -346,6 +347,12 @@ def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:
         placements = zip(names, tensor.placements, strict=True)
         joined = (name for name, placement in placements if not placement.is_replicate())
         split |= {dim for name in joined for dim in name.split("+")}
+    return _group_over(plan, rank, frozenset(split))
+
+
+@functools.lru_cache(maxsize=64)
+def _group_over(plan: Plan, rank: int, split: frozenset[str]) -> ReplicaGroup:
+    """Cached, because it visits every rank, and a model has many tensors but few ways to split them."""
     at = plan.coordinates(rank)
     members = tuple(
         other

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from probes.guard.decisions import RunStopped
 from probes.tape.events import read_events
@@ -16,6 +17,8 @@ from tests.depth import usually
 from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
 from trainer.faults.options import FaultError
+from trainer.guard.integrity import replica_group
+from trainer.layout.plan import Plan, resolve
 
 STEPS = 12
 CLEAN_STEPS = 4
@@ -220,6 +223,22 @@ def test_with_recovery_off_it_is_told_and_training_goes_on(tmp_path: Path) -> No
     met = run_loop(config, tmp_path, rank=0, world_size=1, faults=["bit_flip@step=7,rank=0"])
     assert met.outcome == "finished"
     assert len(corruptions(tmp_path)) == 1
+
+
+def test_replica_groups_of_many_tensors_visit_the_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand ranks times a thousand tensors would take most of a minute in the first step."""
+    visited: list[int] = []
+    coordinates = Plan.coordinates
+
+    def counted(plan: Plan, rank: int) -> dict[str, int]:
+        visited.append(rank)
+        return coordinates(plan, rank)
+
+    monkeypatch.setattr(Plan, "coordinates", counted)
+    plan = resolve(small(train={"global_batch_size": 64}, parallel={"dp_replicate": 64, "dp_shard": 1}), 64)
+    groups = {replica_group(plan, 5, torch.zeros(number)) for number in range(100)}
+    assert [group.members for group in groups] == [tuple(range(64))]
+    assert len(visited) <= 65
 
 
 def test_switched_off_nothing_is_read(tmp_path: Path) -> None:
