@@ -46,9 +46,10 @@ def device_model(device: torch.device) -> str:
     """Name of the GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    with contextlib.suppress(OSError, IndexError):
+    with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name")) or "cpu"
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(names, "") or "cpu"  # ARM's file has no such line
     return "cpu"
 
 
