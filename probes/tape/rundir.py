@@ -180,11 +180,11 @@ class RunDir:
         """Folder of a node process's tapes and events (health, findings, restarts), over all attempts."""
         return self.tapes / f"node-{node_rank:05d}"
 
-    def rank_dirs(self) -> Iterator[tuple[int, int, Path]]:
-        """Yield (attempt, rank, folder) of every rank that ever wrote, in order."""
+    def rank_dirs(self, rank: int | None = None) -> Iterator[tuple[int, int, Path]]:
+        """Yield (attempt, rank, folder) of every rank that ever wrote, or of one rank, in order."""
         found = []
         for attempt in self._folders("attempt-*"):
-            for path in attempt.glob("rank-*"):
+            for path in attempt.glob("rank-*" if rank is None else f"rank-{rank:05d}"):
                 match = re.fullmatch(r"attempt-(\d{1,9})/rank-(\d{1,9})", f"{attempt.name}/{path.name}")
                 if match and path.is_dir() and not path.is_symlink():
                     found.append((int(match[1]), int(match[2]), path))

@@ -130,7 +130,14 @@ def supervise(
                 console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
             zygote = ranks.zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
             stop.listen()
-            with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
+            with ProgressView(
+                run,
+                steps=config.train.steps,
+                plan=plan,
+                console=console,
+                node_rank=node.rank,
+                has_faults=bool(faults),
+            ) as view:
                 view.every_tick(keep_up)
                 outcome = actions.outcome = _unless_stopped(stop, start)
                 not_sent = remote.end()
