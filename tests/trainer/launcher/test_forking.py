@@ -10,7 +10,7 @@ import torch
 
 from trainer.config.load import load_config
 from trainer.host_threads import set_host_threads, threads_of_rank
-from trainer.launcher.processes.zygote import driver_is_open
+from trainer.launcher.processes.zygote import driver_is_open, one_thread
 from trainer.rank.forked import FORKED, use_device
 
 
@@ -22,6 +22,16 @@ def test_an_open_device_file_makes_a_fork_unsafe(tmp_path: Path) -> None:
     (tmp_path / "7").symlink_to("/dev/nvidiactl")
     assert driver_is_open(tmp_path)
     assert not driver_is_open()  # this process
+
+
+def test_a_failed_import_leaves_the_number_of_threads_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are then started as new interpreters, with this process's environment."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    with pytest.raises(ImportError), one_thread():
+        raise ImportError
+    assert os.environ["OMP_NUM_THREADS"] == "8"
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
 
 
 def test_a_forked_rank_whose_device_refuses_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
