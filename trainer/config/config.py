@@ -80,7 +80,7 @@ class TrainConfig(Section):
     global_batch_size: int = Field(default=16, ge=1)
     """Sequences per step, over all ranks."""
     micro_batch_size: int = Field(default=0, ge=0)
-    """Sequences of one forward pass on a rank; 0 = the rank's whole share, or one microbatch per pipeline stage."""
+    """Sequences of one forward pass on a rank; 0 = the rank's whole share, in a pipeline divided by 2 `parallel.pp`."""
     eval_interval: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 = never."""
     eval_batches: int = Field(default=8, ge=1)
@@ -104,7 +104,7 @@ class TrainConfig(Section):
     """Compute output layer and loss some thousand tokens at a time, without the logits of a whole batch; not in a
     pipeline; auto = on CUDA."""
     checkpoint_every_n: int = Field(default=2, ge=1)
-    """With `every_n`: one of n blocks is recomputed."""
+    """With `every_n`: every n-th block is recomputed."""
     log_interval: int = Field(default=1, ge=1)
     """Steps between progress lines."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -50,8 +50,8 @@ class ParallelConfig(Section):
     sequence_parallel: bool = True
     """With tp: norms and residuals are split along the sequence."""
     async_tp: bool = False
-    """With tp, sequence_parallel and train.compile: torch splits products and their collectives into pieces that
-    overlap (symmetric memory; CUDA only)."""
+    """With tp, sequence_parallel and train.compile: torch splits matmuls and their collectives into pieces that overlap
+    (symmetric memory; CUDA only)."""
     loss_parallel: bool = True
     """With tp: logits stay split along the vocabulary in the loss."""
     ddp_bucket_mb: float = Field(default=25.0, gt=0, le=1e6)
@@ -80,7 +80,7 @@ class ParallelConfig(Section):
 
     @field_validator("cpu_offload", mode="before")
     @classmethod
-    def _offload_was_a_switch(cls, value: object) -> object:
+    def _accept_bool(cls, value: object) -> object:
         """Accept true and false, as recorded before 0.1.0."""
         return {True: "all", False: "none"}.get(value, value) if isinstance(value, bool) else value
 

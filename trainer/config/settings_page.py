@@ -59,10 +59,10 @@ def _lines() -> Iterator[str]:
         if text := definition.get("description"):
             yield " ".join(str(text).split())
             yield ""
-        for name, of in definition["properties"].items():
-            meaning = " ".join(str(of.get("description", "")).split())
+        for name, setting in definition["properties"].items():
+            meaning = " ".join(str(setting.get("description", "")).split())
             default = json.dumps(defaults[section][name], ensure_ascii=False)
-            values = f" ({found})" if (found := _values(of)) else ""
+            values = f" ({found})" if (found := _values(setting)) else ""
             yield f"- `{section}.{name}={default}`{values}{f': {meaning}' if meaning else ''}"
 
 
