@@ -50,12 +50,12 @@ class States:
         return self._states.get(step, "")
 
     def advance(self, step: int, state: str) -> None:
-        """Change the state, and record it. Raises IllegalTransition."""
+        """Change the state. Raises IllegalTransition."""
         before = self.of(step)
         if state not in FOLLOWERS[before]:
             raise IllegalTransition(f"checkpoint of step {step}: {state!r} cannot follow {before or 'nothing'!r}")
         self._states[step] = state
 
     def found(self, step: int, state: str) -> None:
-        """Set the state of a checkpoint left by an earlier attempt."""
+        """Set the state in which a checkpoint was found on the disk, without checking the transition."""
         self._states[step] = state

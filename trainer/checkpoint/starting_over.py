@@ -40,13 +40,13 @@ def start_over_if_asked(run: RunDir, recorder: Recorder, *, resume: bool, is_chi
     first, problem = 0, ""
     if is_chief:
         try:
-            asked, done = _asked_at(run, resume=resume), _done_at(run.checkpoints)
-            if asked is not None and asked != done:
-                _put_aside(run.checkpoints, asked, recorder)
-                done = asked
-            first = done or 0
+            requested, started_over = _requested_at(run, resume=resume), _started_over_at(run.checkpoints)
+            if requested is not None and requested != started_over:
+                _move_aside(run.checkpoints, requested, recorder)
+                started_over = requested
+            first = started_over or 0
         except OSError as error:
-            problem = f"{run.checkpoints}: cannot be read or put aside now ({error.strerror})"
+            problem = f"{run.checkpoints}: cannot be read or moved aside now ({error.strerror})"
     agreed, problem = from_rank_0([first, problem])
     if problem:
         raise StorageError(problem)
@@ -55,8 +55,8 @@ def start_over_if_asked(run: RunDir, recorder: Recorder, *, resume: bool, is_chi
 
 def start_over_is_due(run: RunDir) -> bool:
     """Return True if the launch has requested to start over and rank 0 has not done so yet. Raises OSError."""
-    asked = run.manifest().get("start_over_at")
-    return isinstance(asked, int) and asked != _done_at(run.checkpoints)
+    requested = run.manifest().get("start_over_at")
+    return isinstance(requested, int) and requested != _started_over_at(run.checkpoints)
 
 
 def forget_copies(folder: Path | None, *, before_attempt: int) -> None:
@@ -73,16 +73,16 @@ def forget_copies(folder: Path | None, *, before_attempt: int) -> None:
                     slot.path.unlink(missing_ok=True)
 
 
-def _asked_at(run: RunDir, *, resume: bool) -> int | None:
+def _requested_at(run: RunDir, *, resume: bool) -> int | None:
     """The attempt in which starting over was requested; None if it was not."""
-    asked = run.manifest().get("start_over_at")
-    if isinstance(asked, int):
-        return asked
-    is_first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    return fence.held_attempt() if is_first_life and not resume else None
+    requested = run.manifest().get("start_over_at")
+    if isinstance(requested, int):
+        return requested
+    is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    return fence.held_attempt() if is_first_start and not resume else None
 
 
-def _done_at(checkpoints: Path) -> int | None:
+def _started_over_at(checkpoints: Path) -> int | None:
     """The attempt in which the run was last started over; None if it never was."""
     try:
         return int(json.loads(read_plain(checkpoints / NOTE_NAME, 1 << 16))["attempt"])
@@ -90,7 +90,7 @@ def _done_at(checkpoints: Path) -> int | None:
         return None
 
 
-def _put_aside(checkpoints: Path, attempt: int, recorder: Recorder) -> None:
+def _move_aside(checkpoints: Path, attempt: int, recorder: Recorder) -> None:
     """Move all checkpoints, including condemned ones, oldest first, so that an interruption leaves the newest in
     place.
     """

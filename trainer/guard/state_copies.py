@@ -2,7 +2,8 @@
 
     copies = StateCopies(training, recorder, run, ledger_file, guard)
     position = copies.load()                        # from the newest copy or checkpoint; None if there is none
-    copies.after_step(position, trusted_step=40)    # after a healthy step: due copies and saves, promotions
+    copies.promote(step, trusted_step=40)           # after a healthy step: mark older copies as good
+    copies.after_step(position)                     # ... and make due copies and saves
     position, tier = copies.restore(before_step=41, position=position)      # after a bad step
     copies.save(position)                           # to disk now, and wait for it
 
@@ -104,7 +105,7 @@ class StateCopies:
         memory, disk, rank = self.memory, self.disk, self.training.rank
         found = newest_survivor(
             memory.folder, memory.mesh(), rank, self.training.plan.world_size, memory.peers, self.ledger,
-            newer_than=max(0, disk.newest(self.ledger)),
+            min_step=max(0, disk.newest(self.ledger)),
         )  # fmt: skip
         error = ""
         if found is not None:

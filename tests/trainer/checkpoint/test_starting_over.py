@@ -170,6 +170,6 @@ def test_what_cannot_be_moved_is_not_trained_over(tmp_path: Path) -> None:
     _die(tmp_path, 0, 9, config)
     _ask(tmp_path, 1)
     (tmp_path / "checkpoints" / "before-attempt-1").touch()  # no folder can be made there
-    with pytest.raises(StorageError, match="put aside"):
+    with pytest.raises(StorageError, match="moved aside"):
         _run(tmp_path, 1, config)
     assert checkpoint_steps(tmp_path / "checkpoints") == [8]

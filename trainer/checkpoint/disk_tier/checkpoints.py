@@ -206,7 +206,7 @@ class DiskCheckpoints:
         steps, stale = self._scan(ledger)
         candidates = [step for step in steps if step not in stale] or steps
         for step in reversed(candidates):
-            loaded = self._try_load(step)
+            loaded = self.load(step)
             if loaded is None:
                 continue
             self.saved = [older for older in steps if older <= step and older not in stale]
@@ -226,7 +226,7 @@ class DiskCheckpoints:
         return None
 
     def adopt(self, ledger: Ledger, before: int) -> None:
-        """Adopt the list of checkpoints up to a step without loading any. All ranks."""
+        """Use the existing checkpoints up to step `before` without loading any. All ranks."""
         steps, stale = self._scan(ledger)
         self.saved = [step for step in steps if step <= before and step not in stale]
         for step in stale:
@@ -235,7 +235,15 @@ class DiskCheckpoints:
     def load(self, step: int) -> Loaded | None:
         """Load one checkpoint; if its hashes do not match, condemn it and return None. All ranks. Raises StorageError,
         LoadError."""
-        return self._try_load(step)
+        try:
+            loaded = load_folder(self.path(step), self.training)
+        except CheckpointError as error:
+            self.condemn(step, str(error), is_damaged=True)
+            return None
+        if self.states.of(step) == "complete":
+            self._report(step, "verified", reason="its hashes agree when it is loaded")
+        self._report(step, "loaded")
+        return loaded
 
     # Lifecycle of saved checkpoints.
 
@@ -367,17 +375,6 @@ class DiskCheckpoints:
         except (CheckpointError, KeyError, TypeError, ValueError):
             return False  # damaged: found and reported when it is loaded
         return ledger.trained_on_skipped(then, values.position.batch_index)
-
-    def _try_load(self, step: int) -> Loaded | None:
-        try:
-            loaded = load_folder(self.path(step), self.training)
-        except CheckpointError as error:
-            self.condemn(step, str(error), is_damaged=True)
-            return None
-        if self.states.of(step) == "complete":
-            self._report(step, "verified", reason="its hashes agree when it is loaded")
-        self._report(step, "loaded")
-        return loaded
 
     def _discard(self, path: Path) -> None:
         """Rename a folder immediately, and delete it in the background, which may take long."""

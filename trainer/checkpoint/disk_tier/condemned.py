@@ -16,7 +16,7 @@ from pathlib import Path
 
 from probes.tape.files.safe_open import read_plain
 from trainer.checkpoint.disk_tier.listing import subfolders
-from trainer.checkpoint.disk_tier.manifest import SETTLED
+from trainer.checkpoint.disk_tier.manifest import CONCLUSIVE_ERRORS
 
 __all__ = ["condemned_as_damaged", "note_reason"]
 
@@ -42,7 +42,7 @@ def _is_whole(folder: Path) -> bool:
     try:
         return json.loads(read_plain(folder / NOTE_NAME, 1 << 16))["damaged"] is False
     except OSError as error:
-        if error.errno not in SETTLED:
+        if error.errno not in CONCLUSIVE_ERRORS:
             raise
         return False
     except (ValueError, KeyError, TypeError, RecursionError):

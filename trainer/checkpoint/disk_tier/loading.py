@@ -61,9 +61,9 @@ def load_folder(folder: Path, training: Training) -> Loaded:
         saved = manifest.get("signatures", {}).get(str(training.rank), {}) if same_mesh else {}
         found.update(extra=manifest["extra"], values=Values.from_json(manifest["values"]), signature=dict(saved))
 
-    _together(verify, otherwise=CheckpointError)
+    _on_all_ranks(verify, otherwise=CheckpointError)
     # The files are intact, so later errors do not mean damage.
-    _together(lambda: _read(folder, training), otherwise=LoadError)
+    _on_all_ranks(lambda: _read(folder, training), otherwise=LoadError)
     return Loaded(values=found["values"], extra=found["extra"], signature=found["signature"])
 
 
@@ -87,7 +87,7 @@ def _read(folder: Path, training: Training) -> None:
         restore_rng({name.removeprefix(prefix): value for name, value in rng.items()}, training.device)
 
 
-def _together(action: Callable[[], None], *, otherwise: type[CheckpointError | LoadError]) -> None:
+def _on_all_ranks(action: Callable[[], None], *, otherwise: type[CheckpointError | LoadError]) -> None:
     """Run `action` on all ranks. On any failure raises StorageError if storage failed on a rank, or else `otherwise`,
     with the first error.
     """
@@ -107,13 +107,13 @@ def _attempt(action: Callable[[], None]) -> tuple[bool, str]:
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
         texts = [f"{type(cause).__name__}: {cause}" for cause in causes]
-        return any(_is_of_storage(cause) for cause in causes), one_line("; ".join(texts) or str(error))
+        return any(_is_storage_error(cause) for cause in causes), one_line("; ".join(texts) or str(error))
     except Exception as error:
-        return _is_of_storage(error), one_line(f"{type(error).__name__}: {error}")
+        return _is_storage_error(error), one_line(f"{type(error).__name__}: {error}")
     return False, ""
 
 
-def _is_of_storage(error: BaseException) -> bool:
+def _is_storage_error(error: BaseException) -> bool:
     return isinstance(error, (StorageError, OSError, MemoryError))
 
 

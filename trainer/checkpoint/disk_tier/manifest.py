@@ -30,8 +30,8 @@ from trainer.checkpoint import attempt_fence as fence
 from trainer.fsync import fsync_path
 
 __all__ = [
+    "CONCLUSIVE_ERRORS",
     "MANIFEST_NAME",
-    "SETTLED",
     "CheckpointError",
     "FileDigest",
     "StorageError",
@@ -57,7 +57,7 @@ class StorageError(Exception):
     """The storage of checkpoints cannot be read or written now; one line. This proves nothing about the files."""
 
 
-SETTLED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
+CONCLUSIVE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
 """Error numbers that prove a missing file, a link, or a file that is not regular."""
 
 
@@ -97,22 +97,25 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest and verify its own hash. Raises CheckpointError if it is damaged, StorageError."""
-    return _proven(folder, MANIFEST_NAME, lambda again: _read_manifest(folder, from_disk=again))
+    return _confirmed(folder, MANIFEST_NAME, lambda again: _read_manifest(folder, from_disk=again))
 
 
 def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
     """Compare files with the manifest. Raises CheckpointError for the first file that differs, and StorageError."""
     for name in names:
-        _proven(folder, name, partial(_verify_file, folder, manifest, name, from_disk))
+        _confirmed(folder, name, partial(_verify_file, folder, manifest, name, from_disk))
 
 
-def _proven(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
-    """Return `read(again)`. Damage counts only if a second read, from the disk, finds exactly the same."""
+def _confirmed(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
+    """Return `read(False)`, or if that finds damage `read(True)`, which reads from the disk.
+
+    Raises CheckpointError only if both find the same damage.
+    """
     try:
-        return _readable(folder, name, lambda: read(False))
+        return _read_or_explain(folder, name, lambda: read(False))
     except CheckpointError as first:
         try:
-            result = _readable(folder, name, lambda: read(True))
+            result = _read_or_explain(folder, name, lambda: read(True))
         except CheckpointError as second:
             if str(second) == str(first):
                 raise
@@ -121,14 +124,14 @@ def _proven(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
         raise StorageError(f"{folder.name}: {name} reads differently each time; check the disk") from None
 
 
-def _readable(folder: Path, name: str, read: Callable[[], _T]) -> _T:
+def _read_or_explain(folder: Path, name: str, read: Callable[[], _T]) -> _T:
     try:
         return read()
     except MemoryError:
         raise StorageError(f"{folder.name}: no memory is left to read {name}") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        if error.errno in SETTLED:
+        if error.errno in CONCLUSIVE_ERRORS:
             raise CheckpointError(f"{folder.name}: {name} cannot be read ({reason})") from None
         raise StorageError(f"{folder.name}: {name} cannot be read now ({reason})") from None
 

@@ -72,7 +72,7 @@ class MemoryCopies:
         """Folder of this node's copies; None if they do not outlive the process."""
         self.peers = peers
         self._folder = folder and rank_folder(folder, training.rank)
-        self._rewinds = 0
+        self._num_rollbacks = 0
         self._unsealed: tuple[HostCopy, Slot, dict[str, Any]] | None = None
         self._num_slots = 0
         self._prefix = f"a{fence.held_attempt()}-"
@@ -100,7 +100,7 @@ class MemoryCopies:
         copy.fill(self.training, values, vetted=vetted)
         self._copies.append(copy)
         if copy.slot is not None:
-            origin = origin or (fence.held_attempt(), self._rewinds)
+            origin = origin or (fence.held_attempt(), self._num_rollbacks)
             self._unsealed = (copy, copy.slot, {"extra": dict(extra or {}), "origin": [*origin]})
         return copy.nbytes
 
@@ -139,7 +139,7 @@ class MemoryCopies:
 
     def forget_from(self, step: int) -> list[int]:
         """Drop the copies with the update of `step` or a later one. Returns their steps."""
-        self._rewinds += 1
+        self._num_rollbacks += 1
         gone = [copy for copy in self._copies if copy.step >= step]
         self._copies = [copy for copy in self._copies if copy.step < step]
         self._spare += gone
@@ -222,9 +222,9 @@ class MemoryCopies:
                 copy.slot.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (copy.slot.path.parent / PID_NAME).write_text(str(os.getpid()))
                 ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.training.plan.world_size))
-                to_come = max(1, self._limit + 1 - len(self._copies) - len(self._spare))
-                kept_for_others = 2 if self.peers is not None and self.peers.partner is not None else 1
-                return copy.slot.allocate(live, share_of=ranks * to_come * kept_for_others)
+                num_missing = max(1, self._limit + 1 - len(self._copies) - len(self._spare))
+                duplicates = 2 if self.peers is not None and self.peers.partner is not None else 1
+                return copy.slot.allocate(live, share_of=ranks * num_missing * duplicates)
             except OSError as error:
                 self.problem = f"copies in memory do not survive a restart: {error}"
                 copy.slot.path.unlink(missing_ok=True)
@@ -241,6 +241,6 @@ class MemoryCopies:
             copy.sending = self.peers.offer(slot)
 
     def _remove_former(self, keep_step: int = -1) -> None:
-        """Delete this rank's copies left by former processes, except the copy of one step."""
+        """Delete this rank's copies left by former processes, except that of `keep_step`."""
         assert self._folder is not None
         remove_others(self._folder, f"slot-{self._prefix}", keep_step=keep_step)

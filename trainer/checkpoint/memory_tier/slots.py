@@ -97,7 +97,7 @@ class Slot:
         note: dict[str, Any] = {
             **content,
             "layout": self._layout,
-            "rng": {name: [str(value.dtype), _text(value)] for name, value in rng.items()},
+            "rng": {name: [str(value.dtype), _to_base64(value)] for name, value in rng.items()},
             "blake2b": hashlib.blake2b(self._map, digest_size=32).hexdigest(),
         }
         self._write_note(json.dumps(note | {"digest": _digest(note)}))
@@ -151,12 +151,12 @@ class Slot:
         """
         note = self.note()
         try:
-            own = bytearray(self.path.read_bytes())
-            if hashlib.blake2b(own, digest_size=32).hexdigest() != note["blake2b"]:
+            content = bytearray(self.path.read_bytes())
+            if hashlib.blake2b(content, digest_size=32).hexdigest() != note["blake2b"]:
                 raise ValueError("it does not have the hash that it was written with")
             layout = [(name, dtype, shape, offset) for name, dtype, shape, offset in note["layout"]]
-            rng = {name: _tensor(dtype, text) for name, (dtype, text) in note["rng"].items()}
-            return note, _tensors(own, layout), rng
+            rng = {name: _from_base64(dtype, text) for name, (dtype, text) in note["rng"].items()}
+            return note, _tensors(content, layout), rng
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"copy in {self.path.name}: {error}") from None
 
@@ -203,11 +203,11 @@ def _unlock_pages(region: mmap.mmap) -> None:
         logger.warning("shared memory could not be unlocked: CUDA error %d", code)
 
 
-def _text(value: Tensor) -> str:
+def _to_base64(value: Tensor) -> str:
     return base64.b64encode(value.contiguous().view(torch.uint8).numpy().tobytes()).decode()
 
 
-def _tensor(dtype: str, text: str) -> Tensor:
+def _from_base64(dtype: str, text: str) -> Tensor:
     blob = bytearray(base64.b64decode(text))
     return torch.frombuffer(blob, dtype=getattr(torch, dtype.removeprefix("torch.")))
 

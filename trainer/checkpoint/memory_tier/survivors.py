@@ -1,8 +1,8 @@
 """Restore from in-memory copies that outlived their processes: choose one state for all ranks, and give each rank its
 part.
 
-    found = newest_survivor(folder, mesh, peers, ledger, newer_than=40)     # all ranks; None if there is none
-    found.copy, found.note                                                  # this rank's part, with its hash verified
+    found = newest_survivor(folder, mesh, rank, world_size, peers, ledger, min_step=40)     # all ranks; None if none
+    found.copy, found.note              # this rank's part, with its hash verified
 
 1. Every node lists the copies in its shared memory: copies of this node's ranks, and copies that it keeps for others.
 2. A state is usable if every rank's part is on some node, healthy steps followed it, and no batch in it was skipped
@@ -65,22 +65,22 @@ class _StoredCopy:
 
 def state_of(note: Mapping[str, Any]) -> State:
     """State of a note's copy. Raises KeyError, TypeError or ValueError for a malformed note."""
-    attempt, rewinds = note["origin"]
-    return int(note["values"]["position"]["step"]), int(attempt), int(rewinds)
+    attempt, num_rollbacks = note["origin"]
+    return int(note["values"]["position"]["step"]), int(attempt), int(num_rollbacks)
 
 
 def newest_survivor(
     folder: Path | None, mesh: Mapping[str, Any], rank: int, world_size: int, peers: PeerCopies | None, ledger: Ledger,
-    *, newer_than: int,
+    *, min_step: int,
 ) -> Survivor | None:  # fmt: skip
-    """Return this rank's part of the newest usable state whose step is at least `newer_than`. All ranks; collective.
+    """Return this rank's part of the newest usable state whose step is at least `min_step`. All ranks; collective.
 
     `mesh`: the layout, which must be equal for a copy to fit, except for "rank".
     """
     listed = [] if folder is None else [_plain(left) for left in _list(folder, mesh, rank, ledger)]
     left = [_StoredCopy(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part]
     for state in _usable(left, world_size):
-        if state[0] < newer_than:
+        if state[0] < min_step:
             break
         found = _collect([each for each in left if each.state == state], folder, rank, world_size, peers)
         if found is not None:
@@ -127,11 +127,10 @@ def _collect(
 ) -> Survivor | None:
     """Fetch every rank's part of a state from a location with an intact copy; None on all ranks if one is lost."""
     nodes = gather_from_all(this_node())
-    places: dict[int, list[_StoredCopy]] = {}
-    for owner in range(world_size):
-        at = {(each.node, each.name): each for each in parts if each.owner == owner}
-        own = [place for place in sorted(at) if place[0] == nodes[owner]]
-        places[owner] = [at[place] for place in (*own, *sorted(at.keys() - {*own}))]
+    at = {(each.owner, each.node, each.name): each for each in parts if each.owner < world_size}
+    places: dict[int, list[_StoredCopy]] = {owner: [] for owner in range(world_size)}
+    for owner, node, name in sorted(at, key=lambda key: (key[1] != nodes[key[0]], key)):  # the owner's node first
+        places[owner].append(at[owner, node, name])
     found: Survivor | None = None
     missing = set(range(world_size))
     while missing:

@@ -87,22 +87,22 @@ class RemoteFolder:
         size = local.stat().st_size
 
         def copy() -> None:
-            self._fs.put_file(str(local), self._path(name), **self._left())
-            if (found := int(self._fs.info(self._path(name), **self._left())["size"])) != size:
+            self._fs.put_file(str(local), self._path(name), **self._timeout())
+            if (found := int(self._fs.info(self._path(name), **self._timeout())["size"])) != size:
                 raise OSError(f"{found} of {size} bytes arrived")
 
         self._try("written", name, copy)
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a small file."""
-        self._try("written", name, lambda: self._fs.pipe_file(self._path(name), content, **self._left()))
+        self._try("written", name, lambda: self._fs.pipe_file(self._path(name), content, **self._timeout()))
 
     def read(self, name: str, limit_bytes: int) -> bytes | None:
         """Read a small file, at most `limit_bytes` of it; None if it does not exist."""
 
         def read() -> bytes | None:
             try:
-                return bytes(self._fs.cat_file(self._path(name), start=0, end=limit_bytes, **self._left()))
+                return bytes(self._fs.cat_file(self._path(name), start=0, end=limit_bytes, **self._timeout()))
             except FileNotFoundError:
                 return None
 
@@ -112,7 +112,7 @@ class RemoteFolder:
         """Download a file, and verify its size."""
 
         def copy() -> None:
-            self._fs.get_file(self._path(name), str(local), **self._left())
+            self._fs.get_file(self._path(name), str(local), **self._timeout())
             if (found := local.stat().st_size) != size:
                 raise OSError(f"{found} of {size} bytes arrived")
 
@@ -124,7 +124,7 @@ class RemoteFolder:
         def find() -> dict[str, int]:
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(self._path(prefix), detail=True, **self._left())
+                found = self._fs.find(self._path(prefix), detail=True, **self._timeout())
             except FileNotFoundError:
                 return {}
             return {path[len(self._root) + 1 :]: int(about["size"]) for path, about in found.items()}
@@ -150,8 +150,8 @@ class RemoteFolder:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _left(self) -> dict[str, float]:
-        """Keyword argument of a request with the remaining time of the limit; empty without a limit."""
+    def _timeout(self) -> dict[str, float]:
+        """Keyword argument `timeout` of a request: the time that is left of the limit; empty without a limit."""
         if self._deadline == math.inf or not isinstance(self._fs, AsyncFileSystem):
             return {}
         return {"timeout": max(0.001, self._deadline - time.monotonic())}
@@ -160,7 +160,7 @@ class RemoteFolder:
         """Return the result of `action`, which is retried after any error, because each package has different error
         classes.
         """
-        for again in range(self._tries - 1, -1, -1):
+        for number in range(self._tries):
             try:
                 return action()
             except Exception as error:
@@ -168,9 +168,9 @@ class RemoteFolder:
                     raise RemoteError(
                         f"{self.address}/{name} was not {done} within {self._limit_s:g} s. {self._limit_advice}"
                     ) from None
-                if not again or isinstance(error, (PermissionError, FileNotFoundError)):
+                if number == self._tries - 1 or isinstance(error, (PermissionError, FileNotFoundError)):
                     raise RemoteError(f"{self.address}/{name} cannot be {done} now ({_line(error)})") from None
-            self._wait(min(FIRST_WAIT_S * 2 ** (self._tries - 1 - again), max(0.0, self._deadline - time.monotonic())))
+            self._wait(min(FIRST_WAIT_S * 2**number, max(0.0, self._deadline - time.monotonic())))
         raise AssertionError("unreachable")
 
 

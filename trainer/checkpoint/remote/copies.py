@@ -88,7 +88,7 @@ class RemoteCopies:
             self.folder.put(local / name, f"objects/{files[name].blake2b}")
             self._objects[files[name].blake2b] = files[name].bytes  # not sent again if another file fails
 
-        _all(send, due)
+        _run_concurrently(send, due)
         step = int(manifest["step"])
         self.folder.write(_name(step), raw)
         self._manifests[step] = raw
@@ -130,7 +130,7 @@ class RemoteCopies:
                     damaged.append(files[name].blake2b)
                     raise
 
-            _all(fetch, files)
+            _run_concurrently(fetch, files)
             fsync_path(scratch)
             shutil.rmtree(final, ignore_errors=True)
             scratch.rename(final)
@@ -174,8 +174,8 @@ class RemoteCopies:
                 del self._objects[digest]
 
 
-def _all(action: Callable[[str], None], names: Iterable[str]) -> None:
-    """Call `action` for every name, several at a time. Raises the first error.
+def _run_concurrently(action: Callable[[str], None], names: Iterable[str]) -> None:
+    """Call `action` for every name, in up to `TRANSFERS` threads. Raises the first error.
 
     Daemon threads are used because an exiting interpreter waits for those of a pool, and slow storage may take hours.
     """
