@@ -107,13 +107,13 @@ class Agent(SimpleElasticAgent):
         self._oom = OomCounter()
         self.continues_without_node, self.failure, self.exit_code = False, "", EXIT_FAILED
         self.events.attempt = attempt
-        met = worker_group.workers[0].world_size
-        world_size = fitting_world(self.config, met)
+        num_available = worker_group.workers[0].world_size
+        world_size = fitting_world(self.config, num_available)
         self.events.write(
             event_kinds.ATTEMPT_STARTED,
             world_size=world_size,
             node_rank=self.node.rank,
-            ranks_left_over=met - world_size,
+            ranks_left_over=num_available - world_size,
         )
         environments = {
             worker.local_rank: self._environment(worker_group, worker, attempt, world_size)
@@ -321,20 +321,20 @@ class Agent(SimpleElasticAgent):
         if not leaving:
             return False
         is_whole_node = len(leaving) == len(worker_group.workers)
-        met = worker_group.workers[0].world_size
-        kept_because = refusal(self.config, request, met=met, leaving=len(leaving))
+        num_available = worker_group.workers[0].world_size
+        refused_because = refusal(self.config, request, num_available=num_available, leaving=len(leaving))
         if is_whole_node and not self.is_dispensable:
-            kept_because = f"node {self.node.rank} has no other device, and the run cannot go on without it"
+            refused_because = f"node {self.node.rank} has no other device, and the run cannot go on without it"
         devices = [self.devices.in_use[worker.local_rank] for worker in leaving]
         names = [self.devices.name(device) for device in devices]
-        if kept_because or request.dry_run:
+        if refused_because or request.dry_run:
             would = f"dry run: {', '.join(names)} of node {self.node.rank} would have been excluded"
             self.events.write(
                 event_kinds.EXCLUSION_WITHHELD,
                 node_rank=self.node.rank,
                 ranks=list(request.ranks),
-                dry_run=not kept_because,
-                reason=kept_because or f"{would}: {request.reason}",
+                dry_run=not refused_because,
+                reason=refused_because or f"{would}: {request.reason}",
             )
             return False
         _store_of(worker_group).set(_REGROUP, "")

@@ -23,7 +23,7 @@ __all__ = ["check_inputs", "check_memory"]
 _PROCESS_BYTES = 16 << 20
 """Memory of a forked rank or data worker before it holds anything: measured with torch 2.13, 17 MB and page tables."""
 _STATE_BYTES = {"adamw": 16, "muon": 12, "adamw8bit": 10}
-"""Bytes per parameter with gradient and moments, at least, by optimizer."""
+"""Least number of bytes per parameter, with gradient and moments, by optimizer."""
 _TOKEN_BYTES = 16  # of inputs and targets
 _ANGLE_BYTES = 4  # half a head of each, cosine and sine
 
@@ -38,10 +38,12 @@ def check_inputs(config: Config, plan: Plan, *, on_host: bool) -> None:
 
 
 def check_memory(config: Config, plan: Plan, *, num_ranks: int, on_host: bool) -> None:
-    """Raise ConfigError if `num_ranks` ranks of `plan` certainly need more memory than this host has: the kernel would
-    kill them. `on_host`: ranks compute on the CPU, so that their state is there too. Activations are not counted.
+    """Raise ConfigError if `num_ranks` ranks of `plan` certainly need more memory than this host has.
+
+    The kernel would kill them. `on_host`: ranks compute on the CPU, so their state is in host memory. Activations are
+    not counted.
     """
-    have = Host(Path.cwd()).read()[0].values.get("memory_total_bytes", math.inf)
+    available = Host(Path.cwd()).read()[0].values.get("memory_total_bytes", math.inf)
     workers, count = config.data.num_workers, num_parameters(config.model)
     # Shards and stages of all ranks together are one copy per replica; ZeRO-1 shares the moments among replicas.
     state = 8 if plan.zero1 else _STATE_BYTES[config.optim.name]
@@ -59,11 +61,11 @@ def check_memory(config: Config, plan: Plan, *, num_ranks: int, on_host: bool) -
         f"data.num_workers = {workers}: the processes": (
             num_ranks * workers * _PROCESS_BYTES, "one or two per rank are usual"),
     }  # fmt: skip
-    if sum(need for need, _ in needs.values()) > have:
+    if sum(need for need, _ in needs.values()) > available:
         what, (need, advice) = max(needs.items(), key=lambda item: item[1][0])
         raise ConfigError(
             f"{what} of {num_ranks} rank{'s' * (num_ranks > 1)} need at least {need / 2**30:,.0f} GiB of memory, and "
-            f"this host has {have / 2**30:,.0f}; {advice}"
+            f"this host has {available / 2**30:,.0f}; {advice}"
         )
 
 

@@ -38,15 +38,15 @@ def loopback_store() -> TCPStore:
 @contextmanager
 def torch_stores_on_loopback() -> Iterator[None]:
     """Make torch's rendezvous create its stores (for rendezvous and ranks) on loopback."""
-    makers: tuple[tuple[Any, str, Any], ...] = (
+    replaced: tuple[tuple[Any, str, Any], ...] = (
         (c10d_rendezvous_backend, "_create_tcp_store", lambda parameters: loopback_store()),
         (DynamicRendezvousHandler, "_create_tcp_store_server", lambda handler, address, port: loopback_store()),
     )
-    own = [getattr(place, name) for place, name, _ in makers]
+    originals = [getattr(owner, name) for owner, name, _ in replaced]
     try:
-        for place, name, maker in makers:
-            setattr(place, name, maker)
+        for owner, name, function in replaced:
+            setattr(owner, name, function)
         yield
     finally:
-        for (place, name, _), function in zip(makers, own, strict=True):
-            setattr(place, name, function)
+        for (owner, name, _), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, original)

@@ -52,7 +52,7 @@ class RemoteCheckpoints:
         mirror = CheckpointMirror(self._run, self._config, self._events)
         try:
             if self._run.manifest().get("start_over_at") is not None:
-                aside = self._put_aside(address_of(self._config, self._run))
+                aside = self._move_aside(address_of(self._config, self._run))
                 console.print(f"earlier checkpoints are in {aside}", highlight=False, soft_wrap=True)
             step = mirror.restore()
         except RemoteError as error:
@@ -63,7 +63,7 @@ class RemoteCheckpoints:
         self._mirror = mirror
         return None
 
-    def _put_aside(self, address: str) -> str:
+    def _move_aside(self, address: str) -> str:
         """Move the remote checkpoints of a run that is started over, which would otherwise be fetched as the newest;
         returns their new address.
 

@@ -1,6 +1,6 @@
 """Check whether a run can continue without the ranks that `watch` asks to exclude.
 
-refusal(config, request, met=4, leaving=1)      # "" if it can, else the reason why they stay
+refusal(config, request, num_available=4, leaving=1)      # "" if it can, else the reason why they stay
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from watch.exclusion.request import ExclusionRequest
 __all__ = ["refusal"]
 
 
-def refusal(config: Config, request: ExclusionRequest, *, met: int, leaving: int) -> str:
-    """Reason why the ranks stay, one line; empty if they can be excluded. `met`: number of available ranks, including
-    spares.
+def refusal(config: Config, request: ExclusionRequest, *, num_available: int, leaving: int) -> str:
+    """Reason why the ranks stay, one line; empty if they can be excluded. `num_available`: ranks including spares.
 
     A smaller world trains the same global batch, so its steps take proportionally longer.
     """
-    before, after = fitting_world(config, met), fitting_world(config, met - leaving)
+    before, after = fitting_world(config, num_available), fitting_world(config, num_available - leaving)
     if not after:
-        return f"no layout fits on {met - leaving} ranks"
+        return f"no layout fits on {num_available - leaving} ranks"
     if after == before:
         return ""
     if request.keeps_size:

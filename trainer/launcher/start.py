@@ -161,8 +161,8 @@ def _on_nodes(
         node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
         check_ranks_here(config, node.nproc)
         _largest_plan(config, node.nproc * node.min_nodes)  # checks that the minimum number of nodes has a layout
-        most = _largest_plan(config, node.nproc * node.max_nodes)
-        check_memory(config, most, num_ranks=node.nproc, on_host=_on_host(config))
+        largest = _largest_plan(config, node.nproc * node.max_nodes)
+        check_memory(config, largest, num_ranks=node.nproc, on_host=_on_host(config))
     from trainer.launcher.nodes.rendezvous import NodeRendezvous  # imports torch: only now
 
     def make() -> Path:
@@ -223,8 +223,8 @@ def _train(
     how = "resumed: " if options.resume is not None else ""
     where = f"node {node.rank}: " if node.max_nodes > 1 else ""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
-    most = "up to " if node.min_nodes < node.max_nodes else ""  # the number of nodes is known only after the rendezvous
-    ranks = f"{most}{counted(plan.world_size, 'rank')} ({mesh})"
+    up_to = "up to " if node.min_nodes < node.max_nodes else ""  # the number of nodes is known after the rendezvous
+    ranks = f"{up_to}{counted(plan.world_size, 'rank')} ({mesh})"
     console.print(
         f"{where}{how}run [bold]{as_typed(run.path)}[/]  {ranks}  {counted(config.train.steps, 'step')}",
         highlight=False,

@@ -31,8 +31,8 @@ def request(**more: Any) -> ExclusionRequest:
     ],
 )
 def test_the_run_must_not_lose_by_it(batch: int, met: int, asked: dict[str, Any], refused: str) -> None:
-    assert refusal(config(batch), request(**asked), met=met, leaving=1) == refused
+    assert refusal(config(batch), request(**asked), num_available=met, leaving=1) == refused
 
 
 def test_a_mesh_without_a_free_dimension_keeps_its_ranks() -> None:
-    assert "no layout fits on 3" in refusal(config(8, tp=4, dp_shard=1), request(), met=4, leaving=1)
+    assert "no layout fits on 3" in refusal(config(8, tp=4, dp_shard=1), request(), num_available=4, leaving=1)

@@ -22,7 +22,7 @@ def name_methods_cheaply() -> None:
 
 
 def _method_name(depth: int = 2) -> str:
-    """Name of the function `depth` calls above, as torch's has it."""
+    """Name of the function `depth` calls above, with the default of torch's `get_method_name`."""
     try:
         return sys._getframe(depth).f_code.co_name
     except ValueError:

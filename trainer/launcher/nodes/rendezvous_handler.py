@@ -43,8 +43,8 @@ class ResponsiveHandler(RendezvousHandler):
         self._probed_s = 0.0
         self._round = 0
         self._waiting = 0
-        self._asked = threading.Event()
-        self._asking: threading.Thread | None = None
+        self._query_due = threading.Event()
+        self._query_thread: threading.Thread | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next rendezvous. Raises RendezvousConnectionError if the endpoint cannot be reached for `lost_s`."""
@@ -56,10 +56,10 @@ class ResponsiveHandler(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Number of waiting nodes as of the store's last answer; 0 before the first."""
-        if self._asking is None:
-            self._asking = threading.Thread(target=self._ask, name="rendezvous", daemon=True)
-            self._asking.start()
-        self._asked.set()
+        if self._query_thread is None:
+            self._query_thread = threading.Thread(target=self._query, name="rendezvous", daemon=True)
+            self._query_thread.start()
+        self._query_due.set()
         return self._waiting
 
     def shutdown(self) -> bool:
@@ -70,16 +70,16 @@ class ResponsiveHandler(RendezvousHandler):
         except queue.Empty:
             return False
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         while True:
-            self._asked.wait()
-            self._asked.clear()
-            of_round = self._round
+            self._query_due.wait()
+            self._query_due.clear()
+            asked_in = self._round
             try:
                 waiting = self._handler.num_nodes_waiting()
             except Exception:
                 waiting = 0
-            if of_round == self._round:
+            if asked_in == self._round:
                 self._waiting = waiting
 
     def _while_reachable(self, call: Callable[[], Answer]) -> Answer:

@@ -59,9 +59,9 @@ def _with_store_of_round(info: RendezvousInfo) -> RendezvousInfo:
 def _name_round(info: RendezvousInfo, run_id: str) -> None:
     """The first node chooses a name, in a store that all nodes of the launch or round share."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
-    of_launch = info.store
-    while isinstance(of_launch, PrefixStore):
-        of_launch = of_launch.underlying_store
+    launch_store = info.store
+    while isinstance(launch_store, PrefixStore):
+        launch_store = launch_store.underlying_store
     given = name if run_id == "none" else f"{run_id}-{name}"
-    os.environ[LAUNCH] = of_launch.compare_set(_NAME, "", given).decode()
+    os.environ[LAUNCH] = launch_store.compare_set(_NAME, "", given).decode()
     os.environ[ROUND] = info.store.compare_set(_NAME, "", uuid.uuid4().hex).decode()

@@ -6,7 +6,7 @@
     ranks.wait_for_exiting(5.0)       # wait for processes that the kernel has begun to end
     ranks.stop(signal.SIGTERM, 30.0)  # then SIGKILL; returns when all have ended
 
-What a rank prints goes to `logs/attempt-<a>/rank-<local>.out.log` and `.err.log` of its node.
+What a rank prints goes to `logs/attempt-<a>/rank-<rank>.out.log` and `.err.log` of the run's folder.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class RankProcesses:
         """Start the ranks of an attempt; returns {local rank: pid}."""
         self._pids, self._codes, self._interpreters = {}, {}, {}
         self._was_killed = set()
-        self.ranks = tuple(int(own["RANK"]) for own in environments.values())
+        self.ranks = tuple(int(variables["RANK"]) for variables in environments.values())
         folder = self.logs / f"attempt-{attempt}"
         folder.mkdir(parents=True, exist_ok=True)
-        for local_rank, own in environments.items():
-            logs = [folder / f"rank-{int(own['RANK']):05d}.{stream}.log" for stream in ("out", "err")]
-            self._pids[local_rank] = self._start(local_rank, {**os.environ, **own}, logs[0], logs[1])
+        for local_rank, variables in environments.items():
+            logs = [folder / f"rank-{int(variables['RANK']):05d}.{stream}.log" for stream in ("out", "err")]
+            self._pids[local_rank] = self._start(local_rank, {**os.environ, **variables}, logs[0], logs[1])
             self._codes[local_rank] = None
         return dict(self._pids)
 
