@@ -15,8 +15,8 @@ from trainer.plan.hardware import Hardware
 
 __all__ = ["anti_patterns"]
 
-_HIGHEST_SHARE = 0.2  # of a bubble: that of 1f1b with 4 microbatches per stage, Huang et al. 2019
-_FEWEST_TOKENS = 2048  # tokens per rank and pass, below which the products of a large model do not fill a device
+_MAX_SHARE = 0.2  # of a bubble (1f1b with 4 microbatches per stage, Huang et al. 2019), and of exposed communication
+_MIN_TOKENS = 2048  # per rank and pass: with fewer, the matmuls of a large model do not fill a device
 
 
 def anti_patterns(expected: Expected, hardware: Hardware) -> list[str]:
@@ -49,7 +49,7 @@ def _tensor_parallel(expected: Expected, hardware: Hardware) -> Iterator[str]:
 
 def _pipeline(expected: Expected) -> Iterator[str]:
     plan = expected.plan
-    if expected.bubble_share > _HIGHEST_SHARE:
+    if expected.bubble_share > _MAX_SHARE:
         other = " or set parallel.schedule = 'interleaved_1f1b'" if plan.schedule in ("gpipe", "1f1b") else ""
         yield (
             f"The bubble is {expected.bubble_share:.0%} of the pipeline's time with schedule {plan.schedule}: "
@@ -59,7 +59,7 @@ def _pipeline(expected: Expected) -> Iterator[str]:
 
 
 def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
-    if expected.communication_share <= _HIGHEST_SHARE:
+    if expected.communication_share <= _MAX_SHARE:
         return
     worst = max(expected.groups, key=lambda group: group.exposed_s)
     link = hardware.between if worst.crosses_nodes else hardware.inside
@@ -81,7 +81,7 @@ def _batch(expected: Expected) -> Iterator[str]:
     plan, config = expected.plan, expected.config
     seq = config.data.seq_len // plan.cp
     tokens = plan.micro_batch_size * seq
-    if tokens < _FEWEST_TOKENS:
+    if tokens < _MIN_TOKENS:
         yield (
             f"{tokens} tokens a pass on a rank ({plan.micro_batch_size} x {seq}): too few "
             "to fill a device. Raise train.micro_batch_size."
@@ -91,7 +91,7 @@ def _batch(expected: Expected) -> Iterator[str]:
         moved, instead = ("that experts move", "parallel.ep") if has_experts else ("moved", "lower parallel.tp")
         yield (
             f"{expected.flops_per_memory_byte:.0f} operations for each byte {moved}, the device needs "
-            f"{expected.ridge_flops_per_byte:.0f}: memory bandwidth limits. Raise train.micro_batch_size or "
+            f"{expected.ridge_flops_per_byte:.0f}: memory bandwidth is the limit. Raise train.micro_batch_size or "
             f"{instead}."
         )
 

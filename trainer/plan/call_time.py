@@ -24,8 +24,9 @@ _US = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """Latencies in microseconds: of a call, and of a hop over NVLink, over PCIe, and between nodes."""
+class _Protocol:
+    """Latencies in microseconds: of a call, and of a hop over NVLink, over PCIe, and between nodes. `bandwidth_ratio`:
+    share of the link's bandwidth."""
 
     base: float
     nvlink: float
@@ -34,28 +35,35 @@ class _Way:
     bandwidth_ratio: float
 
 
+# LL, LL128 and Simple.
 _RING = (
-    _Way(base=3.6, nvlink=0.47, pcie=1.0, network=2.7, bandwidth_ratio=0.25),
-    _Way(base=10.0, nvlink=1.9, pcie=2.5, network=4.0, bandwidth_ratio=0.92),
-    _Way(base=8.4, nvlink=3.4, pcie=5.7, network=9.6, bandwidth_ratio=1.0),
+    _Protocol(base=3.6, nvlink=0.47, pcie=1.0, network=2.7, bandwidth_ratio=0.25),
+    _Protocol(base=10.0, nvlink=1.9, pcie=2.5, network=4.0, bandwidth_ratio=0.92),
+    _Protocol(base=8.4, nvlink=3.4, pcie=5.7, network=9.6, bandwidth_ratio=1.0),
 )
 _TREE = (
-    _Way(base=4.4, nvlink=0.52, pcie=1.0, network=5.0, bandwidth_ratio=0.9 / 3.8),
-    _Way(base=4.4, nvlink=1.2, pcie=1.9, network=8.5, bandwidth_ratio=0.9 * 0.915),
-    _Way(base=0.0, nvlink=28.0, pcie=28.0, network=50.0, bandwidth_ratio=0.9),
+    _Protocol(base=4.4, nvlink=0.52, pcie=1.0, network=5.0, bandwidth_ratio=0.9 / 3.8),
+    _Protocol(base=4.4, nvlink=1.2, pcie=1.9, network=8.5, bandwidth_ratio=0.9 * 0.915),
+    _Protocol(base=0.0, nvlink=28.0, pcie=28.0, network=50.0, bandwidth_ratio=0.9),
 )
 _PAIRWISE = ("send", "all_to_all")
 
 
 def call_s(call: CollectiveCall, hardware: Hardware, *, bandwidth: float, nodes: int) -> float:
     """Seconds of one call over `nodes` nodes, at `bandwidth` bytes/s."""
-    bytes_s = call.bus_bytes / call.calls / (bandwidth * LINK_EFFICIENCY)
+    transfer_s = call.bus_bytes / call.calls / (bandwidth * LINK_EFFICIENCY)
     if call.op == "copy":
-        return bytes_s
-    times = [_hops_us(way, hardware, *_ring_hops(call, nodes)) * _US + bytes_s / way.bandwidth_ratio for way in _RING]
+        return transfer_s
+    times = [
+        _hops_us(protocol, hardware, *_ring_hops(call, nodes)) * _US + transfer_s / protocol.bandwidth_ratio
+        for protocol in _RING
+    ]
     if call.op == "all_reduce":
         inside, between = 2 * (math.ceil(call.size / nodes) - 1), 2 * math.ceil(math.log2(nodes))
-        times += [_hops_us(way, hardware, inside, between) * _US + bytes_s / way.bandwidth_ratio for way in _TREE]
+        times += [
+            _hops_us(protocol, hardware, inside, between) * _US + transfer_s / protocol.bandwidth_ratio
+            for protocol in _TREE
+        ]
     return min(times)
 
 
@@ -67,6 +75,6 @@ def _ring_hops(call: CollectiveCall, nodes: int) -> tuple[int, int]:
     return rounds * (call.size - nodes), rounds * (nodes - 1)
 
 
-def _hops_us(way: _Way, hardware: Hardware, inside: int, between: int) -> float:
-    hop = way.pcie if hardware.inside.startswith("pcie") else way.nvlink
-    return way.base + inside * hop + between * way.network
+def _hops_us(protocol: _Protocol, hardware: Hardware, inside: int, between: int) -> float:
+    hop = protocol.pcie if hardware.inside.startswith("pcie") else protocol.nvlink
+    return protocol.base + inside * hop + between * protocol.network

@@ -73,7 +73,7 @@ class Expected:
     float8: Float8Products | None
     """Matrix products at the device's fp8 rate; None if all run in the training precision."""
     compute_s: float
-    """Compute time of the busiest rank, including recomputation and Muon's products."""
+    """Compute time of the busiest rank, including recomputation and Muon's matmuls."""
     groups: tuple[GroupTime, ...]
     bubble_share: float
     """Idle share of the pipeline's time; for zero-bubble schedules half of 1f1b's share, their upper bound."""
@@ -150,9 +150,9 @@ def _fits_host(memory: RankMemory, plan: Plan, hardware: Hardware) -> bool:
 def _token_s(flops: int, peak: float, float8: Float8Products | None) -> float:
     """Seconds of one device for a token's operations; fp8 operations are assumed to reach the same share of the fp8
     peak."""
-    fast = 0.0 if float8 is None else float8.flops_per_token
-    fast_s = 0.0 if float8 is None else fast / float8.flops_per_s
-    return ((flops - fast) / peak + fast_s) / EFFICIENCY
+    float8_flops = 0.0 if float8 is None else float8.flops_per_token
+    float8_s = 0.0 if float8 is None else float8_flops / float8.flops_per_s
+    return ((flops - float8_flops) / peak + float8_s) / EFFICIENCY
 
 
 def _update_flops(config: Config, plan: Plan) -> int:
@@ -213,8 +213,9 @@ def _seconds(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware)
         return call.calls * call_s(call, hardware, bandwidth=hardware.host_bytes_per_s, nodes=1), False
     if call.dimension != "pp":
         stride = _stride(plan, call.dimension)
-        bandwidth, nodes = (of(stride=stride, size=call.size) for of in (hardware.bandwidth, hardware.num_nodes))
-        return call.calls * call_s(call, hardware, bandwidth=bandwidth, nodes=int(nodes)), nodes > 1
+        bandwidth = hardware.bandwidth(stride=stride, size=call.size)
+        nodes = hardware.num_nodes(stride=stride, size=call.size)
+        return call.calls * call_s(call, hardware, bandwidth=bandwidth, nodes=nodes), nodes > 1
     # Messages to both neighbours share the time: one boundary may be within a node and the other not.
     stage = _stride(plan, "pp")
     ranks = [range(rank * stage, (rank + 1) * stage) for rank in range(plan.pp)]
@@ -225,8 +226,8 @@ def _seconds(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware)
                       nodes=1 + beyond[other])
         for other in sends
     }  # fmt: skip
-    each = call.calls / sum(sends.values())
-    return sum(each * times * message_s[other] for other, times in sends.items()), any(beyond.values())
+    microbatches = call.calls / sum(sends.values())
+    return sum(microbatches * count * message_s[other] for other, count in sends.items()), any(beyond.values())
 
 
 def _stride(plan: Plan, dimension: str) -> int:
@@ -241,9 +242,9 @@ def _stride(plan: Plan, dimension: str) -> int:
 
 
 def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> float:
-    """Operations per byte of the feed-forward's product, the largest of a block: 2 m n k operations for
-    (m k + k n + m n) numbers moved. In fp8 the two that are multiplied take a byte per number. An expert multiplies the
-    rows that the ranks which share the experts send to it; equal use is assumed."""
+    """Operations per byte of the feed-forward's matmul, the largest of a block: 2 m n k operations for
+    (m k + k n + m n) numbers moved. In fp8 both operands take a byte per number. An expert's m is the number of rows
+    that all ranks sharing the experts send to it, if all experts are used equally."""
     model, rows = config.model, plan.micro_batch_size * config.data.seq_len / plan.cp
     width, hidden = model.dim, model.ffn_dim / plan.tp
     if model.num_experts:

@@ -4,7 +4,7 @@
     found.simplest          # Strategy, or None: nothing fits
     found.tried             # all of them, in the order of their complexity
 
-Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallelism within a
+Simple before fast: each rung of the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallelism within a
 node, a pipeline, all three; experts and long sequences over ranks; finally the host's memory) costs communication,
 bubbles or host time, and is taken only if the previous one does not fit. The configuration's own layout comes last. The
 fastest fitting layout is also reported; it may be the same layout with fp8 products, as its `name` then says.
@@ -29,7 +29,7 @@ _LONG_SEQUENCE = 16_384
 """Minimum sequence length in tokens for trying context parallelism."""
 _EXPERT_SIZES = (2, 4, 8, 16, 32, 64)
 """Sizes of expert parallelism that are tried; they may span nodes, as in DeepSeek-V3."""
-_NOT_WORTH = 1.05
+_MIN_SPEEDUP = 1.05
 """Minimum speedup for a layout to be called faster, larger than the error of the time model."""
 
 
@@ -62,7 +62,7 @@ class Strategies:
         if simplest is None or not fitting:
             return None
         best = min(fitting, key=lambda strategy: strategy.expected.step_s)
-        return best if best.expected.step_s * _NOT_WORTH < simplest.expected.step_s else None
+        return best if best.expected.step_s * _MIN_SPEEDUP < simplest.expected.step_s else None
 
 
 def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
@@ -88,7 +88,7 @@ def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
     if (chosen := found.fastest or found.simplest) and (faster := _in_float8(config, hardware, chosen)):
         one = attempt(*faster)
         # Its time does not contain scaling and rounding, so a smaller gain is none.
-        if one and one.expected.step_s * _NOT_WORTH < chosen.expected.step_s:
+        if one and one.expected.step_s * _MIN_SPEEDUP < chosen.expected.step_s:
             tried.append(one)
     return Strategies(
         tried=tuple(tried),

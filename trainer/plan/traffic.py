@@ -132,7 +132,9 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
             overlaps="backward")
     ]  # fmt: skip
     if parallel.gradient_compression in ("int8", "topk"):
-        calls = _fed_back(config, size, buckets, [weight.numel(unit.tp) for unit in units for weight in unit.weights])
+        calls = _with_error_feedback(
+            config, size, buckets, [weight.numel(unit.tp) for unit in units for weight in unit.weights]
+        )
     if plan.zero1:
         calls.append(
             CollectiveCall(dimension="dp_replicate", op="broadcast", what="updated parameters", size=size, calls=size,
@@ -141,20 +143,20 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
     return calls
 
 
-def _fed_back(config: Config, size: int, buckets: int, sizes: list[int]) -> list[CollectiveCall]:
+def _with_error_feedback(config: Config, size: int, buckets: int, sizes: list[int]) -> list[CollectiveCall]:
     """Compressed gradients: in int8, each parameter by parts and then gathered, or the largest numbers of each
     replica (`trainer.parallel.sparse_hooks`)."""
     if config.parallel.gradient_compression == "topk":
         sent = 2 * FLOAT32_BYTES * round(sum(sizes) * config.parallel.topk_ratio)
-        ways = [("all_gather", "largest gradients", sent)]
+        exchanges = [("all_gather", "largest gradients", sent)]
     else:
         blocks = size * sum(math.ceil(numel / (size * _INT8_BLOCK)) for numel in sizes)
         sent = blocks * (_INT8_BLOCK + FLOAT32_BYTES)
-        ways = [("all_to_all", "gradients in int8", sent), ("all_gather", "means in int8", sent // size)]
+        exchanges = [("all_to_all", "gradients in int8", sent), ("all_gather", "means in int8", sent // size)]
     return [
         CollectiveCall(dimension="dp_replicate", op=op, what=what, size=size, calls=buckets, num_bytes=num_bytes,
              overlaps="")
-        for op, what, num_bytes in ways
+        for op, what, num_bytes in exchanges
     ]  # fmt: skip
 
 
@@ -200,20 +202,20 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
     count = plan.num_microbatches
     # The embedding's partial sums are reduced once, and the head reads the residual stream once. Recomputation stops
     # before the block's last reduction, because nothing in backward needs its result.
-    again = _recomputed_layers(config, plan, pp_rank)
+    recomputed = _recomputed_layers(config, plan, pp_rank)
     ends = int(0 in own) + int(last in own)
     experts = bool(config.model.num_experts)
     if config.parallel.sequence_parallel:
         # Attention and feed-forward each gather and scatter once, and backward does the reverse of both. Experts use
         # the rank's part without a gather, and recomputation repeats attention's gather and scatter.
-        gathers, scatters = 4 * layers + 2 * again + ends, 4 * layers + again + ends
+        gathers, scatters = 4 * layers + 2 * recomputed + ends, 4 * layers + recomputed + ends
         if experts:
-            gathers, scatters = 2 * layers + again + ends, 2 * layers + again + ends
+            gathers, scatters = 2 * layers + recomputed + ends, 2 * layers + recomputed + ends
         reduces = 0
     else:
         # Backward sums the input's gradient for each of the five matrices that are split by columns, none of which is
         # in an expert. The experts' output is gathered from the ranks' parts, and so is their input's gradient.
-        reduces = (4 if experts else 7) * layers + again + ends
+        reduces = (4 if experts else 7) * layers + recomputed + ends
         gathers, scatters = 2 * layers if experts else 0, 0
     return [
         CollectiveCall(dimension="tp", op=op, what="activations", size=plan.tp, calls=times * count,
@@ -262,13 +264,13 @@ def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
     model = config.model
     if not model.num_experts:
         return []
-    layers, again = _num_layers(plan, pp_rank), _recomputed_layers(config, plan, pp_rank)
-    ways, tokens = 4 * layers + 2 * again, config.data.seq_len // (plan.cp * plan.tp)
+    layers, recomputed = _num_layers(plan, pp_rank), _recomputed_layers(config, plan, pp_rank)
+    exchanges, tokens = 4 * layers + 2 * recomputed, config.data.seq_len // (plan.cp * plan.tp)
     rows = plan.local_batch_size * tokens * model.experts_per_token * min(1.0, model.capacity_factor or 1)
     counts = _COUNT_BYTES * plan.local_batch_size * model.num_experts
     calls = (
-        ("all_to_all", "tokens", "ep", ways, round(rows * model.dim * compute_bytes(config))),
-        ("all_gather", "experts' counts", "cp", layers + again, counts),
+        ("all_to_all", "tokens", "ep", exchanges, round(rows * model.dim * compute_bytes(config))),
+        ("all_gather", "experts' counts", "cp", layers + recomputed, counts),
     )
     found = []
     for op, what, dim, times, num_bytes in calls:

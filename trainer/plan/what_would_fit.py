@@ -19,7 +19,7 @@ from trainer.plan.hardware import Hardware
 
 __all__ = ["what_would_fit"]
 
-_MOST_DEVICES = 2**17
+_MAX_DEVICES = 2**17
 _NF4_BYTES = (4 + 0.127) / 8
 """Bytes of a 4-bit weight with its double-quantized scale: Dettmers et al. 2023 (QLoRA), section 3."""
 _TIGHTEST = ("parallel.dp_replicate=1", "parallel.dp_shard=-1", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1",
@@ -34,7 +34,7 @@ def what_would_fit(config: Config, hardware: Hardware, num_gpus: int) -> list[st
 
 def _more_devices(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[str]:
     number = 2 * num_gpus
-    while number <= _MOST_DEVICES:
+    while number <= _MAX_DEVICES:
         expected = _tightest(config, hardware, number)
         if expected is not None and expected.fits:
             yield f"{number} devices: {_gb(expected.memory.peak)} on each (FSDP + recompute, one sequence a pass)"

@@ -176,16 +176,16 @@ class Session:
         if self.place.rank == 0:
             found = self._gather("links", layout.node_of)
             links = [LinkReading(**values) for own in found.values() for values in own]
-            again = repeat_rounds(slow_pairs(links, self.policy))
+            repeats = repeat_rounds(slow_pairs(links, self.policy))
             slowest = min((link.bytes_per_s for link in links), default=0.0)
             num_bytes = int(min(MOST_ALL_REDUCE_BYTES, max(1 << 16, slowest * ALL_REDUCE_S)))
-            self._set("again", {"rounds": again, "num_bytes": num_bytes})
-        again = self._get("again", COMMUNICATION_S)
-        self._run_rounds([[(a, b) for a, b in pairs] for pairs in again["rounds"]], device)
-        self._all_reduce = measure_all_reduce(device, again["num_bytes"])
+            self._set("repeats", {"rounds": repeats, "num_bytes": num_bytes})
+        last = self._get("repeats", COMMUNICATION_S)
+        self._run_rounds([[(a, b) for a, b in pairs] for pairs in last["rounds"]], device)
+        self._all_reduce = measure_all_reduce(device, last["num_bytes"])
         if self.options.tune:
             self._settings = compare_settings(
-                self.options.tune, self.place, nccl=layout.is_gpu, num_bytes=again["num_bytes"]
+                self.options.tune, self.place, nccl=layout.is_gpu, num_bytes=last["num_bytes"]
             )
 
     def _compare_clocks(self, layout: Layout) -> None:

@@ -122,16 +122,17 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     flights = in_flight(
         plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
     )
-    ends = round(tokens * _ends(kept, plan, pp_rank))
+    ends = round(tokens * _outside_blocks(kept, plan, pp_rank))
     # One flight is one stage's forward. The logits are freed soon, by the last stage's backward, except under gpipe.
     activations = flights * sum(layers) // stages + ends * (flights if plan.pp > 1 and plan.schedule == "gpipe" else 1)
     has_loss = plan.stages.count - 1 in plan.stages.of_rank[pp_rank]
     loss = round(tokens * kept.loss_backward) if has_loss else 0
-    again = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
+    # Additional activations during a block's backward: recomputed ones, and gradients of activations.
+    extra = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
     # Unreduced gradients of each block.
     blocks = [FLOAT32_BYTES * numel for layer, numel in full.items() if layer is not None]
     largest = max(blocks, default=0) if by_fsdp else 0
-    working = max(loss, max(again, default=0) + largest)
+    working = max(loss, max(extra, default=0) + largest)
     accumulates = plan.num_microbatches > 1
     # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
     keeps_whole = by_fsdp and accumulates and not config.parallel.reduce_every_microbatch
@@ -140,7 +141,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     if plan.pp > 1:
         alive = gathered + activations + working + gradients
     else:
-        alive = _one_by_one(config, plan, units, kept, device, activations + loss, is_offloaded=offloaded)
+        alive = _peak_without_pipeline(config, plan, units, kept, device, activations + loss, is_offloaded=offloaded)
     optimizer, step = 2 * held, 0
     if config.optim.name == "muon":
         optimizer -= FLOAT32_BYTES * sum(w.numel(u.tp, u.shards) for u in units for w in u.matrices)
@@ -216,7 +217,7 @@ def _compression(config: Config, plan: Plan, units: list[Unit]) -> tuple[int, in
     return 0, bucket // 2
 
 
-def _one_by_one(
+def _peak_without_pipeline(
     config: Config,
     plan: Plan,
     units: list[Unit],
@@ -240,16 +241,16 @@ def _one_by_one(
     for layer, own in by_layer.items():
         if layer is None:
             continue
-        stays, again = kept.of_layer(layer, config), kept.block + kept.block_backward
-        is_again = is_recomputed(layer, config)
-        at_inner = kept.block - kept.after_gather if is_again else kept.block + kept.rows_gradient
+        by_forward, in_backward = kept.of_layer(layer, config), kept.block + kept.block_backward
+        recomputes = is_recomputed(layer, config)
+        at_inner = kept.block - kept.after_gather if recomputes else kept.block + kept.rows_gradient
         blocks.append(
             Block(
-                kept=round(tokens * stays),
-                backward_extra=round(tokens * (again - stays)),
+                kept=round(tokens * by_forward),
+                backward_extra=round(tokens * (in_backward - by_forward)),
                 at_inner=round(tokens * at_inner),
                 around_inner=round(tokens * (kept.block - kept.experts + kept.rows_gradient)),
-                is_recomputed=is_again,
+                is_recomputed=recomputes,
                 units=tuple(own),
             )
         )
@@ -286,7 +287,7 @@ def _unit_bytes(
     )
 
 
-def _ends(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
+def _outside_blocks(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
     """Bytes per token outside the blocks: embedding, head and loss, and activations sent to the next stage."""
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
     sent = sum(kept.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0

@@ -160,7 +160,7 @@ def _gathers_float8(weight: Weight, tp: int, shards: int) -> bool:
 
 
 def _block(model: ModelConfig) -> list[Weight]:
-    """Units of one transformer block, without its experts."""
+    """Weights of one transformer block, without its experts."""
     head_dim = model.dim // model.num_heads
     columns = [model.num_heads * head_dim, model.kv_heads * head_dim, model.kv_heads * head_dim]
     attention = [Weight(rows=rows, row_numel=model.dim, split="rows") for rows in columns]
