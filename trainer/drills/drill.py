@@ -53,30 +53,30 @@ class Drill:
         try:
             for number, scenario in enumerate(self.plan.scenarios):
                 view.run_started(number, scenario)
-                row = self._one(scenario, view, server)
+                row = self._run(scenario, view, server)
                 self.tally.add(row)
                 view.run_ended(row)
                 yield row
         finally:
             server.close()
 
-    def _one(self, scenario: Scenario, view: View, server: PreforkServer) -> Row:
-        place = self.folder / f"{scenario.mesh.replace('*', '-x-')}-{scenario.name}-seed-{scenario.seed}"
+    def _run(self, scenario: Scenario, view: View, server: PreforkServer) -> Row:
+        folder = self.folder / f"{scenario.mesh.replace('*', '-x-')}-{scenario.name}-seed-{scenario.seed}"
         try:
             executed = execute(
-                scenario, self.base, place, limit_s=self.limit_s, server=server, on_line=view.run_printed
+                scenario, self.base, folder, limit_s=self.limit_s, server=server, on_line=view.run_printed
             )
         except KeyboardInterrupt:
-            self._forget(place)
+            self._remove(folder)
             raise
         row = judge(scenario, executed)
         if row.passed and not self.keep:
-            self._forget(place)
+            self._remove(folder)
             row = Row(scenario=scenario, score=row.score, wall_s=row.wall_s)
         return row
 
-    def _forget(self, place: Path) -> None:
-        shutil.rmtree(place, ignore_errors=True)
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 

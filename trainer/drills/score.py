@@ -107,7 +107,7 @@ def score_run(
     stacks_dir: Path | None = None,
 ) -> Score:
     """Compare a finished run with what its faults require."""
-    struck = _struck(source)
+    injected_at = _injection_times(source)
     live = _live_statements(source)
     after = [
         Statement(kind=f.kind, cause=f.cause, ranks=f.ranks, summary=f.summary, attempt=f.attempt)
@@ -116,12 +116,14 @@ def score_run(
     answers: list[Answer] = []
     used: list[Statement] = []
     for fault, expected in wanted.expected:
-        answer = _answer(fault, expected, _peers(source, fault.rank), struck, live, after, used)
+        answer = _answer(fault, expected, _peers(source, fault.rank), injected_at, live, after, used)
         answers.append(answer)
         used += [answer.finding] if answer.finding else []
     beyond = [finding for finding in (*after, *live) if finding.kind not in wanted.allowed]
     false_alarms = _distinct([finding for finding in beyond if not any(finding.what == right.what for right in used)])
-    first_ns = min((ns for (kind, _), ns in struck.items() if kind in {f.kind for f in wanted.faults}), default=None)
+    first_ns = min(
+        (ns for (kind, _), ns in injected_at.items() if kind in {f.kind for f in wanted.faults}), default=None
+    )
     ended, problems = _ending(source, wanted.recovery, wanted.steps)
     problems += _missing_events(source, wanted.required_events)
     took = _steps(source)
@@ -129,7 +131,7 @@ def score_run(
         answers=tuple(answers),
         false_alarms=tuple(false_alarms),
         num_right=len(_distinct([a.finding for a in answers if a.finding is not None and a.right_rank])),
-        injected=all(_when(struck, fault) is not None for fault in wanted.faults),
+        injected=all(_injection_ns(injected_at, fault) is not None for fault in wanted.faults),
         recovered=not problems,
         ended=ended,
         training_s=_training_again_s(source, first_ns, wanted.recovery),
@@ -143,8 +145,8 @@ def score_run(
 # ---- findings ----
 
 
-def _struck(source: Source) -> dict[tuple[str, int], int]:
-    """Return {(kind, rank): time at which it first struck, epoch nanoseconds}."""
+def _injection_times(source: Source) -> dict[tuple[str, int], int]:
+    """Return {(kind, rank): time of its first injection, epoch nanoseconds}."""
     rows = source.rows(
         "SELECT json_extract_string(detail, '$.fault'), rank, min(wall_ns) FROM events "
         f"WHERE kind = '{event_kinds.FAULT_INJECTED}' GROUP BY ALL"
@@ -152,8 +154,8 @@ def _struck(source: Source) -> dict[tuple[str, int], int]:
     return {(str(kind), int(rank)): int(wall_ns) for kind, rank, wall_ns in rows}
 
 
-def _when(struck: Mapping[tuple[str, int], int], fault: Fault) -> int | None:
-    times = [ns for (kind, rank), ns in struck.items() if kind == fault.kind and fault.rank in (-1, rank)]
+def _injection_ns(injected_at: Mapping[tuple[str, int], int], fault: Fault) -> int | None:
+    times = [ns for (kind, rank), ns in injected_at.items() if kind == fault.kind and fault.rank in (-1, rank)]
     return min(times, default=None)
 
 
@@ -179,16 +181,16 @@ def _answer(
     fault: Fault,
     wanted: Expected,
     peers: frozenset[int],
-    struck: Mapping[tuple[str, int], int],
+    injected_at: Mapping[tuple[str, int], int],
     live: Sequence[Statement],
     after: Sequence[Statement],
     used: Sequence[Statement],
 ) -> Answer:
     """The finding about one fault. `used`: findings already assigned to earlier faults."""
-    when_ns = _when(struck, fault)
+    when_ns = _injection_ns(injected_at, fault)
     free = [finding for finding in (*after, *live) if not any(finding.what == other.what for other in used)]
     right_kind = [finding for finding in free if finding.kind in wanted.kinds]
-    right = [finding for finding in right_kind if _names(finding, fault, wanted, peers)]
+    right = [finding for finding in right_kind if _names_right_ranks(finding, fault, wanted, peers)]
     best = min(
         right or right_kind,
         key=lambda finding: (finding.cause not in wanted.causes, finding.attempt or 0),
@@ -222,7 +224,7 @@ def _peers(source: Source, rank: int) -> frozenset[int]:
     return frozenset(int(row[0]) for row in rows) | {rank}
 
 
-def _names(finding: Statement, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
+def _names_right_ranks(finding: Statement, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
     if wanted.rank == "none":
         return len(finding.ranks) != 1
     if wanted.rank == "tensor_group":
@@ -246,10 +248,10 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
         f"FROM events WHERE kind = '{event_kinds.RUN_ENDED}'"
     )
     reason, code = rows[-1] if rows else ("", None)
-    did = {kind: int(count) for kind, count in source.rows("SELECT kind, count(*) FROM events GROUP BY kind")}
+    counts = {kind: int(count) for kind, count in source.rows("SELECT kind, count(*) FROM events GROUP BY kind")}
     problems = []
     if recovery == "stops":
-        if code != EXIT_GIVEN_UP or not did.get(event_kinds.RUN_STOPPED):
+        if code != EXIT_GIVEN_UP or not counts.get(event_kinds.RUN_STOPPED):
             problems.append(f"the run should have stopped with a report, but: {reason or 'no end was recorded'}")
         return "stopped", problems
     if reason != "finished":
@@ -259,17 +261,19 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
     )
     if (fewest or 0) < steps:
         problems.append(f"{fewest or 0} of {steps} steps are on a rank's record")
-    if recovery == "skips" and not did.get(event_kinds.ROLLBACK):
+    if recovery == "skips" and not counts.get(event_kinds.ROLLBACK):
         problems.append("the step was not refused")
-    if recovery == "restarts" and did.get(event_kinds.ATTEMPT_STARTED, 0) < 2:
+    if recovery == "restarts" and counts.get(event_kinds.ATTEMPT_STARTED, 0) < 2:
         problems.append("there was no restart")
     return str(reason or "no end"), problems
 
 
 def _missing_events(source: Source, required: Sequence[tuple[str, str]]) -> list[str]:
     """The required events, (kind, state), that were not recorded."""
-    there = source.rows("SELECT kind, json_extract_string(detail, '$.state') FROM events GROUP BY ALL")
-    missing = [(kind, state) for kind, state in required if not any(k == kind and state in ("", s) for k, s in there)]
+    recorded = source.rows("SELECT kind, json_extract_string(detail, '$.state') FROM events GROUP BY ALL")
+    missing = [
+        (kind, state) for kind, state in required if not any(k == kind and state in ("", s) for k, s in recorded)
+    ]
     return [f"no event {kind}{f' ({state})' if state else ''} was written" for kind, state in missing]
 
 

@@ -144,12 +144,12 @@ def print_result(tally: Tally, plan: DrillPlan, console: Console, *, interrupted
                 console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
             if row.run is not None:
                 console.print(f"  rankscope analyze {row.run}", highlight=False, soft_wrap=True)
-    left: dict[str, list[str]] = {}
+    skipped: dict[str, list[str]] = {}
     for name, mesh, reason in plan.skipped:
-        left.setdefault(f"{name}: {reason}", []).append(mesh)
-    if left:
+        skipped.setdefault(f"{name}: {reason}", []).append(mesh)
+    if skipped:
         console.print()
-        for text, meshes in left.items():
+        for text, meshes in skipped.items():
             console.print(f"[dim]Skipped on {', '.join(meshes)}: {escape(text)}.[/]", highlight=False)
     console.print()
     if interrupted:

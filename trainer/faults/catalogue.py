@@ -2,7 +2,7 @@
 
     kind = CATALOGUE["nan_grad"]
     kind.fault_id, kind.what                  # "F22", "one element of a gradient becomes NaN before it is reduced"
-    kind.expected.kinds, kind.expected.rank   # ("non_finite",), "rank"
+    kind.expected[0].kinds, kind.expected[0].rank   # ("non_finite",), "rank"
 
 F1 to F48 number the faults that the suite must cover. `trainer/faults/injectors/` implements the kinds; this module
 does not need torch, so that a command can list them.

@@ -22,7 +22,7 @@ def check_faults(faults: Sequence[Fault], config: Config, plan: Plan) -> None:
 
 
 def _reason(fault: Fault, config: Config, plan: Plan) -> str:
-    """Reason why the run cannot inject the fault, or None."""
+    """Reason why the run cannot inject the fault; empty if it can."""
     steps = config.train.steps
     if fault.rank >= plan.world_size:
         return f"rank = {fault.rank}: the run has {'only rank 0' if plan.world_size == 1 else _ranks(plan)}"

@@ -38,7 +38,7 @@ def script_drill(
     clean = score(None, done)
     yield clean
     step_s = None if clean.problem else median_step_s(done)
-    _forget(folder / "none", clean, keep)
+    _remove(folder / "none", clean, keep)
     if step_s is None:
         return
     for name in faults:
@@ -47,11 +47,12 @@ def script_drill(
             seconds=max(MIN_DELAY_S, slow_ratio * step_s), lasts=SCRIPT_FAULTS[name].lasts,
         )  # fmt: skip
         row = score(fault, execute(plan, [fault], folder / name))
-        _forget(folder / name, row, keep)
+        _remove(folder / name, row, keep)
         yield row
 
 
-def _forget(folder: Path, row: ScriptRow, keep: bool) -> None:
+def _remove(folder: Path, row: ScriptRow, keep: bool) -> None:
+    """Delete the run's folder if the run has no problem."""
     if row.is_right and not keep:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A finished run. `is_stopped`: the drill ended it. `num_steps`: approximate steps of the slowest rank."""
+    """A finished run. `is_stopped`: the drill ended it. `num_steps`: steps of rank 0, in all attempts."""
 
     run: RunDir
     is_stopped: bool
@@ -103,10 +103,9 @@ def _reported(run: RunDir, kinds: Collection[str]) -> bool:
 def _steps(run: RunDir) -> int:
     """Number of steps of rank 0 so far."""
     count = 0
-    for _, rank, folder in run.rank_dirs():
-        if rank == 0:
-            with contextlib.suppress(TapeError, OSError):
-                count += sum(len(read_segment(path).records) for path in segment_paths(folder, "steps"))
+    for _, _, folder in run.rank_dirs(0):
+        with contextlib.suppress(TapeError, OSError):
+            count += sum(len(read_segment(path).records) for path in segment_paths(folder, "steps"))
     return count
 
 

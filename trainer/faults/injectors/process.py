@@ -69,7 +69,7 @@ def _hold_gil(fault: Fault) -> None:
     hold_gil()
 
 
-def _ask_for_too_much(fault: Fault) -> None:
+def _exhaust_memory(fault: Fault) -> None:
     """Allocate under an address space limit, so that the rank runs out of memory and not the machine."""
     with open("/proc/self/statm", "rb") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -92,7 +92,7 @@ _ACTIONS: Mapping[str, Callable[[Fault], None]] = {
     "segfault": _segfault,
     "abort": _abort,
     "gil": _hold_gil,
-    "oom": _ask_for_too_much,
+    "oom": _exhaust_memory,
 }
 
 
@@ -114,12 +114,12 @@ def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
     arm_nan_grad(trigger, training)
     record = trigger.recorder.event
 
-    def telling(kind: str, **detail: Any) -> None:
+    def record_and_kill(kind: str, **detail: Any) -> None:
         record(kind, **detail)
         if kind == event_kinds.NONFINITE and trigger.firing:
             _kill(trigger.fault)
 
-    trigger.recorder.event = telling  # type: ignore[method-assign]
+    trigger.recorder.event = record_and_kill  # type: ignore[method-assign]
 
 
 def _arm_late_writer(trigger: Trigger, training: Training) -> None:
@@ -129,13 +129,13 @@ def _arm_late_writer(trigger: Trigger, training: Training) -> None:
         def before(self) -> None:
             if trigger.due():
                 if os.fork() == 0:
-                    _come_back(trigger)
+                    _write_late(trigger)
                 _kill(trigger.fault)
 
     Dying(training)
 
 
-def _come_back(trigger: Trigger) -> NoReturn:
+def _write_late(trigger: Trigger) -> NoReturn:
     try:
         _close_connections()  # so that the other ranks see the connection break
         deadline = time.monotonic() + _LATE_S

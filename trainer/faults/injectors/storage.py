@@ -23,7 +23,7 @@ from trainer.training.rank_training import Training
 
 __all__ = ["ARM"]
 
-_LONGEST_FILE_BYTES = 64 << 10
+_MAX_FILE_BYTES = 64 << 10
 """File size limit: enough for events, but not for a shard."""
 _RELIEVED_AFTER_STEPS = 12
 
@@ -36,13 +36,13 @@ def _arm_kill_in_save(trigger: Trigger, training: Training) -> None:
         def before(self) -> None:
             due[0] = due[0] or trigger.due()
 
-    def dying(*values: Any) -> dict[str, int]:
+    def signature_or_kill(*values: Any) -> dict[str, int]:
         if due[0]:
             os.kill(os.getpid(), signal.SIGKILL)
         return sign(*values)
 
     Waiting(training)
-    saving.signature = dying  # type: ignore[attr-defined, assignment]  # replaced on purpose, for this run only
+    saving.signature = signature_or_kill  # type: ignore[attr-defined, assignment]  # replaced on purpose, for this run only
 
 
 def _arm_damage(damage: Callable[[Path], None]) -> Callable[[Trigger, Training], None]:
@@ -85,7 +85,7 @@ def _arm_disk_full(trigger: Trigger, training: Training) -> None:
         def before(self) -> None:
             if trigger.due():
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (_LONGEST_FILE_BYTES, before[1]))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, before[1]))
             elif trigger.firing and trigger.step == until + 1:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -99,13 +99,13 @@ def _arm_slow_disk(trigger: Trigger, training: Training) -> None:
         def before(self) -> None:
             slow[0] = trigger.lasting()
 
-    def slowly(fd: Any) -> None:
+    def slow_sync(fd: Any) -> None:
         if slow[0]:
             time.sleep(trigger.fault.seconds or 1.0)
         sync(fd)
 
     Slow(training)
-    os.fsync = slowly
+    os.fsync = slow_sync
 
 
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {

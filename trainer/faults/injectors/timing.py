@@ -74,13 +74,13 @@ def _arm_slow_logging(trigger: Trigger, training: Training) -> None:
     """Sleep after the update and outside all phases, where a training script logs or evaluates."""
     take = training.step
 
-    def taking(step: int, *, leave_out: Tensor | None = None) -> float:
+    def step_and_sleep(step: int, *, leave_out: Tensor | None = None) -> float:
         rate = take(step, leave_out=leave_out)
         if trigger.lasting():
             time.sleep(trigger.fault.seconds or 0.03)
         return rate
 
-    training.step = taking  # type: ignore[method-assign]
+    training.step = step_and_sleep  # type: ignore[method-assign]
 
 
 def _arm_flood(trigger: Trigger, training: Training) -> None:
