@@ -27,6 +27,7 @@ __all__ = [
     "TCPStore",
     "TorchDispatchMode",
     "disable_current_modes",
+    "enable_micro_pipeline_tp",
     "foreach_copy",
     "foreach_mul",
     "foreach_norm",
@@ -34,7 +35,6 @@ __all__ = [
     "ignore_profiler_marks",
     "is_rendezvous_host",
     "keep_device_busy",
-    "overlap_products_of",
     "storage_info",
 ]  # fmt: skip
 
@@ -89,8 +89,8 @@ def keep_device_busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-def overlap_products_of(group_name: Any) -> None:
-    """Let the compiler cut products and their collectives over a group into pieces that overlap."""
+def enable_micro_pipeline_tp(group_name: Any) -> None:
+    """Let the compiler split matmuls and their collectives over a group into pieces that overlap."""
     import torch._inductor.config  # the import takes seconds, and is only needed with async tensor parallelism
     from torch.distributed import _symmetric_memory
 

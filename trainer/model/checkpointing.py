@@ -1,8 +1,8 @@
 """Activation checkpointing: which activations backward recomputes instead of keeping them.
 
 full         every block keeps only its input
-every_n      one block of n does
-selective    blocks keep the results of matrix products and attention, and compute the cheap rest again
+every_n      every n-th block keeps only its input
+selective    blocks keep the results of matmuls and attention, and recompute the rest, which is cheap
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.torch_compat import COSTLY_COLLECTIVES, ignore_profiler_marks
 __all__ = ["apply_activation_checkpointing", "selective_contexts"]
 
 _aten = torch.ops.aten
-_KEPT = {
+_SAVED_OPERATIONS = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
@@ -53,4 +53,4 @@ def selective_contexts() -> Any:
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _SAVED_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE

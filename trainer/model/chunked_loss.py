@@ -1,4 +1,4 @@
-"""Fused output layer and cross-entropy, some tokens at a time, so that the logits of a whole batch never exist.
+"""Fused output layer and cross-entropy in chunks of tokens, so that the logits of a whole batch never exist.
 
     loss, token_losses = chunked_loss(hidden, weight, targets, chunk=8192)      # mean in nats per token, float32
     chunked_loss(hidden, weight, targets, chunk=8192, group=tp_group)     # `weight`: this rank's part of the vocabulary
@@ -36,7 +36,7 @@ class Softmax:
     peak: Callable[[Tensor], Tensor]
     """logits -> largest logit of each token."""
     sums: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(logits, peak, targets) -> what is summed over the ranks: see `_sums`."""
+    """(logits, peak, targets) -> (2, tokens), to be summed over the ranks: see `_sums`."""
     gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(logits, log-sum-exp, targets) -> gradient of this rank's logits."""
 
@@ -109,7 +109,7 @@ def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tupl
     grad_hidden = torch.empty_like(hidden if job.wants_gradients else hidden[:0])
     grad_weight = torch.zeros_like(weight if job.wants_gradients else weight[:0], dtype=torch.float32)
     for rows in _equal_parts(count, job.chunk):
-        losses[rows], grad_logits = _of_chunk(hidden[rows] @ low.T, targets[rows], len(weight), job)
+        losses[rows], grad_logits = _chunk_losses(hidden[rows] @ low.T, targets[rows], len(weight), job)
         if job.wants_gradients:
             torch.mm(grad_logits, low, out=grad_hidden[rows])
             _add_product(grad_weight, grad_logits.T, hidden[rows])
@@ -130,8 +130,8 @@ def _equal_parts(count: int, most: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def _of_chunk(logits: Tensor, targets: Tensor, size: int, job: _Job) -> tuple[Tensor, Tensor]:
-    """Losses of a chunk and the gradient of its logits. `size`: words on each rank of the group."""
+def _chunk_losses(logits: Tensor, targets: Tensor, size: int, job: _Job) -> tuple[Tensor, Tensor]:
+    """Losses of a chunk and the gradient of its logits. `size`: vocabulary entries on each rank of the group."""
     softmax, group = job.softmax, job.group
     if group is None:
         return softmax.whole(logits, targets)
@@ -140,14 +140,14 @@ def _of_chunk(logits: Tensor, targets: Tensor, size: int, job: _Job) -> tuple[Te
     dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
     sums = softmax.sums(logits, peak, targets)
     dist.all_reduce(sums, group=group)
-    logarithm = peak + sums[0].log()
-    return logarithm - sums[1], softmax.gradient(logits, logarithm, targets)
+    lse = peak + sums[0].log()
+    return lse - sums[1], softmax.gradient(logits, lse, targets)
 
 
 def _whole(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    logarithms = F.log_softmax(logits, -1, dtype=torch.float32)
-    losses = -logarithms.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return losses, _less_one_at(logarithms.exp(), targets).to(logits.dtype)
+    log_probabilities = F.log_softmax(logits, -1, dtype=torch.float32)
+    losses = -log_probabilities.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return losses, _minus_one_hot(log_probabilities.exp(), targets).to(logits.dtype)
 
 
 def _peak(logits: Tensor) -> Tensor:
@@ -162,11 +162,11 @@ def _sums(logits: Tensor, peak: Tensor, targets: Tensor) -> Tensor:
     return torch.stack((exponentials, logit.where(is_here, 0.0)))
 
 
-def _gradient(logits: Tensor, logarithm: Tensor, targets: Tensor) -> Tensor:
-    return _less_one_at((logits.float() - logarithm.unsqueeze(1)).exp(), targets).to(logits.dtype)
+def _gradient(logits: Tensor, lse: Tensor, targets: Tensor) -> Tensor:
+    return _minus_one_hot((logits.float() - lse.unsqueeze(1)).exp(), targets).to(logits.dtype)
 
 
-def _less_one_at(probabilities: Tensor, targets: Tensor) -> Tensor:
+def _minus_one_hot(probabilities: Tensor, targets: Tensor) -> Tensor:
     """Gradient of cross-entropy: the probabilities, less 1 at each target. Targets of other ranks match no column."""
     columns = torch.arange(probabilities.shape[1], device=probabilities.device)
     return torch.where(columns == targets.unsqueeze(1), probabilities - 1.0, probabilities)

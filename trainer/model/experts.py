@@ -45,7 +45,6 @@ __all__ = ["Experts", "MixtureOfExperts"]
 # `all_gather_single` is the name from torch 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-
 _IGNORED_BITS = 13
 """Number of mantissa bits ignored: probabilities whose relative difference is below a thousandth count as equal."""
 
@@ -76,7 +75,7 @@ class Experts(nn.Module):
 
 
 def _grouped_feed_forward(tokens: Tensor, counts: list[int], gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """All experts in three grouped products, each with one matrix per expert."""
+    """All experts in three grouped matmuls, each with one matrix per expert."""
     kind = tokens.device.type
     # torch does not autocast grouped_mm
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype

@@ -29,7 +29,7 @@ from trainer.model.experts import MixtureOfExperts
 __all__ = ["Block", "Transformer", "document_attention", "document_numbers"]
 
 DOCUMENT_ROWS = 512
-"""Number of queries per block."""
+"""Number of queries per block of `document_attention`."""
 
 
 def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -160,6 +160,7 @@ class Transformer(nn.Module):
         self.num_chunks = 1
         """Context parallel: each sequence is cut into `num_chunks`, of which this rank gets `chunks`."""
         self.is_ring = False
+        """Context parallel: True for ring attention, False if keys and values are gathered."""
         self.output_loss = OutputLoss()
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
         numbers = range(config.num_layers) if layers is None else layers
@@ -191,7 +192,7 @@ class Transformer(nn.Module):
         mask = document_numbers(x, self.separator) if self.separator is not None else None
         cos, sin = self.cos, self.sin
         if self.num_chunks > 1:
-            cos, sin, mask = self._of_chunks(x.shape[1])
+            cos, sin, mask = self._chunk_angles(x.shape[1])
         if self.embed is not None:
             x = self.embed(x)
             if torch.is_autocast_enabled(x.device.type):  # the same dtype as under FSDP, which casts the embedding
@@ -208,12 +209,11 @@ class Transformer(nn.Module):
         if targets is None:
             logits: Tensor = self.head(x)
             return logits
-        return self.output_loss.of(x, self.head.weight, targets)
+        return self.output_loss.compute(x, self.head.weight, targets)
 
-    def _of_chunks(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _chunk_angles(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rotary angles of this rank's chunks (`length` positions in all) and their mask over the whole sequence,
-        (1, 1, length, seq); no mask for ring attention, which applies its
-        own."""
+        (1, 1, length, seq); None for ring attention, which masks by itself."""
         size = length // len(self.chunks)
         parts = [slice(chunk * size, (chunk + 1) * size) for chunk in self.chunks]
         cos, sin = (torch.cat([angles[part] for part in parts]) for angles in (self.cos, self.sin))
@@ -236,7 +236,7 @@ class OutputLoss:
     reader: Callable[[Tensor], None] | None = None
     """Function that receives the loss of each token, (batch, seq); None normally."""
 
-    def of(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def compute(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of `hidden`, (batch, seq, dim), in nats per token, float32."""
         vocab_size, group = weight.shape[0], None
         if isinstance(weight, DTensor):
@@ -246,7 +246,7 @@ class OutputLoss:
                 hidden = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
             hidden = hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
             weight = weight.to_local()
-        loss, of_token = chunked_loss(
+        loss, token_losses = chunked_loss(
             hidden.flatten(0, 1),
             weight,
             targets.flatten(),
@@ -255,7 +255,7 @@ class OutputLoss:
             softmax=self.softmax,
         )
         if self.reader is not None:
-            self.reader(of_token.view_as(targets))
+            self.reader(token_losses.view_as(targets))
         return loss
 
 

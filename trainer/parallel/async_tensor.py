@@ -1,10 +1,10 @@
-"""Async tensor parallelism: torch's compiler cuts products and their collectives into pieces that overlap.
+"""Async tensor parallelism: torch's compiler splits matmuls and their collectives into pieces that overlap.
 
     check_async_tp(device, tp_mesh)          # ConfigError if this machine does not support it
-    overlap_products(tp_mesh)                # before the first compiled step
+    enable_async_tp(tp_mesh)                # before the first compiled step
 
-A gather and the product that reads it, or a product and the reduction that follows, become one operation, which sends
-one piece over NVLink while it computes another (Wang et al. 2023, ASPLOS). Ranks read each other's memory for it.
+An all-gather and the matmul that reads it, or a matmul and the reduce-scatter that follows, become one operation, which
+sends one piece over NVLink while it computes another (Wang et al. 2023, ASPLOS). Ranks read each other's memory for it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config.load import ConfigError
-from trainer.torch_compat import overlap_products_of
+from trainer.torch_compat import enable_micro_pipeline_tp
 
-__all__ = ["check_async_tp", "overlap_products"]
+__all__ = ["check_async_tp", "enable_async_tp"]
 
 
 def check_async_tp(device: torch.device, tp_mesh: DeviceMesh) -> None:
@@ -35,6 +35,6 @@ def check_async_tp(device: torch.device, tp_mesh: DeviceMesh) -> None:
         )
 
 
-def overlap_products(tp_mesh: DeviceMesh) -> None:
-    """Enable it in the compiler for the group of `tp_mesh`."""
-    overlap_products_of(tp_mesh.get_group().group_name)
+def enable_async_tp(tp_mesh: DeviceMesh) -> None:
+    """Let the compiler fuse matmuls with the collectives of `tp_mesh`."""
+    enable_micro_pipeline_tp(tp_mesh.get_group().group_name)

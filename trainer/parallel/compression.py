@@ -152,12 +152,12 @@ class GradientCompression:
                 self._kept[name] = compressed.new_zeros(size)
 
     def forget(self) -> None:
-        """Drop errors and matrices, because a NaN in them would spread to all later gradients."""
+        """Drop all state, because a NaN in it would spread to all later gradients."""
         self._exact.clear()
         self._feedback.forget()
         self._kept, self._layouts = {}, {}
-        for held in (self._power.error_dict, self._power.p_memory_dict, self._power.q_memory_dict):
-            held.clear()
+        for by_bucket in (self._power.error_dict, self._power.p_memory_dict, self._power.q_memory_dict):
+            by_bucket.clear()
 
     def _assemble(self, bucket: GradBucket) -> None:
         """Pass torch the errors and matrices of a bucket whose parameters have changed."""
@@ -173,7 +173,7 @@ class GradientCompression:
         power.error_dict[index] = torch.cat(errors)
         names = [self._matrix_name(p) for p, _ in _compressed(parameters, self._rank_of_matrices)]
         power.p_memory_dict.pop(index, None)
-        # Drawn again by torch, equally on all replicas.
+        # torch draws new right factors from it, equally on all replicas, if none were kept.
         power.rng = np.random.RandomState((self._seed, int(self._count), index))
         if all(name in self._kept for name in names):
             numbers = [self._kept.pop(name) for name in names]
@@ -242,11 +242,11 @@ class ErrorFeedback:
     def corrected(self, bucket: GradBucket) -> Tensor:
         """The bucket's gradients plus the errors of the previous step, in float32."""
         flat = bucket.buffer().float()
-        lacking = [self._errors.get(self._names[p]) for p in bucket.parameters()]
-        if all(error is None for error in lacking):
+        known = [self._errors.get(self._names[p]) for p in bucket.parameters()]
+        if all(error is None for error in known):
             return flat.clone() if flat is bucket.buffer() else flat
         errors = [
-            flat.new_zeros(p.numel()) if e is None else e for p, e in zip(bucket.parameters(), lacking, strict=True)
+            flat.new_zeros(p.numel()) if e is None else e for p, e in zip(bucket.parameters(), known, strict=True)
         ]
         return torch.cat(errors).add_(flat)
 

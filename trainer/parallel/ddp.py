@@ -1,7 +1,7 @@
 """Replicas with torch's DistributedDataParallel: every rank has all parameters, gradients are averaged in buckets.
 
 ddp = apply_ddp(model, mesh, config, device)
-inputs = watch_buckets(ddp)  # was this rank's own gradient finite? `probes.collectives.gradients.reduction_inputs`
+inputs = watch_buckets(ddp)  # was this rank's gradient finite? `probes.collectives.gradients.reduction_inputs`
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Expert parallelism: each rank of a group has some experts of every layer; everything else is on all ranks.
 
-The group spans `ep` and `tp`: tensor-parallel ranks have pieces of the same sequences (or get them here) and send their
-tokens to experts like ranks with other sequences. So no expert's matrices are split, and no token goes to an expert
-twice. With context parallel a rank sends the tokens of its pieces; ranks with other pieces have copies of the experts,
-whose gradients FSDP reduces.
+The group spans `ep` and `tp`: each tensor-parallel rank takes one piece of the sequences that the ranks share, and
+sends its tokens to the experts like a rank with other sequences. So no expert's matrices are split, and no token goes
+to an expert twice. With context parallelism a rank sends the tokens of its pieces; ranks with other pieces have copies
+of the experts, whose gradients FSDP reduces.
 
 The experts' stacked weights are split by expert, as DTensors, so that initial values, norms, checkpoints and
 fingerprints know which part a rank holds. Tokens go to their experts and back by all-to-all

@@ -44,10 +44,10 @@ class Float8Gathers:
         self._casts: list[Any] = []
         for layer in layers:
             local = layer.weight._local_tensor
-            made = WeightWithDynamicFloat8CastTensor(local, layer.linear_mm_config, self._dtype)
-            local.fsdp_pre_all_gather = made.fsdp_pre_all_gather
-            local.fsdp_post_all_gather = made.fsdp_post_all_gather
-            self._casts.append(made)
+            cast = WeightWithDynamicFloat8CastTensor(local, layer.linear_mm_config, self._dtype)
+            local.fsdp_pre_all_gather = cast.fsdp_pre_all_gather
+            local.fsdp_post_all_gather = cast.fsdp_post_all_gather
+            self._casts.append(cast)
         # The groups of the first matrix are those of all: tensor parallelism splits either all matrices or none, even
         # if along different dimensions.
         weight: DTensor = layers[0].weight
@@ -60,11 +60,11 @@ class Float8Gathers:
         one number per matrix."""
         from torchao.float8.float8_utils import amax_to_scale
 
-        largest = torch.stack(foreach_norm([made._tensor for made in self._casts], math.inf))
+        largest = torch.stack(foreach_norm([cast._tensor for cast in self._casts], math.inf))
         for group in self._groups:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        for made, scale in zip(self._casts, amax_to_scale(largest, self._dtype).unbind(), strict=True):
-            made._precomputed_scale = scale
+        for cast, scale in zip(self._casts, amax_to_scale(largest, self._dtype).unbind(), strict=True):
+            cast._precomputed_scale = scale
 
 
 def _is_even(weight: Any) -> bool:

@@ -1,5 +1,4 @@
-"""Apply a plan to a model, in the order in which the pieces compose: tensor, context and expert parallel, then FSDP or
-DDP around them.
+"""Apply a plan to a model: tensor, context and expert parallelism, then FSDP or DDP around them.
 
 with torch.device("meta"):
     module = Transformer(config.model)           # shapes without memory

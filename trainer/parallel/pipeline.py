@@ -1,11 +1,11 @@
 """Pipeline parallelism with `torch.distributed.pipelining`: this rank's stages and the schedule that runs them.
 
-    pipeline = Pipeline(parts, config, plan, mesh, device, loss)
-    losses = pipeline.run(batch.inputs, batch.targets)      # forward and backward of all microbatches
+    pipeline = Pipeline(parts, config, plan, mesh, device, pp_rank, loss)
+    loss = pipeline.run(batch.inputs, batch.targets)        # forward and backward of all microbatches
 
 The shapes of the messages between stages are known and passed to torch. Otherwise it would determine them by an extra
 forward and backward on the first batch, with unwanted gradients and collectives. `stages` and `schedule` are torch's
-own objects: probes hook `forward_one_chunk` and its companions there.
+own objects, whose `forward_one_chunk` and `backward_one_chunk` the probes hook.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     mixed = ring_attention(query, key, value, group)       # (batch, heads, piece, head_dim), of this rank's piece
 
 Liu et al. 2023 (arXiv 2310.01889): a rank attends to one piece of keys and values after the other, while it sends the
-piece on. It joins the results by the logarithm of the softmax's sum in each row (online softmax). Backward passes the
-pieces around once more, each with its gradient, to which every rank adds. A rank keeps its own queries, keys, values,
-results and one logarithm per row; two more pieces exist in transit.
+piece on. It merges the results by each row's log-sum-exp (online softmax). Backward passes the pieces around once more,
+each with its gradient, to which every rank adds. A rank keeps its own queries, keys, values, results and one
+log-sum-exp per row; two more pieces exist in transit.
 
 With contiguous pieces a causal mask would leave the first rank nearly idle and give the last most of the work. So a
 sequence is divided into twice as many chunks as there are ranks, and rank r has chunk r and chunk 2 x size - 1 - r
@@ -30,7 +30,7 @@ __all__ = ["ring_attention"]
 
 _aten = torch.ops.aten
 _ALIGNED_ROWS = 32
-"""Memory-efficient attention pads its rows of logarithms to a multiple of this length."""
+"""Memory-efficient attention pads its rows of log-sum-exp to a multiple of this length."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
@@ -47,31 +47,31 @@ class _Ring(torch.autograd.Function):
         rank, half = group.rank(), query.shape[2] // 2
         shared = query.shape[1] // key.shape[1]
         passing = torch.stack((key, value))
-        mixed, logarithms = torch.zeros_like(query, dtype=torch.float32), None
+        mixed, lse = torch.zeros_like(query, dtype=torch.float32), None
         for step in range(group.size()):
             sending = _Sending.start(passing, group) if step < group.size() - 1 else None
             rows, columns = _halves(rank, (rank - step) % group.size(), half)
             keys, values = passing[:, :, :, columns].repeat_interleave(shared, dim=2)
-            out, of_rows, random = _forward(query[:, :, rows], keys, values, is_causal=step == 0)
-            if logarithms is None:
+            out, block_lse, random = _forward(query[:, :, rows], keys, values, is_causal=step == 0)
+            if lse is None:
                 # Copies, because a selective checkpoint keeps the kernel's results, which must not change.
-                mixed, logarithms = out.to(torch.float32, copy=True), of_rows.clone()
+                mixed, lse = out.to(torch.float32, copy=True), block_lse.clone()
             else:
-                _join(mixed[:, :, rows], logarithms[:, :, rows], out, of_rows)
+                _merge(mixed[:, :, rows], lse[:, :, rows], out, block_lse)
             if sending is not None:
-                passing = sending.arrived()
-        assert logarithms is not None
+                passing = sending.wait()
+        assert lse is not None
         result = mixed.to(query.dtype)
-        ctx.save_for_backward(query, key, value, result, logarithms, *random)
+        ctx.save_for_backward(query, key, value, result, lse, *random)
         ctx.group = group
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, mixed, logarithms, *random = ctx.saved_tensors
+        query, key, value, mixed, lse, *random = ctx.saved_tensors
         group, half, shared = ctx.group, query.shape[2] // 2, query.shape[1] // key.shape[1]
         rank, size, outer = group.rank(), group.size(), grads[0].contiguous()
-        of_query = torch.zeros_like(query, dtype=torch.float32)
+        grad_query = torch.zeros_like(query, dtype=torch.float32)
         passing = torch.stack((key, value))
         gradient = torch.zeros_like(passing, dtype=torch.float32)
         for step in range(size):
@@ -84,21 +84,21 @@ class _Ring(torch.autograd.Function):
                 keys,
                 values,
                 mixed[:, :, rows],
-                logarithms[:, :, rows],
+                lse[:, :, rows],
                 random,
                 is_causal=step == 0,
             )
-            of_query[:, :, rows] += parts[0]
+            grad_query[:, :, rows] += parts[0]
             for number in (0, 1):  # sum over the query heads that share a key or value head
                 of_heads = parts[1 + number].float()
-                together = of_heads.reshape(len(of_heads), -1, shared, *of_heads.shape[2:])
-                gradient[number][:, :, columns] += together.sum(2)
+                by_group = of_heads.reshape(len(of_heads), -1, shared, *of_heads.shape[2:])
+                gradient[number][:, :, columns] += by_group.sum(2)
             # The gradient travels with its keys and values, and is back at their rank after the last step.
             if size > 1:
-                gradient = _Sending.start(gradient, group).arrived()
+                gradient = _Sending.start(gradient, group).wait()
             if sending is not None:
-                passing = sending.arrived()
-        return of_query.to(query.dtype), gradient[0].to(key.dtype), gradient[1].to(value.dtype), None
+                passing = sending.wait()
+        return grad_query.to(query.dtype), gradient[0].to(key.dtype), gradient[1].to(value.dtype), None
 
 
 def _halves(rank: int, source: int, half: int) -> tuple[slice, slice]:
@@ -111,11 +111,11 @@ def _halves(rank: int, source: int, half: int) -> tuple[slice, slice]:
     return slice(half, None), slice(None)
 
 
-def _join(mixed: Tensor, logarithms: Tensor, out: Tensor, of_out: Tensor) -> None:
+def _merge(mixed: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:
     """Merge attention to more keys into the attention of the same queries, in place."""
-    together = torch.logaddexp(logarithms, of_out)
-    mixed.mul_((logarithms - together).exp().unsqueeze(-1)).add_(out * (of_out - together).exp().unsqueeze(-1))
-    logarithms.copy_(together)
+    merged = torch.logaddexp(lse, out_lse)
+    mixed.mul_((lse - merged).exp().unsqueeze(-1)).add_(out * (out_lse - merged).exp().unsqueeze(-1))
+    lse.copy_(merged)
 
 
 class _Sending:
@@ -134,23 +134,20 @@ class _Sending:
         ]
         return cls(sent, received, dist.batch_isend_irecv(operations))
 
-    def arrived(self) -> Tensor:
+    def wait(self) -> Tensor:
         for work in self._works:
             work.wait()
         return self._received
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-    """Return attention, the logarithm of the softmax's sum for each row, and the dropout state that CUDA's backward
-    requires."""
+    """Return attention, each row's log-sum-exp, and the dropout state that CUDA's backward requires."""
     if query.device.type == "cpu":
-        out, logarithms = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal)
-        return out, logarithms.float(), ()
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal)
+        return out, lse.float(), ()
     if query.dtype == torch.float32:
-        out, logarithms, *random = _aten._scaled_dot_product_efficient_attention(
-            query, key, value, None, True, 0.0, is_causal
-        )
-        return out, logarithms[:, :, : query.shape[2]].contiguous(), random
+        out, lse, *random = _aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, is_causal)
+        return out, lse[:, :, : query.shape[2]].contiguous(), random
     found = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)
     return found[0], found[1], found[6:8]
 
@@ -161,17 +158,17 @@ def _backward(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    logarithms: Tensor,
+    lse: Tensor,
     random: Sequence[Tensor],
     *,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value; `out` and `logarithms` are for attention to all keys."""
-    given = (grad, query, key, value, out, logarithms)
+    """Gradients of query, key and value; `out` and `lse` are for attention to all keys."""
+    given = (grad, query, key, value, out, lse)
     if query.device.type == "cpu":
         gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, 0.0, is_causal)
     elif query.dtype == torch.float32:
-        padded = F.pad(logarithms, (0, -logarithms.shape[2] % _ALIGNED_ROWS))
+        padded = F.pad(lse, (0, -lse.shape[2] % _ALIGNED_ROWS))
         wanted = [True, True, True, False]
         gradients = _aten._scaled_dot_product_efficient_attention_backward(
             grad, query, key, value, None, out, padded, *random, 0.0, wanted, is_causal

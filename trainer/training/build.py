@@ -66,7 +66,7 @@ def _device(config: Config, local_rank: int) -> torch.device:
     if visible == 1:
         return torch.device("cuda", 0)  # the launcher shows each rank only its own GPU
     if local_rank >= visible:
-        raise ConfigError(f"local rank {local_rank}: only {visible} GPUs are visible; start at most one rank a GPU")
+        raise ConfigError(f"local rank {local_rank}: only {visible} GPUs are visible; start at most one rank per GPU")
     return torch.device("cuda", local_rank)
 
 
@@ -101,11 +101,11 @@ def build(
     mesh = build_mesh(plan, device.type)
     pp_rank = plan.coordinates(rank)["pp"]
     if config.parallel.async_tp:
-        _overlap_products(mesh, device)
+        _set_up_async_tp(mesh, device)
     parts = []
     with torch.device("meta"):
-        made = stage_modules(config, plan, pp_rank)
-    for module in made:
+        stages = stage_modules(config, plan, pp_rank)
+    for module in stages:
         convert_to_float8(module, config.train, tp=plan.tp)
         apply_activation_checkpointing(module, config.train)
         if is_compiled(config.train, plan, device):
@@ -155,13 +155,13 @@ def build(
     return training
 
 
-def _overlap_products(mesh: DeviceMesh | None, device: torch.device) -> None:
-    from trainer.parallel.async_tensor import check_async_tp, overlap_products  # imports the compiler
+def _set_up_async_tp(mesh: DeviceMesh | None, device: torch.device) -> None:
+    from trainer.parallel.async_tensor import check_async_tp, enable_async_tp  # imports the compiler
 
     tp_mesh = submesh(mesh, "tp")
     assert tp_mesh is not None
     check_async_tp(device, tp_mesh)
-    overlap_products(tp_mesh)
+    enable_async_tp(tp_mesh)
 
 
 def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -> None:
