@@ -48,7 +48,7 @@ def train(config: Config, world_size: int, steps: int) -> Outcome:
     validation_loss = float("nan")
     for step in range(steps):
         if step == steps // 2:
-            validation_loss = training.evaluate(2).item()
+            validation_loss = training.evaluate_sets(2)[""].item()
         overflowed = True
         while overflowed:  # fp16: the same batch again with a lower scale, so that all layouts take the same steps
             loss = training.global_mean(training.forward_backward(training.batch(step))).item()

@@ -64,8 +64,8 @@ def join_run(
         assert store is not None
         path, number = store.get("run").decode().rsplit("\n", 1)
         return RunDir(Path(path)), int(number)
-    named = os.environ.get("RANKSCOPE_RUN_DIR")
-    found = RunDir.open(Path(named)) if named else _former_run(identity, config)
+    folder = os.environ.get("RANKSCOPE_RUN_DIR")
+    found = RunDir.open(Path(folder)) if folder else _former_run(identity, config)
     if found is None:
         found = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=_manifest(config, plan, faults))
     run = RunDir(found.path.resolve())

@@ -1,6 +1,6 @@
 """Verdict one step late: the host reads a step's numbers while the device computes the step after it.
 
-    late = late_verdict(training, recovery)                     # None if each step must be read immediately
+    late = late_verdict(training, recorder, recovery)          # None if each step must be read immediately
     if late.lags(step):
         late.take(position, batch, numbers)                    # update enqueued, nothing read
     ...forward and backward of the next step...
@@ -108,7 +108,7 @@ class LateVerdict:
         settled = Settled(
             position=pending.position,
             batch=pending.batch,
-            result=pending.numbers.of(clipped),
+            result=pending.numbers.to_result(clipped),
             rate=pending.rate,
             is_left_out=clipped.own[-1] > 0,
         )

@@ -67,6 +67,6 @@ def make_session(
 
 def _reduces_whole_gradients(config: Config, plan: Plan) -> bool:
     """Return True if a rank reduces each of its gradients whole, exactly once per step, and nothing else."""
-    alone = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
-    each = config.parallel.reduce_every_microbatch and plan.num_microbatches > 1
-    return plan.data_size > 1 and alone and not each
+    is_only_reduction = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
+    by_microbatch = config.parallel.reduce_every_microbatch and plan.num_microbatches > 1
+    return plan.data_size > 1 and is_only_reduction and not by_microbatch

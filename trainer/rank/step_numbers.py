@@ -63,16 +63,16 @@ class StepNumbers:
 
     def read(self) -> StepResult:
         """The numbers; waits for the device."""
-        return self.of(self.clipped.read())
+        return self.to_result(self.clipped.read())
 
-    def of(self, clipped: ClipResult) -> StepResult:
+    def to_result(self, clipped: ClipResult) -> StepResult:
         """Make the result from numbers on the host."""
         loss, *sums = clipped.sums
         own_loss, own_square, *more = clipped.own
         error = None
         if self.has_compression:
-            wrong, whole = more[:2]
-            error = math.sqrt(wrong / whole) if whole > 0 else math.nan
+            squared_error, square = more[:2]
+            error = math.sqrt(squared_error / square) if square > 0 else math.nan
         return StepResult(
             loss=loss,
             norm=clipped.norm,

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.training.adamw_fallback import AdamWFallback, own_memory
+from trainer.training.adamw_fallback import AdamWFallback, local_tensor
 
-__all__ = ["BLOCK", "STATE_KEYS", "AdamW8bit", "empty_state", "takes_codes"]
+__all__ = ["BLOCK", "STATE_KEYS", "AdamW8bit", "empty_state", "is_eight_bit"]
 
 BLOCK = 128
 """Numbers that share a scale; 256 in most libraries, but then tensor parallelism would split blocks of small models."""
@@ -32,7 +32,7 @@ DECADES = 7
 """Number of powers of ten that the codes cover; each has twice as many values as the one below."""
 
 
-def takes_codes(name: str, parameter: Tensor) -> bool:
+def is_eight_bit(name: str, parameter: Tensor) -> bool:
     """Return True if the moments of the parameter are kept in 8 bits."""
     return parameter.dim() == 2 and not name.startswith("embed.") and parameter.shape[1] % BLOCK == 0
 
@@ -52,18 +52,18 @@ class AdamW8bit(AdamWFallback):
             on_device = group["fused"] or group["capturable"]
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
         assert parameter.grad is not None
-        own, gradient = own_memory(parameter), own_memory(parameter.grad)
-        kept = [own_memory(state[key]) for key in STATE_KEYS[:-1]]
+        own, gradient = local_tensor(parameter), local_tensor(parameter.grad)
+        old = [local_tensor(state[key]) for key in STATE_KEYS[:-1]]
         (beta, beta_sq), step = group["betas"], state["step"] + 1
-        mean = _read(kept[0], kept[1], signed=True).lerp_(gradient, 1 - beta)
-        square = _read(kept[2], kept[3], signed=False).mul_(beta_sq).addcmul_(gradient, gradient, value=1 - beta_sq)
+        mean = _read(old[0], old[1], signed=True).lerp_(gradient, 1 - beta)
+        square = _read(old[2], old[3], signed=False).mul_(beta_sq).addcmul_(gradient, gradient, value=1 - beta_sq)
         change = square.sqrt().div_((1 - beta_sq**step).sqrt()).add_(group["eps"])
         torch.div(mean, change, out=change)
         change.mul_(-group["lr"] / (1 - beta**step))
         changed = change.add_(own, alpha=1 - group["lr"] * group["weight_decay"])
         _write(own, changed, left_out)
         del change, changed  # reuse the float32 moments' memory
-        for codes, scales, moment, signed in ((kept[0], kept[1], mean, True), (kept[2], kept[3], square, False)):
+        for codes, scales, moment, signed in ((old[0], old[1], mean, True), (old[2], old[3], square, False)):
             new_codes, new_scales = _coded(moment, signed=signed)
             _write(codes, new_codes, left_out)
             _write(scales, new_scales, left_out)
@@ -71,16 +71,16 @@ class AdamW8bit(AdamWFallback):
 
 
 def empty_state(parameter: Tensor, key: str) -> Tensor:
-    """One tensor of a parameter's state before its first update, placed and sharded like the parameter."""
-    own = own_memory(parameter)
+    """One tensor of a parameter's state before its first update, on the parameter's device and sharded like it."""
+    own = local_tensor(parameter)
     if key.endswith("_codes"):
-        return _placed(torch.zeros_like(own, dtype=torch.uint8), parameter, parameter.shape[1])
+        return _sharded_like(torch.zeros_like(own, dtype=torch.uint8), parameter, parameter.shape[1])
     scales = own.new_zeros(own.shape[0], own.shape[1] // BLOCK, dtype=torch.float32)
-    return _placed(scales, parameter, parameter.shape[1] // BLOCK)
+    return _sharded_like(scales, parameter, parameter.shape[1] // BLOCK)
 
 
-def _placed(own: Tensor, parameter: Tensor, columns: int) -> Tensor:
-    """Return this rank's part as a DTensor placed like `parameter`, if that is sharded."""
+def _sharded_like(own: Tensor, parameter: Tensor, columns: int) -> Tensor:
+    """Return this rank's part as a DTensor with the placements of `parameter`, if that is sharded."""
     if not isinstance(parameter, DTensor):
         return own
     return DTensor.from_local(
@@ -106,7 +106,7 @@ def _read(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
 
 
 def _coded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Encode a float32 moment as codes and scales; overwrites the moment."""
+    """Encode a float32 moment as codes and scales, the inverse of `_read`; overwrites the moment."""
     _, borders = _table(signed, moment.device)
     blocks = moment.view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True) if signed else blocks.amax(1, keepdim=True)

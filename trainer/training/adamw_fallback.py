@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["AdamWFallback", "own_memory"]
+__all__ = ["AdamWFallback", "local_tensor"]
 
 
 class AdamWFallback(torch.optim.Optimizer):
@@ -46,6 +46,6 @@ class AdamWFallback(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def own_memory(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, as memory that can be written."""
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor (or the whole tensor), detached; writing to it writes to `tensor`."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -3,9 +3,9 @@
     optimizer = AdamWOnHost(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8)
 
 Parameters and gradients stay on the device. A step copies each gradient to the host, applies torch's AdamW to a tensor
-of zeros, and adds the resulting change to the parameter. The bus carries 4 bytes per number each way, and the host
+of zeros, and adds the resulting update to the parameter. The bus carries 4 bytes per number each way, and the host
 keeps no copy of the parameters, which a rollback would have to restore as well. All copies to the host are started at
-once; the host computes the first change while the other gradients arrive.
+once; the host computes the first update while the other gradients arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.training.adamw_fallback import own_memory
+from trainer.training.adamw_fallback import local_tensor
 
 __all__ = ["STATE_KEYS", "AdamWOnHost", "empty_state"]
 
@@ -29,7 +29,7 @@ class AdamWOnHost(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        self._changes = {parameter: _Change(parameter) for group in groups for parameter in group["params"]}
+        self._updates = {parameter: _HostUpdate(parameter) for group in groups for parameter in group["params"]}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # nothing here computes a loss again
@@ -38,21 +38,21 @@ class AdamWOnHost(torch.optim.Optimizer):
             return
         pairs = [(group, each) for group in self.param_groups for each in group["params"] if each.grad is not None]
         for _, parameter in pairs:
-            self._changes[parameter].fetch(own_memory(parameter.grad))
+            self._updates[parameter].fetch(local_tensor(parameter.grad))
         for group, parameter in pairs:
             state = self.state[parameter]
             if not state:
                 state |= {key: empty_state(parameter, key) for key in STATE_KEYS}
-            change = self._changes[parameter].computed({key: own_memory(state[key]) for key in STATE_KEYS}, group)
-            own = own_memory(parameter)
-            own.mul_(1 - group["lr"] * group["weight_decay"]).add_(change.to(own.device, non_blocking=True))
+            update = self._updates[parameter].compute({key: local_tensor(state[key]) for key in STATE_KEYS}, group)
+            own = local_tensor(parameter)
+            own.mul_(1 - group["lr"] * group["weight_decay"]).add_(update.to(own.device, non_blocking=True))
 
 
-class _Change:
-    """The change of one parameter in a step, in host memory that is allocated once."""
+class _HostUpdate:
+    """A parameter's update in a step, in host memory that is allocated once."""
 
     def __init__(self, parameter: Tensor) -> None:
-        own = own_memory(parameter)
+        own = local_tensor(parameter)
         self._value = torch.empty_like(own, device="cpu", pin_memory=own.is_cuda)
         self._value.grad = torch.empty_like(self._value, pin_memory=own.is_cuda)
         self._adamw = torch.optim.AdamW([self._value], weight_decay=0.0, fused=True)
@@ -66,10 +66,10 @@ class _Change:
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 
-    def computed(self, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
-        """Compute the change from the fetched gradient; updates `state` in place."""
+    def compute(self, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        """Compute the update from the fetched gradient; changes `state` in place."""
         if self._arrived is not None:
-            # This also means that the copy of the last step's change has ended, since both are on the compute stream.
+            # Both copies are on the compute stream, so the one of the last step's update has ended as well.
             self._arrived.synchronize()
         self._value.zero_()
         self._adamw.state[self._value] = state

@@ -43,7 +43,7 @@ class ClipResult(NamedTuple):
     norm: float
     """Global norm before clipping, unscaled in fp16; equal on all ranks, NaN or Inf if any gradient is."""
     sums: list[float]
-    """Sums over all ranks of the rows that were passed for it."""
+    """Sums over all ranks of the rows passed as `summed`."""
     own: list[float]
     """This rank's own numbers, unreduced."""
 
@@ -121,12 +121,12 @@ class LocalGradients:
 
 @torch.no_grad()
 def gradient_norm(
-    gradients: Sequence[tuple[int, list[Tensor]]], device: torch.device, riders: Sequence[Tensor] = ()
+    gradients: Sequence[tuple[int, list[Tensor]]], device: torch.device, summed: Sequence[Tensor] = ()
 ) -> Tensor:
-    """Global L2 norm of `LocalGradients.by_copies()`, then the sums of `riders`: a row of float64, equal on all ranks.
+    """Global L2 norm of `LocalGradients.by_copies()`, then the sums of `summed`: a row of float64, equal on all ranks.
 
-    `riders` are rows of float64 on `device`. Collective. They share the step's one small reduction, because each
-    further reduction would wait for the slowest rank again.
+    `summed` are rows of float64 on `device`, reduced together with the norm, because each further reduction would wait
+    for the slowest rank again. Collective.
     """
     squares = []
     for copies, local in gradients:
@@ -136,7 +136,7 @@ def gradient_norm(
         # Dividing each group by a Python number copies nothing to the device and does not wait for it.
         squares.append(square if copies == 1 else square / copies)
     total = sum(squares[1:], start=squares[0]) if squares else torch.zeros((), dtype=torch.float64, device=device)
-    row = torch.cat((total.view(1), *riders))
+    row = torch.cat((total.view(1), *summed))
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(row)
     row[0].sqrt_()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainer.training.adamw_fallback import AdamWFallback, own_memory
+from trainer.training.adamw_fallback import AdamWFallback, local_tensor
 
 __all__ = ["MuonAdamW", "orthogonalised", "rate_ratio"]
 
@@ -40,8 +40,8 @@ class MuonAdamW(AdamWFallback):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter.detach())
         assert parameter.grad is not None
-        own, gradient = own_memory(parameter), own_memory(parameter.grad)
-        before = own_memory(state["momentum_buffer"])
+        own, gradient = local_tensor(parameter), local_tensor(parameter.grad)
+        before = local_tensor(state["momentum_buffer"])
         momentum = before.lerp(gradient, 1 - group["momentum"])
         update = gradient.lerp(momentum, group["momentum"])  # Nesterov momentum
         direction = _own_part(orthogonalised(_whole(update, parameter)), parameter)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.config import Config, OptimConfig
 from trainer.training import adamw8bit, adamw_on_host
-from trainer.training.adamw8bit import AdamW8bit, takes_codes
+from trainer.training.adamw8bit import AdamW8bit, is_eight_bit
 from trainer.training.adamw_on_host import AdamWOnHost
 from trainer.training.muon import MuonAdamW
 
@@ -90,7 +90,7 @@ def build_optimizer(
     for name, parameter in named_parameters(modules):
         decays = parameter.dim() >= 2 and not name.startswith("embed.")
         muon = config.name == "muon" and parameter.dim() == 2 and name.startswith("blocks.")
-        eight_bit = config.name == "adamw8bit" and takes_codes(name, parameter)
+        eight_bit = config.name == "adamw8bit" and is_eight_bit(name, parameter)
         # torch's multi-tensor kernels accept either plain tensors or DTensors of one mesh, but not both at once.
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         marks = {"muon": muon, "eight_bit": eight_bit}
@@ -129,7 +129,7 @@ def build_optimizer(
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, dict[str, Any]]:
-    """The state that this rank holds, by parameter; live."""
+    """The optimizer's own mapping, by parameter, of the state that this rank holds."""
     return _own_optimizer(optimizer).state
 
 
@@ -142,7 +142,7 @@ def state_keys(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str
 
 
 def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tensor:
-    """One tensor of a parameter's state before its first update, shaped, placed and sharded as by the optimizer."""
+    """One tensor of a parameter's state before its first update, as the optimizer would create it."""
     if isinstance(optimizer, AdamWOnHost):
         return adamw_on_host.empty_state(parameter, key)
     if key == "step":  # AdamW's fused kernel counts steps on the device
@@ -159,6 +159,6 @@ def updated_here(optimizer: torch.optim.Optimizer) -> set[Tensor]:
 
 
 def _own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """ZeroRedundancyOptimizer keeps the AdamW of its rank's share in `optim`."""
+    """The optimizer of this rank's parameters, which `ZeroRedundancyOptimizer` holds in `optim`."""
     own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return own

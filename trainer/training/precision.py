@@ -1,4 +1,4 @@
-"""Loss scaling for fp16 with gradients that are sharded.
+"""Loss scaling for fp16 with sharded gradients.
 
 torch's `GradScaler` looks for Inf in the gradients of one process, but here all ranks must reach the same decision. So
 the global norm is tested, which is equal on all ranks, and not finite if any gradient on any rank is not.

@@ -148,7 +148,8 @@ class Training:
         return losses[0] if count == 1 else torch.stack(losses).sum()
 
     def _rescale(self) -> None:
-        """Rescale here and not after an update: checkpoints, copies and faults change parameters, too."""
+        """Compute the scales of fp8 gathers before a forward, not after an update: a restored checkpoint or copy and an
+        injected fault change parameters, too."""
         for part in self.parts:
             part.rescale()
 
@@ -163,11 +164,6 @@ class Training:
         """Mixtures of experts on this rank, by their block's number; empty for other models."""
         blocks = {int(number): block for module in self.modules for number, block in module.blocks.items()}
         return {number: block.mlp for number, block in blocks.items() if isinstance(block.mlp, MixtureOfExperts)}
-
-    @torch.no_grad()
-    def evaluate(self, num_batches: int | None = None) -> Tensor:
-        """Mean over the validation sets of `evaluate_sets`."""
-        return torch.stack(list(self.evaluate_sets(num_batches).values())).mean()
 
     @torch.no_grad()
     def evaluate_sets(self, num_batches: int | None = None) -> dict[str, Tensor]:
@@ -291,8 +287,8 @@ class Training:
             return rate
 
     def discard(self) -> None:
-        """Drop the accumulated gradients and what compression kept of them; also restores parameters after a step that
-        was interrupted midway."""
+        """Drop the accumulated gradients and the error feedback of compression, and free parameters that an interrupted
+        step has left gathered."""
         self.drop_gradients()
         for compression in self.compressions:
             compression.forget()
@@ -315,28 +311,28 @@ class Training:
 
     def compression_squares(self) -> Tensor | None:
         """Return (squared error, square) of the reduced gradient, (2,) float64; None if that was not sampled."""
-        found = [squares for part in self.compressions if (squares := part.squares()) is not None]
-        return torch.stack(found).sum(0) if found else None
+        sampled = [squares for part in self.compressions if (squares := part.squares()) is not None]
+        return torch.stack(sampled).sum(0) if sampled else None
 
     @contextlib.contextmanager
     def without_side_effects(self) -> Iterator[None]:
-        """Context for a step without side effects: gradients are reduced uncompressed, compression keeps no state of
-        them, expert load is not counted. Uses whole logits if they fit, so that each layer's result can be examined."""
+        """Context for a step without side effects: gradients are reduced uncompressed, error feedback does not change,
+        expert load is not counted. Uses whole logits if they fit, so that each layer's output can be examined."""
 
-        def trains(does: bool) -> None:
+        def set_active(active: bool) -> None:
             for compression in self.compressions:
-                compression.active = does
+                compression.active = active
             for layer in self.expert_layers.values():
-                layer.counts_load = does
+                layer.counts_load = active
 
-        trains(False)
+        set_active(False)
         chunked = self.loss_in_chunks
         self.loss_in_chunks = chunked and not self._whole_logits_fit()
         try:
             yield
         finally:
             self.loss_in_chunks = chunked
-            trains(True)
+            set_active(True)
 
     def _whole_logits_fit(self) -> bool:
         """Return the same value on all ranks: it does not depend on free memory."""
@@ -344,8 +340,8 @@ class Training:
             return True
         tokens = self.plan.micro_batch_size * self.config.data.seq_len // self.plan.cp
         logits = tokens * self.config.model.vocab_size // self.plan.tp
-        there = torch.cuda.get_device_properties(self.device).total_memory
-        return logits * _BYTES_OF_LOGITS < there * _SHARE_FOR_LOGITS
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        return logits * _BYTES_OF_LOGITS < memory * _SHARE_FOR_LOGITS
 
     def close(self) -> None:
         """End the data workers. Calling it twice, or never, is harmless."""

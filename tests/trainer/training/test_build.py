@@ -117,7 +117,7 @@ def test_discarded_gradients_leave_no_trace() -> None:
 
 def test_evaluation_without_held_out_text_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.validation_ratio = 0"):
-        single(data={"validation_ratio": 0.0}).evaluate()
+        single(data={"validation_ratio": 0.0}).evaluate_sets()
 
 
 def test_spans_are_named_by_phase() -> None:
