@@ -1,6 +1,6 @@
 """Mixture of several corpora: shares, and an order computed from seed and position.
 
-    mixture = Mixture({"web": web, "code": code}, weights=(0.8, 0.2))
+    mixture = Mixture(parts={"web": web, "code": code}, weights=(0.8, 0.2))
     order = MixtureOrder(mixture.pass_lengths([800, 100]), [800, 100])
     parts, numbers = order.samples(np.arange(16), seed=0)     # corpus and sequence of the first 16 positions
 

@@ -7,7 +7,7 @@ recovery.apply_votes(sums)                              # once a step: backgroun
 if recovery.recompute(position, batch_index): ...       # drop the gradients and train the same batch again
 recovery.integrity.after_step(position.step + 1)        # the optimizer has written
 position = recovery.taken(position, batch_index)        # after a healthy step: copies, checkpoints, vetting
-position = recovery.refuse(verdict, position, batch, loss)         # instead of a bad one
+position = recovery.refuse(verdict, position, batch, loss)         # after a bad step, instead of `taken`
 recovery.end(position)
 """
 
@@ -120,7 +120,7 @@ class Recovery:
         return decision.recompute
 
     def taken(self, position: Position, batch_index: int) -> Position:
-        """Called after a healthy step, when `integrity` knows the update: vet the copies that it confirms, and start
+        """Called after a healthy step and `integrity.after_step`: mark the copies that it confirms as good, and start
         due saves.
         """
         step = position.step + 1

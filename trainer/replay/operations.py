@@ -29,7 +29,7 @@ __all__ = ["OperationWatch", "Suspect", "in_backward", "is_bad", "statistics"]
 
 MAX_INPUTS = 4
 """Maximum number of inputs of an operation that are described."""
-_NEVER = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "resize_", "view", "alias")
+_SKIP = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "resize_", "view", "alias")
 """Operations that return uninitialised memory or a view: their output is not checked."""
 
 
@@ -106,7 +106,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             return NotImplemented  # let DTensor first dispatch to operations on its local part
         kwargs = kwargs or {}
         checked = isinstance(func, OpOverload) and func.namespace == "aten"
-        checked = checked and func._schema.name.removeprefix("aten::").lstrip("_") not in _NEVER
+        checked = checked and func._schema.name.removeprefix("aten::").lstrip("_") not in _SKIP
         inputs_bad = None
         if checked and func._schema.is_mutable:  # afterwards the inputs hold the outputs
             inputs_bad = self._any_bad(args, kwargs)

@@ -2,8 +2,8 @@
 
     with SampleLosses(training, batch) as losses:
         training.forward_backward(batch)
-    losses.of_row                        # {row: nats per token} for the rows whose logits this rank has seen
-    describe(training, batch, losses.of_row, most=8)      # [{"id": 812, "loss": 5.6, "file": ..., "text": ...}, ...]
+    losses.by_row                        # {row: nats per token} for the rows whose logits this rank has seen
+    describe(training, batch, losses.by_row, most=8)      # [{"id": 812, "loss": 5.6, "file": ..., "text": ...}, ...]
 
 Training computes one loss. Here a hook on the output layer computes the loss of each row from the logits, row by row,
 so that it needs memory for one row only. A loss in chunks provides the loss of each token. With tensor parallelism all
@@ -37,7 +37,7 @@ class SampleLosses:
     """Collects the losses during one pass. Empty on pipeline ranks without the output layer."""
 
     def __init__(self, training: Training, batch: Batch) -> None:
-        self.of_row: dict[int, float] = {}
+        self.by_row: dict[int, float] = {}
         self._targets = batch.targets
         self._size = training.plan.micro_batch_size
         self._microbatch = 0
@@ -49,7 +49,7 @@ class SampleLosses:
     def __enter__(self) -> SampleLosses:
         if self._head is not None:
             self._handle = self._head.register_forward_hook(self._after)
-        self._output_loss.reader = self._of_tokens
+        self._output_loss.reader = self._read_token_losses
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -57,11 +57,11 @@ class SampleLosses:
             self._handle.remove()
         self._output_loss.reader = None
 
-    def _of_tokens(self, losses: Tensor) -> None:
+    def _read_token_losses(self, losses: Tensor) -> None:
         first = self._microbatch * self._size
         self._microbatch += 1
         with disable_current_modes():
-            self.of_row |= {first + place: loss for place, loss in enumerate(losses.mean(1).tolist())}
+            self.by_row |= {first + place: loss for place, loss in enumerate(losses.mean(1).tolist())}
 
     def _after(self, module: nn.Module, args: Any, logits: Tensor) -> None:
         if in_backward():  # ignore the recomputation in backward
@@ -73,7 +73,7 @@ class SampleLosses:
                 row = logits.detach()[place]
                 full = row.full_tensor() if isinstance(row, DTensor) else row
                 loss = F.cross_entropy(full.float(), self._targets[first + place])
-                self.of_row[first + place] = loss.item()
+                self.by_row[first + place] = loss.item()
 
 
 def describe(training: Training, batch: Batch, losses: Mapping[int, float], *, most: int) -> list[dict[str, Any]]:

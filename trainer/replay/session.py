@@ -1,7 +1,7 @@
 """`rankscope replay RUN --step N`: from a run's folder to the result of the replayed step.
 
-    again = replay_step(Path("runs/latest"), 40, device="auto", report=print)
-    again.found.text(again.target.ranks)        # "replayed it came back in blocks.3.mlp.up (mm) forward on rank 2 ..."
+    replayed = replay_step(Path("runs/latest"), 40, device="auto", report=print)
+    replayed.found.text(replayed.target.ranks)      # "replayed it came back in blocks.3.mlp.up (mm) forward on rank 2"
 
 If each rank had the whole model (DDP), this process replays the step alone; otherwise as many processes as the run had
 ranks, on this machine. The processes find each other through a file in a scratch folder, which also holds their
@@ -136,10 +136,10 @@ def _replay(
     with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         request = {"config": config.model_dump(mode="json"), "target": target.to_json(), "losses": losses}
         (Path(folder) / REQUEST_NAME).write_text(json.dumps(request | {"world_size": plan.world_size}))
-        return _on_ranks(Path(folder), plan.world_size, report), plan.world_size
+        return _run_ranks(Path(folder), plan.world_size, report), plan.world_size
 
 
-def _on_ranks(folder: Path, world_size: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
+def _run_ranks(folder: Path, world_size: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """Start the processes, pass on the progress of rank 0, and read their results."""
     report(f"Starting {world_size} processes.")
     processes = []
@@ -160,7 +160,7 @@ def _on_ranks(folder: Path, world_size: int, report: Callable[[str], None]) -> l
             if failed := [rank for rank, code in enumerate(codes) if code]:
                 # when one process fails the others fail, too; collect the errors written so far
                 time.sleep(5 * _POLL_S)
-                raise ReplayError(_why(folder, failed))
+                raise ReplayError(_failure(folder, failed))
             if time.monotonic() > deadline:
                 raise ReplayError(f"The processes of the ranks did not end within {DEADLINE_S:.0f} s.")
             time.sleep(_POLL_S)
@@ -180,7 +180,7 @@ def _lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _why(folder: Path, failed: Sequence[int]) -> str:
+def _failure(folder: Path, failed: Sequence[int]) -> str:
     """The reason in one line: the error that a rank reported, else the end of its log."""
     for rank in range(len(list(folder.glob("rank-*.log")))):
         if lines := _lines(folder / f"rank-{rank}.error"):

@@ -48,12 +48,12 @@ MAX_OVERFLOWS = 32
 class _Share(Plan):
     """Plan of a process that stands for one data rank after the other."""
 
-    of: int
+    num_shares: int
     share: int = 0
 
     @property
     def data_size(self) -> int:
-        return self.of
+        return self.num_shares
 
     def data_rank(self, rank: int) -> int:
         return self.share
@@ -91,7 +91,7 @@ def replay_target(
     else:
         one = _Share(
             **{name: getattr(plan, name) for name in ("local_batch_size", "micro_batch_size", "stages", "schedule")},
-            world_size=1, pp=1, dp_replicate=1, dp_shard=1, ep=1, cp=1, tp=1, of=plan.data_size,
+            world_size=1, pp=1, dp_replicate=1, dp_shard=1, ep=1, cp=1, tp=1, num_shares=plan.data_size,
         )  # fmt: skip
         training, ranks = build(config, one, device, with_weights=False), list(range(plan.data_size))
     with _closing(training):
@@ -135,8 +135,8 @@ class _StepReplayer:
             events += self._replayed("restored", target.state_step)
         for number, update in enumerate(target.updates, start=1):
             loss = self._take(update)
-            if (was := losses.get(update.step)) and math.isfinite(was):
-                worst = max(worst or 0.0, abs(loss / was - 1.0))
+            if (recorded := losses.get(update.step)) and math.isfinite(recorded):
+                worst = max(worst or 0.0, abs(loss / recorded - 1.0))
             if number % 10 == 0 or number == len(target.updates):
                 self.report(f"Recomputed step {update.step} ({number} of {len(target.updates)}): loss {loss:.4f}")
         self.report(f"Replaying step {target.step} with every operation watched")
@@ -154,14 +154,14 @@ class _StepReplayer:
         events = []
         for rank in [self.training.rank] if self.ranks is None else self.ranks:
             batch = self._batch(self.target.batch_index, rank)
-            again = replay_once(self.training, batch, None, self.target.step)
+            replayed = replay_once(self.training, batch, None, self.target.step)
             if whole is not None:
-                again = replace(again, loss=whole[0], grad_norm=whole[1])
-            events.append(self._event(rank, state, state_step, batch, again))
+                replayed = replace(replayed, loss=whole[0], grad_norm=whole[1])
+            events.append(self._event(rank, state, state_step, batch, replayed))
         return events
 
-    def _event(self, rank: int, state: str, state_step: int, batch: Batch, again: Replay) -> dict[str, Any]:
-        came_back = is_reproduced(self.verdict, again)
+    def _event(self, rank: int, state: str, state_step: int, batch: Batch, replayed: Replay) -> dict[str, Any]:
+        came_back = is_reproduced(self.verdict, replayed)
         return {
             "rank": rank,
             "verdict": self.target.kind,
@@ -169,12 +169,12 @@ class _StepReplayer:
             "state_step": state_step,
             "batch_index": batch.index,
             "came_back": came_back,
-            "loss": again.loss,
+            "loss": replayed.loss,
             "loss_refused": self.target.loss,
             "loss_level": self.target.loss_level,
-            "grad_norm": again.grad_norm,
-            "local_loss": again.local_loss,
-            **findings(self.training, batch, again),
+            "grad_norm": replayed.grad_norm,
+            "local_loss": replayed.local_loss,
+            **findings(self.training, batch, replayed),
         }
 
     # Steps before it.

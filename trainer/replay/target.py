@@ -94,7 +94,7 @@ def find_target(source: Source, run: RunDir, step: int) -> Target:
         loss=loss,
         grad_norm=norm,
         loss_level=level,
-        ranks=_named(source, attempt, step) if kind == "non_finite" else (),
+        ranks=_blamed_ranks(source, attempt, step) if kind == "non_finite" else (),
         checkpoint=str(checkpoint or ""),
         state_step=state_step,
         is_good=is_good,
@@ -138,7 +138,7 @@ def _kind(
     return "spike", median(float(value) for (value,) in rows) if rows else math.nan
 
 
-def _named(source: Source, attempt: int, step: int) -> tuple[int, ...]:
+def _blamed_ranks(source: Source, attempt: int, step: int) -> tuple[int, ...]:
     """Ranks that the records blame for a non-finite value."""
     for finding in non_finite_values(source, Scope()):
         first, last = finding.first_step, finding.last_step

@@ -80,7 +80,7 @@ class Triage:
         self.training = training
         self.recorder = recorder
         self.gradients = gradients
-        self.left = limit
+        self.remaining = limit
         """Refused steps that may still be replayed; limited, so that a run that keeps failing does not take twice as
         long.
         """
@@ -88,9 +88,9 @@ class Triage:
     def repeat(self, verdict: Verdict, batch: Batch) -> Refused | None:
         """Replay the refused step on the same state; None if it is not replayed. The state must be the one before the
         step, with gradients dropped."""
-        if self.left <= 0 or verdict.kind not in ("non_finite", "spike"):
+        if self.remaining <= 0 or verdict.kind not in ("non_finite", "spike"):
             return None
-        self.left -= 1
+        self.remaining -= 1
         replayed = self._replay(verdict, batch)
         came_back = is_reproduced(verdict, replayed)
         self._report("same", verdict.step - 1, verdict, batch, replayed, came_back)
@@ -173,7 +173,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
         grad_norm=clipped.norm,
         local_loss=clipped.own[0] if training.has_loss else None,
         origin=watch.origin,
-        sample_losses=losses.of_row,
+        sample_losses=losses.by_row,
         duration_s=time.monotonic() - start,
     )
 

@@ -136,9 +136,7 @@ def test_too_few_microbatches(schedule: str, micro: int, expected: str) -> None:
 
 def test_microbatches_that_are_no_whole_rounds() -> None:
     sections = layout(schedule="interleaved_1f1b") | {"train": {"global_batch_size": 5, "micro_batch_size": 1}}
-    with pytest.raises(
-        ConfigError, match=r"5 microbatches a step; .* needs a multiple of 2, the number of whole"
-    ):
+    with pytest.raises(ConfigError, match=r"5 microbatches a step; .* needs a multiple of 2, the number of whole"):
         resolve(tiny(**sections), 2)
 
 
