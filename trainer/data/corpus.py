@@ -260,7 +260,8 @@ def _write_tables(tables: list[tuple[Path, Path]], config: DataConfig, place: Pa
             "starts": starts,
         }
         os.replace(scratch, place)
-        about.write_text(json.dumps(index), encoding="utf-8")
+        scratch.write_text(json.dumps(index), encoding="utf-8")
+        os.replace(scratch, about)
     finally:
         scratch.unlink(missing_ok=True)
 

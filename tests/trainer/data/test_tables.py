@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +55,21 @@ def test_what_datasets_has_saved(tmp_path: Path) -> None:
             writer.write_table(table)
     (tmp_path / "state.json").write_text("{}")
     assert bytes(opened(tmp_path, tmp_path / "cache").tokens) == b"one\0two\0"
+
+
+def test_a_disk_that_fills_up_leaves_no_half_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"text": ["one", "two"]}), tmp_path / "words.parquet")
+    write_text = Path.write_text
+
+    def fill_up(path: Path, text: str, **options: Any) -> int:
+        write_text(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fill_up)
+        with pytest.raises(ConfigError, match="No space left"):
+            opened(tmp_path / "words.parquet", tmp_path / "cache")
+    assert bytes(opened(tmp_path / "words.parquet", tmp_path / "cache").read(0, 8)) == b"one\0two\0"
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
