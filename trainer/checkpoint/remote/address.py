@@ -74,7 +74,7 @@ class RemoteFolder:
     @contextlib.contextmanager
     def limit(self, seconds: float, advice: str) -> Iterator[None]:
         """Limit the total time (seconds) of requests from any thread until the block ends. With s3fs, gcsfs and adlfs,
-        running requests are cancelled; a synchronous package may complete one more request.
+        running requests other than moves are cancelled; a synchronous package completes a running one.
         """
         self._limit_s, self._limit_advice, self._deadline = seconds, advice, time.monotonic() + seconds
         try:
@@ -136,7 +136,7 @@ class RemoteFolder:
 
         def remove(name: str) -> None:
             try:
-                self._fs.rm_file(self._path(name))
+                self._fs.rm_file(self._path(name), **self._timeout())
             except FileNotFoundError:
                 return
 
@@ -162,6 +162,8 @@ class RemoteFolder:
         """
         for number in range(self._tries):
             try:
+                if time.monotonic() >= self._deadline:
+                    raise TimeoutError
                 return action()
             except Exception as error:
                 if time.monotonic() >= self._deadline:

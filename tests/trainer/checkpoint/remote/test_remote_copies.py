@@ -171,6 +171,17 @@ def test_every_try_fails_with_one_line_after_growing_waits(tmp_path: Path) -> No
     assert waits == [0.5, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("action", ["move", "remove", "write"])
+def test_a_package_that_cannot_cancel_makes_no_request_after_the_limit(action: str, tmp_path: Path) -> None:
+    folder = RemoteFolder(f"file://{tmp_path}")
+    folder.write("a", b"1")
+    call = {"move": lambda: folder.move("a", "b"), "remove": lambda: folder.remove(["a"]),
+            "write": lambda: folder.write("a", b"2")}[action]  # fmt: skip
+    with pytest.raises(RemoteError, match=r"/a was not \w+ within 0 s\. Raise it\.$"), folder.limit(0.0, "Raise it."):
+        call()
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+
 def test_an_address_that_fsspec_does_not_know_is_one_line() -> None:
     with pytest.raises(RemoteError, match="nope://bucket: cannot be opened"):
         RemoteFolder("nope://bucket")
