@@ -97,7 +97,7 @@ class PeerCopies:
             self._outcomes.put({"state": "failed", "step": -1, "reason": f"cannot listen: {error}"})
         addresses = gather_from_all({"node": this_node(), "host": host, "port": port, "secret": self._secret.hex()})
         self._ranks = [_Rank(**each) for each in addresses]
-        partners = [_partner(rank, [each.node for each in self._ranks]) for rank in range(len(self._ranks))]
+        partners = _partners([each.node for each in self._ranks])
         self.partner = partners[self.rank]
         self.hosted = {other for other, partner in enumerate(partners) if partner == self.rank}
 
@@ -243,17 +243,21 @@ class PeerCopies:
                 remove_others(folder, own)
 
 
-def _partner(rank: int, nodes: list[int]) -> int | None:
-    """The rank with the same index on the next node; if that node has fewer ranks, they are shared. None for a single
-    node.
+def _partners(nodes: list[int]) -> list[int | None]:
+    """For each rank, the one with the same index on the next node; if that node has fewer ranks, they are shared. None
+    for a single node. `nodes`: the node of each rank.
     """
-    present = sorted(set(nodes))
+    partners: list[int | None] = [None] * len(nodes)
+    by_node: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    present = sorted(by_node)
     if len(present) < 2:
-        return None
-    following = present[(present.index(nodes[rank]) + 1) % len(present)]
-    there = [other for other, node in enumerate(nodes) if node == following]
-    place = [other for other, node in enumerate(nodes) if node == nodes[rank]].index(rank)
-    return there[place % len(there)]
+        return partners
+    for node, following in zip(present, [*present[1:], present[0]], strict=True):
+        for index, rank in enumerate(by_node[node]):
+            partners[rank] = by_node[following][index % len(by_node[following])]
+    return partners
 
 
 def _listen() -> tuple[socket.socket, str]:
