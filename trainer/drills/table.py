@@ -69,8 +69,8 @@ class DrillView:
 
     def _draw(self) -> Group:
         total, done, now = len(self.plan.scenarios), self._number, time.monotonic()
-        left = f", about {(now - self._began) / done * (total - done) / 60:.0f} min left" if done else ""
-        head = f" {done + 1}/{total}  {self._status}  {now - self._run_began:.0f} s{left}"
+        remaining = f", about {(now - self._began) / done * (total - done) / 60:.0f} min left" if done else ""
+        head = f" {done + 1}/{total}  {self._status}  {now - self._run_began:.0f} s{remaining}"
         self._spinner.update(text=Text(head, overflow="ellipsis", no_wrap=True))
         parts: list[RenderableType] = [
             self._spinner,
@@ -168,9 +168,9 @@ def totals(tally: Tally) -> str:
         for name, value in (("to a finding", tally.finding_s), ("to training again", tally.training_s))
         if value is not None
     ]
-    asked = sum(len(row.score.answers) for row in tally.rows)
+    expected = sum(len(row.score.answers) for row in tally.rows)
     return (
-        f"[bold]{len(tally.rows)} runs, {asked} findings expected[/]   recall {share(tally.recall)}   precision "
+        f"[bold]{len(tally.rows)} runs, {expected} findings expected[/]   recall {share(tally.recall)}   precision "
         f"{share(tally.precision)}   right rank {share(tally.right_rank)}   right cause {share(tally.right_cause)}\n"
         f"unrecovered {tally.unrecovered}   goodput {share(tally.goodput)}"
         + (f"   median {', '.join(seconds)}" if seconds else "")

@@ -87,9 +87,9 @@ class RecomputeCheck:
 
     def _compare(self, step: int, batch_index: int, outlier: GradientOutlier, before: tuple[float, ...]) -> str:
         """Compare two computations of a step; returns the faulty device, or "" if the peak recurred."""
-        again = self._peaks[outlier.rank]
-        came_back = not math.isfinite(again) or outlier.peak < SAME_RATIO * again
-        if math.isfinite(again) and all(peak > 0 for peak in self._peaks):
+        second_peak = self._peaks[outlier.rank]
+        came_back = not math.isfinite(second_peak) or outlier.peak < SAME_RATIO * second_peak
+        if math.isfinite(second_peak) and all(peak > 0 for peak in self._peaks):
             self.detector.learn(list(self._peaks))
         place = f"{socket.gethostname()} {self.training.device}"
         device = gather_from_all(place)[outlier.rank] + (
@@ -105,7 +105,7 @@ class RecomputeCheck:
                 outlier_rank=outlier.rank,
                 device=device,
                 peak=before[outlier.rank],
-                peak_again=again,
+                peak_again=second_peak,
                 ratio=outlier.ratio,
                 sigmas=outlier.sigmas,
                 came_back=came_back,

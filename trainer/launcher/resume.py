@@ -99,15 +99,15 @@ def live_processes(run: RunDir) -> Iterator[str]:
     """Descriptions of the run's live processes on this machine. Processes on other machines cannot be seen, but the
     fence prevents them from writing.
     """
-    here = socket.gethostname()
-    for attempt, who in claims(run).items():
-        if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
-            yield f"its launcher (pid {who['pid']}, attempt {attempt})"
+    hostname = socket.gethostname()
+    for attempt, process in claims(run).items():
+        if process.get("host") == hostname and is_alive(_number(process, "pid"), _number(process, "start_ticks")):
+            yield f"its launcher (pid {process['pid']}, attempt {attempt})"
     for attempt, rank, folder in run.rank_dirs():
         events, _, _ = read_events(folder / "events.jsonl", limit_bytes=1 << 20)
-        who = next((event for event in events if event["kind"] == event_kinds.RANK), {})
-        if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
-            yield f"rank {rank} (pid {who['pid']}, attempt {attempt})"
+        process = next((event for event in events if event["kind"] == event_kinds.RANK), {})
+        if process.get("host") == hostname and is_alive(_number(process, "pid"), _number(process, "start_ticks")):
+            yield f"rank {rank} (pid {process['pid']}, attempt {attempt})"
 
 
 def check_finished(path: Path, overrides: list[str]) -> None:
@@ -155,8 +155,8 @@ def _has_finished(run: RunDir) -> bool:
     return any(event.get("reason") == "finished" for event in ends)
 
 
-def _number(who: dict[str, Any], key: str) -> int:
-    value = who.get(key)
+def _number(process: dict[str, Any], key: str) -> int:
+    value = process.get(key)
     return value if isinstance(value, int) else 0
 
 

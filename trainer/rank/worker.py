@@ -195,10 +195,10 @@ def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
     parser.add_argument("--fault", action="append", default=[], dest="faults", metavar="KIND@step=N,rank=R")
     options = parser.parse_args(arguments)
-    given = os.environ.get("RANKSCOPE_CONFIG")
-    if given and options.config is None and not options.overrides:
+    config_json = os.environ.get("RANKSCOPE_CONFIG")
+    if config_json and options.config is None and not options.overrides:
         try:
-            config = Config.model_validate_json(given)
+            config = Config.model_validate_json(config_json)
         except ValidationError as error:
             raise ConfigError(f"RANKSCOPE_CONFIG: {error.errors()[0]}") from None
     else:

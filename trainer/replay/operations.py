@@ -120,11 +120,11 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         bad = next((tensor for tensor in _tensors(out) if is_bad(tensor)), None)
         if bad is None or (inputs_bad if inputs_bad is not None else self._any_bad(args, kwargs)):
             return
-        given = [*_leaves(args), *_leaves(kwargs)]
-        tensors = [value for value in given if isinstance(value, Tensor)]
+        arguments = [*_leaves(args), *_leaves(kwargs)]
+        tensors = [value for value in arguments if isinstance(value, Tensor)]
         if not tensors:
             return  # a constant
-        constants = [value for value in given if isinstance(value, float)]
+        constants = [value for value in arguments if isinstance(value, float)]
         rows, count = _bad_rows(bad)
         backward = in_backward()
         # A matrix from a backward pass may be the gradient of a weight, whose rows are neither samples nor tokens.

@@ -122,8 +122,8 @@ class OriginWatch:
     def _pop(self, name: str) -> int:
         since = self._operations.count
         while self._stack:
-            left, since = self._stack.pop()
-            if left == name:
+            popped, since = self._stack.pop()
+            if popped == name:
                 break
         self._operations.module = self._stack[-1][0] if self._stack else ""
         return since

@@ -104,8 +104,8 @@ def excerpt(tokens: Tensor) -> str:
 
 def differing_rows(training: Training, batch: Batch) -> list[int]:
     """Sample ids of rows that differ from the data set when it is read again: they were corrupted in between."""
-    again = training.own_piece(training.stream.batch(batch.index, training.data_rank, training.plan.data_size))
-    if again.sample_ids != batch.sample_ids:
+    reread = training.own_piece(training.stream.batch(batch.index, training.data_rank, training.plan.data_size))
+    if reread.sample_ids != batch.sample_ids:
         return list(batch.sample_ids)
-    same = (again.inputs == batch.inputs.cpu()).all(1) & (again.targets == batch.targets.cpu()).all(1)
+    same = (reread.inputs == batch.inputs.cpu()).all(1) & (reread.targets == batch.targets.cpu()).all(1)
     return [number for number, equal in zip(batch.sample_ids, same.tolist(), strict=True) if not equal]

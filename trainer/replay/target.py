@@ -112,8 +112,8 @@ def _execution(source: Source, run: RunDir, step: int) -> tuple[int, int, int, f
     )
     if not rows:
         ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE duration_ns IS NOT NULL")
-        there = f"it has steps {first} to {last}" if first is not None else "it has no step"
-        raise ReplayError(f"--step {step}: not recorded in {run.path}: {there}.")
+        recorded = f"it has steps {first} to {last}" if first is not None else "it has no step"
+        raise ReplayError(f"--step {step}: not recorded in {run.path}: {recorded}.")
     bad = [row for row in rows if not (row[5] and math.isfinite(row[3]) and math.isfinite(row[4]))]
     attempt, start_ns, batch_index, loss, norm, was_taken = (bad or rows[-1:])[0]
     return int(attempt), int(start_ns), int(batch_index), float(loss), float(norm), bool(was_taken)

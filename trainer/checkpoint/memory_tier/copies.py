@@ -140,15 +140,15 @@ class MemoryCopies:
     def forget_from(self, step: int) -> list[int]:
         """Drop the copies with the update of `step` or a later one. Returns their steps."""
         self._num_rollbacks += 1
-        gone = [copy for copy in self._copies if copy.step >= step]
+        dropped = [copy for copy in self._copies if copy.step >= step]
         self._copies = [copy for copy in self._copies if copy.step < step]
-        self._spare += gone
-        for copy in gone:
+        self._spare += dropped
+        for copy in dropped:
             if copy.slot is not None:
                 if copy.sealing is not None:
                     copy.sealing.exception()  # waits
                 copy.slot.invalidate()
-        return [copy.step for copy in gone]
+        return [copy.step for copy in dropped]
 
     def restore(self, before_step: int) -> Values | None:
         """Restore the newest vetted copy without the update of `before_step`, and drop later copies."""

@@ -77,12 +77,14 @@ def newest_survivor(
 
     `mesh`: the layout, which must be equal for a copy to fit, except for "rank".
     """
-    listed = [] if folder is None else [_plain(left) for left in _list(folder, mesh, rank, ledger)]
-    left = [_StoredCopy(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part]
-    for state in _usable(left, world_size):
+    listed = [] if folder is None else [_plain(stored) for stored in _list(folder, mesh, rank, ledger)]
+    stored = [
+        _StoredCopy(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part
+    ]
+    for state in _usable(stored, world_size):
         if state[0] < min_step:
             break
-        found = _collect([each for each in left if each.state == state], folder, rank, world_size, peers)
+        found = _collect([each for each in stored if each.state == state], folder, rank, world_size, peers)
         if found is not None:
             return found
     return None
@@ -110,11 +112,11 @@ def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> I
                 )
 
 
-def _usable(left: list[_StoredCopy], world_size: int) -> list[State]:
+def _usable(stored: list[_StoredCopy], world_size: int) -> list[State]:
     """States that every rank has somewhere, newest first."""
     usable = []
-    for state in {each.state for each in left}:
-        parts = [each for each in left if each.state == state]
+    for state in {each.state for each in stored}:
+        parts = [each for each in stored if each.state == state]
         # Steps are healthy for the whole run, so a copy vetted by one rank is vetted for all.
         is_vetted, is_stale = any(each.vetted for each in parts), any(each.stale for each in parts)
         if is_vetted and not is_stale and {each.owner for each in parts} >= set(range(world_size)):
@@ -137,11 +139,13 @@ def _collect(
         if any(not places[owner] for owner in missing):
             return None
         tried = {owner: places[owner].pop(0) for owner in sorted(missing)}
-        arrived = {owner: left.name if left.node == nodes[owner] else _arrival(left) for owner, left in tried.items()}
-        for owner, left in tried.items():
-            if left.node != nodes[owner] and left.keeper == rank and peers is not None and folder is not None:
+        arrived = {
+            owner: stored.name if stored.node == nodes[owner] else _arrival(stored) for owner, stored in tried.items()
+        }
+        for owner, stored in tried.items():
+            if stored.node != nodes[owner] and stored.keeper == rank and peers is not None and folder is not None:
                 with contextlib.suppress(OSError, CheckpointError):  # the owner notices that nothing arrived
-                    slot = Slot(rank_folder(folder, owner) / left.name)
+                    slot = Slot(rank_folder(folder, owner) / stored.name)
                     peers.send(slot, owner=owner, to=owner, name=arrived[owner])
         gather_from_all(None)  # what was sent has arrived
         if rank in missing and folder is not None:
@@ -163,9 +167,9 @@ def _open(path: Path, state: State) -> Survivor | None:
     return Survivor(copy=copy, note=note)
 
 
-def _arrival(left: _StoredCopy) -> str:
+def _arrival(stored: _StoredCopy) -> str:
     """Name on the owner's node of a copy received from another node."""
-    return f"slot-from-{left.node}-in-{fence.held_attempt()}-{left.name.removeprefix('slot-')}"
+    return f"slot-from-{stored.node}-in-{fence.held_attempt()}-{stored.name.removeprefix('slot-')}"
 
 
 def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> None:
@@ -182,5 +186,5 @@ def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> N
     gather_from_all(None)
 
 
-def _plain(left: _StoredCopy) -> dict[str, Any]:
-    return {name: getattr(left, name) for name in _StoredCopy.__slots__}
+def _plain(stored: _StoredCopy) -> dict[str, Any]:
+    return {name: getattr(stored, name) for name in _StoredCopy.__slots__}

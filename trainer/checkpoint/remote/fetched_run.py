@@ -41,8 +41,8 @@ def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
         raise CheckpointError(f"{folder.address}: has no finished checkpoint (expected checkpoints/step-*.json)")
     chosen = copies.steps[-1] if step is None else step
     if chosen not in copies.steps:
-        there = ", ".join(map(str, copies.steps))
-        raise CheckpointError(f"{folder.address}: has no checkpoint of step {chosen}. There are {there}.")
+        available = ", ".join(map(str, copies.steps))
+        raise CheckpointError(f"{folder.address}: has no checkpoint of step {chosen}. There are {available}.")
     with tempfile.TemporaryDirectory(prefix="rankscope-") as made:
         run = Path(made, "run")
         checkpoints = run / "checkpoints"

@@ -83,19 +83,19 @@ class CheckpointMirror:
         If its hashes do not match, the previous one is fetched. Raises RemoteError if this fails and there is no local
         checkpoint, or if the address cannot be written: a run that cannot save as configured must not start.
         """
-        here: list[int] = []
+        local: list[int] = []
         resume = self._config.resume
         try:
-            here = checkpoint_steps(self._run.checkpoints)
+            local = checkpoint_steps(self._run.checkpoints)
             with self._opened() as copies:
-                step = self._fetch_newest(copies, max(here, default=-1)) if resume else None
-                if step is None and not here and resume and (num := len(copies.folder.sizes("condemned"))):
+                step = self._fetch_newest(copies, max(local, default=-1)) if resume else None
+                if step is None and not local and resume and (num := len(copies.folder.sizes("condemned"))):
                     over = "To start over, set checkpoint.resume=false"
                     raise RemoteError(f"{self.address}: no checkpoint can be used, {num} files are condemned. {over}")
                 copies.folder.write("run.json", (self._run.path / "run.json").read_bytes())
         except (OSError, StorageError) as error:
             self._report("failed", reason=_line(error))
-            if not here:
+            if not local:
                 raise RemoteError(_line(error)) from None
             return None
         return step
@@ -149,11 +149,11 @@ class CheckpointMirror:
             if start_over_is_due(self._run):
                 return True  # the local checkpoints are about to be set aside
             with self._opened() as copies:
-                here, unread = self._finished()
-                self._seen |= here.keys()
-                unread |= self._send_next(copies, here)
+                local, unread = self._finished()
+                self._seen |= local.keys()
+                unread |= self._send_next(copies, local)
                 self._send_ledger(copies)
-                for step in self._retired(copies, here) if not unread else ():
+                for step in self._retired(copies, local) if not unread else ():
                     copies.remove(step)
                     self._report("removed", step=step, reason="it was removed or condemned on the disk")
         except (OSError, StorageError) as error:
@@ -171,12 +171,12 @@ class CheckpointMirror:
             self._report("failed", step=step, reason=reason)
         return False
 
-    def _send_next(self, copies: RemoteCopies, here: dict[int, bytes]) -> dict[int, str]:
+    def _send_next(self, copies: RemoteCopies, local: dict[int, bytes]) -> dict[int, str]:
         """Send the newest due checkpoint that is readable. Returns {step: reason} for those that cannot be read now."""
         unread = {}
-        for step in self._due(copies, here):
+        for step in self._due(copies, local):
             try:
-                self._send(copies, step, here[step])
+                self._send(copies, step, local[step])
             except RemoteError:
                 raise
             except (OSError, StorageError) as error:
@@ -185,9 +185,9 @@ class CheckpointMirror:
                 break
         return unread
 
-    def _due(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
+    def _due(self, copies: RemoteCopies, local: dict[int, bytes]) -> list[int]:
         """Steps to be sent, newest first."""
-        due = (step for step, raw in here.items() if not copies.holds(step, raw) and (step, raw) not in self._refused)
+        due = (step for step, raw in local.items() if not copies.holds(step, raw) and (step, raw) not in self._refused)
         return sorted(due, reverse=True)
 
     def _send(self, copies: RemoteCopies, step: int, raw: bytes) -> None:
@@ -209,14 +209,14 @@ class CheckpointMirror:
                 copies.folder.write(LEDGER_NAME, content)
                 self._ledger = content
 
-    def _retired(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
+    def _retired(self, copies: RemoteCopies, local: dict[int, bytes]) -> list[int]:
         """Remote steps to remove: removed locally while this process ran, or older than all that are kept."""
         try:
             names = set(os.listdir(self._run.checkpoints))
         except FileNotFoundError:
             return []  # the whole local folder is lost: only the remote copies are left
         every = self._config.keep_every
-        oldest = min(here) if len(here) >= self._config.keep else -1
+        oldest = min(local) if len(local) >= self._config.keep else -1
         damaged = condemned_as_damaged(self._run.checkpoints)  # only damaged locally: the remote copy is still good
         found = []
         for step in copies.steps:
@@ -271,15 +271,15 @@ class CheckpointMirror:
     def _missing(self) -> str:
         """Name the newest local checkpoint that has not been sent."""
         try:
-            here, unread = self._finished()
-            newest = max([*here, *unread], default=None)
+            local, unread = self._finished()
+            newest = max([*local, *unread], default=None)
             unknown = unread.get(newest) if newest is not None else None
         except OSError as error:
             unknown = _line(error)
         if unknown:
             return f"Whether the newest checkpoint is at {self.address} is unknown: {unknown}"
         copies = self._copies
-        if newest is None or (copies is not None and copies.holds(newest, here[newest])):
+        if newest is None or (copies is not None and copies.holds(newest, local[newest])):
             return ""
         return f"The checkpoint of step {newest} is not at {self.address}. {self._reported}".rstrip()
 

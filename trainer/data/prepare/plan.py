@@ -125,9 +125,9 @@ def difference(saved: dict[str, Any], found: dict[str, Any]) -> str:
             return f"{name} was not among its sources"
         if source != before_by_name[name]:
             return f"{name} has changed since ({before_by_name[name]['size_bytes']} bytes then)"
-    gone = next((name for name in before_by_name if name not in found_by_name), None)
-    if gone:
-        return f"{gone} was among its sources"
+    missing = next((name for name in before_by_name if name not in found_by_name), None)
+    if missing:
+        return f"{missing} was among its sources"
     return "" if list(before_by_name) == list(found_by_name) else "its sources were named in another order"
 
 

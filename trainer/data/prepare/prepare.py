@@ -126,8 +126,11 @@ def _claim_folder(request: PrepareRequest, plan: PreparePlan, is_bytes: bool) ->
     elif others := [name for name in names if name != _TOKENIZER]:
         raise DataError(f"{folder}: holds other files ({', '.join(others[:5])}); choose another --out")
     if not is_bytes:
-        given = Path(request.tokenizer).expanduser()
-        write_file(folder / _TOKENIZER, (given / _TOKENIZER if given.is_dir() else given).read_bytes())
+        tokenizer_path = Path(request.tokenizer).expanduser()
+        write_file(
+            folder / _TOKENIZER,
+            (tokenizer_path / _TOKENIZER if tokenizer_path.is_dir() else tokenizer_path).read_bytes(),
+        )
     write_file(path, json.dumps(plan.to_json(), indent=1).encode())
     fsync_path(folder)
     return False

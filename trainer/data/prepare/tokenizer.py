@@ -96,22 +96,22 @@ def load_tokenizer(given: str, end_token: str = "") -> Tokenizer:
     except ImportError:
         raise DataError(f"{path}: needs tokenizers: pip install 'rankscope[train]', or use bytes") from None
     try:
-        made = LibraryTokenizer.from_buffer(content)
+        tokenizer = LibraryTokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception
         raise DataError(
             f"{path}: is not a tokenizer.json that the tokenizers library can read ({first_line(error)})"
         ) from None
-    if getattr(made.model, "dropout", None):
+    if getattr(tokenizer.model, "dropout", None):
         raise DataError(f"{path}: has dropout, the same text would get other tokens each time; remove model.dropout")
-    made.no_truncation()
-    made.no_padding()
-    made.encode_special_tokens = True
-    vocabulary: dict[str, int] = made.get_vocab(with_added_tokens=True)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     end = end_token or next((name for name in _END_TOKENS if name in vocabulary), "")
     if end not in vocabulary:
         what = f"has no token {end!r}" if end else "has none of the usual tokens that end a document"
         raise DataError(f"{path}: {what}; name one of its tokens with --end-token")
-    unknown = getattr(made.model, "unk_token", None)
+    unknown = getattr(tokenizer.model, "unk_token", None)
     facts = TokenizerFacts(
         name=path.name,
         sha256=hashlib.sha256(content).hexdigest(),
@@ -120,4 +120,4 @@ def load_tokenizer(given: str, end_token: str = "") -> Tokenizer:
         end_id=vocabulary[end],
         unknown_id=vocabulary.get(unknown) if isinstance(unknown, str) else None,
     )
-    return _FromFile(made, facts)
+    return _FromFile(tokenizer, facts)

@@ -83,10 +83,10 @@ def print_rows(rows: Sequence[ScriptRow], console: Console) -> None:
         for text in filter(None, texts):
             console.print(f"  {escape(text)}", highlight=False, soft_wrap=True)
         console.print(f"  rankscope analyze {escape(row.run)}", highlight=False, soft_wrap=True)
-    asked = [row for row in rows if row.is_injected and SCRIPT_FAULTS[row.fault].kinds]
-    right = sum(row.is_right for row in asked)
+    expected = [row for row in rows if row.is_injected and SCRIPT_FAULTS[row.fault].kinds]
+    right = sum(row.is_right for row in expected)
     alarms = sum(len(row.false_alarms) for row in rows)
-    console.print(f"\n{right} of {len(asked)} faults diagnosed correctly, {alarms} false alarms.", highlight=False)
+    console.print(f"\n{right} of {len(expected)} faults diagnosed correctly, {alarms} false alarms.", highlight=False)
 
 
 def to_json(rows: Sequence[ScriptRow]) -> dict[str, Any]:

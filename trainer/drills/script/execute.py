@@ -119,7 +119,7 @@ def _end(launcher: subprocess.Popen[bytes], run: RunDir) -> None:
         launcher.kill()
         launcher.wait()
     deadline = time.monotonic() + END_S  # the watch exits by itself
-    while (left := processes_of(run.path)) and time.monotonic() < deadline:
+    while (remaining := processes_of(run.path)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    for pid in left:
+    for pid in remaining:
         kill(pid, signal.SIGKILL)

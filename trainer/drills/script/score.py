@@ -92,13 +92,13 @@ def median_step_s(done: Done) -> float | None:
 def _scored(
     row: ScriptRow, wanted: ScriptFault, fault: InjectedFault | None, done: Done, store: Store, found: Sequence[Finding]
 ) -> ScriptRow:
-    struck = store.rows("SELECT wall_ns, step FROM events WHERE kind = ? ORDER BY 1", [event_kinds.FAULT_INJECTED])
+    injections = store.rows("SELECT wall_ns, step FROM events WHERE kind = ? ORDER BY 1", [event_kinds.FAULT_INJECTED])
     alarms = [one for one in found if one.kind not in wanted.allowed and not _is_our_end(one.kind, one.cause, done)]
-    if not wanted.kinds or not struck:
+    if not wanted.kinds or not injections:
         summaries = (*(one.summary for one in alarms), *_taken_back(store, found, wanted, -1, done))
         return replace(row, is_injected=not wanted.kinds, false_alarms=summaries, steps_after=done.num_steps)
-    asked = [one for one in found if one.kind in wanted.kinds and not _is_our_end(one.kind, one.cause, done)]
-    best = min(asked, key=lambda one: (row.rank not in one.ranks, one.cause not in wanted.causes), default=None)
+    matching = [one for one in found if one.kind in wanted.kinds and not _is_our_end(one.kind, one.cause, done)]
+    best = min(matching, key=lambda one: (row.rank not in one.ranks, one.cause not in wanted.causes), default=None)
     false = (*(o.summary for o in alarms if o is not best), *_taken_back(store, found, wanted, row.rank, done))
     if best is None:
         return replace(row, false_alarms=false)
@@ -107,11 +107,11 @@ def _scored(
     return replace(
         row,
         seen="live" if when_ns is not None else "after",
-        finding_s=None if when_ns is None else round((when_ns - struck[0][0]) / 1e9, 1),
+        finding_s=None if when_ns is None else round((when_ns - injections[0][0]) / 1e9, 1),
         right_rank=_is_right_rank(wanted, best, row.rank) if wanted.names_rank else None,
         right_cause=best.cause in wanted.causes if wanted.causes else None,
         right_place=place in wanted.places if wanted.places else None,
-        right_step=None if wanted.lasts else _is_right_step(best, struck[0][1]),
+        right_step=None if wanted.lasts else _is_right_step(best, injections[0][1]),
         steps_after=done.num_steps - (fault.step if fault else 0),
         summary=best.summary,
         line=str(best.evidence.get("line") or ""),

@@ -57,7 +57,7 @@ class NodeRendezvous:
         # If launchers share a machine, the first one would host the store, but it must be the launcher that stays.
         shared = host in ("localhost", "127.0.0.1")
         is_host = many and (node.rank == 0 if shared else is_own(host))
-        here = {"is_host": str(is_host)} if many else {}
+        host_option = {"is_host": str(is_host)} if many else {}
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=node.endpoint,
@@ -69,7 +69,7 @@ class NodeRendezvous:
             last_call_timeout=rejoin_s,
             keep_alive_interval=HEARTBEAT_S,
             keep_alive_max_attempt=HEARTBEATS_MISSED,
-            **here,
+            **host_option,
         )
         name_methods_cheaply()
         if many and not is_host:

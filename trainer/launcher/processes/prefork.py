@@ -82,8 +82,8 @@ class StartedCommand:
         deadline = None if timeout is None else time.monotonic() + timeout
         blocks: list[bytes] = []
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self.stdout], [], [], left)[0]:
+            remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self.stdout], [], [], remaining_s)[0]:
                 raise subprocess.TimeoutExpired(_COMMAND, timeout or 0.0)
             block = os.read(self.stdout.fileno(), 1 << 16)
             if not block:

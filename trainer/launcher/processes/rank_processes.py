@@ -110,9 +110,9 @@ class RankProcesses:
                         self._was_killed.add(local_rank)
             if self.wait(patience_s):
                 return
-        left = sorted(rank for rank, code in self._codes.items() if code is None)
-        logger.error("local ranks %s cannot be killed: their node may need a restart", left)
-        for local_rank in left:
+        unkillable = sorted(rank for rank, code in self._codes.items() if code is None)
+        logger.error("local ranks %s cannot be killed: their node may need a restart", unkillable)
+        for local_rank in unkillable:
             self._codes[local_rank] = -signal.SIGKILL
 
     def _start(self, local_rank: int, environment: Mapping[str, str], stdout: Path, stderr: Path) -> int:

@@ -172,8 +172,8 @@ class FollowedRun:
             return False
         if exit_code:  # after a clean end, the script's local rank 0 has written the event
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
-        again = [line.replace(SO_FAR, "") for line in self._shown[:1]]
-        lines = [] if self._is_verdict_last else again or self._verdict(self._run)
+        final = [line.replace(SO_FAR, "") for line in self._shown[:1]]
+        lines = [] if self._is_verdict_last else final or self._verdict(self._run)
         self._has_concluded = True
         for line in lines:
             print_wrapped(self._console, line, indent=VERDICT_INDENT)

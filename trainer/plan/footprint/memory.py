@@ -114,21 +114,21 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     own, full = _by_layer(units, lambda unit: unit.own), _by_layer(units, lambda unit: unit.whole)
     held = FLOAT32_BYTES * sum(own.values())
     by_fsdp = plan.data_parallel_kind in ("fsdp", "hsdp")
-    kept = saved_per_token(config, plan, device)
+    saved = saved_per_token(config, plan, device)
     gathered = _gathered(config, plan, units)
     tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
-    layers = [round(tokens * kept.of_layer(layer, config)) for layer in own if layer is not None]
+    layers = [round(tokens * saved.of_layer(layer, config)) for layer in own if layer is not None]
     stages = len(plan.stages.of_rank[pp_rank])
     flights = in_flight(
         plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
     )
-    ends = round(tokens * _outside_blocks(kept, plan, pp_rank))
+    ends = round(tokens * _outside_blocks(saved, plan, pp_rank))
     # One flight is one stage's forward. The logits are freed soon, by the last stage's backward, except under gpipe.
     activations = flights * sum(layers) // stages + ends * (flights if plan.pp > 1 and plan.schedule == "gpipe" else 1)
     has_loss = plan.stages.count - 1 in plan.stages.of_rank[pp_rank]
-    loss = round(tokens * kept.loss_backward) if has_loss else 0
+    loss = round(tokens * saved.loss_backward) if has_loss else 0
     # Additional activations during a block's backward: recomputed ones, and gradients of activations.
-    extra = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
+    extra = [round(tokens * (saved.block + saved.block_backward)) - layer for layer in layers]
     # Unreduced gradients of each block.
     blocks = [FLOAT32_BYTES * numel for layer, numel in full.items() if layer is not None]
     largest = max(blocks, default=0) if by_fsdp else 0
@@ -141,7 +141,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     if plan.pp > 1:
         alive = gathered + activations + working + gradients
     else:
-        alive = _peak_without_pipeline(config, plan, units, kept, device, activations + loss, is_offloaded=offloaded)
+        alive = _peak_without_pipeline(config, plan, units, saved, device, activations + loss, is_offloaded=offloaded)
     optimizer, step = 2 * held, 0
     if config.optim.name == "muon":
         optimizer -= FLOAT32_BYTES * sum(w.numel(u.tp, u.shards) for u in units for w in u.matrices)
@@ -221,7 +221,7 @@ def _peak_without_pipeline(
     config: Config,
     plan: Plan,
     units: list[Unit],
-    kept: SavedActivation,
+    saved: SavedActivation,
     device: Device,
     forward: int,
     *,
@@ -241,15 +241,15 @@ def _peak_without_pipeline(
     for layer, own in by_layer.items():
         if layer is None:
             continue
-        by_forward, in_backward = kept.of_layer(layer, config), kept.block + kept.block_backward
+        by_forward, in_backward = saved.of_layer(layer, config), saved.block + saved.block_backward
         recomputes = is_recomputed(layer, config)
-        at_inner = kept.block - kept.after_gather if recomputes else kept.block + kept.rows_gradient
+        at_inner = saved.block - saved.after_gather if recomputes else saved.block + saved.rows_gradient
         blocks.append(
             Block(
                 kept=round(tokens * by_forward),
                 backward_extra=round(tokens * (in_backward - by_forward)),
                 at_inner=round(tokens * at_inner),
-                around_inner=round(tokens * (kept.block - kept.experts + kept.rows_gradient)),
+                around_inner=round(tokens * (saved.block - saved.experts + saved.rows_gradient)),
                 is_recomputed=recomputes,
                 units=tuple(own),
             )
@@ -287,11 +287,11 @@ def _unit_bytes(
     )
 
 
-def _outside_blocks(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
+def _outside_blocks(saved: SavedActivation, plan: Plan, pp_rank: int) -> float:
     """Bytes per token outside the blocks: embedding, head and loss, and activations sent to the next stage."""
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
-    sent = sum(kept.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0
-    return (kept.embedding if 0 in own else 0.0) + (kept.head if last in own else 0.0) + sent
+    sent = sum(saved.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0
+    return (saved.embedding if 0 in own else 0.0) + (saved.head if last in own else 0.0) + sent
 
 
 def _gathered(config: Config, plan: Plan, units: list[Unit]) -> int:
