@@ -81,10 +81,10 @@ def _grouped_feed_forward(tokens: Tensor, counts: list[int], gate: Tensor, up: T
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype
     ends = torch.tensor(list(itertools.accumulate(counts)), dtype=torch.int32, device=tokens.device)
 
-    def product(rows: Tensor, weights: Tensor) -> Tensor:
+    def matmul(rows: Tensor, weights: Tensor) -> Tensor:
         return F.grouped_mm(rows.to(dtype), weights.to(dtype).transpose(1, 2), offs=ends)
 
-    return product(F.silu(product(tokens, gate)) * product(tokens, up), down)
+    return matmul(F.silu(matmul(tokens, gate)) * matmul(tokens, up), down)
 
 
 class MixtureOfExperts(nn.Module):

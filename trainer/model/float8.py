@@ -4,7 +4,7 @@
     num_layers = convert_to_float8(model, config.train, tp=plan.tp)
 
 A layer keeps its name and its parameter, in float32 or the dtype that FSDP casts it to; operands are rounded to fp8 for
-each product with a newly computed scale (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
+each matmul with a newly computed scale (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
 fingerprints and checkpoints are as without it. Embedding, head, norms, routers and experts are not converted. FSDP
 gathers unrounded weights, or already rounded ones (`trainer.parallel.float8_gather`).
 

@@ -71,7 +71,7 @@ class Expected:
     num_parameters: int
     flops_per_token: int
     float8: Float8Products | None
-    """Matrix products at the device's fp8 rate; None if all run in the training precision."""
+    """Matmuls at the device's fp8 rate; None if all run in the training precision."""
     compute_s: float
     """Compute time of the busiest rank, including recomputation and Muon's matmuls."""
     groups: tuple[GroupTime, ...]
@@ -80,7 +80,7 @@ class Expected:
     step_s: float
     tokens_per_s: float
     mfu: float
-    """Relative to the peak of the training precision even with fp8 products, as in measured runs."""
+    """Relative to the peak of the training precision even with fp8 matmuls, as in measured runs."""
     flops_per_memory_byte: float
     """Arithmetic intensity of the matrix products: operations for each byte that they move."""
     ridge_flops_per_byte: float

@@ -1,11 +1,11 @@
-"""Operations that run in fp8 with `train.float8`: the products of the matrices that `trainer.model.float8` converts.
+"""Operations that run in fp8 with `train.float8`: the matmuls of the layers that `trainer.model.float8` converts.
 
     found = float8_products(config, plan, hardware)     # None if fp8 is off, or its rate is unknown
     found.flops_per_token, found.flops_per_s
     found.others                                        # operations that remain in train.precision
 
-A layer's three products (forward and both gradients) are all in fp8. The cost of scaling and rounding is not modelled;
-emulated products run in float32, and are slower than without fp8.
+A layer's three matmuls (forward and both gradients) are all in fp8. The cost of scaling and rounding is not modelled;
+emulated matmuls run in float32, and are slower than without fp8.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Float8Products:
     flops_per_s: float
     """The device's dense peak."""
     has_feed_forward: bool
-    """True if the largest product of a block is in float8."""
+    """True if the largest matmul of a block is in fp8."""
     others: tuple[str, ...]
     """Operations that run in the training precision."""
 

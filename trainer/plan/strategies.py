@@ -7,7 +7,7 @@
 Simple before fast: each rung of the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallelism within a
 node, a pipeline, all three; experts and long sequences over ranks; finally the host's memory) costs communication,
 bubbles or host time, and is taken only if the previous one does not fit. The configuration's own layout comes last. The
-fastest fitting layout is also reported; it may be the same layout with fp8 products, as its `name` then says.
+fastest fitting layout is also reported; it may be the same layout with fp8 matmuls, as its `name` then says.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _smaller_state(config: Config, name: str, options: list[str]) -> Iterator[tu
 
 
 def _in_float8(config: Config, hardware: Hardware, strategy: Strategy) -> tuple[str, list[str]] | None:
-    """Return the layout with fp8 products; None if the device does not support them or the configuration is not in
+    """Return the layout with fp8 matmuls; None if the device does not support them or the configuration is not in
     bf16."""
     kind = next((kind for kind in ("tensorwise", "rowwise") if kind in hardware.flops_per_s), None)
     if kind is None or config.train.float8 != "none" or config.train.precision != "bf16":

@@ -2,7 +2,7 @@
 
     kept = saved_per_token(config, plan, device="cuda")
     kept.block            # bytes of a block, one token, one rank
-    kept.recomputed       # bytes of a recomputed block: its input, with `selective` also the results of its products
+    kept.recomputed       # bytes of a recomputed block: its input, with `selective` also the results of its matmuls
 
 The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes per token and layer for GPT in 16
 bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, and attention
@@ -134,7 +134,8 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FeedForwardSaved:
-    """The feed-forward part of a block, per token: `kept` and `backward` in bytes, `products` in elements."""
+    """The feed-forward part of a block, per token: `kept` and `backward` in bytes; `products`, the results of its
+    matmuls, in elements."""
 
     kept: float
     products: float
@@ -151,7 +152,7 @@ def _feed_forward(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     return _FeedForwardSaved(
         kept=width * low + 4 * low * hidden,  # gate, its silu, up, their product
         products=width + 2 * hidden,
-        # Gradients of three of the four, minus the forward product, which is freed by then.
+        # Gradients of three of the four, minus the elementwise product of forward, which is freed by then.
         backward=2 * low * hidden,
     )
 
@@ -170,7 +171,8 @@ def _experts(config: Config, tp: int, low: int) -> _FeedForwardSaved:
     return _FeedForwardSaved(
         kept=router + experts,
         products=width + 2 * hidden,
-        # Gradients of three hidden activations, minus the forward product, which is freed by then, and of the outputs.
+        # Gradients of the outputs and of three hidden activations, minus the elementwise product of forward, which is
+        # freed by then.
         backward=2 * low * hidden + low * width,
         experts=experts,
         expert_inputs=expert_inputs,
