@@ -1,6 +1,6 @@
 """Start a run over, once per launch that requests it, and move earlier checkpoints aside.
 
-    first = start_over_if_asked(run, recorder, resume=True)     # all ranks, at the start of an attempt
+    first = start_over_if_asked(run, recorder, resume=True, is_chief=rank == 0)     # all ranks, before loading
     forget_copies(shared_folder, before_attempt=first)          # all ranks: copies in memory from before
 
 `rankscope train` requests it in `run.json`: `start_over_at` is the first attempt of the launch. Under another launcher

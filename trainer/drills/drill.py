@@ -1,6 +1,6 @@
 """`rankscope drill`: train a configuration many times, each time with another fault, and score each run.
 
-    drill = Drill(base, plan, folder=Path("runs/drill-1"), keep=False)
+    drill = Drill(base, plan, folder=Path("runs/drill-1"), keep=False, limit_s=180.0)
     for row in drill.rows(view): ...
     drill.tally.recall
 

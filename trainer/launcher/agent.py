@@ -1,6 +1,6 @@
 """torch's elastic agent over Rankscope's rank processes: rendezvous with other nodes, start and restart of the ranks.
 
-    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=RankProcesses(...), devices=Devices(4))
+    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=devices, stop=stop)
     result = agent.run()
 
 The agent is the engine behind torchrun: rendezvous, rank numbering, restarts and their budget are torch's. This

@@ -2,7 +2,7 @@
 
     folder = RemoteFolder("s3://bucket/runs/gpt")
     folder.put(Path("a.bin"), "objects/a.bin"); folder.sizes("objects")     # {"objects/a.bin": 123}
-    folder.fetch("objects/a.bin", Path("b.bin")); folder.read("run.json", 1 << 20)
+    folder.fetch("objects/a.bin", Path("b.bin"), size=123); folder.read("run.json", 1 << 20)
 
 If the address needs a package (s3fs for `s3://`), only this module imports it. Credentials and endpoint are configured
 as for that package: `AWS_ENDPOINT_URL`, `AWS_PROFILE`, fsspec's configuration.

@@ -3,7 +3,7 @@
     followed = FollowedRun(console)
     with StopSignals(followed, grace_s=followed.grace_s) as stop, followed.following(stop):
         with recorded(followed, stop): torchrun(options)
-    followed.conclude()                     # the verdict in three sentences, after the last records were read
+    followed.conclude(exit_code=1, reason="failed")     # print the verdict, after the last records were read
 
 It keeps the `watch` of this node, and replaces one that dies or does not answer (`trainer.launcher.watch_keeper`).
 
