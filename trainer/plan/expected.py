@@ -21,7 +21,7 @@ from trainer.layout.plan import MESH_DIMS, Plan
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.plan.call_time import call_s
 from trainer.plan.float8 import Float8Products, float8_products
-from trainer.plan.footprint.activations import Device, compute_bytes
+from trainer.plan.footprint.activations import compute_bytes
 from trainer.plan.footprint.memory import RankMemory, worst_rank_memory
 from trainer.plan.footprint.weights import rank_units
 from trainer.plan.hardware import Hardware
@@ -103,8 +103,9 @@ class Expected:
         return " x ".join(used) or "one rank"
 
 
-def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cuda") -> Expected:
-    memory = worst_rank_memory(config, plan, device)
+def expect(config: Config, plan: Plan, hardware: Hardware) -> Expected:
+    """The cost of a layout on GPUs. Raises ConfigError for a precision that the device lacks."""
+    memory = worst_rank_memory(config, plan, "cuda")
     tokens = config.train.global_batch_size * config.data.seq_len
     per_token = flops_per_token(config.model, config.data.seq_len)
     peak = hardware.peak(config.train.precision)
@@ -135,9 +136,7 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
         mfu=tokens * per_token / plan.world_size / step_s / peak,
         flops_per_memory_byte=_intensity(config, plan, float8),
         ridge_flops_per_byte=widest / hardware.memory_bytes_per_s,
-        records=expected_records(
-            config, plan, calls_per_step=sum(group.call.calls for group in groups), on_device=device == "cuda"
-        ),
+        records=expected_records(config, plan, calls_per_step=sum(group.call.calls for group in groups)),
     )
 
 
@@ -271,8 +270,8 @@ class RecordVolume:
         return (self.store_bytes + (self.tape_bytes if on_tapes else 0.0)) * HOUR_S / step_s
 
 
-def expected_records(config: Config, plan: Plan, *, calls_per_step: int, on_device: bool) -> RecordVolume:
-    """Estimate for a configuration; `on_device`: NCCL's plugin records calls, and the store has them twice."""
+def expected_records(config: Config, plan: Plan, *, calls_per_step: int) -> RecordVolume:
+    """Estimate for a configuration. NCCL's plugin records the calls, and the store has them twice."""
     probes = config.probes
     if not probes.enabled:
         return RecordVolume(tape_bytes=0.0, store_bytes=0.0)
@@ -280,7 +279,7 @@ def expected_records(config: Config, plan: Plan, *, calls_per_step: int, on_devi
     calls = calls_per_step + SMALL_CALLS if probes.collectives else 0
     if probes.gradient_interval:
         rows["gradients"] = TENSORS_A_LAYER * config.model.num_layers / plan.pp / probes.gradient_interval
-    on_tape = rows | {"nccl_calls" if on_device else "collectives": calls}
+    on_tape = rows | {"nccl_calls": calls}
     in_store = on_tape | {"collectives": calls}
     return RecordVolume(
         tape_bytes=sum(number * record_layout(TABLES[table])[0].size for table, number in on_tape.items()),

@@ -42,14 +42,11 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def flip_bit(tensor: Tensor, bit: int, element: int = -1) -> None:
     """Xor one bit of a plain tensor's memory; element -1: the middle one."""
     words = tensor.detach().view(_INTEGERS[tensor.itemsize])
-    index = tuple(int(place) for place in torch.unravel_index(torch.tensor(_middle(words, element)), words.shape))
+    element = words.numel() // 2 if element < 0 else element
+    index = tuple(int(place) for place in torch.unravel_index(torch.tensor(element), words.shape))
     mask = 1 << bit
     # The highest bit is the sign of the integer.
     words[index] ^= mask - (1 << 8 * words.itemsize) if bit == 8 * words.itemsize - 1 else mask
-
-
-def _middle(words: Tensor, element: int) -> int:
-    return words.numel() // 2 if element < 0 else element
 
 
 def _arm_bit_flip(trigger: Trigger, training: Training) -> None:
