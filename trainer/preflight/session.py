@@ -259,8 +259,11 @@ class Session:
         deadline_s = time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
         found = {}
         for rank in ranks:
+            left_s = deadline_s - time.monotonic()
             try:
-                found[rank] = self._get(f"{key}/{rank}", max(0.05, deadline_s - time.monotonic()))
+                if left_s <= 0 and not self.place.store.check([f"{key}/{rank}"]):
+                    continue  # without a wait for each of perhaps thousands
+                found[rank] = self._get(f"{key}/{rank}", max(0.05, left_s))
             except dist.DistError:
                 continue
         return found
