@@ -21,7 +21,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def newest_survivor(
 
     `mesh`: the layout, which must be equal for a copy to fit, except for "rank".
     """
-    listed = [] if folder is None else [_plain(stored) for stored in _list(folder, mesh, rank, ledger)]
+    listed = [] if folder is None else [asdict(stored) for stored in _list(folder, mesh, rank, ledger)]
     stored = [
         _StoredCopy(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part
     ]
@@ -184,7 +184,3 @@ def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> N
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
     gather_from_all(None)
-
-
-def _plain(stored: _StoredCopy) -> dict[str, Any]:
-    return {name: getattr(stored, name) for name in _StoredCopy.__slots__}
