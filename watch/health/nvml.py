@@ -118,7 +118,11 @@ class Nvml:
         if uuid not in self._gpm_samples and not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise AttributeError("no GPM")
         sample = nvml.nvmlGpmSampleAlloc()
-        nvml.nvmlGpmSampleGet(handle, sample)
+        try:
+            nvml.nvmlGpmSampleGet(handle, sample)
+        except nvml.NVMLError:
+            nvml.nvmlGpmSampleFree(sample)
+            raise
         before, self._gpm_samples[uuid] = self._gpm_samples.get(uuid), sample
         if before is None:
             return (None,) * len(_GPM)

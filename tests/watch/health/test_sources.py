@@ -175,6 +175,11 @@ def test_gpm_samples_are_given_back() -> None:
     for _ in range(10):
         gpus.read()
     assert nvml.freed == 9
+    nvml.failing["nvmlGpmSampleGet"] = 999
+    for _ in range(10):
+        gpus.read()
+    assert nvml.asked["nvmlGpmSampleAlloc"] == 20
+    assert nvml.freed == 19, "samples that could not be taken as well"
 
 
 def test_what_is_not_supported_is_asked_for_once_and_left_out() -> None:
