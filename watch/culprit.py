@@ -1,7 +1,7 @@
 """Take stacks on a hang and kill the culprit, so that the launcher restarts the ranks.
 
     culprits = CulpritKiller(run, events, may_kill=True)
-    culprits.act(verdicts, attempt, processes, placed, hang_is_open=True)     # once a tick
+    culprits.act(verdicts, attempt, processes, local_ranks, hang_is_open=True)     # once a tick
 
 A watch kills only ranks of its node. A culprit on another node is left to that node's watch, and if the culprits have
 already exited, the waiting ranks may notice that by themselves. If the hang lasts longer than `OTHERS_S`, this watch
@@ -43,12 +43,14 @@ class CulpritKiller:
         verdicts: Sequence[Verdict],
         attempt: int,
         processes: Mapping[int, RankProcess],
-        placed: Set[int],
+        local_ranks: Set[int],
         *,
         hang_is_open: bool,
     ) -> None:
-        """Kill the ranks that the verdicts blame, if they run here (`processes` by rank); `placed` are all ranks of
-        this node, including closed ones. The verdicts of an open hang are passed at each tick.
+        """Kill the ranks that the verdicts blame, if they run on this node. The verdicts of an open hang are passed at
+        each tick.
+
+        `processes`: {rank: process} of this node's ranks that have not closed; `local_ranks`: also the closed ones.
         """
         blamed = {rank for verdict in verdicts for rank in verdict.ranks}
         culprits = blamed & processes.keys()
@@ -62,12 +64,15 @@ class CulpritKiller:
         pids = {rank: pid for rank, pid in pids.items() if is_process_of(self._run.path, pid)}
         reason = verdicts[0].summary if verdicts else ""
         if not culprits and blamed:
-            later = "A rank hangs on another node, and its `watch` has not acted." if blamed - placed else reason
-            self._left_to_others = self._left_to_others or (attempt, time.monotonic(), later)
+            # Blamed ranks of this node have exited; the hang's summary is then the reason.
+            overdue_reason = (
+                "A rank hangs on another node, and its `watch` has not acted." if blamed - local_ranks else reason
+            )
+            self._left_to_others = self._left_to_others or (attempt, time.monotonic(), overdue_reason)
             if (attempt, NODE_RANK) not in self._handled:
                 self._handled.add((attempt, NODE_RANK))
                 self._take_stacks(attempt, pids)
-        elif not culprits and verdicts:
+        elif not culprits and verdicts:  # no rank is blamed: restart all of them
             culprits = set(processes)
         if overdue := self._overdue(attempt, hang_is_open=hang_is_open):
             culprits, reason = culprits or set(processes), overdue or reason
@@ -83,8 +88,8 @@ class CulpritKiller:
     def _take_stacks(self, attempt: int, pids: Mapping[int, int], culprits: Mapping[int, int] | None = None) -> None:
         """Have all ranks of this node write their stacks, and check whether a culprit ({rank: pid}) holds the GIL."""
         # dumping all threads may crash a process: do not risk ranks that may continue
-        is_end = self._may_kill and culprits is not None
-        taken = take_stacks(self._run, attempt, pids, all_threads=is_end)
+        is_restart = self._may_kill and culprits is not None
+        taken = take_stacks(self._run, attempt, pids, all_threads=is_restart)
         if dumped := take_dumps(self._run, attempt, pids):
             self._events.write(event_kinds.RECORDER_DUMPS, path="dumps", ranks=dumped)
         running = {rank: pid for rank, pid in (culprits or {}).items() if os_state(pid)[0] not in ("T", "t")}
@@ -95,8 +100,8 @@ class CulpritKiller:
         """Return why to act on a hang that was left to other nodes but has lasted too long; else ""."""
         if self._left_to_others is None:
             return ""
-        of_attempt, since_s, reason = self._left_to_others
-        if of_attempt != attempt or not hang_is_open:
+        hang_attempt, since_s, reason = self._left_to_others
+        if hang_attempt != attempt or not hang_is_open:
             self._left_to_others = None
             return ""
         return reason if time.monotonic() - since_s > OTHERS_S else ""

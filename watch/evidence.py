@@ -56,7 +56,7 @@ COMMANDS = {
     "shared-memory.txt": (("df", "-h", "/dev/shm"),),
     "slurm.txt": (("scontrol", "show", "job", os.environ.get("SLURM_JOB_ID", "")),),
 }
-"""{file: commands}; the first installed command is run."""
+"""{file: commands}; the first command that succeeds and prints something is used."""
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULT_DUMP = "/tmp/nccl_trace_rank_"
@@ -86,16 +86,16 @@ def collect(
     chosen = list(pids) or ranks_here()
     fd = os.open(archive, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=3) as into:
-        adding = _ArchiveWriter(into, collected, host)
-        adding.add("stacks.txt", *_stacks(chosen), max_bytes=max_bytes)
+        writer = _ArchiveWriter(into, collected, host)
+        writer.add("stacks.txt", *_stacks(chosen), max_bytes=max_bytes)
         for name, blob, why in _dumps(chosen):
-            adding.add(name, blob, why, max_bytes=int(DUMPS_SHARE * max_bytes), is_text=False)
+            writer.add(name, blob, why, max_bytes=int(DUMPS_SHARE * max_bytes), is_text=False)
         for name, commands in COMMANDS.items():
-            adding.add(name, *_output(commands), max_bytes=max_bytes)
+            writer.add(name, *_output(commands), max_bytes=max_bytes)
         for path in logs:
-            adding.add(f"logs/{visible(path.name)}", *_tail(path), max_bytes=max_bytes)
+            writer.add(f"logs/{visible(path.name)}", *_tail(path), max_bytes=max_bytes)
         about = json.dumps({"host": host, "collected_ns": time.time_ns(), "missing": collected.missing}, indent=2)
-        adding.add("collected.txt", about.encode(), "", max_bytes=max_bytes + len(about))
+        writer.add("collected.txt", about.encode(), "", max_bytes=max_bytes + len(about))
     return collected
 
 
@@ -123,7 +123,7 @@ class _ArchiveWriter:
 
 
 def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
-    """Return the output of the first installed command."""
+    """Return the output of the first command that succeeds, and an empty reason; else nothing and the reason."""
     for command in commands:
         if shutil.which(command[0]) is None:
             continue

@@ -9,7 +9,7 @@
 2. Run the live analyzers that need more than the newest records, and write new findings and advice as events.
 3. Measure and export; end processes of older attempts.
 
-If only readings of the host are new and no exporter is read, steps 2 and 3 are skipped for up to some seconds.
+If only health readings are new and no exporter is read, steps 2 and 3 are skipped for up to `MAX_REST_S`.
 
 A reader that keeps the store's file open, or a full disk, delays only this thread. Hangs are detected in another thread
 (`watch.standstill_loop`).
@@ -96,12 +96,12 @@ class IngestLoop:
         self._traces = TraceReader(run, events)
         self._has_left = self._is_closing = False
         self._round = threading.Lock()
-        self._kept = CachedStore(run)
+        self._cached_store = CachedStore(run)
         self._num_rows = 0
         self._pace = TickPace()
         self._unjudged_ticks = 0
         """Ticks covered by the rounds since the last one that judged."""
-        self._eager_of, self._eager_since_s = -1, 0.0
+        self._eager_attempt, self._eager_since_s = -1, 0.0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
         """Time up to which the store has all records. A reader may delay the next ingest, which must not make ranks
@@ -127,7 +127,7 @@ class IngestLoop:
         self._tick_s = time.monotonic() - start
 
     def _judge_records(self) -> None:
-        with self._kept.opened(node=self._own_node()) as opened:
+        with self._cached_store.opened(node=self._own_node()) as opened:
             store = Remembered(opened)  # analyses and exporters share many queries
             stale = stale_ranks(store, self._node_rank) if self._tapes.attempt else []
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._unjudged_ticks)
@@ -136,7 +136,7 @@ class IngestLoop:
                 self._judge.report_advice(self._advice(store))
                 self._export(store, measure_now=bool(findings))
                 self._follow_up(store, findings)
-                self._traces.poll(store, self._tapes.placed)
+                self._traces.poll(store, self._tapes.ranks)
             finally:  # the judge returns a finding once, so a failure in this block must not lose it
                 has_news = self._judge.report(findings)
         kill_stale(self._run, stale, self._events)
@@ -154,7 +154,7 @@ class IngestLoop:
         if self.captures is not None and not self._tapes.has_ended:
             # Never both at once: stacks of a rank that profiles would show the profiler's lines.
             now_ns = self._tapes.recorded_now_ns()
-            self.captures.poll(findings, store, self._tapes.attempt, now_ns, waits=self._lines.is_sampling)
+            self.captures.poll(findings, store, self._tapes.attempt, now_ns, is_paused=self._lines.is_sampling)
 
     def leave(self) -> None:
         """Record that ranks are no longer watched. The current tick may last many seconds on a busy machine, and ranks
@@ -181,23 +181,23 @@ class IngestLoop:
             self._is_closing = True
             if self._job is not None:
                 self._job.close()
-        self._kept.close()
+        self._cached_store.close()
         self._ingest(thorough=True)
         # The end of an attempt is reported in the second run of the analyzers that sees the next attempt.
-        last = [self._end_ranks, self._judge_last, self._judge_last, self._advise_last]
-        while last:
+        steps = [self._end_ranks, self._judge_last, self._judge_last, self._advise_last]
+        while steps:
             has_written = False
             with self.open_store() as opened:
                 store = Remembered(opened)
-                while last and not has_written:
-                    has_written = last.pop(0)(store)
+                while steps and not has_written:
+                    has_written = steps.pop(0)(store)
             if has_written:
                 self._ingest()
 
     def _end_ranks(self, store: Source) -> bool:
         """End processes of older attempts and read the last traces; returns True if there were any."""
         kill_stale(self._run, stale_ranks(store, self._node_rank), self._events)
-        return self._traces.finish(store, self._tapes.placed)
+        return self._traces.finish(store, self._tapes.ranks)
 
     def _judge_last(self, store: Source) -> bool:
         return self._judge.report(self._judge.findings(store, self._ingested_ns))
@@ -224,13 +224,12 @@ class IngestLoop:
     def _is_eager(self) -> bool:
         """Return True if there should be a tick every second: at a start or an end, or during silence."""
         tapes, now_s = self._tapes, time.monotonic()
-        if tapes.attempt != self._eager_of:
-            self._eager_of, self._eager_since_s = tapes.attempt, now_s
+        if tapes.attempt != self._eager_attempt:
+            self._eager_attempt, self._eager_since_s = tapes.attempt, now_s
         return now_s - self._eager_since_s < EAGER_START_S or tapes.since_change_s < EAGER_S or tapes.quiet_s >= QUIET_S
 
     def _ingest(self, *, thorough: bool = False) -> bool:
-        """Ingest new records from the tapes into the store. Returns True if there were any other than readings of the
-        host."""
+        """Ingest new records from the tapes into the store. Returns True if there were any besides health readings."""
         now_ns = self._tapes.recorded_now_ns()
         result = self._ingester.tick(thorough=thorough)
         self._num_rows += result.num_rows
@@ -242,7 +241,7 @@ class IngestLoop:
         return bool(result.rows.keys() - {"health"}) or result.busy or result.quarantined is not None
 
     def _advice(self, store: Source, *, is_last: bool = False) -> list[Finding]:
-        """Report advice after the first steps, once per job, from the leading watch."""
+        """New advice on the run's configuration; none while another node's watch leads."""
         if self._job is not None and self._job.is_led:
             return []
         return self._judge.advice(store, self._run.manifest, self._ingested_ns, is_last=is_last)
@@ -252,8 +251,9 @@ class IngestLoop:
         return Store.open(self._run, catch_up=False, node=self._own_node(), threads=1)
 
     def _own_node(self) -> int | None:
-        """None: the stores of all visible nodes are judged. While another watch leads, only this node's store is,
-        unless the other nodes continue in an attempt without this node.
+        """The node whose store is judged; None for the stores of all nodes in the run's folder.
+
+        While another watch leads, it is this node, unless the other nodes have started an attempt without this node.
         """
         is_led = self._job is not None and self._job.is_led
         own_only = is_led and newest_attempt(self._run, default=0) <= self._tapes.attempt

@@ -50,7 +50,7 @@ class LauncherLoss:
         if self._lost_at_s is None:
             self._lost_at_s = time.monotonic()
             self._events.write(
-                event_kinds.LAUNCHER_LOST, node_rank=self._node_rank, pid=self._pid, ranks=sorted(self._tapes.placed)
+                event_kinds.LAUNCHER_LOST, node_rank=self._node_rank, pid=self._pid, ranks=sorted(self._tapes.ranks)
             )
         alive = {
             rank: process

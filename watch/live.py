@@ -70,14 +70,12 @@ class LiveJudge:
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Return {analyzer: number of failures}."""
+        """{analyzer: number of failures}."""
         return {**self._state.errors, **self._advice.errors}
 
     def has_open_hang(self, attempt: int) -> bool:
         """Return True while a reported hang of the attempt is not over."""
-        with self._state.lock:
-            reported = list(self._state.reported.values())
-        return any(f.kind == "hang" and f.status == "fired" and f.attempt == attempt for f in reported)
+        return bool(self.open_findings("hang", attempt))
 
     def open_findings(self, kind: str, attempt: int) -> list[Finding]:
         """Reported findings of a kind and attempt that are not over."""

@@ -95,7 +95,8 @@ class LiveTapes:
         self._last_record_s = self._polled_s = time.monotonic()
         self._state_change_s = -math.inf  # ranks that ended before this process started count as new
         self._recent: RecentRecords | None = None
-        self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
+        self._recent_key: tuple[int, int | None, bool] = (-1, None, False)
+        """Attempt, clock anchor and `all_nodes` of `_recent`."""
         self._recent_tick = 0
         """Number of the poll (`_ticks`) after which `_recent` was last read."""
         self._read_ns = time.monotonic_ns()
@@ -111,7 +112,7 @@ class LiveTapes:
         return self._attempt.number
 
     @property
-    def placed(self) -> set[int]:
+    def ranks(self) -> set[int]:
         """All ranks of the attempt on this node, including closed ones."""
         return set(self._attempt.processes)
 
@@ -123,10 +124,10 @@ class LiveTapes:
     @property
     def is_over(self) -> bool:
         """True if the launcher reported the end of the run, or every rank of the attempt on this node has closed."""
-        return self.has_ended or bool(self.placed and not self.pids)
+        return self.has_ended or bool(self.ranks and not self.pids)
 
     @property
-    def has_closed_well(self) -> bool:
+    def has_closed_cleanly(self) -> bool:
         """True if all ranks of the attempt ran on this node and have closed, and no failure was reported."""
         attempt = self._attempt
         return not attempt.has_failed and 0 < attempt.num_ranks == len(attempt.closed)
@@ -162,7 +163,7 @@ class LiveTapes:
     def poll(self) -> bool:
         """Read what is new. Returns True if a rank of this node has recorded anything since the last poll."""
         self._ticks += 1
-        moved_s, self._polled_s = self._last_record_s, time.monotonic()
+        previous_record_s, self._polled_s = self._last_record_s, time.monotonic()
         self._folders.all()  # a new attempt first appears as a folder
         if self._folders.attempt != self._attempt.number:
             self._attempt = _Attempt(number=self._folders.attempt)
@@ -186,17 +187,17 @@ class LiveTapes:
             for rank, process in sorted(self._attempt.processes.items())
             if rank not in self._attempt.closed
         }
-        return self._last_record_s != moved_s
+        return self._last_record_s != previous_record_s
 
     def source(self, *, all_nodes: bool = False) -> Store:
         """The newest records as of the last poll. `all_nodes`: of every node with tapes in the run's folder."""
         anchor_ns = self._anchor_ns if self._is_of_this_boot() else None
-        wanted = (self.attempt, anchor_ns, all_nodes)
-        if self._recent is not None and (self._recent_of != wanted or self._recent.num_rows > MAX_ROWS):
+        key = (self.attempt, anchor_ns, all_nodes)
+        if self._recent is not None and (self._recent_key != key or self._recent.num_rows > MAX_ROWS):
             self.forget()
         if self._recent is None:
             folders = NewestFolders(self._run, self.node_rank, all_nodes=all_nodes, with_health=True)
-            self._recent, self._recent_of = RecentRecords(self._run, folders, anchor_ns=anchor_ns), wanted
+            self._recent, self._recent_key = RecentRecords(self._run, folders, anchor_ns=anchor_ns), key
         elif self._recent_tick == self._ticks:
             return self._recent.store
         self._read_ns = time.monotonic_ns()

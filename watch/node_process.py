@@ -90,8 +90,8 @@ def run_watch(arguments: Sequence[str] | None = None) -> int:
         if listen is not None:
             listen.check()
             listen.refuse_taken_port()
-        elif without := next((name for name, value in given.items() if value), ""):
-            raise ListenError(f"--{without.replace('_', '-')} needs --listen HOST:PORT")
+        elif option := next((name for name, value in given.items() if value), ""):
+            raise ListenError(f"--{option.replace('_', '-')} needs --listen HOST:PORT")
         return _watch(run, options, listen)
     except (RunError, ListenError, StoreLockedError) as error:
         sys.stderr.write(f"rankscope watch: {visible(str(error))}\n")
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         help="launcher of the ranks on this node (from run.json)",
     )
     parser.add_argument("--bare", action="store_true", help="no exporters: metrics, hooks, OpenTelemetry, trackers")
-    parser.add_argument("--heartbeat-fd", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher's end is a pipe
+    parser.add_argument("--heartbeat-fd", type=int, default=-1, help=argparse.SUPPRESS)  # a pipe to the launcher
     parser.add_argument("--num-nodes", type=int, default=1, help="maximum number of nodes in the job (1)")
     parser.add_argument("--digests", default="", help="HOST:PORT of the rendezvous store that the nodes' watches use")
     parser.add_argument("--listen", default="", help="HOST:PORT of /metrics (default: from the configuration)")
@@ -158,7 +158,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 every_s = read(ProbesSettings, run.manifest()).sync_s
                 syncing = TapeSync(
                     run, node_rank, every_s=every_s,
-                    is_running=lambda: tapes.is_running, started=lambda: (tapes.attempt, len(tapes.placed)),
+                    is_running=lambda: tapes.is_running, started=lambda: (tapes.attempt, len(tapes.ranks)),
                 )  # fmt: skip
                 ingest.exclusions = ExclusionRequester.of(run, judge, events, node_rank=node_rank)
                 ingest.captures = CaptureRequester.of(run, events, node_rank=node_rank)

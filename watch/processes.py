@@ -61,7 +61,7 @@ class ProcessTracker:
 
 
 def _is_sampled(pid: int) -> bool:
-    """Return True if py-spy traces the process: it stops it only while it reads its stack."""
+    """Return True if the tracer is py-spy, which stops a process only while it reads the stack."""
     try:
         tracer = next(
             line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("TracerPid")

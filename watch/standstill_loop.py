@@ -74,7 +74,7 @@ class StandstillLoop:
         self._work = SilentWork(events, floor_s=self._floor_s)
         self._gone_since_s: float | None = None
         self._refused: Verdict | None = None
-        self._seen: int | None = None
+        self._last_attempt: int | None = None
         """The newest attempt at the last round."""
         self._unjudged: int | None = None
         """The oldest attempt that ran and was followed by another, and whose end has not been judged yet."""
@@ -106,7 +106,7 @@ class StandstillLoop:
         if self._work.poll(tapes.pids, quiet_s=tapes.quiet_s):
             tapes.poll()
         if self._job is not None:
-            self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.placed)
+            self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.ranks)
             self._judge.add_nodes(self._job.digests, self._job.offsets_ns)
         findings = self._findings()
         self._judge.report(findings)
@@ -119,10 +119,10 @@ class StandstillLoop:
         """Report how attempts ended, one round after the next attempt was first seen, because their last records may
         arrive until then. A leader does it for the nodes that it leads.
         """
-        attempt, seen = self._tapes.attempt, self._seen
-        self._seen = attempt
-        if seen is not None and attempt > seen:
-            self._unjudged = seen if self._unjudged is None else self._unjudged
+        attempt, last = self._tapes.attempt, self._last_attempt
+        self._last_attempt = attempt
+        if last is not None and attempt > last:
+            self._unjudged = last if self._unjudged is None else self._unjudged
         elif self._unjudged is not None:
             if self._job is None or self._job.leads:
                 with self._tapes.source_since(self._unjudged) as source:
@@ -156,7 +156,7 @@ class StandstillLoop:
             return False
         if self._is_launched or self._tapes.is_running:
             return False
-        return self._tapes.has_ended or bool(self._tapes.placed and not self._has_launcher())
+        return self._tapes.has_ended or bool(self._tapes.ranks and not self._has_launcher())
 
     def _has_launcher(self) -> bool:
         return bool(self._launcher_pid) and is_alive(self._launcher_pid, self._launcher_ticks)
@@ -176,7 +176,7 @@ class StandstillLoop:
         tapes = self._tapes
         is_quiet = tapes.quiet_s >= min(QUIET_S, self._floor_s / 2)
         is_open = self._judge.has_open_hang(tapes.attempt)
-        is_due = (is_quiet or tapes.since_change_s < STATE_CHANGE_S) and not tapes.has_closed_well
+        is_due = (is_quiet or tapes.since_change_s < STATE_CHANGE_S) and not tapes.has_closed_cleanly
         if not (is_due or is_open or self._job is not None):
             tapes.forget()
             return []
@@ -198,7 +198,7 @@ class StandstillLoop:
         if not (self._tapes.has_ended or self._tapes.is_stopping):  # the launcher ends them
             # Ranks that still record are not waiting: do not kill them.
             hang_is_open &= self._is_quiet
-            self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.placed, hang_is_open=hang_is_open)
+            self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.ranks, hang_is_open=hang_is_open)
 
     @property
     def _is_quiet(self) -> bool:

@@ -126,7 +126,7 @@ def test_the_end_of_a_run_whose_ranks_all_closed_is_left_to_the_last_round(
     watched.loop.tick()
     watched.advance(10)
     watched.loop.tick()
-    assert watched.tapes.has_closed_well
+    assert watched.tapes.has_closed_cleanly
 
 
 @pytest.mark.parametrize("ends", ["killed", "exception", "exit", "one is missing"])
@@ -145,7 +145,7 @@ def test_another_end_is_judged_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(watched.tapes, "source", lambda **options: (read.append(True), real(**options))[1])
     watched.loop.tick()
     assert read
-    assert not watched.tapes.has_closed_well
+    assert not watched.tapes.has_closed_cleanly
 
 
 def test_a_round_takes_in_the_newest_records_once(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from watch.digests.signed_messages import SESSION_BYTES, MessageRefused, Signer
 
-__all__ = ["ClockClient", "ClockOffset", "ClockServer", "RoundTrip", "best"]
+__all__ = ["ClockClient", "ClockOffset", "ClockServer", "RoundTrip", "best_offset"]
 
 KEPT_TRIPS = 16
 POLLED_AT_ONCE = 8
@@ -53,15 +53,15 @@ class RoundTrip:
 
 
 class ClockOffset(NamedTuple):
-    """A node's clock offset as measured by the leader, in nanoseconds."""
+    """A node's clock offset as measured by the leader."""
 
     offset_ns: int
-    """From the leader's clock, positive if ahead."""
+    """Node's clock minus leader's clock."""
     error_ns: int
     """Maximum error of `offset_ns`."""
 
 
-def best(trips: Sequence[RoundTrip]) -> ClockOffset:
+def best_offset(trips: Sequence[RoundTrip]) -> ClockOffset:
     """Return the offset by the shortest round trip, which has the smallest error."""
     shortest = min(trips, key=lambda trip: trip.duration_ns)
     return ClockOffset(shortest.offset_ns, shortest.duration_ns // 2)
@@ -111,7 +111,7 @@ class ClockClient:
 
     def offsets(self) -> dict[int, ClockOffset]:
         """Clock offsets of the nodes that have answered."""
-        return {node: best(trips) for node, trips in self._trips.items() if trips}
+        return {node: best_offset(trips) for node, trips in self._trips.items() if trips}
 
     def poll_some(self) -> None:
         """Poll the next few nodes in turn. Raises RuntimeError if the store is lost."""

@@ -2,9 +2,9 @@
 
     job = JobWatch(link, node_rank=1, events=events)
     with Store.open(run) as store:
-        job.exchange(store, attempt, own_ranks)          # once a tick
+        job.exchange(store, attempt, local_ranks)        # once a tick
     job.digests, job.offsets_ns                          # for the live analyzers
-    job.publish(hangs, attempt, hang_is_open=True)             # the leader's verdict
+    job.publish(hangs, attempt, hang_is_open=True)       # the leader's verdict
     job.verdict(attempt)                                 # the verdict that a node received
 
 Events: `node_silent` when a node's digests stop or never arrive, `node_heard` when they return, `clock_offset` when a
@@ -43,8 +43,9 @@ REFUSED_EVERY_S = 60.0
 """Seconds between two events about messages refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
 """A verdict that withdraws the previous one."""
-_SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
-_OF_NODES = (event_kinds.LAUNCHER_LOST, event_kinds.STOP_REQUESTED)
+_RANK_FIELDS = ("exit_rank", "state_rank", "killed_rank")
+"""Fields of events that name a rank other than the writer."""
+_LAUNCHER_END_KINDS = (event_kinds.LAUNCHER_LOST, event_kinds.STOP_REQUESTED)
 """Events about the end of a node's launcher. Without them, the leader would take the ends of its ranks for failures."""
 
 
@@ -84,18 +85,18 @@ class JobWatch:
         """{node: its clock minus this node's, positive if ahead}; empty except on the leader."""
         return {node: clock.offset_ns for node, clock in self.link.clocks.items()}
 
-    def exchange(self, source: Source, attempt: int, own: Set[int]) -> None:
+    def exchange(self, source: Source, attempt: int, local_ranks: Set[int]) -> None:
         """Send the digest of this node's ranks; the leader collects those of the other nodes."""
         self._report_refusals()
         if self.leads:
             self.digests = self.link.received()
             self._report_silence()
-            self._report_missing_nodes(source, attempt, own)
+            self._report_missing_nodes(source, attempt, local_ranks)
             self._report_clocks()
             return
         log = EventLog.load(source, SNAPSHOT_EVENTS, attempt)
-        view = of_ranks(take_snapshot(source, attempt, log), own)
-        events = [event for kind in SNAPSHOT_EVENTS for event in log.of(kind) if self._is_own(event, own)]
+        view = of_ranks(take_snapshot(source, attempt, log), local_ranks)
+        events = [event for kind in SNAPSHOT_EVENTS for event in log.of(kind) if self._concerns(event, local_ranks)]
         newest = tuple(sorted(events, key=lambda event: event.wall_ns))
         self._last = Digest(node=self.node_rank, sent_ns=self.clock(), view=view, events=newest)
         self.link.publish(self._last)
@@ -122,11 +123,11 @@ class JobWatch:
                 Digest(node=last.node, sent_ns=self.clock(), view=last.view, events=last.events, closing=True)
             )
 
-    def _is_own(self, event: Event, ranks: Set[int]) -> bool:
+    def _concerns(self, event: Event, ranks: Set[int]) -> bool:
         """True for an event about one of these ranks, or about the end of this node's launcher."""
-        if event.kind in _OF_NODES and event.integer("node_rank") == self.node_rank:
+        if event.kind in _LAUNCHER_END_KINDS and event.integer("node_rank") == self.node_rank:
             return True
-        return event.rank in ranks or any(event.integer(key) in ranks for key in _SUBJECTS)
+        return event.rank in ranks or any(event.integer(key) in ranks for key in _RANK_FIELDS)
 
     def _report_refusals(self) -> None:
         for refusal, count in self.link.take_refusals().items():
@@ -156,15 +157,15 @@ class JobWatch:
                     event_kinds.NODE_SILENT, step=step, node_rank=digest.node, silent_s=round(silent_s, 1), ranks=ranks
                 )
 
-    def _report_missing_nodes(self, source: Source, attempt: int, own: Set[int]) -> None:
+    def _report_missing_nodes(self, source: Source, attempt: int, local_ranks: Set[int]) -> None:
         """Report nodes that never sent a digest: the attempt has more ranks than the digests contain."""
         unheard = self.link.others - {digest.node for digest in self.digests}
-        if not own or not unheard - self._silent:
+        if not local_ranks or not unheard - self._silent:
             return
-        begins = EventLog.load(source, (event_kinds.ATTEMPT_STARTED,), attempt).of(event_kinds.ATTEMPT_STARTED)
-        silent_s = (self.clock() - max(begins[-1].wall_ns, self._began_ns)) / 1e9 if begins else 0.0
-        known = set(own).union(*(digest.view.ranks for digest in self.digests))
-        missing = sorted(set(range(begins[-1].integer("world_size"))) - known) if begins else []
+        starts = EventLog.load(source, (event_kinds.ATTEMPT_STARTED,), attempt).of(event_kinds.ATTEMPT_STARTED)
+        silent_s = (self.clock() - max(starts[-1].wall_ns, self._began_ns)) / 1e9 if starts else 0.0
+        known = set(local_ranks).union(*(digest.view.ranks for digest in self.digests))
+        missing = sorted(set(range(starts[-1].integer("world_size"))) - known) if starts else []
         for node in unheard - self._silent if missing and silent_s > UNHEARD_S else ():
             self._silent.add(node)
             self.events.write(

@@ -66,7 +66,7 @@ class Verdict:
 
     @classmethod
     def of(cls, hangs: Sequence[Finding], attempt: int) -> Verdict:
-        """Verdict from a watch's hang findings. Awaited ranks that are unknown count as being on separate nodes."""
+        """Verdict that blames the ranks of these findings and the awaited ranks that no watch has seen."""
         ranks = {rank for hang in hangs for rank in (*hang.ranks, *evidence_of(hang).get("unseen_ranks", ()))}
         return cls(attempt=attempt, ranks=tuple(sorted(ranks)), summary=hangs[0].summary)
 
@@ -113,7 +113,7 @@ class DigestLink:
         self._address = host, int(port)
         self._clock = clock
         self._others = [other for other in range(num_nodes) if other != node]
-        self._known: set[int] = set()
+        self._senders: set[int] = set()  # nodes that have sent a digest
         self._received: dict[int, Digest] = {}
         self._refusals: dict[Refusal, int] = {}
         self._signer = Signer(secret, node=node)
@@ -245,12 +245,11 @@ class DigestLink:
         self.traffic.sent += 1
 
     def _gather(self, store: TCPStore) -> None:
-        """Read the digests of all known nodes in one request; nodes not seen yet take one request each."""
-        self._known |= {node for node in self._others if node not in self._known and store.check([digest_key(node)])}
-        known = sorted(self._known)
-        for node, data in zip(
-            known, store.multi_get([digest_key(node) for node in known]) if known else [], strict=True
-        ):
+        """Read the digests of all nodes that have sent one in one request; the others take one request each."""
+        self._senders |= {node for node in self.others - self._senders if store.check([digest_key(node)])}
+        senders = sorted(self._senders)
+        digests = store.multi_get([digest_key(node) for node in senders]) if senders else []
+        for node, data in zip(senders, digests, strict=True):
             self.traffic.received_bytes += len(data)
             try:
                 message = self._inboxes[node].open(bytes(data))
@@ -271,7 +270,7 @@ class DigestLink:
         if verdict is None:
             return
         body = json.dumps(asdict(verdict)).encode()
-        for node in self._known:
+        for node in self._senders:
             session = self._inboxes[node].session
             if session != NO_SESSION and self._sent_verdicts.get(node) != (session, verdict):
                 store.set(verdict_key(node), self._signer.seal("verdict", body, to=node, echo=session))
@@ -291,9 +290,9 @@ class DigestLink:
             message = self._verdicts.open(bytes(store.get(verdict_key(self.node))))
             if message is None:
                 return
-            found = json.loads(message.body)
-            ranks = tuple(int(rank) for rank in found["ranks"])
-            self.verdict = Verdict(attempt=int(found["attempt"]), ranks=ranks, summary=str(found["summary"]))
+            fields = json.loads(message.body)
+            ranks = tuple(int(rank) for rank in fields["ranks"])
+            self.verdict = Verdict(attempt=int(fields["attempt"]), ranks=ranks, summary=str(fields["summary"]))
         except MessageRefused as error:
             self._refuse(LEADER, "verdict", str(error))
         except (ValueError, KeyError, TypeError) as error:

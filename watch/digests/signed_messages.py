@@ -103,7 +103,7 @@ class Inbox:
             raise MessageRefused("it was sent to an earlier process (replayed)")
         is_older = message.session == self.session and message.counter <= self._counter
         if is_older or message.session in self._former_sessions:
-            raise MessageRefused("it is older than one before (replayed)")
+            raise MessageRefused("it is older than a message received before (replayed)")
         if self.session not in (NO_SESSION, message.session):
             self._former_sessions.add(self.session)  # the sender was restarted
         self._last, self.session, self._counter = data, message.session, message.counter

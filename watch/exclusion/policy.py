@@ -14,9 +14,9 @@ from probes.step_clock import GAPS
 
 __all__ = ["reason_to_keep"]
 
-_OF_DEVICE = ("compute", "gpu_clock")
+_DEVICE_CAUSES = ("compute", "gpu_clock")
 """Causes that are located in the device."""
-_OTHERS = {
+_REASONS = {
     "data": "it waits for data, which another device would also have to wait for",
     "host": "its host delays it (another process, garbage collection, a lock, the disk), not its device",
     "sequence_length": "it has longer sequences than its peers, so any device would be as slow",
@@ -27,29 +27,29 @@ _LASTING = ("chronic", "since")
 
 
 def reason_to_keep(finding: Finding, settings: RecoverySettings, *, has_experts: bool = False) -> str:
-    """The reason why a straggler stays in the run; empty if it may be left out. Pure.
+    """Return why a straggler stays in the run; empty if it may be excluded.
 
     `has_experts`: ranks hold different experts, so that their amount of compute depends on token routing.
 
     Replacing a device helps only if the device is the cause: a rank that has more work would be as slow on another
     device.
     """
-    of = finding.evidence
-    if finding.cause not in _OF_DEVICE:
-        return _OTHERS.get(
+    evidence = finding.evidence
+    if finding.cause not in _DEVICE_CAUSES:
+        return _REASONS.get(
             finding.cause,
             f"the cause {finding.cause} does not lead to an exclusion" if finding.cause else "its cause is unknown",
         )
-    if finding.cause == "compute" and of.get("place") in GAPS:
+    if finding.cause == "compute" and evidence.get("place") in GAPS:
         return "it loses the time between phases, in the training code and not on the device"
     if finding.cause == "compute" and has_experts:
         return "ranks hold different experts, so more tokens for its experts would slow it down, too"
-    if of.get("compared_with"):
+    if evidence.get("compared_with"):
         return "no other rank has the same work, so its work may have grown"
-    if of.get("pattern") not in _LASTING:
-        return f"it is not slow all the time (pattern: {of.get('pattern')})"
-    speedup: Any = of.get("speedup_without_it_ratio")
-    if of.get("whatif_withheld") or not is_number(speedup):
+    if evidence.get("pattern") not in _LASTING:
+        return f"it is not slow all the time (pattern: {evidence.get('pattern')})"
+    speedup: Any = evidence.get("speedup_without_it_ratio")
+    if evidence.get("whatif_withheld") or not is_number(speedup):
         return "the gain is unknown"
     if speedup < settings.straggler_speedup:
         return f"the run would be {speedup:.2f}x as fast without it, below {settings.straggler_speedup:g}x"

@@ -79,7 +79,7 @@ class ExclusionRequester:
 
     def _poll_stragglers(self, source: Source, attempt: int, now_ns: int) -> None:
         now_s = self._clock_s()
-        reported = {(attempt, one.ranks) for one in self._judge.open_findings("straggler", attempt)}
+        reported = {(attempt, finding.ranks) for finding in self._judge.open_findings("straggler", attempt)}
         self._slow_since_s = {key: self._slow_since_s.get(key, now_s) for key in reported}
         due = {
             ranks
@@ -154,7 +154,7 @@ class ExclusionRequester:
         return self._acted_s is not None and self._clock_s() - self._acted_s < self._settings.exclusion_cooldown_s
 
     def _last_request_s(self) -> float | None:
-        """Time of the last request by an earlier watch of this node, in terms of this process's clock."""
+        """Time of the last request by an earlier watch of this node, on this process's clock."""
         if not self._events.path.exists():
             return None
         found = [

@@ -99,8 +99,8 @@ class Dcgm:
         column, factor = FIELDS.get(name, ("", 1))
         if not math.isfinite(value * factor):
             return  # not measured: some exporters print DCGM's blank value as NaN
-        if not column:
-            self._note(uuid, int(value))
+        if name == _XID:
+            self._note_xid(uuid, int(value))
         else:
             values[column] = value * factor
 
@@ -109,7 +109,7 @@ class Dcgm:
         taken, self._xids = self._xids, []
         return taken
 
-    def _note(self, uuid: str, code: int) -> None:
+    def _note_xid(self, uuid: str, code: int) -> None:
         before = self._last_xid.get(uuid)
         self._last_xid[uuid] = code
         if before is not None and code not in (0, before):

@@ -26,12 +26,12 @@ _CGROUP = Path("sys/fs/cgroup")
 
 
 class Host:
-    """Reads files below `root`. `place`: the run's folder, whose file system is measured."""
+    """Reads files below `root`. `run_path`: the run's folder, whose file system is measured."""
 
     name = HOST
 
-    def __init__(self, place: Path, root: Path = Path("/")) -> None:
-        self._place, self._root = place, root
+    def __init__(self, run_path: Path, root: Path = Path("/")) -> None:
+        self._run_path, self._root = run_path, root
         self._disks = DiskLatency(root)
         self._busy: tuple[int, int] | None = None  # (busy, total) jiffies at the last reading
 
@@ -45,7 +45,8 @@ class Host:
         values |= host_counters(self._root)
         values |= self._disks.read()
         try:
-            values["disk_free_bytes"] = os.statvfs(self._place).f_bavail * os.statvfs(self._place).f_frsize
+            disk = os.statvfs(self._run_path)
+            values["disk_free_bytes"] = disk.f_bavail * disk.f_frsize
         except OSError:
             pass
         load = self._text("proc/loadavg").split()
@@ -99,15 +100,15 @@ class Host:
 
     def _network(self) -> Mapping[str, float]:
         """Errors and drops of all interfaces except loopback, in both directions."""
-        total, seen = 0, False
+        total, has_interface = 0, False
         for line in self._text("proc/net/dev").splitlines()[2:]:
             name, _, rest = line.partition(":")
             fields = rest.split()
             if name.strip() == "lo" or len(fields) < 12:
                 continue
-            seen = True
+            has_interface = True
             total += sum(int(fields[i]) for i in (2, 3, 10, 11))  # errors and drops of receiving, then of sending
-        return {"network_errors_total": total} if seen else {}
+        return {"network_errors_total": total} if has_interface else {}
 
 
 class DiskLatency:
@@ -127,9 +128,9 @@ class DiskLatency:
         before, self._before = self._before, now
         slowest: dict[str, float] = {}
         for disk in now.keys() & before.keys():
-            for column, (requests, took) in _COLUMNS.items():
+            for column, (requests, millis) in _COLUMNS.items():
                 done = now[disk][requests] - before[disk][requests]
-                took_ms = now[disk][took] - before[disk][took]
+                took_ms = now[disk][millis] - before[disk][millis]
                 if done >= MIN_REQUESTS and took_ms >= 0:  # counters of a disk that was attached again start from zero
                     slowest[column] = max(slowest.get(column, 0.0), took_ms / done / 1e3)
         return slowest

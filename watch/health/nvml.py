@@ -40,16 +40,16 @@ class Nvml:
     def read(self) -> Sequence[Reading]:
         """Return one reading per device. Raises ReadingError if the driver does not answer."""
         if self._devices is None:
-            self._devices = _devices(self._nvml, slices=True)
+            self._devices = _devices(self._nvml, with_mig=True)
         return [Reading(uuid, self._values(uuid, handle)) for uuid, handle in self._devices.items()]
 
     def _values(self, uuid: str, handle: Any) -> dict[str, float]:
         values: dict[str, float] = {}
-        for columns, ask in self._questions(uuid, handle):
+        for columns, query in self._queries(uuid, handle):
             if (uuid, columns[0]) in self._unsupported:
                 continue
             try:
-                answer = ask()
+                answer = query()
             except self._nvml.NVMLError as error:
                 if getattr(error, "value", None) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
                     self._unsupported.add((uuid, columns[0]))
@@ -57,11 +57,11 @@ class Nvml:
             except AttributeError:  # an older nvidia-ml-py or driver
                 self._unsupported.add((uuid, columns[0]))
                 continue
-            given = answer if isinstance(answer, tuple) else (answer,)
-            values |= {column: value for column, value in zip(columns, given, strict=True) if value is not None}
+            answers = answer if isinstance(answer, tuple) else (answer,)
+            values |= {column: value for column, value in zip(columns, answers, strict=True) if value is not None}
         return values
 
-    def _questions(self, uuid: str, handle: Any) -> list[tuple[tuple[str, ...], Callable[[], Any]]]:
+    def _queries(self, uuid: str, handle: Any) -> list[tuple[tuple[str, ...], Callable[[], Any]]]:
         nvml = self._nvml
 
         def memory() -> tuple[int, int]:
@@ -76,8 +76,8 @@ class Nvml:
             return corrected + uncorrected, bool(pending), bool(failed)
 
         def reasons() -> int:
-            ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-            return int((ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
+            query = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # the newer name
+            return int((query or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
 
         return [
             (("gpu_utilization_ratio",), lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
@@ -153,9 +153,9 @@ class Xids:
         try:
             self._set = nvml.nvmlEventSetCreate()
             for handle in devices.values():
-                wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
-                wanted &= nvml.nvmlDeviceGetSupportedEventTypes(handle)
-                nvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
+                types = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+                types &= nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                nvml.nvmlDeviceRegisterEvents(handle, types, self._set)
         except nvml.NVMLError as error:
             raise ReadingError(f"XID errors cannot be received: {error}") from None
 
@@ -179,19 +179,19 @@ def has_driver() -> bool:
     return any(Path(place).exists() for place in ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"))
 
 
-def _devices(nvml: Any, *, slices: bool = False) -> dict[str, Any]:
-    """Return {UUID: handle} of all GPUs, and with `slices` also of their MIG devices. Raises ReadingError."""
+def _devices(nvml: Any, *, with_mig: bool = False) -> dict[str, Any]:
+    """Return {UUID: handle} of all GPUs, and with `with_mig` also of their MIG devices. Raises ReadingError."""
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        if slices:
-            handles += [handle for device in handles.copy() for handle in _slices(nvml, device)]
+        if with_mig:
+            handles += [handle for device in handles.copy() for handle in _mig_devices(nvml, device)]
         return {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
     except nvml.NVMLError as error:
         raise ReadingError(f"NVML: {error}") from None
 
 
-def _slices(nvml: Any, device: Any) -> list[Any]:
+def _mig_devices(nvml: Any, device: Any) -> list[Any]:
     """Handles of a GPU's MIG devices: ranks run on these, with only part of the GPU's memory."""
     try:
         if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:

@@ -82,8 +82,8 @@ class _Sampler:
         row[_COLUMNS["node"][0]] = self._names(self._node)
         row[_COLUMNS["device"][0]] = self._names(reading.device)
         for name, value in reading.values.items():
-            place, kind = _COLUMNS[name]
-            row[place] = float(value) if kind == "f64" else int(value)
+            index, kind = _COLUMNS[name]
+            row[index] = float(value) if kind == "f64" else int(value)
         self._tape.append(COMPLETE, *row)
 
     def _report(self, xid: Xid, source: str) -> None:

@@ -22,14 +22,14 @@ from probes.tape.events import EventWriter
 __all__ = ["SilentWork", "work_of_tree"]
 
 PERIOD_RATIO = 0.1
-"""Time between two comparisons / silence."""
+"""Time between two comparisons, as a share of the silence so far."""
 EVENT_S = 30.0
 MAX_PROCESSES = 256
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SilentWork:
-    """Polled by one thread. `floor_s`: shortest silence that may be a hang, before which the first event comes."""
+    """Polled by one thread. `floor_s`: shortest silence that may be a hang; comparing starts at half of it."""
 
     def __init__(self, events: EventWriter, *, floor_s: float, policy: StallPolicy | None = None) -> None:
         self._events, self._floor_s, self._policy = events, floor_s, policy or StallPolicy()
@@ -68,12 +68,13 @@ class SilentWork:
 
 
 def work_of_tree(pid: int) -> tuple[float, int]:
-    """CPU seconds and bytes read by a process and its children, including ended ones; 0 if the process has exited.
-    This process does not count as a child: orphans such as `watch` become children of a rank that is PID 1."""
+    """CPU seconds and bytes read by a process and its descendants, including exited ones; 0 if the process has exited.
+
+    This process does not count as a child: orphans such as `watch` become children of a rank that is PID 1.
+    """
     cpu_ticks, read_bytes, waiting, seen = 0, 0, [pid], 0
     while waiting and seen < MAX_PROCESSES:
-        one, seen = waiting.pop(), seen + 1
-        folder = Path(f"/proc/{one}")
+        folder, seen = Path(f"/proc/{waiting.pop()}"), seen + 1
         try:
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
             # of the process, and of children it has waited for

@@ -43,25 +43,25 @@ REST_RATIO = 10.0
 class QueriedStore:
     """A `Source` over a run's store, which is reopened for each query. `interrupt` ends a running query."""
 
-    def __init__(self, opened: Callable[[], Store]) -> None:
-        self._opened = opened
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self._open_store = open_store
         self._running: Store | None = None
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
         """See `Store.query`."""
-        with self._opened() as store:
+        with self._open_store() as store:
             self._running = store
             return store.query(sql, params)
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """See `Store.rows`."""
-        with self._opened() as store:
+        with self._open_store() as store:
             self._running = store
             return store.rows(sql, params)
 
     def has(self, table: str) -> bool:
         """See `Store.has`."""
-        with self._opened() as store:
+        with self._open_store() as store:
             return store.has(table)
 
     def interrupt(self) -> None:
@@ -73,9 +73,9 @@ class QueriedStore:
 class PluginLoop:
     """Runs the live analyses of plug-ins; `tick` runs one round."""
 
-    def __init__(self, opened: Callable[[], Store], tapes: LiveTapes, judge: LiveJudge) -> None:
+    def __init__(self, open_store: Callable[[], Store], tapes: LiveTapes, judge: LiveJudge) -> None:
         self._tapes, self._judge = tapes, judge
-        self._source = QueriedStore(opened)
+        self._source = QueriedStore(open_store)
         self._last_s = time.monotonic()
         self._is_needed = False
         self._is_leaving = False

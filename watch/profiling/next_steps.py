@@ -1,8 +1,8 @@
 """Ask ranks of a live run to profile the same future steps.
 
-    placed = nodes_of(source, attempt=0)                  # {rank: node}
+    nodes = nodes_of(source, attempt=0)                   # {rank: node}
     first = next_step(source, attempt=0, now_ns=now_ns)
-    ask(run, request, placed)                             # writes to the folder of each node
+    ask(run, request, nodes)                              # writes to the folder of each node
 
 Ranks read a request within a second, so the first step is chosen about two seconds ahead.
 """
@@ -46,7 +46,7 @@ def peer_of(source: Source, attempt: int, suspect: int) -> int | None:
     if suspect not in places:
         return None
     node, stage = places[suspect]
-    peers = [rank for rank, (_, of) in places.items() if rank != suspect and of == stage]
+    peers = [rank for rank, (_, its_stage) in places.items() if rank != suspect and its_stage == stage]
     return min(peers, key=lambda rank: (places[rank][0] != node, abs(rank - suspect), rank), default=None)
 
 
@@ -73,6 +73,6 @@ def next_step(source: Source, attempt: int, now_ns: int) -> int:
 
 
 def ask(run: RunDir, request: CaptureRequest, nodes: dict[int, int]) -> list[int]:
-    """Write the request to the folders of its ranks' nodes. Returns the ranks whose node's folder cannot be written."""
+    """Write the request to the folders of its ranks' nodes. Returns the ranks for which this failed."""
     asked = {node: write_request(run, node, request) for node in {nodes[r] for r in request.ranks if r in nodes}}
     return [rank for rank in request.ranks if not asked.get(nodes.get(rank, -1), False)]

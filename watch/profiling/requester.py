@@ -58,21 +58,21 @@ class CaptureRequester:
         return cls(run, events, policy, node_rank=node_rank) if asks else None
 
     def poll(
-        self, findings: Sequence[Finding], source: Source, attempt: int, now_ns: int, *, waits: bool = False
+        self, findings: Sequence[Finding], source: Source, attempt: int, now_ns: int, *, is_paused: bool = False
     ) -> None:
-        """Ask for a profile for the first suitable finding, once the cool-down is over and `waits` is False.
+        """Ask for a profile for the first suitable finding, once the cool-down is over, unless `is_paused`.
 
-        `now_ns`: the present by the clock of the records.
+        `now_ns`: current time on the records' clock, epoch nanoseconds.
         """
         if self._node_rank != LEADER and self._run.node_dir(LEADER).is_dir():
             return
-        for one in findings:
-            if one.kind in KINDS and one.identity not in self._asked:
-                self._waiting.pop(one.identity, None)
-                if one.status == "fired":
-                    self._waiting[one.identity] = one
-        self._waiting = {key: one for key, one in self._waiting.items() if one.attempt == attempt}
-        if waits or not self._waiting or self._num_asked >= self._policy.max_captures or self._is_cooling():
+        for finding in findings:
+            if finding.kind in KINDS and finding.identity not in self._asked:
+                self._waiting.pop(finding.identity, None)
+                if finding.status == "fired":
+                    self._waiting[finding.identity] = finding
+        self._waiting = {key: finding for key, finding in self._waiting.items() if finding.attempt == attempt}
+        if is_paused or not self._waiting or self._num_asked >= self._policy.max_captures or self._is_cooling():
             return
         first = next(iter(self._waiting))
         self._asked.add(first)

@@ -73,7 +73,7 @@ class TraceReader:
             path = event.text("path")
             parts = path.split("/")
             is_ours = parts[0] == "traces" and ".." not in parts  # the event may be damaged
-            about = summarise(self._run.path / path) if is_ours else {"problem": "is not a trace of this run"}
+            summary = summarise(self._run.path / path) if is_ours else {"problem": "is not a trace of this run"}
             self._events.write(
                 event_kinds.PROFILE_SUMMARY,
                 attempt=event.attempt,
@@ -83,7 +83,7 @@ class TraceReader:
                 last_step=event.integer("last_step"),
                 request=event.detail.get("request"),
                 reason=event.text("reason"),
-                **about,
+                **summary,
             )
 
 

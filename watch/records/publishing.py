@@ -55,7 +55,7 @@ class Publishing:
         self._round: Round | None = None
         self._due_s = self._retry_at_s = 0.0
         self._num_failures = 0
-        self._state = self._reason = ""
+        self._reported_kind = self._reason = ""
         self._over = threading.Event()
         self._drained_s = time.monotonic()
 
@@ -96,7 +96,7 @@ class Publishing:
             if self._over.is_set():
                 break
             if time.monotonic() >= deadline:
-                self._state = ""
+                self._reported_kind = ""
                 self._report(
                     event_kinds.PUBLISH_FAILED, reason=f"the last rows were not published: {self._reason or 'slow'}"
                 )
@@ -151,7 +151,7 @@ class Publishing:
             self._over.set()
 
     def _report(self, kind: str, **detail: Any) -> None:
-        """Write an event if the state has changed."""
-        if kind != self._state:
-            self._state = kind
+        """Write an event unless the last one was of the same kind."""
+        if kind != self._reported_kind:
+            self._reported_kind = kind
             self._events.write(kind, address=self._publisher.address, **detail)

@@ -72,10 +72,10 @@ class Retention:
     @classmethod
     def of(cls, run: RunDir, ingester: Ingester, syncing: TapeSync, events: EventWriter) -> Retention | None:
         """Create it from the run's configuration; None if everything is kept."""
-        given = read(ProbesSettings, run.manifest())
-        if given.retain != "window":
+        settings = read(ProbesSettings, run.manifest())
+        if settings.retain != "window":
             return None
-        policy = RetentionPolicy(window_s=max(MIN_WINDOW_S, given.retain_s), budget_bytes=given.budget_mb * 1e6)
+        policy = RetentionPolicy(window_s=max(MIN_WINDOW_S, settings.retain_s), budget_bytes=settings.budget_mb * 1e6)
         return cls(run, ingester, syncing, events, policy)
 
     def poll(self) -> None:

@@ -100,7 +100,7 @@ class TapeSync:
         folders = self._folders.all()
         newest = max((folder.attempt for folder in folders if not folder.is_node), default=0)
         ended, self._attempt = self._attempt not in (-1, newest), newest
-        notes = last or ended or time.monotonic() - self._indexed_s >= INDEX_EVERY_S
+        writes_index = last or ended or time.monotonic() - self._indexed_s >= INDEX_EVERY_S
         names: list[tuple[str, bool]] = []
         for folder in folders:
             if last or ended or folder.is_node or folder.attempt == newest:
@@ -114,8 +114,8 @@ class TapeSync:
         for folder in folders:
             with self._reporting_errors(folder.name):
                 _sync_folder(folder)
-        if notes and names:
-            self._note([name for name, _ in names], is_over=last and not self._is_running())
+        if writes_index and names:
+            self._write_index([name for name, _ in names], is_over=last and not self._is_running())
             self._done |= done
 
     def _run_until(self, stop: threading.Event) -> None:
@@ -179,7 +179,7 @@ class TapeSync:
             if path.name != INDEX_NAME:
                 yield f"{folder.name}/{path.name}", True
 
-    def _note(self, names: list[str], *, is_over: bool) -> None:
+    def _write_index(self, names: list[str], *, is_over: bool) -> None:
         """Write the checksums of these files to the node's index."""
         self._indexed_s = time.monotonic()
         with self._index() as index:

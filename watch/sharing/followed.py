@@ -63,7 +63,7 @@ class _Copies:
         self._names: list[str] = []
         self._is_prefix = False
         self._mirrors: dict[str, Mirror] = {}
-        self._problems: dict[str, str] = {}  # round of the last check of each run
+        self._problems: dict[str, str] = {}  # why a run's last copy failed
         self._round = 0
 
     @property
@@ -99,8 +99,8 @@ class _Copies:
                 self._names = runs_at(self._address)
         except AddressError as error:
             return str(error)
-        looked_at = self._names[:MAX_RUNS] if self._is_prefix else [""]
-        for name in looked_at:
+        names = self._names[:MAX_RUNS] if self._is_prefix else [""]
+        for name in names:
             known = self._mirrors.get(name)
             is_refused = known is None and name in self._problems
             is_rare = is_refused or (self._is_prefix and known is not None and not known.is_live)
@@ -109,7 +109,7 @@ class _Copies:
             # existing copies stay readable, and other runs are not affected
             with contextlib.suppress(AddressError, StoreError):
                 self._copy(name)
-        problems = [self._problems[name] for name in looked_at if name in self._problems]
+        problems = [self._problems[name] for name in names if name in self._problems]
         more = f"; and {len(problems) - 1} more runs" if len(problems) > 1 else ""
         return f"{problems[0]}{more}" if problems else ""
 

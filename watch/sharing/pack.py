@@ -153,14 +153,14 @@ def _archive(folder: Path, target: Path) -> int:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as into:
             for path in paths:
-                into.add(path, f"{folder.name}/{path.relative_to(folder).as_posix()}", filter=_nameless)
+                into.add(path, f"{folder.name}/{path.relative_to(folder).as_posix()}", filter=_anonymous)
         fresh.replace(target)
     finally:
         fresh.unlink(missing_ok=True)
     return target.stat().st_size
 
 
-def _nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Remove user and group names from a tar member, and allow access for the owner only."""
     member.uname = member.gname = ""
     member.uid = member.gid = 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["copy_store"]
 
 _TEXTS = ("VARCHAR", "JSON")
-_PIECE = 10_000
+_FETCH_ROWS = 10_000
 _STORAGE_VERSION = "v1.4.0"
 _BY_STEP = ("steps", "spans", "collectives", "gradients", "scalars")
 
@@ -83,7 +83,7 @@ def _redact_column(connection: DuckDBPyConnection, name: str, column: str, redac
     cursor = connection.cursor()
     cursor.execute(f"SELECT DISTINCT CAST({quoted(column)} AS VARCHAR) FROM {name} WHERE {quoted(column)} IS NOT NULL")
     has_secrets = False
-    while rows := cursor.fetchmany(_PIECE):
+    while rows := cursor.fetchmany(_FETCH_ROWS):
         changed = [(text, after) for (text,) in rows if (after := redact(text)) != text]
         if changed:
             connection.executemany(

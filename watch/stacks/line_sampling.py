@@ -56,9 +56,9 @@ class LineSampler:
         if suspect not in pids or peer is None or self.is_sampling or (finding.attempt, suspect) in self._sampled:
             return
         self._sampled.add((finding.attempt, suspect))
-        of = {suspect: pids[suspect], peer: pids[peer]}
+        sampled = {suspect: pids[suspect], peer: pids[peer]}
         self._thread = threading.Thread(
-            target=self._sample, args=(finding.attempt, suspect, peer, of), name="slow-line", daemon=True
+            target=self._sample, args=(finding.attempt, suspect, peer, sampled), name="slow-line", daemon=True
         )
         self._thread.start()
 

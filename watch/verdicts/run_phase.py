@@ -105,10 +105,14 @@ def _ended_at_s(rank: int, path: Path, is_closed_rank: bool, events: Sequence[di
 
 def _launcher_is_done(run: RunDir, folders: Sequence[Path], events: Sequence[dict[str, Any]]) -> bool:
     """Return True if the launcher has recorded the end of the run since it started, or is gone."""
-    own = [event for folder in folders for event in _events(folder / "events.jsonl")]
-    started = [event for event in own if event["kind"] == event_kinds.RUN_STARTED]
-    began_ns = max((event["wall_ns"] for event in started), default=0)
-    if any(event["kind"] == event_kinds.RUN_ENDED and event["wall_ns"] > began_ns for event in events):
+    started = [
+        event
+        for folder in folders
+        for event in _events(folder / "events.jsonl")
+        if event["kind"] == event_kinds.RUN_STARTED
+    ]
+    started_ns = max((event["wall_ns"] for event in started), default=0)
+    if any(event["kind"] == event_kinds.RUN_ENDED and event["wall_ns"] > started_ns for event in events):
         return True
     pids = [event["launcher_pid"] for event in started if isinstance(event.get("launcher_pid"), int)]
     pid = pids[-1] if pids else run.manifest().get("launcher_pid")

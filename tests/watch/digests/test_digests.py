@@ -26,7 +26,7 @@ from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.waiting import wait_for
 from watch.digests import exchange
-from watch.digests.clock_offsets import RoundTrip, best
+from watch.digests.clock_offsets import RoundTrip, best_offset
 from watch.digests.exchange import JobWatch
 from watch.digests.link import DigestLink, Verdict
 
@@ -183,4 +183,4 @@ def test_a_lost_store_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_shortest_round_trip_decides_the_offset() -> None:
     quick = RoundTrip(sent_ns=1_000, answered_ns=501_100, received_ns=1_200)
     slow = RoundTrip(sent_ns=2_000, answered_ns=2_100, received_ns=900_000)
-    assert best([slow, quick, slow]) == (500_000, 100)
+    assert best_offset([slow, quick, slow]) == (500_000, 100)

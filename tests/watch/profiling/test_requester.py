@@ -52,7 +52,7 @@ class Asked:
     def at(self, now_s: float, *findings: Finding, waits: bool = False) -> list[dict[str, Any]]:
         """All requests so far, after a poll at this time."""
         self.now_s = now_s
-        self.requester.poll(findings, self.store, 0, time.time_ns(), waits=waits)
+        self.requester.poll(findings, self.store, 0, time.time_ns(), is_paused=waits)
         return [event for event in read_events(self.events.path)[0] if event["kind"] == "profile_requested"]
 
 
