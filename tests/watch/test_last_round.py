@@ -108,8 +108,8 @@ def test_a_round_without_news_opens_no_store_unless_its_metrics_are_read(
         list(metrics.snapshot.collect())
     with ingest_loop(run, metrics) as ingest:
         opened: list[bool] = []
-        real = ingest._kept.opened
-        monkeypatch.setattr(ingest._kept, "opened", lambda **node: (opened.append(True), real(**node))[1])
+        real = ingest._cached_store.opened
+        monkeypatch.setattr(ingest._cached_store, "opened", lambda **node: (opened.append(True), real(**node))[1])
         for _ in range(4):
             ingest.tick()
         assert len(opened) == (4 if is_scraped else 1)

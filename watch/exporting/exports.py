@@ -21,7 +21,7 @@ from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from watch.exporting.metrics.catalogue import Sample
-from watch.exporting.otel.otlp import Otlp, otlp, wanted
+from watch.exporting.otel.otlp import Otlp, is_configured, otlp
 from watch.exporting.otel.step_spans import StepSpans
 from watch.exporting.prometheus.endpoint import Metrics, TickFacts, metrics_endpoint
 from watch.exporting.prometheus.server import Listen
@@ -128,11 +128,11 @@ class OtelExport:
 @contextmanager
 def otel_export(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[OtelExport | None]:
     """Open the export; None if no endpoint is set or the `otel` extra is not installed (reported as an event)."""
-    if not wanted():
+    if not is_configured():
         yield None
         return
-    given = read(OtelSettings, run.manifest())
-    group, ranks = given.group, given.ranks
+    settings = read(OtelSettings, run.manifest())
+    group, ranks = settings.group, settings.ranks
     with ExitStack() as stack:
         export: OtelExport | None = None
         try:

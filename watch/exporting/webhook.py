@@ -68,19 +68,19 @@ class FindingHook:
     ) -> None:
         self._run_id, self._events = run_id, events
         self._webhook, self._command = webhook, shlex.split(command)
-        named: tuple[tuple[str, object, _Deliver], ...] = (
+        targets: tuple[tuple[str, object, _Deliver], ...] = (
             ("webhook", self._webhook, self._post),
             ("command", self._command, self._run),
         )
-        self._receivers = [(name, deliver) for name, target, deliver in named if target]
+        self._receivers = [(name, deliver) for name, target, deliver in targets if target]
         self._receivers += [(plugin.name, partial(_call, plugin)) for plugin in modules]
         parts = urlsplit(webhook)
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path
-        values = {webhook, path, parts.query, command, *self._command[1:]}
+        secrets = {webhook, path, parts.query, command, *self._command[1:]}
         self._redact = Redactor(
-            tuple(sorted((v for v in values if len(v) >= MIN_LITERAL_CHARS), key=len, reverse=True))
+            tuple(sorted((v for v in secrets if len(v) >= MIN_LITERAL_CHARS), key=len, reverse=True))
         )
-        self._least = _SEVERITIES.index(min_severity)
+        self._min_severity = _SEVERITIES.index(min_severity)
         self._at_most = at_most_per_hour
         self._links = links or AlertLinks()
         self._delivered: collections.deque[float] = collections.deque()
@@ -102,7 +102,8 @@ class FindingHook:
         for finding in findings:
             key = (finding.kind, finding.attempt, finding.ranks)
             is_over = finding.status == "ok" and key in self._reported
-            is_open = finding.status in ("fired", "suspect") and _SEVERITIES.index(finding.severity) >= self._least
+            severity = _SEVERITIES.index(finding.severity)
+            is_open = finding.status in ("fired", "suspect") and severity >= self._min_severity
             if not is_over and not is_open:
                 continue
             if not self._may_deliver():
@@ -198,19 +199,19 @@ class FindingHook:
 @contextmanager
 def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWriter) -> Iterator[FindingHook | None]:
     """The hook for the run's configuration (section `alerts`) and installed plug-ins; None without either."""
-    given = read(AlertsSettings, manifest)
+    settings = read(AlertsSettings, manifest)
     modules = plugins(GROUP, "watch.exporting.hook_child")
-    if not given.webhook and not given.command and not modules:
+    if not settings.webhook and not settings.command and not modules:
         yield None
         return
     try:
         hook = FindingHook(
             run_id=run_id,
             events=events,
-            webhook=given.webhook,
-            command=given.command,
-            min_severity=given.min_severity,
-            at_most_per_hour=given.at_most_per_hour,
+            webhook=settings.webhook,
+            command=settings.command,
+            min_severity=settings.min_severity,
+            at_most_per_hour=settings.at_most_per_hour,
             links=alert_links(manifest),
             modules=modules,
         )

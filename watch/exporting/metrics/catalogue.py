@@ -1,7 +1,7 @@
 """The catalogue of all metrics: name, kind, unit, labels, help.
 
     METRICS["rankscope_step"].help
-    Sample("rankscope_rank_step_duration_seconds", {"rank": "3"}, 0.041)
+    Sample("rankscope_rank_step_duration_seconds", 0.041, {"rank": "3"})
 
 `/metrics`, OTLP, `docs/metrics.md` and the tests of rules and Grafana's dashboards all read this table. Names follow
 Prometheus: base units, `_total` for counters, timestamps instead of ages. All samples also have the labels `run_id` and
@@ -83,8 +83,8 @@ _ALL: tuple[Metric, ...] = (
         ("stall_limit_seconds", "gauge", "seconds", (), "Silence after which ranks count as stalled, in this phase."),
         ("steps_total", "counter", "", (), "Steps whose result was kept."),
         ("steps_discarded_total", "counter", "", (), "Steps that were refused, or lost with a rollback or restart."),
-                ("tokens_total", "counter", "", (),
-                 "Tokens in the kept steps of this node's ranks; a batch that several ranks share is counted once."),
+        ("tokens_total", "counter", "", (),
+         "Tokens in the kept steps of this node's ranks; a batch that several ranks share is counted once."),
         ("tokens_per_second", "gauge", "", (),
          "Tokens per second of wall time on this node's ranks, in the newest steps; a shared batch is counted once."),
         ("step_duration_seconds", "gauge", "seconds", ("stat",),
@@ -188,12 +188,12 @@ _ALL: tuple[Metric, ...] = (
         ("host_network_errors_total", "counter", "", (), "Errors and drops on all interfaces since they came up."),
         ("host_tcp_segments_total", "counter", "", (), "TCP segments sent since the host was booted."),
         ("host_tcp_retransmits_total", "counter", "", (), "TCP retransmits since the host was booted."),
-                ("host_cpu_pressure_ratio", "gauge", "ratio", (),
-                 "Share of the last 10 s in which some process waited for a CPU core."),
-                ("host_memory_pressure_ratio", "gauge", "ratio", (),
-                 "Share of the last 10 s in which some process waited for memory."),
-                ("host_io_pressure_ratio", "gauge", "ratio", (),
-                 "Share of the last 10 s in which some process waited for a disk."),
+        ("host_cpu_pressure_ratio", "gauge", "ratio", (),
+         "Share of the last 10 s in which some process waited for a CPU core."),
+        ("host_memory_pressure_ratio", "gauge", "ratio", (),
+         "Share of the last 10 s in which some process waited for memory."),
+        ("host_io_pressure_ratio", "gauge", "ratio", (),
+         "Share of the last 10 s in which some process waited for a disk."),
         ("host_disk_read_latency_seconds", "gauge", "seconds", (), "Mean time of a read from the slowest disk."),
         ("host_disk_write_latency_seconds", "gauge", "seconds", (), "Mean time of a write to the slowest disk."),
         ("host_cgroup_throttled_seconds_total", "counter", "seconds", (), "Throttling by the cgroup's CPU limit."),

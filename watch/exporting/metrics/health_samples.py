@@ -76,14 +76,14 @@ def _readings(source: Source) -> Iterator[Sample]:
         "GROUP BY device ORDER BY device"
     ):
         reading = dict(zip(columns, values, strict=True))
-        of = {} if device == "host" else {"device": str(device)}
-        for column, name in (_DEVICE if of else _HOST).items():
+        labels = {} if device == "host" else {"device": str(device)}
+        for column, name in (_DEVICE if labels else _HOST).items():
             if reading[column] is not None:
-                yield Sample(f"rankscope_{name}", float(reading[column]), of)
-        if of and reading["throttle_reasons"] is not None:
-            held = {cause for bit, (cause, _) in THROTTLE_BITS.items() if int(reading["throttle_reasons"]) & bit}
+                yield Sample(f"rankscope_{name}", float(reading[column]), labels)
+        if labels and reading["throttle_reasons"] is not None:
+            active = {cause for bit, (cause, _) in THROTTLE_BITS.items() if int(reading["throttle_reasons"]) & bit}
             for reason in sorted({cause for cause, _ in THROTTLE_BITS.values()}):
-                yield Sample("rankscope_gpu_throttled", float(reason in held), {**of, "reason": reason})
+                yield Sample("rankscope_gpu_throttled", float(reason in active), {**labels, "reason": reason})
 
 
 def _xids(source: Source) -> Iterator[Sample]:
@@ -92,6 +92,6 @@ def _xids(source: Source) -> Iterator[Sample]:
         seen.setdefault((event.text("device"), event.integer("xid")), []).append(event.wall_ns)
     for (device, code), times in sorted(seen.items()):
         known = xid_table()["xid"].get(str(code), {})
-        of = {"device": device, "xid": str(code), "class": str(known.get("class", "unknown"))}
-        yield Sample("rankscope_gpu_xid_total", len(times), of)
-        yield Sample("rankscope_gpu_last_xid_timestamp_seconds", max(times) / 1e9, of)
+        labels = {"device": device, "xid": str(code), "class": str(known.get("class", "unknown"))}
+        yield Sample("rankscope_gpu_xid_total", len(times), labels)
+        yield Sample("rankscope_gpu_last_xid_timestamp_seconds", max(times) / 1e9, labels)

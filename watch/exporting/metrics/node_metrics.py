@@ -88,7 +88,7 @@ class NodeMetrics:
             *validation_samples(source),
             *self._slow,
             *rank_samples(source, log),
-            *finding_samples(source, attempts(source), now_ns),
+            *finding_samples(source, max(attempts(source), default=0), now_ns),
             *recovery_samples(log),
             *self._checkpoints(source),
             *health_samples(source),
@@ -123,18 +123,18 @@ class NodeMetrics:
         yield Sample("rankscope_run_info", 1, labels)
         links = alert_links(self._manifest)
         if links.dashboard_url or links.runbook_prefix:
-            known = {"dashboard": links.dashboard_url, "runbook": links.runbook_prefix}
-            yield Sample("rankscope_run_links_info", 1, known)
+            addresses = {"dashboard": links.dashboard_url, "runbook": links.runbook_prefix}
+            yield Sample("rankscope_run_links_info", 1, addresses)
         for word in STATES:
             yield Sample("rankscope_run_state", float(word == state.word), {"state": word})
         started = [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]
         if started:
             yield Sample("rankscope_run_start_timestamp_seconds", min(started) / 1e9)
-        lives = attempts(source)
-        if lives:
-            yield Sample("rankscope_attempt", lives[-1])
-            yield Sample("rankscope_restarts_total", len(lives) - 1)
-            view = take_snapshot(source, lives[-1], log)
+        numbers = attempts(source)
+        if numbers:
+            yield Sample("rankscope_attempt", numbers[-1])
+            yield Sample("rankscope_restarts_total", len(numbers) - 1)
+            view = take_snapshot(source, numbers[-1], log)
             yield Sample("rankscope_stall_limit_seconds", limit_s(view, self._stall))
 
     def _checkpoints(self, source: Source) -> Iterator[Sample]:
@@ -147,13 +147,13 @@ class NodeMetrics:
             "SELECT tier, arg_max(step, wall_ns), max(wall_ns), arg_max(stall_ns, wall_ns), arg_max(bytes, wall_ns) "
             "FROM checkpoints WHERE state = 'complete' AND tier IS NOT NULL GROUP BY tier ORDER BY tier"
         ):
-            of = {"tier": str(tier)}
-            yield Sample("rankscope_checkpoint_step", step or 0, of)
-            yield Sample("rankscope_checkpoint_timestamp_seconds", wall_ns / 1e9, of)
+            labels = {"tier": str(tier)}
+            yield Sample("rankscope_checkpoint_step", step or 0, labels)
+            yield Sample("rankscope_checkpoint_timestamp_seconds", wall_ns / 1e9, labels)
             if stall_ns is not None:
-                yield Sample("rankscope_checkpoint_stall_seconds", stall_ns / 1e9, of)
+                yield Sample("rankscope_checkpoint_stall_seconds", stall_ns / 1e9, labels)
             if num_bytes is not None:
-                yield Sample("rankscope_checkpoint_bytes", num_bytes, of)
+                yield Sample("rankscope_checkpoint_bytes", num_bytes, labels)
         ((good_ns, failed),) = source.rows(
             "SELECT max(wall_ns) FILTER (state = 'good' AND tier = 'disk'), count(*) FILTER (state = 'failed') "
             "FROM checkpoints"
@@ -171,6 +171,6 @@ def _newest_hang_ns(source: Source, after_ns: int, now_ns: int) -> int | None:
         "SELECT wall_ns, detail FROM events WHERE kind = ? AND wall_ns > ? AND wall_ns <= ? ORDER BY wall_ns DESC",
         [event_kinds.FINDING, after_ns, now_ns],
     )
-    found = ((wall_ns, parsed_detail(detail)) for wall_ns, detail in rows)
-    hangs = (ns for ns, one in found if one.get("finding_kind") == "hang" and one.get("status") == "fired")
+    reports = ((wall_ns, parsed_detail(detail)) for wall_ns, detail in rows)
+    hangs = (ns for ns, report in reports if report.get("finding_kind") == "hang" and report.get("status") == "fired")
     return next(hangs, None)

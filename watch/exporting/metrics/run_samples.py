@@ -89,8 +89,8 @@ def _shares(accounts: Sequence[StepAccount], *, has_exposed: bool) -> Iterator[S
     """
     took = sum(account.duration_ns for account in accounts)
     data = [account.own_ns["data"] for account in accounts if account.has_phases and "data" in account.own_ns]
-    moved = [account.transfer_ns for account in accounts if account.transfer_ns is not None and has_exposed]
-    for name, values in (("data_wait", data), ("exposed_communication", moved)):
+    exposed = [account.transfer_ns for account in accounts if account.transfer_ns is not None and has_exposed]
+    for name, values in (("data_wait", data), ("exposed_communication", exposed)):
         if values and took:
             yield Sample(f"rankscope_{name}_ratio", sum(values) / took)
 
@@ -147,9 +147,9 @@ def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Itera
     ((last,),) = source.rows("SELECT max(microbatch) FROM spans")
     if stages < 2 or last is None:
         return
-    each = int(parallel.stages_per_rank or 0) or (2 if "interleaved" in parallel.schedule else 1)
+    stages_per_rank = int(parallel.stages_per_rank or 0) or (2 if "interleaved" in parallel.schedule else 1)
     ratio = expected_idle(
-        parallel.schedule, ranks=stages, microbatches=last + 1, times=(1.0, 1.0, 1.0), stages_per_rank=each
+        parallel.schedule, ranks=stages, microbatches=last + 1, times=(1.0, 1.0, 1.0), stages_per_rank=stages_per_rank
     )
     if ratio is not None:
         yield Sample("rankscope_bubble_planned_ratio", ratio)
@@ -175,10 +175,10 @@ def account_samples(
 
 def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
     """State, host, device, speed and memory of each rank of the newest attempt."""
-    lives = attempts(source)
-    if not lives or missing_tables(source, "ranks"):
+    numbers = attempts(source)
+    if not numbers or missing_tables(source, "ranks"):
         return
-    attempt = lives[-1]
+    attempt = numbers[-1]
     exits = log.of(event_kinds.RANK_EXIT, attempt=attempt)
     dead = {e.integer("exit_rank") for e in exits if e.text("signal") or e.integer("exit_code", 0)}
     closed = {event.rank for event in log.of(event_kinds.RANK_CLOSED, attempt=attempt)}
@@ -191,15 +191,15 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
         "WHERE attempt = ? AND rank >= 0 GROUP BY rank ORDER BY rank",
         [attempt],
     ):
-        of = {"rank": str(rank)}
-        place = {
+        labels = {"rank": str(rank)}
+        info = {
             "local_rank": "" if local_rank is None else str(local_rank),
             "host": host or "",
             "gpu_uuid": uuid or "",
         }
-        yield Sample("rankscope_rank_info", 1, of | place)
+        yield Sample("rankscope_rank_info", 1, labels | info)
         if rank not in closed or rank in dead:  # a rank that has finished is neither up nor lost
-            yield Sample("rankscope_rank_up", float(rank not in dead), of)
+            yield Sample("rankscope_rank_up", float(rank not in dead), labels)
     if missing_tables(source, "steps"):
         return
     ((newest,),) = source.rows(f"SELECT max(step) FROM steps WHERE {_NEWEST}")
@@ -209,18 +209,18 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
         f"WHERE {_NEWEST} AND step > ? GROUP BY rank ORDER BY rank",
         [(newest or 0) - WINDOW_STEPS],
     ):
-        of = {"rank": str(rank)}
-        yield Sample("rankscope_rank_step", step, of)
-        yield Sample("rankscope_rank_last_record_timestamp_seconds", end_ns / 1e9, of)
-        yield Sample("rankscope_rank_step_duration_seconds", took / 1e9, of)
+        labels = {"rank": str(rank)}
+        yield Sample("rankscope_rank_step", step, labels)
+        yield Sample("rankscope_rank_last_record_timestamp_seconds", end_ns / 1e9, labels)
+        yield Sample("rankscope_rank_step_duration_seconds", took / 1e9, labels)
         if own is not None:
-            yield Sample("rankscope_rank_own_seconds", own / 1e9, of)
+            yield Sample("rankscope_rank_own_seconds", own / 1e9, labels)
         if memory is not None:
-            yield Sample("rankscope_rank_memory_bytes", memory, of)
+            yield Sample("rankscope_rank_memory_bytes", memory, labels)
 
 
-def finding_samples(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sample]:
-    """Findings as `watch` reported them; the newest report of each counts."""
+def finding_samples(source: Source, attempt: int, now_ns: int) -> Iterator[Sample]:
+    """Findings as `watch` reported them, and those of `attempt` that are open by their newest report."""
     if missing_tables(source, "findings"):
         return
     newest_ns: dict[str, int] = {}
@@ -233,22 +233,22 @@ def finding_samples(source: Source, lives: Sequence[int], now_ns: int) -> Iterat
     for kind, last_ns in newest_ns.items():
         yield Sample("rankscope_last_finding_timestamp_seconds", last_ns / 1e9, {"kind": str(kind)})
     counts: Counter[tuple[str, str]] = Counter()
-    for finding in _open_findings(source, max(lives, default=0), now_ns):
+    for finding in _open_findings(source, attempt, now_ns):
         counts[finding.kind, finding.severity] += 1
-        words = {"culprit": ranks_text(finding.ranks) if finding.ranks else "the run", "cause": in_words(finding.cause)}
-        yield Sample("rankscope_finding_info", 1, {"kind": finding.kind, "severity": finding.severity, **words})
+        labels = {
+            "kind": finding.kind,
+            "severity": finding.severity,
+            "culprit": ranks_text(finding.ranks) if finding.ranks else "the run",
+            "cause": finding.cause.replace("_", " "),
+        }
+        yield Sample("rankscope_finding_info", 1, labels)
         factor = evidence_of(finding).get("factor_ratio")
         if finding.kind == "straggler" and factor is not None and is_number(factor):
             for rank in finding.ranks:
-                of = {"rank": str(rank), "cause": finding.cause}
-                yield Sample("rankscope_straggler_excess_ratio", float(factor) - 1, of)
+                labels = {"rank": str(rank), "cause": finding.cause}
+                yield Sample("rankscope_straggler_excess_ratio", float(factor) - 1, labels)
     for (kind, severity), count in counts.items():
         yield Sample("rankscope_findings", count, {"kind": kind, "severity": severity})
-
-
-def in_words(name: str) -> str:
-    """Convert `not_entered` to `not entered`."""
-    return name.replace("_", " ")
 
 
 def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:

@@ -1,6 +1,6 @@
 """Send spans, metrics and logs to an OpenTelemetry collector: OTLP over HTTP, from a thread of `watch`.
 
-    if wanted():                                   # OTEL_EXPORTER_OTLP_ENDPOINT or a similar variable is set
+    if is_configured():                            # OTEL_EXPORTER_OTLP_ENDPOINT or a similar variable is set
         with otlp(run_id="demo", node_rank=0) as collector:
             collector.spans(rows); collector.metrics(samples, now_ns); collector.logs(findings)
 
@@ -21,7 +21,7 @@ from typing import Any
 from watch.exporting.metrics.catalogue import METRICS, Sample
 from watch.exporting.otel.step_spans import SpanRow
 
-__all__ = ["Otlp", "otlp", "wanted"]
+__all__ = ["Otlp", "is_configured", "otlp"]
 
 _SIGNALS = ("", "_TRACES", "_METRICS", "_LOGS")
 _MAX_WAITING = 64
@@ -30,12 +30,12 @@ CLOSE_S = 5.0
 _SEVERITY = {"info": 9, "warning": 13, "critical": 21}  # INFO, WARN, FATAL on OpenTelemetry's scale
 
 
-def wanted(environment: Mapping[str, str] | None = None) -> bool:
+def is_configured(environment: Mapping[str, str] | None = None) -> bool:
     """True if OpenTelemetry's variables set an endpoint and do not disable the SDK."""
-    given = os.environ if environment is None else environment
-    if given.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    variables = os.environ if environment is None else environment
+    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
-    return any(given.get(f"OTEL_EXPORTER_OTLP{signal}_ENDPOINT") for signal in _SIGNALS)
+    return any(variables.get(f"OTEL_EXPORTER_OTLP{signal}_ENDPOINT") for signal in _SIGNALS)
 
 
 class Otlp:
@@ -48,12 +48,14 @@ class Otlp:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        given: dict[str, Any] = {"service.name": "rankscope", "rankscope.run_id": run_id, "rankscope.node": node_rank,
-                 "host.name": os.uname().nodename}  # fmt: skip
-        self._resource = Resource(given).merge(Resource.create())  # OTEL_RESOURCE_ATTRIBUTES take precedence
+        attributes: dict[str, Any] = {
+            "service.name": "rankscope", "rankscope.run_id": run_id, "rankscope.node": node_rank,
+            "host.name": os.uname().nodename,
+        }  # fmt: skip
+        self._resource = Resource(attributes).merge(Resource.create())  # OTEL_RESOURCE_ATTRIBUTES take precedence
         self._scope = InstrumentationScope("rankscope")
         self._exporters: dict[str, Any] = {}
-        self._made: dict[str, Callable[[], Any]] = {
+        self._factories: dict[str, Callable[[], Any]] = {
             "spans": OTLPSpanExporter, "metrics": OTLPMetricExporter, "logs": OTLPLogExporter,
         }  # fmt: skip
         self.num_sent = self.num_dropped = 0
@@ -70,8 +72,8 @@ class Otlp:
 
     def metrics(self, samples: Iterable[Sample], now_ns: int) -> None:
         """Send one snapshot of all metrics."""
-        shown = tuple(samples)
-        self._offer("metrics", lambda: self._metrics(shown, now_ns))
+        snapshot = tuple(samples)
+        self._offer("metrics", lambda: self._metrics(snapshot, now_ns))
 
     def logs(self, findings: Sequence[Mapping[str, Any]], now_ns: int) -> None:
         """Send findings (in the form of `Finding.to_json`) as log records."""
@@ -98,9 +100,9 @@ class Otlp:
             signal, encode = offered
             try:
                 if signal not in self._exporters:
-                    self._exporters[signal] = self._made[signal]()
-                done = self._exporters[signal].export(encode())
-                sent = getattr(done, "name", "") == "SUCCESS"
+                    self._exporters[signal] = self._factories[signal]()
+                result = self._exporters[signal].export(encode())
+                sent = getattr(result, "name", "") == "SUCCESS"
             except Exception:  # any error of the collector, the network or the SDK is counted, and the run continues
                 sent = False
             self.num_sent += sent
@@ -146,11 +148,11 @@ class Otlp:
             )
         metrics = []
         for name, found in points.items():
-            about = METRICS[name]
+            metric = METRICS[name]
             data: Gauge | Sum = Gauge(found)
-            if about.kind == "counter":
+            if metric.kind == "counter":
                 data = Sum(found, AggregationTemporality.CUMULATIVE, True)
-            metrics.append(Metric(about.otel_name, about.help, about.otel_unit, data))
+            metrics.append(Metric(metric.otel_name, metric.help, metric.otel_unit, data))
         scope = ScopeMetrics(self._scope, metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
@@ -158,11 +160,11 @@ class Otlp:
         from opentelemetry._logs import LogRecord, SeverityNumber
         from opentelemetry.sdk._logs import ReadableLogRecord
 
-        plain: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             f"rankscope.{name}": value for name, value in finding.items() if isinstance(value, (str, int, float))
         }
         if finding.get("ranks"):
-            plain["rankscope.ranks"] = list(finding["ranks"])
+            attributes["rankscope.ranks"] = list(finding["ranks"])
         severity = str(finding.get("severity", "info"))
         record = LogRecord(
             timestamp=now_ns,
@@ -170,7 +172,7 @@ class Otlp:
             severity_text=severity.upper(),
             severity_number=SeverityNumber(_SEVERITY.get(severity, 9)),
             body=str(finding.get("summary", "")),
-            attributes=plain,
+            attributes=attributes,
             event_name="rankscope.finding",
         )
         return ReadableLogRecord(record, self._resource, self._scope)

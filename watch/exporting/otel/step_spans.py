@@ -40,7 +40,7 @@ SAMPLED_RANKS = 8
 MAX_STEPS = 200
 """Steps per call; the next call returns more."""
 MAX_ROWS = 20_000
-"""Maximum spans or collectives per call; further ones of these steps are dropped and counted."""
+"""Maximum spans, and maximum collectives, per call; further ones of these steps are not exported."""
 
 
 class Rows(Protocol):
@@ -70,7 +70,6 @@ class StepSpans:
         self._run_id, self._group, self._strategy, self._roots = run_id, group, ranks, is_first_node
         self._done: dict[int, int] = {}  # attempt -> start of the newest step already returned, epoch ns
         self._sent: dict[int, list[int]] = {}  # attempt -> ranks chosen for the returned steps
-        self.num_left_out = 0
 
     def take(self, source: Rows) -> list[SpanRow]:
         """Return the spans of steps that have finished on all chosen ranks since the last call."""
@@ -123,7 +122,10 @@ class StepSpans:
         if self._strategy == "single_rank":
             return ranks[:1] if self._roots else []
         if self._strategy == "first_rank_per_node":
-            return [next(rank for rank, at in rows if at == node) for node in dict.fromkeys(at for _, at in rows)]
+            first_of: dict[int, int] = {}
+            for rank, node in rows:
+                first_of.setdefault(node, int(rank))
+            return list(first_of.values())
         return [*sent, *spaced_sample(ranks[len(sent) :], SAMPLED_RANKS - len(sent))]
 
     def _rank_spans(
@@ -140,13 +142,13 @@ class StepSpans:
             [attempt, *ranks, since_ns, min(steps), max(steps)],
         ):
             attributes: dict[str, str | int | float | bool] = {"rankscope.rank": rank, "rankscope.step": step}
-            given = {"loss": loss, "grad_norm": norm, "tokens": tokens, "committed": committed}
-            attributes |= {f"rankscope.{name}": value for name, value in given.items() if value is not None}
+            recorded = {"loss": loss, "grad_norm": norm, "tokens": tokens, "committed": committed}
+            attributes |= {f"rankscope.{name}": value for name, value in recorded.items() if value is not None}
             classes, places = spent[: len(_ACCOUNT)], spent[len(_ACCOUNT) :]
             known = ((name, ns) for name, ns in zip(_ACCOUNT, classes, strict=True) if ns is not None)
             attributes |= {f"rankscope.{name}": ns / 1e9 for name, ns in known}
-            trace, own = self._trace(attempt, step), self._id("rank", attempt, step, rank, start_ns)
-            yield SpanRow(name=f"rank {rank}", trace_id=trace, span_id=own, parent_id=self._root(attempt, step),
+            trace, span_id = self._trace(attempt, step), self._id("rank", attempt, step, rank, start_ns)
+            yield SpanRow(name=f"rank {rank}", trace_id=trace, span_id=span_id, parent_id=self._root(attempt, step),
                           start_ns=start_ns, end_ns=start_ns + took_ns, attributes=attributes,
                           is_error=committed is False)  # fmt: skip
             if self._group == "default":
@@ -154,7 +156,7 @@ class StepSpans:
             at_ns = start_ns  # phases are laid out one after another; their exact starts are in the recorded spans
             for place, place_ns in zip(_PLACES, places, strict=True):
                 if place_ns:
-                    yield SpanRow(name=place, trace_id=trace, span_id=self._id(place, own), parent_id=own,
+                    yield SpanRow(name=place, trace_id=trace, span_id=self._id(place, span_id), parent_id=span_id,
                                   start_ns=at_ns, end_ns=at_ns + place_ns,
                                   attributes={"rankscope.rank": rank})  # fmt: skip
                     at_ns += place_ns
@@ -170,36 +172,33 @@ class StepSpans:
             "ORDER BY issue_ns LIMIT ?",
             limits,
         )
-        pieces = source.rows(
+        inner = source.rows(
             f"SELECT rank, step, kind, microbatch, stage, start_ns, end_ns FROM spans WHERE attempt = ? "
             f"AND rank IN ({marks}) AND start_ns BETWEEN ? AND ? AND end_ns IS NOT NULL AND microbatch IS NOT NULL "
             "ORDER BY start_ns LIMIT ?",
             limits,
         )
-        self.num_left_out += (len(collectives) == MAX_ROWS) + (len(pieces) == MAX_ROWS)
         for rank, step, op, group, seq, num_bytes, start_ns, end_ns in collectives:
             yield SpanRow(name=str(op), trace_id=self._trace(attempt, step), parent_id=self._root(attempt, step),
                           span_id=self._id("collective", attempt, rank, group, op, seq, start_ns),
                           start_ns=start_ns, end_ns=end_ns,
                           attributes={"rankscope.rank": rank, "rankscope.process_group": str(group),
                                       "rankscope.seq": seq, "rankscope.bytes": num_bytes or 0})  # fmt: skip
-        for rank, step, kind, microbatch, stage, start_ns, end_ns in pieces:
-            at: dict[str, str | int | float | bool] = {"rankscope.rank": rank, "rankscope.microbatch": microbatch}
+        for rank, step, kind, microbatch, stage, start_ns, end_ns in inner:
+            attributes = {"rankscope.rank": rank, "rankscope.microbatch": microbatch}
             if stage is not None:
-                at["rankscope.stage"] = stage
+                attributes["rankscope.stage"] = stage
             yield SpanRow(name=str(kind), trace_id=self._trace(attempt, step), parent_id=self._root(attempt, step),
                           span_id=self._id("span", attempt, rank, kind, microbatch, stage, start_ns),
-                          start_ns=start_ns, end_ns=end_ns, attributes=at)  # fmt: skip
+                          start_ns=start_ns, end_ns=end_ns, attributes=attributes)  # fmt: skip
 
     def _trace(self, attempt: int, step: int) -> int:
-        return self._hash("trace", attempt, step, num_bytes=16)
+        return self._id("trace", attempt, step, num_bytes=16)
 
     def _root(self, attempt: int, step: int) -> int:
-        return self._hash("root", attempt, step)
+        return self._id("root", attempt, step)
 
-    def _id(self, *parts: object) -> int:
-        return self._hash(*parts)
-
-    def _hash(self, *parts: object, num_bytes: int = 8) -> int:
+    def _id(self, *parts: object, num_bytes: int = 8) -> int:
+        """Hash of the run and these parts, the same on every node."""
         text = "\x1f".join(map(str, (self._run_id, *parts))).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=num_bytes).digest()) or 1  # 0 is not an id

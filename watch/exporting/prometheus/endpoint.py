@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from watch.exporting.metrics.catalogue import Sample
 from watch.exporting.metrics.node_metrics import NodeMetrics
-from watch.exporting.otel.otlp import wanted
+from watch.exporting.otel.otlp import is_configured
 from watch.exporting.prometheus.server import Endpoint, Listen, ListenError, Snapshot, serve
 
 __all__ = ["TARGETS_FILE", "Metrics", "TickFacts", "announced", "listen_address", "metrics_endpoint"]
@@ -69,7 +69,7 @@ class Metrics:
         self.endpoint: Endpoint | None = None
         self.samples: tuple[Sample, ...] = ()
         """The newest measurement."""
-        self.is_wanted = wanted()
+        self.is_wanted = is_configured()
         """True if someone may read the metrics: a collector or a scraper."""
         self._measured_ns, self._scraped_ns, self._num_scrapes = 0, 0, 0
         self._cost_s = 0.0
@@ -138,14 +138,14 @@ def metrics_endpoint(
 
 def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
     """Configured address of the metrics; None if they are not served. Raises ListenError."""
-    given = read(MetricsSettings, manifest)
-    if not given.listen:
+    settings = read(MetricsSettings, manifest)
+    if not settings.listen:
         return None
     return Listen.parse(
-        given.listen,
-        certificate=Path(given.tls_cert) if given.tls_cert else None,
-        key=Path(given.tls_key) if given.tls_key else None,
-        token=read_token(Path(given.token_file)) if given.token_file else "",
+        settings.listen,
+        certificate=Path(settings.tls_cert) if settings.tls_cert else None,
+        key=Path(settings.tls_key) if settings.tls_key else None,
+        token=read_token(Path(settings.token_file)) if settings.token_file else "",
     )
 
 
@@ -188,10 +188,10 @@ def announced(runs_dir: Path, run_id: str, node_rank: int, address: str, *, is_t
             _change(runs_dir, lambda entries: [other for other in entries if other != entry])
 
 
-def _change(runs_dir: Path, change: Any) -> None:
-    path, lock = runs_dir / TARGETS_FILE, runs_dir / f".{TARGETS_FILE}.lock"
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+def _change(runs_dir: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    path = runs_dir / TARGETS_FILE
+    with (runs_dir / f".{TARGETS_FILE}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         entries = change([entry for entry in _read(path) if _is_alive(entry)])
         fresh = path.with_name(f".{TARGETS_FILE}-{os.getpid()}")
         fresh.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")

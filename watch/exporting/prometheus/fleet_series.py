@@ -1,6 +1,6 @@
 """Prometheus series on a fleet's hosts, devices and configurations, for node_exporter's textfile collector.
 
-fleet_series(found)      # "# HELP rankscope_fleet_hours ..."
+fleet_series(fleet)      # "# HELP rankscope_fleet_hours ..."
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from analyzers.fleet.speed_changes import ConfigurationSpeed
 __all__ = ["fleet_series"]
 
 
-def fleet_series(found: Fleet) -> str:
+def fleet_series(fleet: Fleet) -> str:
     """Return the series in Prometheus' text format. The label `device` is empty for a host."""
     registry = CollectorRegistry()
 
@@ -28,7 +28,8 @@ def fleet_series(found: Fleet) -> str:
     low = gauge("incidents_per_hour_low", "Lower bound (90 %) of the runs with an incident per hour.")
     high = gauge("incidents_per_hour_high", "Upper bound (90 %) of the runs with an incident per hour.")
     suspicious = gauge("suspicious", "1 if the host or device has more incidents than chance explains.")
-    members = [(one, one.name, "") for one in found.hosts] + [(one, one.host, one.name) for one in found.devices]
+    members = [(host, host.name, "") for host in fleet.hosts]
+    members += [(device, device.host, device.name) for device in fleet.devices]
     for member, host, device in members:
         hours.labels(host, device).set(member.hours)
         runs.labels(host, device).set(member.bad_runs)
@@ -36,10 +37,10 @@ def fleet_series(found: Fleet) -> str:
         low.labels(host, device).set(member.rate.low_per_h)
         high.labels(host, device).set(member.rate.high_per_h)
         suspicious.labels(host, device).set(member.is_suspicious)
-    if found.mtbf_h is not None:  # absent if nothing failed: not measured is not 0
+    if fleet.mtbf_h is not None:  # absent if nothing failed: not measured is not 0
         mtbf = Gauge("rankscope_fleet_mtbf_hours", "Hours between failures, over all runs.", registry=registry)
-        mtbf.set(found.mtbf_h)
-    _configurations(found.speeds, registry)
+        mtbf.set(fleet.mtbf_h)
+    _configurations(fleet.speeds, registry)
     return generate_latest(registry).decode()
 
 
@@ -56,10 +57,10 @@ def _configurations(speeds: Sequence[ConfigurationSpeed], registry: CollectorReg
     speed = gauge("speed", "Median speed of its runs since the last change, in the unit of the label.")
     judged = gauge("judged", "1 if the configuration has enough runs to show a change.")
     ratio = gauge("change_ratio", "Speed after the newest change, divided by the speed before it; below 1: slower.")
-    for one in speeds:
-        of = (one.fingerprint, one.title, one.unit)
-        runs.labels(*of).set(len(one.run_ids))
-        speed.labels(*of).set(one.newest)
-        judged.labels(*of).set(one.status != "too_few_runs")
-        if one.changes:
-            ratio.labels(*of).set(one.changes[-1].ratio)
+    for configuration in speeds:
+        values = (configuration.fingerprint, configuration.title, configuration.unit)
+        runs.labels(*values).set(len(configuration.run_ids))
+        speed.labels(*values).set(configuration.newest)
+        judged.labels(*values).set(configuration.status != "too_few_runs")
+        if configuration.changes:
+            ratio.labels(*values).set(configuration.changes[-1].ratio)

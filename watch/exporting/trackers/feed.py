@@ -25,7 +25,7 @@ __all__ = ["INSTALL", "NAMES", "TrackerFeed", "open_tracker"]
 NAMES = ("tensorboard", "wandb")
 INSTALL = "pip install 'rankscope[trackers]'"
 _SLACK_NS = 60 * 10**9
-"""Seconds by which an older finding may be stored after a newer one, because each node and thread writes separately."""
+"""How much later than a newer finding an older one may be stored: each node and thread writes separately."""
 
 
 class TrackerFeed:
@@ -34,11 +34,10 @@ class TrackerFeed:
     def __init__(self, tracker: Tracker, *, ranks: Any = "sampled", progress: Mapping[str, Any] | None = None) -> None:
         progress = progress or {}
         self._tracker = tracker
-        done, leads = ({int(attempt): n for attempt, n in progress.get(of, {}).items()} for of in ("done", "leads"))
+        done, leads = ({int(attempt): n for attempt, n in progress.get(key, {}).items()} for key in ("done", "leads"))
         self._steps = TrackedSteps(ranks=ranks, done=done, leads=leads)
         self._last_step = int(progress.get("last_step", 0))
         # Already passed on: all findings up to `told_ns`, and the later ones in `told`.
-        # progress written by an older version, which stored only the newest finding
         self._sent_until_ns = int(progress.get("told_ns", 0))
         self._sent = {tuple(key) for key in progress.get("told", ())}
         self._ends: dict[int, float] = {}
@@ -93,8 +92,11 @@ class TrackerFeed:
         self._tracker.finish(summary | more)
 
 
-def open_tracker(name: str, run: RunDir, folder: Path | None = None, *, again: bool = False, **wandb: str) -> Tracker:
-    """Open the tracker called `name`. Raises ImportError without the `trackers` extra, and TrackerError."""
+def open_tracker(name: str, run: RunDir, folder: Path | None = None, *, resumes: bool = False, **wandb: str) -> Tracker:
+    """Open the tracker called `name`. `resumes`: keep what an earlier process wrote.
+
+    Raises ImportError without the `trackers` extra, and TrackerError.
+    """
     manifest = run.manifest()
     config = manifest.get("config")
     config = config if isinstance(config, dict) else {}
@@ -102,12 +104,12 @@ def open_tracker(name: str, run: RunDir, folder: Path | None = None, *, again: b
         from watch.exporting.trackers.tensorboard_log import TensorBoardLog, remove_logs
 
         folder = folder or run.path / "tensorboard"
-        if not again:
+        if not resumes:
             remove_logs(folder)
         started_s = float(manifest.get("created_wall_ns", 0) or 0) / 1e9
         return TensorBoardLog(folder, run_id=run.run_id, config=config, started_s=started_s)
     from watch.exporting.trackers.wandb_run import WandbRun
 
-    about = {"rankscope_version": manifest.get("rankscope_version"), "mesh": manifest.get("mesh")}
+    versions = {"rankscope_version": manifest.get("rankscope_version"), "mesh": manifest.get("mesh")}
     given = {key: value for key, value in wandb.items() if value}
-    return WandbRun(folder or run.path, run_id=run.run_id, config=config | about, again=again, **given)
+    return WandbRun(folder or run.path, run_id=run.run_id, config=config | versions, resumes=resumes, **given)

@@ -44,7 +44,7 @@ def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Calla
         progress = json.loads(path.read_text(encoding="utf-8"))
     folder = Path(settings.tensorboard_dir) / run.run_id if settings.tensorboard_dir else None
     wandb = {"project": settings.wandb_project, "entity": settings.wandb_entity, "mode": settings.wandb_mode}
-    tracker = open_tracker(name, run, folder if name == "tensorboard" else None, again=bool(progress), **wandb)
+    tracker = open_tracker(name, run, folder if name == "tensorboard" else None, resumes=bool(progress), **wandb)
     feed = TrackerFeed(tracker, ranks=settings.ranks, progress=progress)
     period_s, is_over = settings.every_s, False
     while True:

@@ -37,7 +37,7 @@ class _Process:
         self._run, self._name, self._events = run, name, events
         self._log = run.path / "logs" / f"tracker-{name}.log"
         self._failures = 0
-        self._retry_at = 0.0
+        self._retry_at_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
@@ -59,7 +59,7 @@ class _Process:
             code = self._process.poll()
             if code is not None:
                 self._failed(self._last_log_line() or f"exit code {code}", is_mistake=code == 2)
-        elif self._failures <= len(RETRY_S) and time.monotonic() >= self._retry_at:
+        elif self._failures <= len(RETRY_S) and time.monotonic() >= self._retry_at_s:
             self._start()
 
     def _failed(self, reason: str, *, is_mistake: bool = False) -> None:
@@ -68,7 +68,7 @@ class _Process:
         self._process = None
         self._failures = len(RETRY_S) + 1 if is_mistake else self._failures + 1
         if self._failures <= len(RETRY_S):
-            self._retry_at = time.monotonic() + RETRY_S[self._failures - 1]
+            self._retry_at_s = time.monotonic() + RETRY_S[self._failures - 1]
         self._events.write(event_kinds.TRACKER_FAILED, tracker=self._name, reason=reason)
 
     def _last_log_line(self) -> str:

@@ -78,8 +78,8 @@ class TensorBoardLog:
     def rolled_back(self, step: int, wall_s: float) -> None:
         """Make TensorBoard drop its values from this step on."""
         for folder in list(self._begun):
-            mark = self._event(wall_time=wall_s, step=step, session_log=self._session(status=self._session.START))
-            self._keep(folder, mark)
+            start = self._session(status=self._session.START)
+            self._append(folder, self._event(wall_time=wall_s, step=step, session_log=start))
 
     def finding(self, finding: Mapping[str, Any], wall_s: float, *, is_news: bool = True) -> None:
         """Add the finding as text, under its kind."""
@@ -114,12 +114,12 @@ class TensorBoardLog:
             self._add(folder, step.wall_s, step.step, self._summary(value=shown))
 
     def _add(self, folder: Path, wall_s: float, step: int, summary: Any) -> None:
-        self._keep(folder, self._event(wall_time=wall_s, step=step, summary=summary))
+        self._append(folder, self._event(wall_time=wall_s, step=step, summary=summary))
 
-    def _keep(self, folder: Path, event: Any) -> None:
+    def _append(self, folder: Path, event: Any) -> None:
         if folder not in self._begun:
             self._begun.add(folder)
-            self._keep(folder, self._event(wall_time=self._started_s, file_version="brain.Event:2"))
+            self._append(folder, self._event(wall_time=self._started_s, file_version="brain.Event:2"))
         self._waiting.setdefault(folder, []).append(event.SerializeToString())
 
 

@@ -39,7 +39,7 @@ class WandbRun:
         project: str = "rankscope",
         entity: str = "",
         mode: str = "",
-        again: bool = False,
+        resumes: bool = False,
     ) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")  # before wandb is imported
         import wandb
@@ -66,7 +66,7 @@ class WandbRun:
                 entity=entity or None,
                 config=dict(config),
                 mode=_mode(wandb, mode),
-                resume="allow" if again else None,
+                resume="allow" if resumes else None,
                 settings=quiet,
             )
         except OSError as error:
@@ -98,8 +98,8 @@ class WandbRun:
         self._run.log(row)
 
     def rolled_back(self, step: int, wall_s: float) -> None:
-        """Do nothing: W&B's history is append-only, so both executions stay; `attempt` and `_timestamp` distinguish
-        them.
+        """Log the step as `went_back_to`. W&B's history is append-only, so both executions of a step stay; `attempt`
+        and `_timestamp` distinguish them.
         """
         self._run.log({"step": step, "went_back_to": step, "_timestamp": wall_s})
 

@@ -13,7 +13,7 @@ from store import Store
 from tests.factories import make_run
 from tests.watch.exporting.otel.collector import attributes, collector
 from watch.exporting.metrics.node_metrics import NodeMetrics
-from watch.exporting.otel.otlp import otlp, wanted
+from watch.exporting.otel.otlp import is_configured, otlp
 from watch.exporting.otel.step_spans import GROUPS, RANKS, StepSpans
 
 STEPS = 20
@@ -97,7 +97,7 @@ def test_a_collector_gets_all_three_signals(run: RunDir, monkeypatch: pytest.Mon
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=blue")
-        assert wanted()
+        assert is_configured()
         with Store.open(run) as store:
             rows = StepSpans(run_id="demo", group="per_step", ranks="single_rank").take(store)
             samples = NodeMetrics(run.manifest(), node_rank=0).measure(store, time.time_ns())
@@ -149,7 +149,7 @@ def test_a_dead_or_slow_collector_delays_nothing(run: RunDir, monkeypatch: pytes
      ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}, False)],
 )  # fmt: skip
 def test_it_is_off_unless_an_endpoint_is_set(environment: dict[str, str], is_wanted: bool) -> None:
-    assert wanted(environment) == is_wanted
+    assert is_configured(environment) == is_wanted
 
 
 def test_the_configuration_knows_the_same_words() -> None:
