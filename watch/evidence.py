@@ -140,13 +140,16 @@ def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
 def _stacks(pids: Sequence[int]) -> tuple[bytes, str]:
     if not pids:
         return b"", "no process here has a RANK (name the processes with --pid)"
+    try:
+        stacks = [take(pid) for pid in pids]
+    except StacksError as error:
+        return b"", str(error)
+    if not any(stack.frames for stack in stacks):
+        return b"", "; ".join(f"{stack.name}: {stack.problem or 'no stack'}" for stack in stacks)
     lines: list[str] = []
-    for pid in pids:
-        try:
-            stack = take(pid)
-        except StacksError as error:
-            return b"", str(error)
-        lines += [f"{stack.name} (pid {stack.pid})", *(f"    {frame}" for frame in stack.frames), ""]
+    for stack in stacks:
+        frames = stack.frames or (stack.problem,)
+        lines += [f"{stack.name} (pid {stack.pid})", *(f"    {frame}" for frame in frames), ""]
     return "\n".join(lines).encode(), ""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
+from analyzers.hangs.stacks import Stack
 from tests.e2e.launched import rankscope
 from tests.waiting import wait_for
 from watch import evidence
@@ -30,6 +31,24 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
     assert "No such file" in collected.missing["logs/gone.log"]
     with tarfile.open(collected.archive) as archive:
         assert any(name.endswith("/collected.txt") for name in archive.getnames())
+
+
+def test_a_process_whose_stack_cannot_be_taken_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks = {
+        1: Stack(pid=1, rank=0, problem="no permission to trace it"),
+        2: Stack(pid=2, rank=1, frames=("a.py:3 f",)),
+    }
+    monkeypatch.setattr(evidence, "take", stacks.__getitem__)
+    none = evidence.collect(tmp_path / "none.tar.gz", pids=[1])
+    assert none.missing["stacks.txt"] == "rank 0: no permission to trace it"
+    some = evidence.collect(tmp_path / "some.tar.gz", pids=[1, 2])
+    assert "stacks.txt" not in some.missing
+    with tarfile.open(some.archive) as archive:
+        text = archive.extractfile(next(name for name in archive.getnames() if name.endswith("/stacks.txt")))
+        assert text is not None
+        lines = text.read().decode().splitlines()
+    assert lines[:2] == ["rank 0 (pid 1)", "    no permission to trace it"]
+    assert lines[3:5] == ["rank 1 (pid 2)", "    a.py:3 f"]
 
 
 def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
