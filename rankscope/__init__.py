@@ -35,7 +35,7 @@ if not os.path.isdir(os.path.join(_HERE, "probes")):
     # A checkout: the packages lie next to this one. In a wheel the packages are inside it (pyproject.toml, `sources`).
     __path__.append(os.path.dirname(_HERE))
 
-_PLACES = {
+_EXPORTS = {
     "attach": "probes.attach.attach:attach",
     "describe": "probes.attach.attach:describe",
     "detach": "probes.attach.attach:detach",
@@ -49,11 +49,11 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module, _, attribute = _PLACES[name].partition(":")
+    module, _, attribute = _EXPORTS[name].partition(":")
     found: object = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     globals()[name] = found
     return found

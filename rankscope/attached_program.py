@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
         with failing_open("attached_program"):
             record = _Record(Identity.from_environment(), words)
     child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # the signal arrived while the program was being started
+    early: list[int] = []  # signals that arrived while the program was being started
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if child is None:

@@ -98,8 +98,6 @@ All commands: rankscope --help. One command: rankscope run --help.
 """Printed for `rankscope` without arguments: the first commands to use, on one screen of a terminal."""
 _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streamlit": "dashboard"}
 """Packages that only some commands need, and the extra that installs them."""
-
-
 _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
 """A failing import of one of these packages is a bug, so its traceback is shown."""
 _NO_NUMBER = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (integer|number)")
@@ -153,12 +151,12 @@ def main() -> None:
 
 @functools.cache
 def _entry(name: str) -> Callable[..., Any]:
-    """Build the named command only, or all: building the options of all commands takes longer than running many of
-    them.
+    """Build only the named command, because building all of them takes longer than running most. Builds all if no
+    command has this name.
     """
-    some = copy.copy(app)
-    some.registered_commands = [one for one in app.registered_commands if one.name == name] or app.registered_commands
-    return typer.main.get_command(some)
+    chosen = copy.copy(app)
+    chosen.registered_commands = [c for c in app.registered_commands if c.name == name] or app.registered_commands
+    return typer.main.get_command(chosen)
 
 
 def _has_folder() -> bool:

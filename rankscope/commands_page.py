@@ -52,11 +52,12 @@ def _lines() -> Iterator[str]:
 
 def _parameters(command: Any) -> list[str]:
     """One line per argument and option."""
-    return [_line(one) for one in command.params if one.name != "help"]
+    return [_line(parameter) for parameter in command.params if parameter.name != "help"]
 
 
-def _line(one: Any) -> str:
-    return f"- {f'`{_argument(one)}`' if one.param_type_name == 'argument' else _option(one)}: {one.help or ''}"
+def _line(parameter: Any) -> str:
+    is_argument = parameter.param_type_name == "argument"
+    return f"- {f'`{_argument(parameter)}`' if is_argument else _option(parameter)}: {parameter.help or ''}"
 
 
 def _command(name: str, command: Any, common: frozenset[str]) -> Iterator[str]:
@@ -67,15 +68,16 @@ def _command(name: str, command: Any, common: frozenset[str]) -> Iterator[str]:
     options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
     words = " ".join(_argument(one) for one in arguments)
     lines = _parameters(command)
-    known = [_option(one).strip("`") for one in options if _line(one) in common]
-    parts = ["rankscope", name, "[OPTIONS]" if len(options) > len(known) else "", *(f"[{one}]" for one in known), words]
+    shared = [_option(option).strip("`") for option in options if _line(option) in common]
+    usage = ["[OPTIONS]"] * (len(options) > len(shared)) + [f"[{option}]" for option in shared]
+    parts = ["rankscope", name, *usage, words]
     yield f"    {' '.join(part for part in parts if part)}"
     for paragraph in _paragraphs(command):
         yield ""
         yield paragraph
-    if own := [line for line in lines if line not in common]:
+    if specific := [line for line in lines if line not in common]:
         yield ""
-        yield from own
+        yield from specific
     if command.epilog:
         yield ""
         examples = command.epilog.splitlines()[2:]

@@ -50,8 +50,8 @@ class QueryResult:
         """Values of one column, with None for NULL. Raises ValueError for an unknown column."""
         if column not in self.columns:
             raise ValueError(f"{column}: the columns are {', '.join(self.columns)}")
-        place = self.columns.index(column)
-        return [row[place] for row in self.rows]
+        index = self.columns.index(column)
+        return [row[index] for row in self.rows]
 
     def to_dicts(self) -> list[dict[str, object]]:
         """Return one dictionary per row."""
@@ -113,8 +113,8 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """Make names unique: the second `x` becomes `x_2`."""
     found: list[str] = []
     for name in names:
-        number, apart = 2, name
-        while apart in found:
-            number, apart = number + 1, f"{name}_{number}"
-        found.append(apart)
+        number, unique = 2, name
+        while unique in found:
+            number, unique = number + 1, f"{name}_{number}"
+        found.append(unique)
     return tuple(found)

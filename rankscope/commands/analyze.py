@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def analyze(
         list[Path],
         typer.Argument(help="Runs, files or folders: logs, dumps, traces, archives.", metavar="PATH..."),
     ],
-    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    output: FormatOption = "text",
     fail_on: Annotated[
         str, typer.Option("--fail-on", metavar="critical|warning", help="Exit 1 if a finding is at least this severe.")
     ] = "",
@@ -66,8 +66,7 @@ def analyze(
     Exit codes: 0 reported, 1 a --fail-on condition holds, 2 wrong options, nothing to read, or damaged records of a
     run (the report covers what could be read).
     """
-    if output not in ("text", "json"):
-        fail(f"--format {output}: choose text or json")
+    as_json = wants_json(output)
     if fail_on not in ("", "critical", "warning"):
         fail(f"--fail-on {fail_on}: choose critical or warning")
     if why_spike and why_spike != "worst" and not why_spike.isdecimal():
@@ -86,7 +85,7 @@ def analyze(
         diagnosis, spike = _diagnosis(paths, why_spike)
     except (RunError, StoreError, TapeError, SourceError, SpikeError, AddressError) as error:
         fail(str(error))
-    _print(diagnosis, spike, output, paths[0] if len(paths) == 1 else "")
+    _print(diagnosis, spike, as_json, paths[0] if len(paths) == 1 else "")
     if damaged := diagnosis.damaged_records:
         others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
         place = what_is(paths[0]).run / damaged[0]["path"]
@@ -101,18 +100,18 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     from probes.tape.no_run import no_run_at
     from store.open import what_is
 
-    given = [what_is(path) for path in paths]
-    if gone := [found.path for found in given if found.kind == "missing"]:
-        fail(no_run_at(gone[0], but=", and no log or folder either"))
-    if len(given) == 1 and given[0].run_ids:
-        echo(f"rankscope: {given[0].path} {_runs_there(given[0].run_ids)}", err=True)
-        given = [what_is(given[0].run)]
-    runs = [found for found in given if found.kind in ("address", "run", "shared")]
-    files = [found.path for found in given if found not in runs]
+    inputs = [what_is(path) for path in paths]
+    if missing := [found.path for found in inputs if found.kind == "missing"]:
+        fail(no_run_at(missing[0], but=", and no log or folder either"))
+    if len(inputs) == 1 and inputs[0].run_ids:
+        echo(f"rankscope: {inputs[0].path} {_runs_text(inputs[0].run_ids)}", err=True)
+        inputs = [what_is(inputs[0].run)]
+    runs = [found for found in inputs if found.kind in ("address", "run", "shared")]
+    files = [found.path for found in inputs if found not in runs]
     if why_spike and (files or len(runs) != 1):
         fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is not a recorded run")
     if not files and len(runs) == 1:
-        return _of_run(runs[0], why_spike)
+        return _diagnosed_run(runs[0], why_spike)
     from analyzers.evidence.diagnose_files import diagnose_files
 
     if not runs:
@@ -120,7 +119,8 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     from analyzers.diagnose import conclude
     from analyzers.evidence.joining import join_recorded
 
-    parts = [_of_run(run, "")[0] for run in runs] + ([diagnose_files(files, progress=_progress)] if files else [])
+    parts = [_diagnosed_run(run, "")[0] for run in runs]
+    parts += [diagnose_files(files, progress=_progress)] if files else []
     facts = {**parts[0].run, "files_read": parts[-1].run.get("files_read")}
     facts["also_read"] = [part.run.get("run_id") for part in parts[1:]]
     of_runs = [finding for part in parts[: len(runs)] for finding in part.findings]
@@ -130,7 +130,7 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     return conclude(join_recorded(of_runs, of_files), facts, closed=closed), None
 
 
-def _runs_there(names: Sequence[str]) -> str:
+def _runs_text(names: Sequence[str]) -> str:
     """Text with the number of runs in a folder or at an address, the newest one, and the next ones."""
     others = f"; others: {', '.join(names[1 : 1 + MAX_LISTED_RUNS])}" if len(names) > 1 else ""
     more = f" and {len(names) - 1 - MAX_LISTED_RUNS} more" if len(names) > 1 + MAX_LISTED_RUNS else ""
@@ -141,10 +141,10 @@ def judge_run(run: Path) -> Diagnosis:
     """Judge a live or dead run as the command does."""
     from store.open import what_is
 
-    return _of_run(what_is(run), "")[0]
+    return _diagnosed_run(what_is(run), "")[0]
 
 
-def _of_run(run: Found, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
+def _diagnosed_run(run: Found, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.numerics.loss.why_spike import explain
 
@@ -166,7 +166,7 @@ def _opened(found: Found, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
     if found.kind == "address":
         address, names = newest_run(found.address)
         if names:
-            echo(f"rankscope: {found.address} {_runs_there(names)}", err=True)
+            echo(f"rankscope: {found.address} {_runs_text(names)}", err=True)
         with published_run(address, **options) as (store, diagnosis, note):
             if note:
                 echo(f"rankscope: {address}: {note}", err=True)
@@ -181,14 +181,12 @@ def _opened(found: Found, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
             yield opened
 
 
-def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str, run: Path | str) -> None:
-    if output == "json":
-        import json
-
+def _print(diagnosis: Diagnosis, spike: WhySpike | None, as_json: bool, run: Path | str) -> None:
+    if as_json:
         from analyzers.report.json import plain, to_json
 
         more = {} if spike is None else {"why_spike": plain(spike.to_json())}
-        echo(json.dumps(to_json(diagnosis) | more, indent=2))
+        print_json(to_json(diagnosis) | more)
     elif spike is not None:
         from analyzers.report.terminal.why_spike_text import render as render_spike
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail, refuse_bad_output
+from rankscope.terminal import FormatOption, console, echo, fail, refuse_bad_output, wants_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ def compare(
             metavar="RUN...",
         ),
     ],
-    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    output: FormatOption = "text",
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page that compares two runs.")
     ] = None,
@@ -53,8 +53,7 @@ def compare(
 
     Exit codes: 0 passed, 1 a --fail-on condition holds, 2 wrong options or no such run.
     """
-    if output not in ("text", "json"):
-        fail(f"--format {output}: choose text or json")
+    as_json = wants_json(output)
     from analyzers.compare.gate import GateError, failures, gates_of
 
     try:
@@ -81,8 +80,8 @@ def compare(
         comparison, scaling, num_bytes = _compare(runs, html)
     except (RunError, StoreError, TapeError, ReportError, ScalingError) as error:
         fail(str(error))
-    _print(comparison, scaling, output)
-    if html is not None and output == "text":
+    _print(comparison, scaling, as_json)
+    if html is not None and not as_json:
         echo(f"\n{html}  {size_text(num_bytes)}")
     reasons = failures(comparison, gates) if comparison is not None else []
     for reason in reasons:
@@ -125,8 +124,8 @@ def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None
     return comparison, scaling, num_bytes
 
 
-def _print(comparison: Comparison | None, scaling: Scaling | None, output: str) -> None:
-    if output == "json":
+def _print(comparison: Comparison | None, scaling: Scaling | None, as_json: bool) -> None:
+    if as_json:
         import json
 
         from analyzers.report.json import plain

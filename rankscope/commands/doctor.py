@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import echo, fail
+from rankscope.terminal import FormatOption, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "doctor"]
 
@@ -24,15 +24,14 @@ def doctor(
     dcgm_url: Annotated[
         str, typer.Option("--dcgm-url", metavar="URL", help="Address of a dcgm-exporter's metrics.")
     ] = "http://127.0.0.1:9400/metrics",
-    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    output: FormatOption = "text",
 ) -> None:
     """Check this machine: what is there, what is missing, and how to install it. Changes nothing.
 
     Exit codes: 0 nothing failed (notes concern optional parts), 1 a part that training needs does not work, 2 wrong
     options.
     """
-    if output not in ("text", "json"):
-        fail(f"--format {output}: choose text or json")
+    as_json = wants_json(output)
     if runs.is_file():
         fail(f"--runs {runs} is a file: name a folder")
     if not dcgm_url.startswith(("http://", "https://")):
@@ -43,10 +42,8 @@ def doctor(
     from trainer.doctor.packages import package_checks
 
     checks = [*package_checks(), *device_checks(dcgm_url), *machine_checks(runs)]
-    if output == "json":
-        import json
-
-        echo(json.dumps(to_json(checks), indent=2))
+    if as_json:
+        print_json(to_json(checks))
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:

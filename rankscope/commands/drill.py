@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail, refuse_bad_output
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, refuse_bad_output, wants_json
 from trainer.faults.catalogue import MESHES
 
 __all__ = ["EPILOG", "drill"]
@@ -44,7 +44,7 @@ def drill(
         int, typer.Option("--nproc-per-node", min=0, help="Ranks; 0 takes as many as the mesh of CONFIG needs.")
     ] = 0,
     limit_s: Annotated[float, typer.Option("--limit-s", min=10, help="Time limit of one run.")] = 180.0,
-    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    output: FormatOption = "text",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep every run. Default: only those that failed.")] = False,
     list_faults: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
@@ -53,15 +53,14 @@ def drill(
 
     With --script, `rankscope run` launches your own script, unchanged, with faults such as slow, kill and hang.
     """
-    if output not in ("text", "json"):
-        fail(f"--format {output}: choose text or json")
+    as_json = wants_json(output)
     refuse_bad_output("--html", html)
     if script:
         if config_path is not None or overrides or html is not None or mesh != "config" or seeds != 1:
             fail(
                 "--script takes --faults, --nproc-per-node, --limit-s, --format, --keep and --list and no other options"
             )
-        raise typer.Exit(_drill_script(script, faults, nproc_per_node, limit_s, output, keep=keep, lists=list_faults))
+        raise typer.Exit(_drill_script(script, faults, nproc_per_node, limit_s, as_json, keep=keep, lists=list_faults))
     from trainer.drills.table import print_faults
 
     if list_faults:
@@ -89,10 +88,9 @@ def drill(
 
 
 def _drill_script(
-    script: str, faults: str, num_ranks: int, limit_s: float, output: str, *, keep: bool, lists: bool
+    script: str, faults: str, num_ranks: int, limit_s: float, as_json: bool, *, keep: bool, lists: bool
 ) -> int:
     """Drill the user's script; 1 if a fault was missed or a clean run has a finding."""
-    import json
     import shlex
     import time
 
@@ -114,16 +112,16 @@ def _drill_script(
         fail(f"--script {script}: no such file")
     plan = Plan(words=tuple(words), num_ranks=num_ranks or 2, limit_s=limit_s)
     folder = (Path("runs") / time.strftime("drill-%Y%m%d-%H%M%S")).resolve()
-    shown, rows = SafeConsole(stderr=output == "json"), []
+    shown, rows = SafeConsole(stderr=as_json), []
     try:
         for row in script_drill(plan, names, folder=folder, keep=keep):
             rows.append(row)
-            words_of = "right" if row.is_right else "WRONG"
-            shown.print(f"{len(rows)}/{len(names) + 1}  {row.fault}: {words_of}, {row.wall_s:.0f} s", highlight=False)
+            outcome = "right" if row.is_right else "WRONG"
+            shown.print(f"{len(rows)}/{len(names) + 1}  {row.fault}: {outcome}, {row.wall_s:.0f} s", highlight=False)
     except KeyboardInterrupt:
         print_rows(rows, shown)
         return 130
     print_rows(rows, shown)
-    if output == "json":
-        echo(json.dumps(to_json(rows), indent=2))
+    if as_json:
+        print_json(to_json(rows))
     return 0 if rows and all(row.is_right for row in rows) else 1

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, console, echo, fail, wants_json
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "dumps"]
 
@@ -40,10 +40,8 @@ def dumps(
     for rank, why in sorted(fetched.silent.items()):
         echo(f"rankscope: rank {rank} did not answer: {why}", err=True)
     if as_json:
-        import json
-
         silent = {str(rank): why for rank, why in sorted(fetched.silent.items())}
-        echo(json.dumps({"folder": str(into), "ranks": sorted(fetched.ranks), "silent": silent}, indent=2))
+        print_json({"folder": str(into), "ranks": sorted(fetched.ranks), "silent": silent})
         raise typer.Exit(1 if fetched.silent else 0)
     what = f"{len(fetched.ranks)} rank{'s' * (len(fetched.ranks) != 1)}"
     console().print(f"{into}: dumps of {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from rankscope.terminal import FormatOption, console, echo, fail, wants_json
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from analyzers.report.runbook_sections import RunbookSection
@@ -35,20 +35,17 @@ def explain(
         _print_section(found, as_json)
         return
     family = wanted.lower().replace("_", "-")
-    under = [one for one in sections().values() if one.anchor.startswith(f"{family}-" if family else "")]
-    if not under:
+    listed = [one for one in sections().values() if one.anchor.startswith(f"{family}-" if family else "")]
+    if not listed:
         near = nearest(wanted)
         hint = f": did you mean {' or '.join(near[:3])}?" if near else ": `rankscope explain` lists them"
         fail(f"the runbook has no section {wanted[:100]!r}{hint}")
     if as_json:
-        import json
-
-        rows = [{"section": one.anchor, "title": one.title, "chapter": one.chapter} for one in under]
-        echo(json.dumps(rows, indent=2))
+        print_json([{"section": one.anchor, "title": one.title, "chapter": one.chapter} for one in listed])
         return
-    width = max(len(one.anchor) for one in under)
+    width = max(len(one.anchor) for one in listed)
     chapter = None
-    for one in under:
+    for one in listed:
         if one.chapter != chapter:
             echo(f"{'' if chapter is None else chr(10)}{one.chapter}")
             chapter = one.chapter
@@ -59,10 +56,7 @@ def explain(
 
 def _print_section(found: RunbookSection, as_json: bool) -> None:
     if as_json:
-        import json
-
-        names = ("anchor", "title", "chapter", "text")
-        echo(json.dumps({"section" if name == "anchor" else name: getattr(found, name) for name in names}, indent=2))
+        print_json({"section": found.anchor, "title": found.title, "chapter": found.chapter, "text": found.text})
         return
     screen = console()
     if screen.is_terminal:

@@ -67,12 +67,12 @@ def export(
 ) -> None:
     """Write a run for other programs: weights as safetensors, a tracker's run, Parquet files, or a Chrome trace."""
     as_json = wants_json(output)
-    of_weights = to in (Target.safetensors, Target.llama)
-    if step is not None and not of_weights:
+    is_weights = to in (Target.safetensors, Target.llama)
+    if step is not None and not is_weights:
         fail(f"--step {step} is for --to safetensors and llama")
     if steps and to is not Target.chrome_trace:
         fail(f"--steps {steps} is for --to chrome-trace")
-    if of_weights:
+    if is_weights:
         _report(_weights(path, out, step, as_llama=to is Target.llama), as_json)
         return
     from probes.tape.format.reader import TapeError

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import console, echo, fail, print_json
 
 if TYPE_CHECKING:
     from analyzers.fleet.fleet import Fleet, Member
@@ -64,7 +63,7 @@ def fleet(
     elif output == "json":
         from dataclasses import asdict
 
-        echo(json.dumps(asdict(found) | {"mtbf_h": found.mtbf_h}, indent=2))
+        print_json(asdict(found) | {"mtbf_h": found.mtbf_h})
     elif output == "prometheus":
         from watch.exporting.prometheus.fleet_series import fleet_series
 

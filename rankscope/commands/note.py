@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, echo, fail, wants_json
+from rankscope.terminal import FormatOption, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "note"]
 
@@ -38,7 +38,7 @@ def note(
     try:
         folders = [RunDir.open(path) for path in runs]
         before = [read_notes(folder) for folder in folders]
-        after = [one.changed(add=tuple(tag or ()), remove=tuple(untag or ()), text=text) for one in before]
+        after = [notes.changed(add=tuple(tag or ()), remove=tuple(untag or ()), text=text) for notes in before]
         for folder, former, notes in zip(folders, before, after, strict=True):
             if notes != former:
                 write_notes(folder, notes)
@@ -47,10 +47,8 @@ def note(
     except OSError as error:
         fail(f"cannot write {error.filename or 'the notes'}: {error.strerror}")
     if as_json:
-        import json
-
         pairs = zip(folders, after, strict=True)
-        echo(json.dumps([{"run": f.run_id, "tags": list(n.tags), "text": n.text} for f, n in pairs], indent=2))
+        print_json([{"run": f.run_id, "tags": list(n.tags), "text": n.text} for f, n in pairs])
         return
     for folder, notes in zip(folders, after, strict=True):
         tags = ", ".join(notes.tags) or "no tags"

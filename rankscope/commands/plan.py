@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, wants_json
 
 if TYPE_CHECKING:
     from trainer.plan.calibration import Calibration
@@ -88,11 +88,10 @@ def plan(
         typer.Option("--calibrate", metavar="RUN", help="Scale all times to those measured in a run."),
     ] = None,
     ladder: Annotated[bool, typer.Option(help="Also try every other layout, the simplest first.")] = True,
-    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    output: FormatOption = "text",
 ) -> None:
     """Estimate a run before it starts: memory, traffic, time, likely problems, and the layouts that fit."""
-    if output not in ("text", "json"):
-        fail(f"--format {output}: choose text or json")
+    as_json = wants_json(output)
     if price_per_gpu_hour is not None and not tokens and gpu_hours is None:
         fail("--price-per-gpu-hour: needs --tokens or --gpu-hours, for example --tokens 300B")
     if failures is not None and not tokens:
@@ -141,7 +140,7 @@ def plan(
         expected=expected, hardware=hardware, warnings=anti_patterns(expected, hardware), found=found,
         costs={"cost": cost, "failures": lost, "budget": budget, "calibration": correction},
     )  # fmt: skip
-    if output == "json":
+    if as_json:
         _print_json(report)
     else:
         _print_text(report)
@@ -164,9 +163,9 @@ class _Report:
 def _print_json(report: _Report) -> None:
     import json
 
-    from trainer.plan.json import as_json
+    from trainer.plan.json import as_json as plan_json
 
-    content = as_json(report.expected, report.hardware, report.warnings, report.found)
+    content = plan_json(report.expected, report.hardware, report.warnings, report.found)
     content |= {name: asdict(value) for name, value in report.costs.items() if value is not None}
     echo(json.dumps(content, indent=2, allow_nan=False))
 

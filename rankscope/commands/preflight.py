@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, console, echo, fail, wants_json
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from trainer.preflight.verdict.readings import Readings
@@ -137,7 +136,7 @@ def _judged(readings: Readings, fleet: Path | None) -> PreflightReport:
 
 def _show(report: PreflightReport, as_json: bool) -> None:
     if as_json:
-        echo(json.dumps(report.to_json(), indent=2))
+        print_json(report.to_json())
         return
     from trainer.preflight.text import print_report
 

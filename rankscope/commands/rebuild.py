@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, RunArgument, console, echo, fail, wants_json
+from rankscope.terminal import FormatOption, RunArgument, console, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "rebuild"]
 
@@ -38,10 +38,9 @@ def rebuild(
     except (RunError, StoreError) as error:
         fail(str(error))
     if as_json:
-        import json
-
-        found = {"store": str(folder.store()), "rows": dict(result.rows), "kept": [str(path) for path in result.kept]}
-        echo(json.dumps(found | {"problems": list(result.problems)}, indent=2))
+        kept = [str(path) for path in result.kept]
+        counts = {"store": str(folder.store()), "rows": dict(result.rows), "kept": kept}
+        print_json(counts | {"problems": list(result.problems)})
         return
     rows = sum(result.rows.values())
     console().print(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import RunArgument, console, echo, fail
+from rankscope.terminal import FormatOption, RunArgument, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from trainer.replay.session import ReplayReport
@@ -29,7 +28,7 @@ def replay(
     run: RunArgument,
     step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="Step to recompute, from 1.")],
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Device to compute on.")] = "auto",
-    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    output: FormatOption = "text",
 ) -> None:
     """Recompute one step of a run from the newest good checkpoint before it, and report whether the fault recurs:
     first module and operation, forward or backward, on which rank, with which inputs and samples.
@@ -37,8 +36,7 @@ def replay(
     Works on a live or finished run and writes nothing into it. DDP needs one process, other layouts as many as the run
     had. Steps between the checkpoint and N are recomputed too. Faults are not injected again.
     """
-    if output not in ("text", "json"):
-        fail(f"--format {output}: choose text or json")
+    as_json = wants_json(output)
     if device not in ("auto", "cpu", "cuda"):
         fail(f"--device {device}: choose auto, cpu or cuda")
     from probes.tape.rundir import RunError
@@ -57,10 +55,10 @@ def replay(
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or run} cannot be read now ({error.strerror or error}): try again")
-    if output == "json":
+    if as_json:
         from analyzers.report.json import plain
 
-        echo(json.dumps(plain(replayed.to_json()), indent=2))
+        print_json(plain(replayed.to_json()))
         return
     from analyzers.report.terminal.replay_text import render
 

@@ -75,8 +75,8 @@ def run(
         _refuse_no_run(Path(options.run_dir))
     if options.overrides:
         os.environ[ATTACH_CONFIG] = json.dumps(_checked(options.overrides))
-    own = words[: len(words) - len(options.training_script_args)]
-    if not any(word.startswith(_RENDEZVOUS) for word in own):
+    launch_options = words[: len(words) - len(options.training_script_args)]
+    if not any(word.startswith(_RENDEZVOUS) for word in launch_options):
         options.standalone = True
     if options.standalone:  # the rendezvous stores listen on loopback, so the ranks must connect there
         options.local_addr = options.local_addr or "localhost"
@@ -131,15 +131,15 @@ def _refuse_before_torch(words: list[str]) -> None:
     """
     if not words:
         fail("name a script: rankscope run --nproc-per-node 4 train.py")
-    left = [*words]
-    while left and left[0].partition("=")[0].replace("_", "-") in _ONE_VALUE:
-        name, sign, value = left.pop(0).partition("=")
-        if not sign and left:
-            value = left.pop(0)
+    rest = [*words]
+    while rest and rest[0].partition("=")[0].replace("_", "-") in _ONE_VALUE:
+        name, sign, value = rest.pop(0).partition("=")
+        if not sign and rest:
+            value = rest.pop(0)
         if name[2:7] == "nproc" and value and not _is_number_of_ranks(value):
             fail(f"{name} {value}: give a number of ranks, or one of {', '.join(_DEVICES)}")
-    if left and not left[0].startswith("-") and not os.path.isfile(left[0]):
-        _fail_without_script(left[0])
+    if rest and not rest[0].startswith("-") and not os.path.isfile(rest[0]):
+        _fail_without_script(rest[0])
 
 
 def _fail_without_script(path: str) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import FormatOption, echo, fail, wants_json
+from rankscope.terminal import FormatOption, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "stacks"]
 
@@ -46,14 +46,12 @@ def stacks(
     odd = outlying_stacks(groups)
     verdict = _verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd))
     if as_json:
-        import json
-
         processes = [
             {"name": stack.name, "pid": stack.pid, "rank": stack.rank, "stopped": stack.is_stopped,
              "is_outlier": stack in odd, "problem": stack.problem, "frames": [str(frame) for frame in stack.frames]}
             for stack in taken
         ]  # fmt: skip
-        echo(json.dumps({"verdict": verdict, "processes": processes}, indent=2))
+        print_json({"verdict": verdict, "processes": processes})
         return
     for found in groups:
         first = found.members[0]

@@ -21,7 +21,7 @@ from analyzers.report.terminal.lost_terminal import leave_lost_terminal
 __all__ = ["run_to_signal"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-AGAIN_S = 0.05
+RAISE_AGAIN_S = 0.05
 Result = TypeVar("Result")
 
 
@@ -59,9 +59,9 @@ class _Received:
         while True:
             try:
                 number, self.number = self.number, 0
-                again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
-                again.daemon = True
-                again.start()
+                timer = threading.Timer(RAISE_AGAIN_S, os.kill, (os.getpid(), number))
+                timer.daemon = True
+                timer.start()
                 return
             except _EndRequest:  # arrived within this function, where its exception would be ignored, too
                 continue

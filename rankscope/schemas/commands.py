@@ -117,8 +117,8 @@ def _closed() -> dict[str, Any]:
 
 def _finding() -> dict[str, Any]:
     found = report_schema()["$defs"]["finding"]
-    own = {name: each for name, each in found["properties"].items() if name not in ("link", "closed")}
-    return {"type": "object", "required": list(own), "properties": own}
+    properties = {name: each for name, each in found["properties"].items() if name not in ("link", "closed")}
+    return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def _compare() -> dict[str, Any]:
