@@ -10,7 +10,7 @@ from streamlit.components import v2
 
 from dashboard.data.prefetch import Query
 from dashboard.data.sql import queries
-from dashboard.finding_link import PAGES_BY_TITLE
+from dashboard.page_link import PAGES_BY_TITLE
 from dashboard.views import (
     checkpoints,
     collectives,

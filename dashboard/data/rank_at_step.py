@@ -65,10 +65,8 @@ def _account(source: Source, attempt: int, rank: int, step: int) -> dict[str, An
     )
     stages, peers = "", "true"
     if source.has("ranks"):
-        stages = (
-            "stages AS (SELECT rank, coalesce(arg_max(pp, wall_ns), 0) AS pp FROM ranks WHERE rank >= 0 GROUP BY rank),"
-        )
-        peers = "rank IN (SELECT rank FROM stages WHERE pp = (SELECT pp FROM stages WHERE rank = $1))"
+        stages = "stages AS (SELECT rank, coalesce(max(pp), 0) AS pp FROM ranks WHERE attempt = $2 GROUP BY rank),"
+        peers = "(rank = $1 OR rank IN (SELECT rank FROM stages WHERE pp = (SELECT pp FROM stages WHERE rank = $1)))"
     ((num_peers, *values),) = source.rows(
         f"""
         WITH {stages} timed AS (

@@ -30,8 +30,8 @@ from dashboard.drawing.elements import (
     table,
     with_runbook_links,
 )
-from dashboard.finding_link import page_link
 from dashboard.frame import View, framed, runs_folder
+from dashboard.page_link import page_link
 from probes.tape.redaction.printable import visible
 
 __all__ = ["as_of", "card", "findings", "verdict_without_findings"]

@@ -16,8 +16,8 @@ import streamlit as st
 from dashboard.data.background_answers import Answers
 from dashboard.drawing import units
 from dashboard.drawing.elements import empty_state, markdown_text
-from dashboard.finding_link import page_link
 from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
+from dashboard.page_link import page_link
 from dashboard.views.compare import MAX_RUNS
 from probes.tape.redaction.printable import visible
 from probes.tape.rundir import RunDir, RunError

@@ -12,8 +12,8 @@ from analyzers.source import Source
 from dashboard.data.rank_at_step import rank_at_step
 from dashboard.data.run_logs import RunLogs, lines_at
 from dashboard.drawing.elements import empty_state, markdown_text, table
-from dashboard.finding_link import page_link
 from dashboard.frame import View
+from dashboard.page_link import page_link
 from dashboard.views.logs import load_logs
 from probes.tape.redaction.printable import visible
 from store.published.copy_time import is_copy

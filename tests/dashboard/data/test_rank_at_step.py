@@ -40,6 +40,17 @@ def test_a_rank_is_shown_beside_the_peers_of_its_stage_in_its_newest_attempt() -
     assert found["account"]["step"] == (100, 100)
 
 
+def test_peers_are_those_of_the_attempt() -> None:
+    store = recorded()
+    store.add("ranks", [
+        {"attempt": 2, "rank": rank, "wall_ns": 3, "host": f"node-{rank}", "pp": rank % 2, "device": "cuda:2"}
+        for rank in range(4)
+    ])  # fmt: skip
+    assert rank_at_step(store, rank=1, step=7)["account"]["forward"] == (40, 20), "a later mesh changes no peer"
+    store.connection.execute("DELETE FROM ranks WHERE attempt = 1")
+    assert rank_at_step(store, rank=1, step=7)["account"]["forward"] == (40, None), "unknown is no peer"
+
+
 def test_host_and_device_are_those_of_the_attempt() -> None:
     store = recorded()
     assert rank_at_step(store, rank=3, step=7)["place"] == ("node-3", "cuda:1")
