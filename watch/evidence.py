@@ -32,7 +32,7 @@ from pathlib import Path
 from probes.tape.files.safe_open import open_plain
 from probes.tape.redaction.printable import visible
 from probes.tape.redaction.secrets import Redactor
-from watch.stacks.pyspy import StacksError, ranks_here, take
+from watch.stacks.pyspy import StacksError, ranks_here, take_threads
 from watch.stacks.recorder_dumps import ask_for_dump, file_state, wait_for_dumps
 
 __all__ = ["Collected", "collect"]
@@ -87,7 +87,8 @@ def collect(
     fd = os.open(archive, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=3) as into:
         writer = _ArchiveWriter(into, collected, host)
-        writer.add("stacks.txt", *_stacks(chosen), max_bytes=max_bytes)
+        for name, blob, why in _stacks(chosen):
+            writer.add(name, blob, why, max_bytes=max_bytes)
         for name, blob, why in _dumps(chosen):
             writer.add(name, blob, why, max_bytes=int(DUMPS_SHARE * max_bytes), is_text=False)
         for name, commands in COMMANDS.items():
@@ -137,20 +138,24 @@ def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
     return b"", f"{names}: not installed, or no output"
 
 
-def _stacks(pids: Sequence[int]) -> tuple[bytes, str]:
-    if not pids:
-        return b"", "no process here has a RANK (name the processes with --pid)"
-    try:
-        stacks = [take(pid) for pid in pids]
-    except StacksError as error:
-        return b"", str(error)
-    if not any(stack.frames for stack in stacks):
-        return b"", "; ".join(f"{stack.name}: {stack.problem or 'no stack'}" for stack in stacks)
+def _stacks(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:
+    """Yield a text with the main threads, and for `rankscope analyze` py-spy's JSON of each process."""
     lines: list[str] = []
-    for stack in stacks:
-        frames = stack.frames or (stack.problem,)
-        lines += [f"{stack.name} (pid {stack.pid})", *(f"    {frame}" for frame in frames), ""]
-    return "\n".join(lines).encode(), ""
+    problems: list[str] = [] if pids else ["no process here has a RANK (name the processes with --pid)"]
+    has_stack = False
+    try:
+        for pid in pids:
+            stack, threads = take_threads(pid)
+            if threads:
+                has_stack = True
+                yield f"stacks/{stack.name.replace(' ', '-')}.json", json.dumps(threads).encode(), ""
+            else:
+                problems.append(f"{stack.name}: {stack.problem or 'no stack'}")
+            frames = stack.frames or (stack.problem,)
+            lines += [f"{stack.name} (pid {stack.pid})", *(f"    {frame}" for frame in frames), ""]
+    except StacksError as error:
+        problems.append(str(error))
+    yield "stacks.txt", "\n".join(lines).encode(), "" if has_stack else "; ".join(problems)
 
 
 def _dumps(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:

@@ -6,6 +6,7 @@ import os
 import tarfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from analyzers.hangs.stacks import Stack
 from tests.e2e.launched import rankscope
 from tests.waiting import wait_for
 from watch import evidence
+from watch.stacks.pyspy import StacksError
 from watch.stacks.recorder_dumps import ask_for_dump
 
 
@@ -34,11 +36,11 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
 
 
 def test_a_process_whose_stack_cannot_be_taken_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stacks = {
-        1: Stack(pid=1, rank=0, problem="no permission to trace it"),
-        2: Stack(pid=2, rank=1, frames=("a.py:3 f",)),
-    }
-    monkeypatch.setattr(evidence, "take", stacks.__getitem__)
+    refused, taken = (
+        Stack(pid=1, rank=0, problem="no permission to trace it"),
+        Stack(pid=2, rank=1, frames=("a.py:3 f",)),
+    )
+    monkeypatch.setattr(evidence, "take_threads", {1: (refused, []), 2: (taken, [_thread("f", 3)])}.__getitem__)
     none = evidence.collect(tmp_path / "none.tar.gz", pids=[1])
     assert none.missing["stacks.txt"] == "rank 0: no permission to trace it"
     some = evidence.collect(tmp_path / "some.tar.gz", pids=[1, 2])
@@ -49,6 +51,32 @@ def test_a_process_whose_stack_cannot_be_taken_has_a_reason(tmp_path: Path, monk
         lines = text.read().decode().splitlines()
     assert lines[:2] == ["rank 0 (pid 1)", "    no permission to trace it"]
     assert lines[3:5] == ["rank 1 (pid 2)", "    a.py:3 f"]
+
+    def not_installed(pid: int) -> None:
+        raise StacksError("py-spy is not installed")
+
+    monkeypatch.setattr(evidence, "take_threads", not_installed)
+    without = evidence.collect(tmp_path / "without.tar.gz", pids=[1, 2])
+    assert without.missing["stacks.txt"] == "py-spy is not installed"
+
+
+def _thread(function: str, line: int) -> dict[str, Any]:
+    frames = [{"name": name, "filename": f"/job/{file}", "short_filename": file, "line": number}
+              for name, file, number in ((function, "a.py", line), ("step", "train.py", 40))]  # fmt: skip
+    return {"pid": 1, "thread_name": "MainThread", "frames": frames}
+
+
+def test_analyze_names_the_rank_whose_stack_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_threads(pid: int) -> tuple[Stack, list[Any]]:
+        thread = _thread("load", 7) if pid == 3 else _thread("all_reduce", 2800)
+        return Stack(pid=pid, rank=pid - 1, frames=("a.py:1 f",)), [thread | {"pid": pid}]
+
+    monkeypatch.setattr(evidence, "take_threads", take_threads)
+    monkeypatch.setattr(evidence, "COMMANDS", {})
+    evidence.collect(tmp_path / "evidence-a.tar.gz", pids=range(1, 5))
+    evidence.collect(tmp_path / "evidence-b.tar.gz", pids=range(5, 9))
+    (hang,) = diagnose_files([tmp_path]).fired
+    assert (hang.kind, hang.status, hang.ranks) == ("hang", "suspect", (2,))
 
 
 def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from analyzers.hangs.stacks import Stack
 from watch.processes import os_state
 
-__all__ = ["StacksError", "program", "ranks_here", "take"]
+__all__ = ["StacksError", "program", "ranks_here", "take", "take_threads"]
 
 DUMP_S = 20.0
 
@@ -39,9 +39,14 @@ def ranks_here() -> list[int]:
 
 def take(pid: int) -> Stack:
     """Take the stack of a process's main thread. Raises StacksError if py-spy is not installed."""
+    return take_threads(pid)[0]
+
+
+def take_threads(pid: int) -> tuple[Stack, list[Any]]:
+    """Return the stack of the main thread, and py-spy's JSON of all threads. Raises StacksError as `take` does."""
     state, rank = os_state(pid)[0], _rank(pid)
     if not state:
-        return Stack(pid=pid, problem="no such process")
+        return Stack(pid=pid, problem="no such process"), []
     # A stopped process cannot be stopped again, and does not change: read it without stopping it.
     command = [program(), "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if state in ("T", "t") else [])]
     try:
@@ -52,8 +57,9 @@ def take(pid: int) -> Stack:
         threads, problem = None, f"py-spy did not answer within {DUMP_S:.0f} s"
     except ValueError:
         threads, problem = None, "py-spy's output cannot be parsed"
-    frames = _frames(threads) if isinstance(threads, list) else ()
-    return Stack(pid=pid, rank=rank, frames=frames, os_state=state, problem=problem)
+    threads = threads if isinstance(threads, list) else []
+    frames = _frames(threads) if threads else ()
+    return Stack(pid=pid, rank=rank, frames=frames, os_state=state, problem=problem), threads
 
 
 def program() -> str:
