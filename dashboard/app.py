@@ -38,7 +38,7 @@ def main() -> None:
     style()
     login.require()
     live_chart.prepare()
-    prefetch.use(navigation.FIRST_QUERIES)
+    prefetch.set_queries(navigation.FIRST_QUERIES)
     folder = RunsFolder(Path(os.environ.get("RANKSCOPE_DASHBOARD_RUNS", "runs")))
     st.session_state["runs_folder"] = folder
     names = folder.run_ids()

@@ -169,7 +169,7 @@ def _page(title: str, body: Callable[[View], None]) -> None:
         return
     polls = st.session_state.get("polls", True)
 
-    def part() -> None:
+    def draw() -> None:
         answer = access.state()
         view = _view(access, answer)
         _head(title, access, view)
@@ -194,7 +194,7 @@ def _page(title: str, body: Callable[[View], None]) -> None:
             st.rerun()
 
     # The key contains the run's id, so that each run has a separate fragment state.
-    st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
+    st.fragment(draw, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
 
 
 @st.fragment(run_every=POLL_S)
@@ -265,15 +265,16 @@ def _since(state: RunState) -> str:
 def _cannot_read(error: Exception, *, has_former: bool = False) -> None:
     """Draw an error in place of a traceback."""
     if isinstance(error, StoreBusyError):
-        head = "Another process has the store open"
+        heading = "Another process has the store open"
         hint = "The page tries again. Close the program that has it open (a DuckDB shell without -readonly?)."
     elif isinstance(error, (StoreError, TapeError, RunError)):
-        head, hint = "This run cannot be read", "Choose another run in the list on the left."
+        heading, hint = "This run cannot be read", "Choose another run in the list on the left."
     else:
-        head, hint = "This page could not be computed", "The other pages work. Please report this with the run's files."
+        heading = "This page could not be computed"
+        hint = "The other pages work. Please report this with the run's files."
     if has_former:
-        head += ". Older data are shown"
+        heading += ". Older data are shown"
     with st.container(border=True):
-        st.markdown(f":orange[:material/warning: **{head}**]")
+        st.markdown(f":orange[:material/warning: **{heading}**]")
         st.text(f"{'' if isinstance(error, ValueError) else type(error).__name__ + ': '}{str(error)[:1000]}")
         st.caption(hint)

@@ -66,5 +66,5 @@ def set_server_root() -> None:
     from starlette.middleware import Middleware
     from streamlit.web.server.starlette import starlette_app
 
-    own = starlette_app.create_streamlit_middleware
-    starlette_app.create_streamlit_middleware = lambda: [*own(), Middleware(RootUrlMiddleware)]
+    default = starlette_app.create_streamlit_middleware
+    starlette_app.create_streamlit_middleware = lambda: [*default(), Middleware(RootUrlMiddleware)]

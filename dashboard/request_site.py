@@ -22,15 +22,15 @@ App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[N
 def is_own_request(host: str | None, origin: str | None, allowed_hosts: Collection[str]) -> bool:
     """Return True if `Host` is a name of the server and `Origin`, if present, has the same host and port."""
     try:
-        own = urlsplit(f"//{host or ''}")
-        own_port, name = own.port, (own.hostname or "").rstrip(".")
-        if name not in allowed_hosts or "@" in own.netloc or own.path or own.query or own.fragment:
+        site = urlsplit(f"//{host or ''}")
+        port, name = site.port, (site.hostname or "").rstrip(".")
+        if name not in allowed_hosts or "@" in site.netloc or site.path or site.query or site.fragment:
             return False
         if origin is None:
             return True
         page = urlsplit(origin)
         default = {"http": 80, "https": 443}.get(page.scheme)
-        return default is not None and (page.hostname, page.port or default) == (own.hostname, own_port or default)
+        return default is not None and (page.hostname, page.port or default) == (site.hostname, port or default)
     except ValueError:  # malformed port or address
         return False
 
@@ -68,9 +68,9 @@ def check_every_request() -> None:
     from streamlit import config
     from streamlit.web.server.starlette import starlette_app
 
-    own = starlette_app.create_streamlit_middleware
+    default = starlette_app.create_streamlit_middleware
 
     def with_check() -> list[Middleware]:
-        return [Middleware(SiteCheck, allowed_hosts=config.get_option("server.allowedHosts")), *own()]
+        return [Middleware(SiteCheck, allowed_hosts=config.get_option("server.allowedHosts")), *default()]
 
     starlette_app.create_streamlit_middleware = with_check

@@ -17,7 +17,7 @@ from store.runs_folder import RunsFolder
 
 __all__ = ["choose_run"]
 
-PICKED = "run_choice"
+CHOICE_KEY = "run_choice"
 """Session-state key of the list in the sidebar."""
 
 
@@ -31,11 +31,11 @@ def choose_run(folder: RunsFolder, names: list[str]) -> str | None:
     if chosen is None and not asked:
         started_on = os.environ.get("RANKSCOPE_DASHBOARD_RUN")
         chosen = _resolved(folder, names, before) or _resolved(folder, names, started_on) or names[0]
-    st.session_state[PICKED] = chosen
+    st.session_state[CHOICE_KEY] = chosen
     with st.sidebar:
         st.selectbox(
-            "Run", names, key=PICKED, format_func=visible, help="The newest run is on top.", on_change=_into_address,
-            placeholder="Choose a run",
+            "Run", names, key=CHOICE_KEY, format_func=visible, help="The newest run is on top.",
+            on_change=_into_address, placeholder="Choose a run",
         )  # fmt: skip
     if chosen is None:
         return None
@@ -51,7 +51,7 @@ def _into_address() -> None:
     """Write the choice to the address, and remove the former run's finding from it."""
     if "finding" in st.query_params:
         del st.query_params["finding"]
-    st.query_params["run"] = st.session_state[PICKED]
+    st.query_params["run"] = st.session_state[CHOICE_KEY]
 
 
 def _resolved(folder: RunsFolder, names: list[str], run_id: str | None) -> str | None:

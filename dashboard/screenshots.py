@@ -41,12 +41,12 @@ COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 """Selector of a page whose script has ended."""
 PENDING = "[data-testid=stCaptionContainer]:has-text('Loading more')"
-"""Selector of a page's foot while a part of it is computed."""
+"""Selector of the caption that a page shows while a part of it is computed."""
 _UNDRAWN = "[data-testid=stSkeleton], .rankscope-chart:not(:has(.main-svg))"
 """Selector of elements whose script has not loaded yet, which takes seconds on a busy machine."""
 _IS_WHOLE = """([settled, pending, undrawn]) => document.querySelector(settled) !== null &&
   document.querySelector(undrawn) === null &&
-  ![...document.querySelectorAll(pending)].some(foot => foot.innerText.includes('Loading more'))"""
+  ![...document.querySelectorAll(pending)].some(caption => caption.innerText.includes('Loading more'))"""
 
 
 def browser_path() -> str | None:
@@ -99,7 +99,7 @@ def _picture(page: Page, width: int) -> bytes:
 def wait_until_whole(page: Page, *, timeout_ms: float) -> None:
     """Wait until the page's script has ended with nothing left to compute, and every element is drawn.
 
-    Between two runs of the script the foot is missing, too.
+    Between two runs of the script that caption is missing, too.
     """
     caption = PENDING.partition(":")[0]
     page.wait_for_function(_IS_WHOLE, arg=[SETTLED, caption, _UNDRAWN], timeout=timeout_ms)

@@ -19,7 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Answer", "Answers"]
@@ -34,7 +34,9 @@ QUICK_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`value` is None until the first result; `error` is what the last computation raised."""
+    """`value` is None until the first result; `error` is what the last computation raised; `pending` is the running
+    computation.
+    """
 
     value: Any = None
     is_fresh: bool = False
@@ -53,7 +55,6 @@ class _Entry:
     first_at: float = 0.0
     done_at: float = 0.0
     running: Future[None] | None = None
-    asked: Hashable = field(default=None)
 
 
 class Answers:
@@ -85,7 +86,6 @@ class Answers:
                 self._entries.popitem(last=False)
             settled = entry.version == version and entry.has_value and entry.error is None
             if not settled and entry.running is None and self._is_due(entry, rest_factor):
-                entry.asked = version
                 entry.first_at = entry.first_at or time.monotonic()
                 entry.running = self._pool.submit(self._compute, entry, version, compute)
             running = None if settled else entry.running

@@ -1,7 +1,7 @@
 """Prefetch the first queries of the other pages of a large run.
 
-    use(((overview.load_lines, ()), ...))   # once: the loaders, in order of computation
-    prefetch(access)                        # once per run; does nothing for a small run
+    set_queries(((overview.load_lines, ()), ...))   # once: the loaders, in order of computation
+    prefetch(access)                                # once per run; does nothing for a small run
 
 One query at a time, so that a query of the open page never waits for more than one of them.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from dashboard.data.run_access import LARGE_BYTES, RunAccess
 
-__all__ = ["Query", "prefetch", "use"]
+__all__ = ["Query", "prefetch", "set_queries"]
 
 Query = tuple[Callable[..., Any], tuple[Hashable, ...]]
 """A loader and its parameters."""
@@ -24,7 +24,7 @@ _prefetched: set[str] = set()
 _queries: list[Query] = []
 
 
-def use(queries: Sequence[Query]) -> None:
+def set_queries(queries: Sequence[Query]) -> None:
     """Set the queries. The pages import this package, so they are not imported here."""
     _queries[:] = queries
 

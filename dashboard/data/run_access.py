@@ -155,14 +155,14 @@ class RunAccess:
         """Return the Comparison of this run (B) with another run (A), and both loss curves."""
 
         def compute() -> dict[str, Any]:
-            found_a, found_b = (one._diagnosed((one.version(), one.is_watched)) for one in (other, self))
+            found_a, found_b = (run._diagnosed((run.version(), run.is_watched)) for run in (other, self))
             with other.open() as store_a, self.open() as store_b:
                 side_a, side_b = other._side(store_a, found_a), self._side(store_b, found_b)
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
-        for one in (other, self):  # the first read ingests the tapes, which changes the version in the cache key below
-            state = one.state(first_s=FIRST_S)
+        for run in (other, self):  # the first read ingests the tapes, which changes the version in the cache key below
+            state = run.state(first_s=FIRST_S)
             if state.value is None:
                 return state
         key = ("compare", str(self.run.path), str(other.run.path))
@@ -189,6 +189,7 @@ class RunAccess:
             return found
 
     def _may_grow(self) -> bool:
-        """Return True if the last known state is that of a live run. Before the first state it is False, since counting
-        such a run as live would compute its state twice."""
+        """Return True if the last known state is that of a live run. False before the first state: else it would be
+        computed twice.
+        """
         return self._last_state.is_live

@@ -27,7 +27,7 @@ from store import Store, is_watched
 
 __all__ = ["CATCH_UP_S", "SharedStore", "files_version"]
 
-APART_BYTES = 16 << 20
+CHILD_PROCESS_BYTES = 16 << 20
 """Larger tapes without a store are ingested by a child process."""
 CATCH_UP_S = 4.0
 """Seconds between two ingests of a run without a watch."""
@@ -108,7 +108,7 @@ class SharedStore:
             if opened is not None:
                 self._forget(opened)
             written = _written(self._run)
-            if not self._run.stores() and _tape_bytes(self._run) >= APART_BYTES:
+            if not self._run.stores() and _tape_bytes(self._run) >= CHILD_PROCESS_BYTES:
                 catch_up_in_process(self._run)
             store = Store.open(self._run, catch_up=True, wait_s=WAIT_S)
             self._caught_up_at, self._written = time.monotonic(), written

@@ -80,10 +80,10 @@ def checkpoints(view: View) -> None:
     if not len(saved["step"]):
         empty_state("No checkpoint was saved.")
         return
-    there = sorted({str(tier) for tier in saved["tier"]})
-    tier = there[0]
-    if len(there) > 1:
-        tier = st.segmented_control("Tier", there, default=tier, key="tier", required=True) or tier
+    tiers = sorted({str(tier) for tier in saved["tier"]})
+    tier = tiers[0]
+    if len(tiers) > 1:
+        tier = st.segmented_control("Tier", tiers, default=tier, key="tier", required=True) or tier
     rows = [i for i in range(len(saved["step"])) if saved["tier"][i] == tier]
     table(
         {

@@ -49,7 +49,7 @@ def load_exposed_calls(source: Source) -> Any:
     return exposed_calls(source, attempt)
 
 
-def load_below(source: Source) -> dict[str, Any]:
+def load_aggregates(source: Source) -> dict[str, Any]:
     """{heading: rows}: sums of steps whose calls were removed, and records of the NCCL plugin."""
     return {
         "Older steps, summed": call_queries.older_totals(source), "As NCCL ran them": call_queries.nccl_kernels(source),
@@ -90,16 +90,16 @@ def collectives(view: View) -> None:
         "Finished calls only. Transfer time is measured on the last member to arrive, which does not wait."
         + (" A larger dot means more waiting." if has_waits else "")
     )
-    bandwidth = floats(calls["bus_gb_per_s"])
-    unit, scale = rate_unit(float(np.max(bandwidth, initial=0.0, where=np.isfinite(bandwidth))))
-    below = view.ask(load_below)
-    if below:
-        _below(below)
+    bus_gb_per_s = floats(calls["bus_gb_per_s"])
+    unit, scale = rate_unit(float(np.max(bus_gb_per_s, initial=0.0, where=np.isfinite(bus_gb_per_s))))
+    aggregates = view.ask(load_aggregates)
+    if aggregates:
+        _aggregates(aggregates)
     with st.expander("All calls as a table", expanded=True):
         table(
             {
                 "operation": calls["op"], "group": _groups(calls), "bytes": calls["bytes"],
-                f"bus {unit}": _significant(scale * bandwidth),
+                f"bus {unit}": _significant(scale * bus_gb_per_s),
                 "waited (s)": _significant(floats(calls["wait_s"])),
                 "members": calls["n"],
                 "transfer (ms)": _significant(floats(calls["transfer_ms"])), "calls": calls["num_calls"],
@@ -107,7 +107,7 @@ def collectives(view: View) -> None:
         )  # fmt: skip
 
 
-def _below(found: dict[str, Any]) -> None:
+def _aggregates(found: dict[str, Any]) -> None:
     """Draw the sums of older steps and the records of the NCCL plugin, if there are any."""
     for title, rows in found.items():
         if rows:

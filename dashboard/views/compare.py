@@ -22,15 +22,15 @@ from dashboard.frame import View, access_to, framed, runs_folder
 from probes.tape.redaction.printable import visible
 from probes.tape.rundir import RunError
 
-__all__ = ["MAX_RUNS", "compare", "without_common_beginning"]
+__all__ = ["MAX_RUNS", "compare", "without_common_prefix"]
 
 MAX_RUNS = 8
 SENTENCE, MAX_SENTENCE = 60, 190
 """Characters from which a value counts as a sentence, which wraps; a longer one ends with an ellipsis, since the page
 Findings has all of it."""
-_OF_A_LINE, _LINE_PX, _CELL_PX = 24, 19, 20
-"""Characters of a line in such a column at least; height of a line, and of a cell around its lines (pixels)."""
-_OF_MANIFESTS = ("Setting", "Version", "Launch")
+_LINE_CHARS, _LINE_PX, _CELL_PX = 24, 19, 20
+"""Minimum characters per line of a column that wraps; height of a line, and of a cell without its lines (pixels)."""
+_MANIFEST_TABLES = ("Setting", "Version", "Launch")
 """Tables of settings and facts, in which a long value does not make the row taller."""
 _BASELINE_COLOUR = SEQUENCE[7]
 
@@ -74,12 +74,12 @@ def compare(view: View) -> None:
 def _chosen(view: View, names: list[str]) -> tuple[list[str], str]:
     """The runs, newest first, and the baseline, which by default is the oldest of them."""
     others = [name for name in names if name != view.run_id]
-    place = names.index(view.run_id) if view.run_id in names else -1
+    index = names.index(view.run_id) if view.run_id in names else -1
     named = st.query_params.get("baseline")
-    former = named if named in others else others[min(max(place, 0), len(others) - 1)]  # the run before this one
+    other = named if named in others else others[min(max(index, 0), len(others) - 1)]  # the run before this one
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         chosen = st.multiselect(
-            "Compared with", others, default=[former], key="with", format_func=visible, width=520,
+            "Compared with", others, default=[other], key="with", format_func=visible, width=520,
             max_selections=MAX_RUNS - 1, bind="query-params",
         )  # fmt: skip
         runs = [name for name in names if name == view.run_id or name in chosen]
@@ -164,14 +164,14 @@ def _settings(baseline: str, found: dict[str, dict[str, Any]]) -> None:
 
 
 def _details(baseline: str, name: str, comparison: Comparison) -> None:
-    headings = unique_names(("", *without_common_beginning(baseline, name)))
+    headings = unique_names(("", *without_common_prefix(baseline, name)))
     for heading, rows in tables(comparison):
         if rows:
             st.subheader(heading, anchor=False)
             longest = max(len(text) for row in rows for text in row[1:])
-            is_long = heading not in _OF_MANIFESTS and longest > SENTENCE
-            columns = [[row[0] for row in rows], *([_fitting(row[place]) for row in rows] for place in (1, 2))]
-            num_lines = -(-min(longest, MAX_SENTENCE) // _OF_A_LINE)
+            is_long = heading not in _MANIFEST_TABLES and longest > SENTENCE
+            columns = [[row[0] for row in rows], *([_fitting(row[column]) for row in rows] for column in (1, 2))]
+            num_lines = -(-min(longest, MAX_SENTENCE) // _LINE_CHARS)
             table(
                 dict(zip(headings, columns if is_long else zip(*rows, strict=True), strict=True)),
                 key=f"compare-{heading}-{name}", row_height=_CELL_PX + _LINE_PX * num_lines if is_long else None,
@@ -184,11 +184,11 @@ def _fitting(text: str) -> str:
     return shorten(text, MAX_SENTENCE, placeholder=" …")
 
 
-def without_common_beginning(one: str, other: str) -> tuple[str, str]:
+def without_common_prefix(one: str, other: str) -> tuple[str, str]:
     """Shorten names for headings, so that two columns fit on a narrow page: `…051125` and `…051335`."""
     words, others = re.split(r"(?<=[-_.])", one), re.split(r"(?<=[-_.])", other)
     pairs = enumerate(zip(words[:-1], others[:-1], strict=False))
-    common = next((place for place, (a, b) in pairs if a != b), min(len(words), len(others)) - 1)
+    common = next((index for index, (a, b) in pairs if a != b), min(len(words), len(others)) - 1)
     if not common:
         return one, other
     return "…" + "".join(words[common:]), "…" + "".join(others[common:])
@@ -209,13 +209,13 @@ def _losses(baseline: str, found: dict[str, dict[str, Any]]) -> None:
 
 def _loss_figure(names: tuple[str, ...], *curves: dict[str, Any]) -> Figure:
     lines = []
-    for place, (name, curve) in enumerate(zip(names, curves, strict=True)):
+    for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
         kept = np.asarray(curve["kept"], dtype=bool)
         if kept.any():
             lines.append(
                 series.Series(
                     name=name, x=ints(curve["step"])[kept], y=floats(curve["loss"])[kept],
-                    colour=SEQUENCE[place - 1] if place else _BASELINE_COLOUR,
+                    colour=SEQUENCE[number - 1] if number else _BASELINE_COLOUR,
                 )
             )  # fmt: skip
     return series.draw(lines, x="step", y="loss (nat)", height=340)

@@ -40,10 +40,10 @@ def configuration(view: View) -> None:
     if not manifest:
         empty_state("`run.json` of this run is missing or damaged.", "The configuration is not known.")
     _started(manifest)
-    given = view.ask(load_framework_settings)
-    if given is None:
+    framework = view.ask(load_framework_settings)
+    if framework is None:
         return
-    settings = flat(manifest.get("config")) + [("(framework)", name, value) for _, name, value in flat(given)]
+    settings = flat(manifest.get("config")) + [("(framework)", name, value) for _, name, value in flat(framework)]
     if not settings:
         empty_state(
             "No settings are recorded with this run.",
@@ -51,11 +51,11 @@ def configuration(view: View) -> None:
             "framework's callback are recorded.",
         )
         return
-    wanted = (
+    text = (
         st.text_input("Filter", key="setting", placeholder="part of a name or value", width=320, bind="query-params")
         or ""
     ).lower()
-    shown = [row for row in settings if wanted in f"{row[0]}.{row[1]} {row[2]}".lower()]
+    shown = [row for row in settings if text in f"{row[0]}.{row[1]} {row[2]}".lower()]
     if not shown:
         empty_state("No setting matches the filter.")
         return

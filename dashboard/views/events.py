@@ -83,12 +83,12 @@ def _draw(found: dict[str, Any], *, is_all: bool) -> None:
     newest = f"The newest {len(rows):,} of " if found["num"] > len(rows) else ""
     shown = f"{newest}{number_of(found['num'], 'event')}"
     st.caption(f"{shown}, the newest first. Select one to read it in full. {_routine(is_all)}")
-    places = [place for place in chosen["selection"]["rows"] if place < len(rows)]
-    if places:
-        _whole(rows[places[0]])
+    selected = [index for index in chosen["selection"]["rows"] if index < len(rows)]
+    if selected:
+        _in_full(rows[selected[0]])
 
 
-def _whole(row: dict[str, Any]) -> None:
+def _in_full(row: dict[str, Any]) -> None:
     with st.container(border=True, key="event-in-full"):
         st.markdown(f"**{markdown_text(row['kind'], 100)}**")
         if meaning := _meaning(row["kind"])["meaning"]:

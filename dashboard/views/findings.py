@@ -79,11 +79,11 @@ def as_of(finding: Finding, state: RunState) -> str:
 @framed("Findings")
 def findings(view: View) -> None:
     """Draw the list, or the finding in the page's address."""
-    words = view.ask(reported_findings, often=True)
-    if words is None:
+    reports = view.ask(reported_findings, often=True)
+    if reports is None:
         return
     diagnosis = view.diagnosis()
-    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt, has_ended=not view.state.is_live)
+    known = current_findings(diagnosis, reports, newest_attempt=view.state.attempt, has_ended=not view.state.is_live)
     advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
     if asked:
@@ -133,8 +133,8 @@ def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> Non
 def _list(view: View, known: CurrentFindings) -> None:
     found = known.findings
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-        there = [severity for severity in SEVERITIES if any(f.severity == severity for f in found)]
-        severities = st.pills("Severity", there, selection_mode="multi", key="severity", bind="query-params")
+        present = [severity for severity in SEVERITIES if any(f.severity == severity for f in found)]
+        severities = st.pills("Severity", present, selection_mode="multi", key="severity", bind="query-params")
         # Offer the kind in an alert's link (`?kind=hang&rank=3`) even before such a finding is known.
         linked = {kind for kind in st.query_params.get_all("kind") if kind in KINDS}
         chosen = st.multiselect(
@@ -175,8 +175,8 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         st.markdown(f"**Why** &nbsp; {markdown_text(reason)}")
     following = next_step(finding, runs_folder().path / view.run_id)
     st.markdown(f"**Next** &nbsp; {with_runbook_links(markdown_text(following))}")
-    proof = _evidence_of(view, finding)
-    for number, (heading, figure) in enumerate(proof["drawings"] if proof else ()):
+    evidence = _evidence_of(view, finding)
+    for number, (heading, figure) in enumerate(evidence["drawings"] if evidence else ()):
         import plotly.graph_objects as go
 
         st.subheader(markdown_text(heading, 160), anchor=False)
@@ -186,7 +186,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         st.subheader("Numbers", anchor=False)
         _numbers(finding)
         st.subheader("Response", anchor=False)
-        done = proof["done"] if proof else []
+        done = evidence["done"] if evidence else []
         for sentence in done:
             st.text(visible(sentence)[:400])
         if not done:

@@ -36,13 +36,13 @@ def fleet() -> None:
     st.title("Fleet", anchor=False)
     polls = st.session_state.get("fleet_polls", True)
 
-    def part() -> None:
-        wanted = _page()
-        if wanted != polls:
-            st.session_state["fleet_polls"] = wanted
+    def draw() -> None:
+        is_pending = _page()
+        if is_pending != polls:
+            st.session_state["fleet_polls"] = is_pending
             st.rerun()
 
-    st.fragment(part, run_every=POLL_S if polls else IDLE_S, key="fleet")()
+    st.fragment(draw, run_every=POLL_S if polls else IDLE_S, key="fleet")()
 
 
 def _page() -> bool:
@@ -109,15 +109,15 @@ def _exclude(found: Fleet) -> None:
     if not any(texts.values()):
         return
     st.subheader("Exclude them from the next job", anchor=False)
-    for place, (form, text) in zip(st.tabs([form.capitalize() for form in texts]), texts.items(), strict=True):
-        place.code(text, language="bash" if form == "slurm" else "json")
+    for tab, (form, text) in zip(st.tabs([form.capitalize() for form in texts]), texts.items(), strict=True):
+        tab.code(text, language="bash" if form == "slurm" else "json")
 
 
 def _members(members: Sequence[Member], *, key: str, missing: str) -> None:
     if not members:
         empty_state(missing)
         return
-    table([_row(place, member) for place, member in enumerate(members[:MAX_SHOWN], 1)], key=key)
+    table([_row(number, member) for number, member in enumerate(members[:MAX_SHOWN], 1)], key=key)
     if len(members) > MAX_SHOWN:
         st.caption(f"{len(members) - MAX_SHOWN:,} more with lower rates.")
 
@@ -157,10 +157,10 @@ def _speed_rows(one: ConfigurationSpeed) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _row(place: int, member: Member) -> dict[str, Any]:
+def _row(number: int, member: Member) -> dict[str, Any]:
     rate = member.rate
     return {
-        "#": place, "name": member.name, **({"host": member.host} if member.host != member.name else {}),
+        "#": number, "name": member.name, **({"host": member.host} if member.host != member.name else {}),
         "suspicious": "yes" if member.is_suspicious else "",
         "runs": member.runs, "hours": round(member.hours, 1), "runs with trouble": member.bad_runs,
         "per 1,000 h": float(f"{1e3 * rate.mean_per_h:.3g}"),

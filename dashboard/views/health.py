@@ -49,7 +49,7 @@ _READINGS = {
     "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
 """{column: (title, axis label, factor to the axis unit, aggregate per time bucket)}."""
-_OF_HOSTS = (
+_HOST_PREFIXES = (
     "cpu_",
     "load_",
     "disk_",
@@ -61,7 +61,7 @@ _OF_HOSTS = (
     "io_",
     "swapped_",
 )
-"""Beginnings of columns that only hosts have."""
+"""Prefixes of columns that only hosts have."""
 
 
 def load_health(source: Source) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def health(view: View) -> None:
                 st.subheader(heading, anchor=False)
                 chart(_reading, trends[name], name, key=f"health-{name}", what=f"{heading} over time")
                 if trends[name].all_devices is not None:
-                    who = "hosts" if name.startswith(_OF_HOSTS) else "devices"
+                    who = "hosts" if name.startswith(_HOST_PREFIXES) else "devices"
                     num = f"{trends[name].num_devices:,}"
                     st.caption(f"Lines: the {AT_EACH_END} lowest and highest of {num} {who}. Band: all {who}.")
-    still = [_READINGS[name][0] for name in _READINGS if name in trends and not trends[name].has_risen]
-    if still:
-        st.caption(f"Unchanged on all devices during the run: {', '.join(still)}.")
+    unchanged = [_READINGS[name][0] for name in _READINGS if name in trends and not trends[name].has_risen]
+    if unchanged:
+        st.caption(f"Unchanged on all devices during the run: {', '.join(unchanged)}.")
 
 
 def _problems(data: dict[str, Any]) -> None:

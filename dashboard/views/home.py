@@ -36,7 +36,7 @@ _WIDTHS = {"state": 90, "severity": 75, "step": 65, "step time": 80, "tokens/s":
 """Widths of columns in pixels: the browser would fit them to the first cells, which are empty while runs are being
 read.
 """
-MAX_KEPT = 2_000
+MAX_CACHED = 2_000
 """Number of ended runs whose cells are cached."""
 _SHOWN_NAME = "(?:run=|#)([^#]*)$"
 """Part of the link that the table displays, decoded."""
@@ -47,13 +47,13 @@ def home() -> None:
     st.title("Runs", anchor=False)
     polls = st.session_state.get("home_polls", True)
 
-    def part() -> None:
-        wanted = _table()
-        if wanted != polls:
-            st.session_state["home_polls"] = wanted
+    def draw() -> None:
+        is_pending = _table()
+        if is_pending != polls:
+            st.session_state["home_polls"] = is_pending
             st.rerun()
 
-    st.fragment(part, run_every=POLL_S if polls else IDLE_S, key="home")()
+    st.fragment(draw, run_every=POLL_S if polls else IDLE_S, key="home")()
 
 
 def _table() -> bool:
@@ -90,9 +90,9 @@ def _table() -> bool:
         "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
     )
     # The selection consists of row numbers, so it is only valid for the same rows.
-    place = hash(tuple(row["name"] for row in rows))
+    rows_hash = hash(tuple(row["name"] for row in rows))
     chosen = st.dataframe(
-        frame, hide_index=True, key=f"runs-table-{place}", on_select="rerun",
+        frame, hide_index=True, key=f"runs-table-{rows_hash}", on_select="rerun",
         height="content" if len(rows) <= MAX_WHOLE else 800, selection_mode="multi-row",
         column_config={
             **{name: st.column_config.Column(width=width) for name, width in _WIDTHS.items()},
@@ -104,7 +104,7 @@ def _table() -> bool:
             "tags": st.column_config.ListColumn("tags"),
         },
     )  # fmt: skip
-    _actions(buttons, [rows[place]["name"] for place in chosen["selection"]["rows"] if place < len(rows)])
+    _actions(buttons, [rows[index]["name"] for index in chosen["selection"]["rows"] if index < len(rows)])
     if len(rows) > MAX_SUMMARIES:
         st.caption(
             f"The newest {MAX_SUMMARIES:,} of these {len(rows):,} matching runs are read. Filter to reach older ones."
@@ -130,14 +130,14 @@ def _matches(row: dict[str, Any], words: list[str]) -> bool:
     return all(word[4:] in tags if word.startswith("tag:") and len(word) > 4 else word in text for word in words)
 
 
-def _actions(place: Any, selected: list[str]) -> None:
-    with place:
-        one, some = len(selected) == 1, 2 <= len(selected) <= MAX_RUNS
-        of_one = {"run": selected[0] if one else ""}
-        page_link("Overview", "Open", "open_in_new", of_one, key="open-run", is_disabled=not one)
-        newest, *others = sorted(selected, key=runs_folder().run_ids().index) if some else ("",)
-        of_some: dict[str, str | list[str]] = {"run": newest, "with": others}
-        page_link("Compare runs", "Compare", "compare_arrows", of_some, key="compare-runs", is_disabled=not some)
+def _actions(container: Any, selected: list[str]) -> None:
+    with container:
+        opens, compares = len(selected) == 1, 2 <= len(selected) <= MAX_RUNS
+        address = {"run": selected[0] if opens else ""}
+        page_link("Overview", "Open", "open_in_new", address, key="open-run", is_disabled=not opens)
+        newest, *others = sorted(selected, key=runs_folder().run_ids().index) if compares else ("",)
+        compared: dict[str, str | list[str]] = {"run": newest, "with": others}
+        page_link("Compare runs", "Compare", "compare_arrows", compared, key="compare-runs", is_disabled=not compares)
 
 
 @st.cache_resource(show_spinner=False)
@@ -166,24 +166,24 @@ def _stamp(path: Path) -> Hashable:
             for entry in entries
             if not entry.name.endswith(".lock")  # written by readers
         ]
-    return tuple(sorted((name, of.st_mtime_ns, of.st_size) for name, of in found))
+    return tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in found))
 
 
 def _row(folder: RunsFolder, name: str, *, is_read: bool) -> dict[str, Any]:
     """A run's cells. Those of an ended run are read again only if its folder has changed."""
     path = folder.path / name
-    kept = _ended()
+    cached = _ended()
     try:
         stamp = _stamp(path) if is_read else None
     except OSError:
         stamp = None
-    former = kept.get(path)
+    former = cached.get(path)
     if former is not None and stamp is not None and former[0] == stamp:
         row = former[1]
     else:
         row = _read_row(path, is_read=is_read)
-        if stamp is not None and row["is_settled"] and len(kept) < MAX_KEPT:
-            kept[path] = (stamp, row)
+        if stamp is not None and row["is_settled"] and (path in cached or len(cached) < MAX_CACHED):
+            cached[path] = (stamp, row)
     last_ns = row["last_ns"]
     return row | {"age": f"{units.age(time.time() - last_ns / 1e9)} ago" if last_ns else ""}
 

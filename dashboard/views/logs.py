@@ -49,12 +49,12 @@ def logs(view: View) -> None:
     if ranks is None or steps is None:
         empty_state("Ranks and steps are numbers and ranges.", "For example `3`, `0-7` or `3, 12-15`.")
         return
-    wanted = (words or "").lower()
+    text = (words or "").lower()
     shown = [
         line
         for line in found.lines
         if contains(ranks, line.rank) and contains(steps, line.step)
-        and (source is None or line.source == source) and wanted in line.text.lower()
+        and (source is None or line.source == source) and text in line.text.lower()
     ]  # fmt: skip
     if not shown:
         empty_state("No line matches the filter.", _unaligned(found) if steps else "")

@@ -44,11 +44,11 @@ def load_lines(source: Source) -> dict[str, Any]:
 @framed("Overview")
 def overview(view: View) -> None:
     """Draw the newest values, open findings, loss, speed, goodput."""
-    pulse, words = view.ask(queries.pulse, often=True), view.ask(reported_findings, often=True)
-    if pulse is None or words is None:
+    pulse, reports = view.ask(queries.pulse, often=True), view.ask(reported_findings, often=True)
+    if pulse is None or reports is None:
         return
     diagnosis = view.diagnosis()
-    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt, has_ended=not view.state.is_live)
+    known = current_findings(diagnosis, reports, newest_attempt=view.state.attempt, has_ended=not view.state.is_live)
     _pulse(view, pulse, diagnosis)
     account = diagnosis.goodput if diagnosis is not None else None
     with st.container(key="overview-account"):
@@ -123,7 +123,7 @@ def _shown(
 def _speed(
     label: str, pulse: dict[str, float | None], diagnosis: Diagnosis | None, *, is_live: bool
 ) -> tuple[str, str, str | None, str]:
-    """Draw the step time, or tokens per second."""
+    """Tile of the step time, or of tokens per second."""
     name = "step_ms" if label == "Step time" else "tokens_per_s"
     value, of_all = _shown(pulse, diagnosis, name, is_live=is_live)
     beneath = f"{_speed_text(name, of_all)} of all steps" if of_all is not None else None
@@ -176,8 +176,8 @@ def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -
     shown = first_of(folded(known.findings, MAX_OF_A_KIND), MAX_CARDS)
     for number, finding in enumerate(shown, 1):
         card(view, finding, number, closed=known.closed.get(finding.id, ""), has_link=True, is_numbered=True)
-    left = [finding for finding in known.findings if finding.id not in {one.id for one in shown}]
-    if left:
-        still_open = sum(finding.id not in known.closed for finding in left)
-        open_ones = f", {still_open} of them open" if still_open else ""
-        st.caption(f"{len(left)} more on the page Findings{open_ones}.")
+    shown_ids = {finding.id for finding in shown}
+    others = [finding for finding in known.findings if finding.id not in shown_ids]
+    if others:
+        num_open = sum(finding.id not in known.closed for finding in others)
+        st.caption(f"{len(others)} more on the page Findings{f', {num_open} of them open' if num_open else ''}.")

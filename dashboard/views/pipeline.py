@@ -47,7 +47,7 @@ def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
         return {"bubble": None, "chosen": None, "why": HOST_SPANS}
     found = load_pipelines(source, attempt)
-    chosen = [one for one in found if tuple(one.ranks) == members]
+    chosen = [pipeline for pipeline in found if tuple(pipeline.ranks) == members]
     return {"bubble": summarise(found, schedule), "chosen": summarise(chosen, schedule), "why": FEW_STEPS}
 
 
@@ -135,7 +135,7 @@ def _numbers(bubble: Bubble) -> None:
          f"{stages} stages, {microbatches} microbatches."),
         ("Bubble", units.percent(bubble.idle_ratio), None, "Share of the pipeline's time in which its ranks are idle."),
         ("Ideal", units.percent(bubble.expected_ratio), None, f"{ideal} with equal stages."),
-        ("Imbalance", units.percent(bubble.imbalance_ratio), _lighter(bubble), split),
+        ("Imbalance", units.percent(bubble.imbalance_ratio), _heaviest(bubble), split),
         ("Communication", units.percent(bubble.communication_ratio), None, split),
         ("Data", units.percent(bubble.data_ratio), None, split),
         *([("Order", units.percent(bubble.order_ratio), None, split)] if abs(bubble.order_ratio) >= 0.001 else []),
@@ -145,14 +145,12 @@ def _numbers(bubble: Bubble) -> None:
 
 
 def _basis(bubble: Bubble) -> str:
-    of = f" and {bubble.num_pipelines} pipelines" if bubble.num_pipelines > 1 else ""
+    pipelines = f" and {bubble.num_pipelines} pipelines" if bubble.num_pipelines > 1 else ""
     return (
-        f"Means over {bubble.num_steps} typical steps{of}. Bubble: idle share from the first stage's data loading to "
-        "the last backward."
+        f"Means over {bubble.num_steps} typical steps{pipelines}. Bubble: idle share from the first stage's data "
+        "loading to the last backward."
     )
 
 
-def _lighter(bubble: Bubble) -> str | None:
-    if bubble.heaviest_stage is None:
-        return None
-    return f"stage {bubble.heaviest_stage}"
+def _heaviest(bubble: Bubble) -> str | None:
+    return None if bubble.heaviest_stage is None else f"stage {bubble.heaviest_stage}"

@@ -61,14 +61,14 @@ def rank_and_step(view: View) -> None:
 
 
 def _buttons(view: View, rank: int, step: int) -> None:
-    of_step: dict[str, dict[str, str | list[str]]] = {
+    addresses: dict[str, dict[str, str | list[str]]] = {
         "Timeline": {"timeline-last": str(step), "timeline-num": "1"},
         "Logs": {"log-rank": str(rank), "log-step": str(step)},
         "Events": {"event-step": f"{max(1, step - 1)}-{step + 1}"},
         "Health": {},
     }
     icons = {"Timeline": "view_timeline", "Logs": "article", "Events": "event_note", "Health": "device_thermostat"}
-    for title, address in of_step.items():
+    for title, address in addresses.items():
         page_link(title, title, icons[title], {"run": view.run_id} | address, key=f"to-{title.lower()}")
     if st.button("Close", key="close-rank-and-step", icon=":material/close:", type="tertiary"):
         del st.query_params["rank"], st.query_params["step"]

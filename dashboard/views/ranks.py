@@ -167,8 +167,8 @@ def _mesh(data: dict[str, Any]) -> None:
     if not found:
         empty_state("All ranks have the same coordinates in the mesh, or they were not recorded.")
         return
-    of_host = ("local_rank", "node_rank")  # parallel dimensions first: they explain more than the host
-    found.sort(key=lambda name: (name in of_host, -sizes[name]))
+    host_dimensions = ("local_rank", "node_rank")  # last: parallel dimensions explain more than the host
+    found.sort(key=lambda name: (name in host_dimensions, -sizes[name]))
     shown = st.columns(2)
     columns = shown[0].selectbox(
         "Across", found, key="mesh-across", bind="query-params", format_func=lambda name: mesh.DIMENSIONS[name]
@@ -185,7 +185,7 @@ def _mesh(data: dict[str, Any]) -> None:
         "Down", others, key="mesh-down", bind="query-params", format_func=lambda name: mesh.DIMENSIONS[name]
     )
     chart(
-        _placed, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
+        _mesh_figure, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
         what="Own work of the ranks by mesh coordinates",
     )  # fmt: skip
     st.caption(
@@ -194,15 +194,16 @@ def _mesh(data: dict[str, Any]) -> None:
     )
 
 
-def _pair(view: View, known: list[int], measure: str) -> None:
-    if len(known) < 2:
+def _pair(view: View, ranking: list[int], measure: str) -> None:
+    """Draw a measure of two ranks, by default of the slowest and the fastest. `ranking`: slowest first."""
+    if len(ranking) < 2:
         return
     st.subheader("Two ranks", anchor=False)
     with st.container(horizontal=True, gap="small"):
-        ordered = sorted(known)
+        ordered = sorted(ranking)
         a, b = (
             st.selectbox(name, ordered, index=ordered.index(rank), key=key, width=140, bind="query-params")
-            for name, rank, key in (("Rank", known[0], "pair-a"), ("Other rank", known[-1], "pair-b"))
+            for name, rank, key in (("Rank", ranking[0], "pair-a"), ("Other rank", ranking[-1], "pair-b"))
         )
     pair = view.ask(load_pair, a, b, measure)
     if pair is None:
@@ -213,7 +214,7 @@ def _pair(view: View, known: list[int], measure: str) -> None:
     )  # fmt: skip
 
 
-def _placed(places: queries.Columns, ranking: queries.Columns, *, rows: str, columns: str) -> Figure:
+def _mesh_figure(places: queries.Columns, ranking: queries.Columns, *, rows: str, columns: str) -> Figure:
     own = dict(zip(ints(ranking["rank"]).tolist(), floats(ranking["own_ms"]).tolist(), strict=True))
     values = np.array([own.get(rank, np.nan) for rank in ints(places["rank"]).tolist()])
     return mesh.draw(places, values, rows=rows, columns=columns, unit="ms")

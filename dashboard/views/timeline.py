@@ -42,11 +42,11 @@ def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
     view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
     rows = []
     for rank in sorted(view.ranks):
-        of = view.ranks[rank]
-        calls = of.calls or (None,)
+        state = view.ranks[rank]
+        calls = state.calls or (None,)
         rows += [
             {
-                "rank": rank, "step": of.step, "doing": of.doing, "process": of.state,
+                "rank": rank, "step": state.step, "doing": state.doing, "process": state.state,
                 "in flight": call.text if call else "", "bytes": call.num_bytes if call else None,
                 "shape": call.shape if call else "", "caller": call.caller if call else "",
                 "started before the last record (s)":

@@ -179,7 +179,7 @@ def test_a_link_with_a_baseline_alone_compares_those_two(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_headings_leave_out_what_both_names_begin_with(names: tuple[str, str], headings: tuple[str, str]) -> None:
-    assert page.without_common_beginning(*names) == headings
+    assert page.without_common_prefix(*names) == headings
 
 
 def test_a_long_sentence_of_a_finding_is_cut_between_words_and_its_row_holds_it(

@@ -18,8 +18,8 @@ LIMIT_S = 1_800.0
 
 def catch_up_in_process(run: RunDir) -> None:
     """Bring the store up to date in a child process. Raises StoreError."""
-    late = f"{run.path}: its tapes were not read within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
-    ask_child("dashboard.data.processes.catch_up_process", str(run.path), limit_s=LIMIT_S, late=late)
+    error = f"{run.path}: its tapes were not read within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
+    ask_child("dashboard.data.processes.catch_up_process", str(run.path), limit_s=LIMIT_S, timeout_error=error)
 
 
 def _catch_up(path: str) -> None:

@@ -2,7 +2,7 @@
 
     # in a module `dashboard.data.x_process`:
     def x_in_process(path: Path) -> X:
-        return ask_child("dashboard.data.x_process", str(path), limit_s=60.0, late="not read within 60 s")
+        return ask_child("dashboard.data.x_process", str(path), limit_s=60.0, timeout_error="not read within 60 s")
 
     if __name__ == "__main__":
         answer_parent(compute)                  # gets the path as text
@@ -31,21 +31,20 @@ refresh.
 """
 
 
-def ask_child(module: str, *arguments: str, limit_s: float, late: str) -> Any:
-    """Return the answer of `python -m module`. Raises StoreError with the child's last line if it fails, or with `late`
-    after `limit_s`.
+def ask_child(module: str, *arguments: str, limit_s: float, timeout_error: str) -> Any:
+    """Return the answer of `python -m module`. Raises StoreError with the child's last line if it fails, or with
+    `timeout_error` after `limit_s`.
     """
     command = [sys.executable, "-m", module, str(os.getpid()), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as child:
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        # a negative exit code is our own signal; importing takes a second of CPU time
-        os.setpriority(os.PRIO_PROCESS, child.pid, max(NICENESS, own))
+        # set here, since the child's imports alone take a second of CPU time
+        os.setpriority(os.PRIO_PROCESS, child.pid, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
         try:
             answer, errors = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             child.kill()
-            raise StoreError(late) from None
+            raise StoreError(timeout_error) from None
     if child.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         raise StoreError(lines[-1][:500] if lines else f"{module} ended with exit code {child.returncode}")

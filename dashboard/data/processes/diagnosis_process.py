@@ -20,9 +20,11 @@ LIMIT_S = 1_800.0
 
 def diagnose_in_process(run: RunDir, *, now_ns: int | None) -> Diagnosis:
     """Return the diagnosis, computed in a child process. `now_ns` (epoch): only for a live run. Raises StoreError."""
-    late = f"{run.path}: the analyzers did not finish within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
+    error = f"{run.path}: the analyzers did not finish within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
     options = () if now_ns is None else (str(now_ns),)
-    found = ask_child("dashboard.data.processes.diagnosis_process", str(run.path), *options, limit_s=LIMIT_S, late=late)
+    found = ask_child(
+        "dashboard.data.processes.diagnosis_process", str(run.path), *options, limit_s=LIMIT_S, timeout_error=error
+    )
     assert isinstance(found, Diagnosis)
     return found
 

@@ -44,8 +44,8 @@ def fleet_version(folder: RunsFolder) -> Hashable:
 
 def fleet_in_process(folder: RunsFolder) -> FleetAnswer:
     """Return the fleet, judged in a child process. Raises StoreError."""
-    late = f"the runs were not read in {LIMIT_S / 3600:.0f} h: try rankscope fleet"
-    found = ask_child("dashboard.data.processes.fleet_process", str(folder.path), limit_s=LIMIT_S, late=late)
+    error = f"the runs were not read in {LIMIT_S / 3600:.0f} h: try rankscope fleet"
+    found = ask_child("dashboard.data.processes.fleet_process", str(folder.path), limit_s=LIMIT_S, timeout_error=error)
     assert isinstance(found, FleetAnswer)
     return found
 

@@ -57,11 +57,11 @@ def gradient_table(source: Source) -> Gradients:
         WITH chosen AS (SELECT *, attempt = max(attempt) OVER (PARTITION BY step) AS is_newest FROM gradients
                         WHERE step IN ({", ".join(map(str, sorted(steps)))}))
         """
-    of_each = source.rows(
+    parameters = source.rows(
         f"""{chosen} SELECT parameter, coalesce(max({_BAD}), 0) > 0, max(norm) FILTER (isfinite(norm))
         FROM chosen GROUP BY parameter ORDER BY parameter"""
     )
-    names = _parameters(of_each)
+    names = _chosen(parameters)
     columns = source.query(
         f"""{chosen} SELECT parameter, step, max(norm) FILTER (is_newest AND isfinite(norm)) AS norm,
                CAST(coalesce(sum({_BAD}), 0) AS DOUBLE) AS nonfinite
@@ -69,16 +69,16 @@ def gradient_table(source: Source) -> Gradients:
         GROUP BY parameter, step ORDER BY step, parameter""",
         [names],
     )
-    return Gradients(columns=columns, num_parameters=len(of_each), num_steps=len(known))
+    return Gradients(columns=columns, num_parameters=len(parameters), num_steps=len(known))
 
 
-def _parameters(of_each: Sequence[tuple[str, bool, float | None]]) -> list[str]:
+def _chosen(parameters: Sequence[tuple[str, bool, float | None]]) -> list[str]:
     """Choose the parameters to show from (name, True if it had NaN or Inf, largest norm)."""
-    if len(of_each) <= MAX_PARAMETERS:
-        return [name for name, _, _ in of_each]
-    by_norm = [name for _, name in sorted((norm, name) for name, _, norm in of_each if norm is not None)]
-    few = MAX_PARAMETERS // 4
-    shown = dict.fromkeys(spaced_sample([name for name, is_bad, _ in of_each if is_bad], MAX_PARAMETERS // 2))
-    shown |= dict.fromkeys(by_norm[-few // 2 :] + by_norm[: few // 2])
-    others = [name for name, _, _ in of_each if name not in shown]
+    if len(parameters) <= MAX_PARAMETERS:
+        return [name for name, _, _ in parameters]
+    by_norm = [name for _, name in sorted((norm, name) for name, _, norm in parameters if norm is not None)]
+    num_extremes = MAX_PARAMETERS // 4
+    shown = dict.fromkeys(spaced_sample([name for name, is_bad, _ in parameters if is_bad], MAX_PARAMETERS // 2))
+    shown |= dict.fromkeys(by_norm[-num_extremes // 2 :] + by_norm[: num_extremes // 2])
+    others = [name for name, _, _ in parameters if name not in shown]
     return [*shown, *spaced_sample(others, MAX_PARAMETERS - len(shown))]

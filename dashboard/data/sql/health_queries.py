@@ -43,7 +43,7 @@ TOTALS = {
     "swapped_pages_total": "pages swapped",
 }  # fmt: skip
 """Counters whose increase is a problem of the device."""
-_COUNTER_END = "_total"
+_COUNTER_SUFFIX = "_total"
 """Suffix of the names of counters, which start before the run."""
 
 
@@ -91,7 +91,8 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
     pieces = max(MIN_PIECES, min(MAX_PIECES, MAX_CELLS // max(1, num_devices)))
     width = max(1, -(-(last_ns - first_ns + 1) // pieces))
     joined = ", ".join(f"CAST({readings[name]}({name}) AS DOUBLE) AS {name}" for name in names)
-    least = ", ".join(f"CAST(min({name}) AS DOUBLE) AS least_{name}" for name in names if name.endswith(_COUNTER_END))
+    counters = [name for name in names if name.endswith(_COUNTER_SUFFIX)]
+    least = ", ".join(f"CAST(min({name}) AS DOUBLE) AS least_{name}" for name in counters)
     table = source.query(
         f"""
         SELECT coalesce(node, '') AS node, coalesce(device, '') AS device, (sample_ns - {first_ns}) // {width} AS piece,
@@ -110,12 +111,12 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
     for name in names:
         grid = np.full((len(devices), len(seconds)), np.nan)
         grid[row, column] = floats(table[name])
-        if name.endswith(_COUNTER_END):
+        if name in counters:
             first = np.full(grid.shape, np.nan)
             first[row, column] = floats(table[f"least_{name}"])
             grid -= np.fmin.reduce(first, axis=1, keepdims=True)
         grid[~np.isfinite(grid)] = np.nan
-        found[name] = _trend(grid, seconds, devices, is_counter=name.endswith(_COUNTER_END))
+        found[name] = _trend(grid, seconds, devices, is_counter=name in counters)
     return {name: trend for name, trend in found.items() if trend.num_devices}
 
 
@@ -124,31 +125,31 @@ def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *,
     reading.
     """
     largest = np.fmax.reduce(grid, axis=1)
-    having = np.flatnonzero(np.isfinite(largest))
-    few = len(having) <= MAX_DRAWN
-    shown = set(having.tolist())
-    if not few:  # also by the minimum: a clock that drops late has the same maximum as the others
-        lowest, highest = np.fmin.reduce(grid, axis=1)[having], largest[having]
+    rows = np.flatnonzero(np.isfinite(largest))  # devices with a reading
+    draws_all = len(rows) <= MAX_DRAWN
+    shown = set(rows.tolist())
+    if not draws_all:  # also by the minimum: a clock that drops late has the same maximum as the others
+        lowest, highest = np.fmin.reduce(grid, axis=1)[rows], largest[rows]
         ends = (np.argsort(lowest, kind="stable")[:AT_EACH_END], np.argsort(highest, kind="stable")[-AT_EACH_END:])
-        shown = set(having[np.concatenate(ends)].tolist())
+        shown = set(rows[np.concatenate(ends)].tolist())
     lines = []
-    for place in sorted(shown, key=lambda place: [natural(name) for name in devices[place]]):
-        node, device = devices[place]
-        there = np.isfinite(grid[place])
-        lines.append(Line(node=node, device=device, at=seconds[there], values=grid[place][there]))
+    for row in sorted(shown, key=lambda row: [natural(name) for name in devices[row]]):
+        node, device = devices[row]
+        is_read = np.isfinite(grid[row])
+        lines.append(Line(node=node, device=device, at=seconds[is_read], values=grid[row][is_read]))
     return Trend(
-        lines=lines, num_devices=len(having), all_devices=None if few else _bounds(grid[having], seconds),
-        has_risen=not is_counter or bool((largest[having] > 0).any()),
+        lines=lines, num_devices=len(rows), all_devices=None if draws_all else _bounds(grid[rows], seconds),
+        has_risen=not is_counter or bool((largest[rows] > 0).any()),
     )  # fmt: skip
 
 
 def _bounds(grid: Floats, seconds: Floats) -> Columns:
     """Minimum, median and maximum of each bucket in which a device has a reading."""
-    there = np.isfinite(grid).any(axis=0)
-    seen = grid[:, there]
+    is_read = np.isfinite(grid).any(axis=0)
+    values = grid[:, is_read]
     return {
-        "seconds": seconds[there], "low": np.nanmin(seen, axis=0), "middle": np.nanmedian(seen, axis=0),
-        "high": np.nanmax(seen, axis=0),
+        "seconds": seconds[is_read], "low": np.nanmin(values, axis=0), "middle": np.nanmedian(values, axis=0),
+        "high": np.nanmax(values, axis=0),
     }  # fmt: skip
 
 
@@ -167,29 +168,31 @@ def device_problems(source: Source, limit: int) -> tuple[list[dict[str, Any]], i
         f"SELECT node, device, bool_or(remap_pending), bool_or(remap_failed), {shares}, {rises} FROM health "
         "GROUP BY node, device"
     ):
-        held = dict(zip(REASONS, numbers, strict=False))
+        shares_by_bit = dict(zip(REASONS, numbers, strict=False))
         totals = numbers[len(REASONS) :]
         counted = dict(zip(TOTALS.values(), zip(totals[::2], totals[1::2], strict=True), strict=True))
-        slowed = {REASONS[bit]: share for bit, share in held.items() if share and bit in THROTTLE_BITS}
-        reasons = {REASONS[bit]: share for bit, share in held.items() if share and bit != 1}
-        rises_of = {name: rise for name, (rise, _) in counted.items() if rise}
-        before = {name: total for name, (rise, total) in counted.items() if total and total > (rise or 0)}
-        old = {name: total for name, total in before.items() if name in _LASTING}
-        if not (slowed or rises_of or old or pending or failed):
+        throttled = {REASONS[bit]: share for bit, share in shares_by_bit.items() if share and bit in THROTTLE_BITS}
+        reasons = {REASONS[bit]: share for bit, share in shares_by_bit.items() if share and bit != 1}
+        during = {name: rise for name, (rise, _) in counted.items() if rise}
+        before = {
+            name: total - (rise or 0)
+            for name, (rise, total) in counted.items()
+            if name in _LASTING and total and total > (rise or 0)
+        }
+        if not (throttled or during or before or pending or failed):
             continue
-        rank = (bool(failed), bool(pending), bool(rises_of.get("memory errors, uncorrected")),
-                max(slowed.values(), default=0.0), sum(rises_of.values()))  # fmt: skip
+        badness = (bool(failed), bool(pending), bool(during.get("memory errors, uncorrected")),
+                   max(throttled.values(), default=0.0), sum(during.values()))  # fmt: skip
         remapping = "a row could not be remapped" if failed else "pending until the next reset" if pending else ""
         unread = "not read" if all(rise is None for rise, _ in counted.values()) else ""
         row = {
             "node": node or "", "device": device or "",
             "throttled by": ", ".join(f"{name} ({_percent(share)})" for name, share in reasons.items()),
             "remapping": remapping or ("not read" if device != "host" and pending is None else ""),
-            "during the run": ", ".join(f"{name} {rise:,}" for name, rise in rises_of.items()) or unread,
-            "before the run": ", ".join(f"{name} {total - (counted[name][0] or 0):,}" for name, total in old.items())
-            or unread,
+            "during the run": ", ".join(f"{name} {rise:,}" for name, rise in during.items()) or unread,
+            "before the run": ", ".join(f"{name} {total:,}" for name, total in before.items()) or unread,
         }  # fmt: skip
-        rows.append((rank, row))
+        rows.append((badness, row))
     rows.sort(key=lambda found: (found[0], found[1]["node"], found[1]["device"]), reverse=True)
     return [row for _, row in rows[:limit]], len(rows)
 

@@ -107,7 +107,7 @@ def test_a_page_says_that_many_tapes_are_being_read(run: RunDir, monkeypatch: py
         may_read.wait(LONG_S)
         read(of)
 
-    monkeypatch.setattr(shared_store, "APART_BYTES", 1)
+    monkeypatch.setattr(shared_store, "CHILD_PROCESS_BYTES", 1)
     monkeypatch.setattr(shared_store, "catch_up_in_process", held)
     app = open_page(run.path.parent, "events", run=run.run_id, until_whole=False)
     assert "Reading the run…" in shown(app)
