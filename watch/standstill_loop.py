@@ -177,7 +177,7 @@ class StandstillLoop:
         is_quiet = tapes.quiet_s >= min(QUIET_S, self._floor_s / 2)
         is_open = self._judge.has_open_hang(tapes.attempt)
         is_due = (is_quiet or tapes.since_change_s < STATE_CHANGE_S) and not tapes.has_closed_cleanly
-        if not (is_due or is_open or self._job is not None):
+        if not (is_due or is_open or self._job is not None):  # in a job of several nodes another node may hang
             tapes.forget()
             return []
         return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.read_ns())

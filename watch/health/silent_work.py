@@ -31,8 +31,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class SilentWork:
     """Polled by one thread. `floor_s`: shortest silence that may be a hang; comparing starts at half of it."""
 
-    def __init__(self, events: EventWriter, *, floor_s: float, policy: StallPolicy | None = None) -> None:
-        self._events, self._floor_s, self._policy = events, floor_s, policy or StallPolicy()
+    def __init__(self, events: EventWriter, *, floor_s: float) -> None:
+        self._events, self._floor_s, self._policy = events, floor_s, StallPolicy()
         self._before: tuple[float, dict[int, tuple[int, float, int]]] | None = None
         self._busy: list[int] = []
         self._written_s = float("-inf")

@@ -59,9 +59,8 @@ def run_phase(run: RunDir) -> RunPhase:
     files = {rank: folder / "events.jsonl" for number, rank, folder in folders if number == attempt}
     closed = {rank for rank, path in files.items() if is_closed(path)}
     gone = {rank: rank_is_gone(path) for rank, path in files.items() if rank not in closed}
-    if not files or None in gone.values():
-        all_closed = bool(files) and closed == files.keys()
-        return RunPhase(word="ended" if all_closed else "unknown", attempt=attempt, ended=tuple(sorted(closed)))
+    if not files or None in gone.values():  # no rank yet, or one that this host cannot check
+        return RunPhase(word="unknown", attempt=attempt, ended=tuple(sorted(closed)))
     ended = tuple(sorted({*closed, *(rank for rank, is_gone in gone.items() if is_gone)}))
     if not ended:
         return RunPhase(word="running", attempt=attempt)
