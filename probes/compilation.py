@@ -6,8 +6,8 @@
 
 torch calls back at the beginning and end of every compilation, deferred backward graphs and recompilations included.
 Reasons of recompilations and graph breaks are events (`CompileLog`). Importing torch's compiler takes seconds, so this
-module waits until the program has imported it (the first optimizer does), and never imports it itself. Compilations
-inside one another are one span.
+module waits until the program has imported it (the first optimizer does), and never imports it itself. Nested
+compilations are one span.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_CHARACTERS = 300
 
 
 class CompileProbe:
-    """Writes what one process compiles."""
+    """Records the compilations of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -38,7 +38,7 @@ class CompileProbe:
         self._log = CompileLog(recorder)
 
     def hook(self) -> None:
-        """Hook the compiler if it has been imported and does not call us yet. Costs a search of two short lists."""
+        """Hook the compiler if it has been imported and does not call us yet. Costs a search of a short list."""
         if self._handler is not None and self._started in self._handler.start_callbacks:
             return
         module = sys.modules.get(COMPILE_CALLBACKS)
@@ -53,7 +53,7 @@ class CompileProbe:
             self._handler = handler
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         handler, self._handler = self._handler, None
         if handler is None:
             return
@@ -113,13 +113,12 @@ class CompileLog:
 
     def _recompiled(self, metrics: Any) -> None:
         guard, key = getattr(metrics, "recompile_reason", None), _key(metrics)
-        if guard and key not in self._earlier:
+        if guard and key not in self._earlier and self._is_new(*key):
             _, file, line = key
             function = getattr(metrics, "co_name", "") or ""
-            if self._is_new(*key):
-                self._recorder.event(
-                    event_kinds.RECOMPILE, file=file, line=line, function=function, guard=_shortened(guard)
-                )
+            self._recorder.event(
+                event_kinds.RECOMPILE, file=file, line=line, function=function, guard=_shortened(guard)
+            )
 
     def _broke(self, reason: Any) -> None:
         frame = reason.user_stack[-1] if reason.user_stack else None

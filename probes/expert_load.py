@@ -4,8 +4,8 @@
     probe.after_backward(step)          # at every 10th step: rows for all steps since the last ones
 
 `take_load()` gives integers of shape (2, experts) on the device: the choices and drops of this rank's tokens since the
-last call. It gives None if there were no tokens. Ranks do not communicate: readers of the table add up. On a GPU the
-numbers come back a step or more later.
+last call. It gives None if there were no tokens. Ranks do not communicate: readers of the table sum over them. On a GPU
+the numbers come back a step or more later.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Fail open: an error in a probe is counted, logged once per kind, and never reaches the training loop.
+"""Fail open: an error in a probe is counted, logged once per place, and never reaches the training loop.
 
     with failing_open("gradients"):
         ...                            # anything that raises here is counted under "gradients"
 
-`RANKSCOPE_DISABLED=1` turns every probe off. Tests set `RANKSCOPE_FAIL_LOUD=1`, so that a probe that is broken fails
-the test instead of being swallowed by it.
+`RANKSCOPE_DISABLED=1` turns every probe off. Tests set `RANKSCOPE_FAIL_LOUD=1`, so that an error in a probe is raised.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def clean_name(name: str) -> str:
 
 
 class _Reading(NamedTuple):
-    """Two numbers a gradient, on their way from the device: row 0 the norms, row 1 the largest absolute values."""
+    """Two numbers per gradient, being copied from the device: row 0 the norms, row 1 the largest absolute values."""
 
     step: int
     indices: list[int]
@@ -69,7 +69,7 @@ class GradientProbe:
         self._interval = interval
         self._parameters = [(clean_name(name), parameter) for name, parameter in named_parameters]
         self._models = tuple(models)
-        self._ranks: list[str] = []  # that hold the rest of each parameter; known once the model is wrapped
+        self._ranks: list[str] = []  # label of the ranks that share each parameter; known once the model is wrapped
         self._in_flight: deque[_Reading] = deque()
         if isinstance(recorder, TapeRecorder):
             self._numbers = [recorder.name(name) for name, _ in self._parameters]
@@ -101,8 +101,7 @@ class GradientProbe:
     def norms(self) -> dict[str, Tensor]:
         """L2 norms of this rank's parts of gradients, by the ranks that share the gradient ("" for whole gradients).
 
-        Empty without gradients. On a GPU only at the interval: it is a pass over all gradients, which no loop has
-        asked for.
+        Empty without gradients, and on a GPU except at the interval, because it reads all gradients.
         """
         if is_capturing():
             return {}
@@ -153,7 +152,7 @@ class GradientProbe:
             self._write(reading.step, reading.indices, reading.values, None)
 
     def _write(self, step: int, indices: list[int], values: Tensor, gradients: list[Tensor] | None) -> dict[int, int]:
-        """One record a gradient; those with NaN or Inf and how many, by the parameter's index.
+        """Append one record per gradient; returns {index of the parameter: number of NaN and Inf}, if there are any.
 
         A gradient of an earlier step no longer exists: if it was not finite, its count is unknown.
         """
@@ -193,7 +192,7 @@ def _values(gradient: Tensor) -> Tensor:
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:
-    """L2 norms and largest absolute values, shape (2, number of gradients). NaN and Inf come through."""
+    """L2 norms and largest absolute values, shape (2, number of gradients). NaN and Inf propagate."""
     wide = torch.float64 if gradients[0].dtype is torch.float64 else torch.float32
     norms = foreach_norm(gradients, 2, dtype=wide)
     if gradients[0].is_cpu:  # the maximum norm is fused on a GPU, and twenty times slower than this on a CPU

@@ -224,13 +224,13 @@ class StepClock:
         """Add a phase and the gap before it, with the rank's waiting up to its start and within it (ns)."""
         self.in_phase = False
         row, not_counted = self.row, self._not_counted
-        own, wait, gap, gap_wait = columns
-        if own >= 0 and own not in not_counted:
-            row[own] += end_ns - start_ns
+        phase, wait, gap, gap_wait = columns
+        if phase >= 0 and phase not in not_counted:
+            row[phase] += end_ns - start_ns
         if wait >= 0 and wait not in not_counted:
             row[wait] += wait_ns
         if self.events is not None:
-            self.events.leave(own)
+            self.events.leave(phase)
         self._add_gap(gap, gap_wait, start_ns - self._gap_start_ns, start_wait_ns - self._gap_start_wait_ns)
         self._gap_start_ns, self._gap_start_wait_ns = end_ns, start_wait_ns + wait_ns
 
@@ -262,12 +262,12 @@ class StepClock:
         """Replace the host times of a finished step by its device times."""
         values = {"duration_ns": step.duration_ns, "stamped_steps": step.interval, "collective_wait_ns": 0}
         for place in (*PHASES, *GAPS):
-            of = step.places.get(_COLUMNS[f"{place}_ns"])
-            values[f"{place}_ns"] = of.total_ns if of else 0
+            times = step.places.get(_COLUMNS[f"{place}_ns"])
+            values[f"{place}_ns"] = times.total_ns if times else 0
             if f"{place}_wait_ns" in _COLUMNS:
-                values[f"{place}_wait_ns"] = of.wait_ns if of else 0
-                values[f"{place}_late_ns"] = of.late_ns if of else 0
-                values["collective_wait_ns"] += of.wait_ns if of else 0
+                values[f"{place}_wait_ns"] = times.wait_ns if times else 0
+                values[f"{place}_late_ns"] = times.late_ns if times else 0
+                values["collective_wait_ns"] += times.wait_ns if times else 0
         if self._stalls is not None and self._name is not None:
             for column, is_wait, start_ns, end_ns in step.stalls:
                 place = _NAMES[column].removesuffix("_ns")

@@ -3,7 +3,7 @@
     values = StepScalars(recorder)
     values.put(loss=loss.detach())           # a float, or a tensor of one element
     values.put(accuracy=0.5)                 # no column of a step: a row of the table `scalars`
-    values.flush()                           # once a step: what has come back
+    values.flush()                           # once a step: writes what has come back
 
 A tensor on a GPU is copied to pinned memory by an asynchronous copy: no kernel is launched, one event per step follows
 the copies, and nothing waits for the device.
@@ -63,10 +63,10 @@ class StepScalars:
 
     def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
-        self._own = UserScalars(recorder)
+        self._user_scalars = UserScalars(recorder)
         self._in_flight: deque[_Reading] = deque()
         self._pinned: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-        recorder.at_close.append(self._last)
+        recorder.at_close.append(self._write_rest)
 
     def put(self, /, **values: float | Tensor) -> None:
         """Set columns of the current step; any other name becomes a scalar."""
@@ -94,7 +94,7 @@ class StepScalars:
             if name in _COLUMNS:
                 columns[name] = number
             else:
-                self._own.write(self._recorder.step_number, **{name: number})
+                self._user_scalars.write(self._recorder.step_number, **{name: number})
         if columns:
             self._recorder.log(**columns)
         if not on_device or is_capturing():
@@ -152,9 +152,10 @@ class StepScalars:
                     self._pinned[pinned.dtype].append(pinned)
             columns = {name: value for name, value in found.items() if name in _COLUMNS}
             self._recorder.log_late(step, **columns)  # even without columns, because this completes the step
-            self._own.write(step, **{name: value for name, value in found.items() if name not in columns})
+            self._user_scalars.write(step, **{name: value for name, value in found.items() if name not in columns})
 
-    def _last(self) -> None:
+    def _write_rest(self) -> None:
+        """Write all values still on the device, waiting for them."""
         with failing_open("late_values"):
             if self._in_flight and not is_capturing():
                 self._seal()

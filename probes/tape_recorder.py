@@ -128,6 +128,7 @@ class TapeRecorder:
         with failing_open("recorder.device_uuid"):
             device = self._identity["device"]
             index = torch.device(device).index or 0
+            # the program may have chosen another device, or see only one
             if (current := torch.cuda.current_device()) or index >= torch.cuda.device_count():
                 device = f"cuda:{current}"
                 self._clock.read_device(device)
@@ -337,9 +338,9 @@ class _Span:
             clock = recorder._clock
             recorder._finish_span(self._slot, end, waited if clock.measures_waits else _UNSET_I64)
             if (raised := error or sys.exception()) is not None:
-                recorder.note_error(raised, self._known[3])
+                recorder.note_error(raised, self._known.kind)
             if self._counts:
-                clock.add_phase(self._known[2], self._start_ns, end, self._wait_start_ns, waited)
+                clock.add_phase(self._known.columns, self._start_ns, end, self._wait_start_ns, waited)
         except Exception as failure:
             record_error("recorder.span", failure)
         if recorder._clock.gc.raised is not None:

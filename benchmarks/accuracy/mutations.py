@@ -49,7 +49,7 @@ MUTATIONS = (
              "row[_DURATION] = now - self._start_ns", "row[_DURATION] = self._start_ns - now",
              "tests/probes/test_recorder.py::test_a_step_has_its_phases_and_its_values"),
     Mutation("only a phase's last piece counts", "probes/step_clock.py",
-             "row[own] += end_ns - start_ns", "row[own] = end_ns - start_ns",
+             "row[phase] += end_ns - start_ns", "row[phase] = end_ns - start_ns",
              "tests/probes/test_recorder.py::test_phases_and_gaps_add_up_to_the_step"),
     Mutation("passwords of several words not redacted", "probes/tape/redaction/secret_patterns.py",
              "for pattern in (_HEADER, _QUOTED, _NAMED, _OPTION,", "for pattern in (_HEADER, _NAMED, _OPTION,",
@@ -107,7 +107,7 @@ MUTATIONS = (
              'if finding.status in ("fired", "suspect"))', 'if finding.status == "fired")',
              "tests/analyzers/evidence/test_dump_verdicts.py::test_a_rank_dumped_before_the_call_is_not_accused_for_sure"),
     Mutation("text of the run is HTML in a report", "probes/tape/redaction/printable.py",
-             r'_LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))', "visible(shown).strip()",
+             r'_LIST_NUMBER.sub(r"\1\\\2", _SPECIAL.sub(r"\\\g<0>", visible(shown).strip()))', "visible(shown).strip()",
              "tests/analyzers/report/test_files.py::test_nothing_of_a_hostile_run_is_obeyed_by_a_ticket"),
     # watch
     Mutation("a clock that is ahead is behind", "watch/digests/clock_offsets.py",

@@ -9,7 +9,7 @@
 has begun since. The same holds for `sys.excepthook`, which a script may call to print an exception that it has caught:
 this exception is the cause of the end if an exit with a number follows. An exit with a number while an exception is
 handled (`except Exception: ...; sys.exit(1)`, the ranks of `torch.multiprocessing.spawn`) is the end by that exception.
-What `raise SystemExit` or the interpreter's own `exit` do is seen by `rankscope run`, which runs the script inside
+`raise SystemExit` and the interpreter's `exit` are only seen under `rankscope run`, which runs the script inside
 `exits_of_script`.
 """
 
@@ -30,7 +30,7 @@ from ..fail_open import failing_open
 from ..profiling.memory_snapshots import record_exception
 from ..recorder import Recorder
 from ..tape import event_kinds
-from ..tape.run_facts import described, package_of_program
+from ..tape.run_facts import exception_fields, package_of_program
 from .loop.update_line import Frames, frames_of_error, frames_of_stack
 from .patching.replaced import replaced
 
@@ -58,7 +58,7 @@ class ProcessEnd:
         self._is_on = True
         self._died = False
         self._num_thread_errors = 0
-        self._is_left = False  # by an exception, which is on record
+        self._script_raised = False  # inside `exits_of_script`, which has recorded the exception
         self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
         self._printed: tuple[int, dict[str, Any]] | None = None  # the same, of an exception that the script printed
         self.is_of_rank: Callable[[], bool] = lambda: True
@@ -84,8 +84,8 @@ class ProcessEnd:
         return restore
 
     def left_by_itself(self) -> bool:
-        """Return False if the process died of an exception or ends with an exit code: then that is on record. False
-        also for one that is not a rank."""
+        """Return False if the process died of an exception or ends with an exit code, which is then on record, or if it
+        is not a rank."""
         if not self._died and (error := _unhandled()) is not None:
             self.left_by(error)
         if not self._died and self._exit is not None:
@@ -101,7 +101,7 @@ class ProcessEnd:
             yield
         except BaseException as error:
             self.left_by(error)
-            self._is_left = True
+            self._script_raised = True
             raise
 
     def left_by(self, error: BaseException) -> None:
@@ -147,12 +147,12 @@ class ProcessEnd:
     ) -> None:
         with failing_open("attach.exception"):
             if getattr(sys, "last_value", None) is not error:  # the interpreter sets it before its own call
-                self._printed = (self._recorder.step_number, described(error))
+                self._printed = (self._recorder.step_number, exception_fields(error))
             elif self._is_on:
                 trace = without_our_frames(error)
                 if issubclass(kind, KeyboardInterrupt):
                     self._interrupted()
-                elif not self._is_left:
+                elif not self._script_raised:
                     self._record_exception(error)
         real(kind, error, trace)
 
@@ -167,7 +167,7 @@ class ProcessEnd:
                 elif self._is_on and self.is_of_rank() and self._num_thread_errors < MAX_THREAD_ERRORS:
                     self._num_thread_errors += 1
                     name = thread.name if thread is not None else ""
-                    self._recorder.event(event_kinds.THREAD_EXCEPTION, **described(error), thread=name)
+                    self._recorder.event(event_kinds.THREAD_EXCEPTION, **exception_fields(error), thread=name)
         real(about)
 
     def _at_exit(self, real: Callable[..., Any], code: Any = None, /) -> None:
@@ -198,7 +198,7 @@ def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | N
     """Return the fields of an exit event; for a bare number, those of the exception that is being handled."""
     if isinstance(code, int) and isinstance(handled, Exception) and not isinstance(handled, argparse.ArgumentError):
         without_our_frames(handled)
-        return described(handled)
+        return exception_fields(handled)
     package = package_of_program()
     return {"type": EXIT_TYPE, "message": message[:MAX_TEXT], "traceback": stack[-20_000:], "package": package}
 

@@ -24,7 +24,7 @@ import torch
 from ..fail_open import failing_open
 from ..recorder import Recorder
 from ..tape import event_kinds
-from ..tape.run_facts import described
+from ..tape.run_facts import exception_fields
 from ..tape.rundir import RunDir
 from ..torch_compat import memory_snapshot, record_memory_history
 from .memory_state import FORMAT, summarise
@@ -38,7 +38,7 @@ MAX_FRAMES = 24
 MAX_TRACE = 2000
 """Maximum trace entries kept per device, newest first."""
 MAX_LINKS = 8
-_OF_FRAME = ("filename", "line", "name")
+_FRAME_KEYS = ("filename", "line", "name")
 _BLOCK_BYTES = 160
 """Estimated size of a block without its stack."""
 _UNUSED = re.compile(r"([\d.]+) (bytes|[KMGT]iB) is reserved by PyTorch but unallocated")
@@ -47,7 +47,7 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 <
 
 def record_exception(recorder: Recorder, error: BaseException) -> None:
     """Record the exception that ends this rank; after an out-of-memory error also a memory snapshot."""
-    recorder.event(event_kinds.EXCEPTION, **described(error), phase=recorder.phase_of(error))
+    recorder.event(event_kinds.EXCEPTION, **exception_fields(error), phase=recorder.phase_of(error))
     memory = getattr(recorder, "memory", None)
     if isinstance(memory, MemorySnapshots):
         memory.write(error)
@@ -146,7 +146,7 @@ def _short(entry: Mapping[str, Any]) -> dict[str, Any]:
         key: value for key, value in entry.items() if isinstance(value, (str, int, float, bool, tuple))
     }
     if frames := entry.get("frames"):
-        plain["frames"] = [{key: frame.get(key) for key in _OF_FRAME} for frame in frames[:MAX_FRAMES]]
+        plain["frames"] = [{key: frame.get(key) for key in _FRAME_KEYS} for frame in frames[:MAX_FRAMES]]
     return plain
 
 

@@ -91,8 +91,8 @@ def all_ended(run: RunDir) -> bool:
     """
     folders = list(run.rank_dirs())
     last = max((attempt for attempt, _, _ in folders), default=-1)
-    newest = [folder / "events.jsonl" for attempt, _, folder in folders if attempt == last]
-    return last >= 0 and all(is_closed(events) or rank_is_gone(events) for events in newest)
+    event_files = [folder / "events.jsonl" for attempt, _, folder in folders if attempt == last]
+    return last >= 0 and all(is_closed(events) or rank_is_gone(events) for events in event_files)
 
 
 def rank_is_gone(events: Path) -> bool | None:

@@ -273,8 +273,8 @@ RANK_STATE = _kind(
     by="watch, on a change", meaning="State of a rank's process.",
 )
 SILENT_WORK = _kind(
-    "silent_work", _ranks("ranks", "at work"), _ranks("idle_ranks", "not now"), _float("cores", "with their children"),
-    by="watch, on a change and every 30 s of a silence", meaning="Ranks that record nothing compute or read files.",
+    "silent_work", _ranks("ranks", "at work"), _ranks("idle_ranks", "the others"), _float("cores", "with children"),
+    by="watch, on a change and every 30 s of a silence", meaning="Ranks record nothing, but compute or read files.",
 )
 STACKS = _kind(
     "stacks",
@@ -346,7 +346,7 @@ LAUNCHER_LOST = _kind(
 RECORDS_RETIRED = _kind(
     "records_retired", _float("window_s", "kept", unit="s"), _int("segments", "tape segments removed so far"),
     _int("used_bytes", "tapes and store of the node", unit="By"),
-    _int("budget_bytes", "so far, or null", unit="By"),
+    _int("budget_bytes", "for the time recorded so far, or null", unit="By"),
     by="watch, first and when the window changes", meaning="Ingested tapes and calls before the window were removed.",
 )
 BUDGET_EXCEEDED = _kind(

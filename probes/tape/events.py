@@ -1,4 +1,4 @@
-"""Events: rare, rich facts, one JSON object per line in `events.jsonl`.
+"""Events: rare occurrences, one JSON object per line in `events.jsonl`.
 
     events = EventWriter(path, attempt=0, rank=3)
     events.write(event_kinds.ROLLBACK, step=40, from_step=40, to_step=30)
@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ def read_events(
         return [], start_byte, 0
     events: list[dict[str, Any]] = []
     skipped = 0
-    for line in _lines(blob[:end]):
+    for line in filter(None, blob[:end].split(b"\n")):
         try:
             event = json.loads(line)
             if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
@@ -168,9 +168,3 @@ def _next_data(fd: int, start_byte: int) -> int:
         return os.lseek(fd, start_byte, os.SEEK_DATA)
     except OSError:  # only a hole follows, or the file system does not support this
         return os.fstat(fd).st_size
-
-
-def _lines(blob: bytes) -> Iterator[bytes]:
-    for line in blob.split(b"\n"):
-        if line:
-            yield line

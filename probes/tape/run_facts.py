@@ -1,6 +1,6 @@
 """Facts of a run that only a rank knows: versions, settings of libraries, the device, and the exception that ended it.
 
-recorder.event(event_kinds.EXCEPTION, **described(error))
+recorder.event(event_kinds.EXCEPTION, **exception_fields(error))
 run.add_to_manifest({"versions": versions()} | device_name())
 """
 
@@ -22,7 +22,15 @@ import torch
 
 from .redaction.secrets import Redactor
 
-__all__ = ["described", "device_name", "note_module", "package_of_program", "settings", "source_commit", "versions"]
+__all__ = [
+    "device_name",
+    "exception_fields",
+    "note_module",
+    "package_of_program",
+    "settings",
+    "source_commit",
+    "versions",
+]
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _MAX_BYTES = 1 << 22
@@ -32,15 +40,15 @@ _PREFIXES = (
     "NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_", "FI_", "UCX_", "OFI_", "RDMAV_", "CUDA_", "PYTORCH_", "TORCHINDUCTOR_",
 )  # fmt: skip
 _NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX", "LD_PRELOAD")
-_OWN_OF_A_RANK = {
+_DIFFERS_BY_RANK = {
     "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 }  # fmt: skip
-"""Facts that normally differ between ranks or runs."""
+"""Variables that normally differ between ranks or runs."""
 MAX_VALUE_CHARS = 200
 
 
 def versions() -> dict[str, str]:
-    """Python, torch, ourselves where installed, NVIDIA's driver, and the commit of the working directory."""
+    """Versions of Python, torch, rankscope and NVIDIA's driver where installed, and the working directory's commit."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["rankscope"] = importlib.metadata.version("rankscope")
@@ -56,7 +64,7 @@ def versions() -> dict[str, str]:
 
 def settings(more: Iterable[str] = ()) -> dict[str, str]:
     """Settings of the communication libraries and of torch, and the variables in `more`; secrets redacted."""
-    wanted = {*_NAMES, *more, *(name for name in os.environ if name.startswith(_PREFIXES))} - _OWN_OF_A_RANK
+    wanted = {*_NAMES, *more, *(name for name in os.environ if name.startswith(_PREFIXES))} - _DIFFERS_BY_RANK
     redactor = Redactor.of({})
     found = {}
     for name in sorted(wanted & set(os.environ)):
@@ -99,7 +107,7 @@ def package_of_program() -> str:
     return ""
 
 
-def described(error: BaseException) -> dict[str, Any]:
+def exception_fields(error: BaseException) -> dict[str, Any]:
     """Return the fields of an `exception` event."""
     return {
         "type": type(error).__name__,

@@ -62,7 +62,7 @@ class RunDir:
                 path.mkdir(parents=True, mode=PRIVATE)
             except FileExistsError:
                 continue
-            except (OSError, ValueError) as error:  # of a name with a null byte
+            except (OSError, ValueError) as error:  # ValueError: a name with a null byte
                 reason = f"cannot make the run's folder {path}: {getattr(error, 'strerror', error)}"
                 raise RunError(f"{reason}; choose another run.dir") from None
             break
@@ -107,7 +107,7 @@ class RunDir:
 
     @classmethod
     def is_new(cls, path: Path) -> bool:
-        """True if a run can be made here, False for a run. Raises RunError for anything else."""
+        """True if a run can be made here, False if one exists here. Raises RunError for anything else."""
         if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
             return True
         if not cls.is_run(path):
@@ -235,8 +235,8 @@ class RunDir:
             return NO_MANIFEST
         if _DIGEST in public:
             return "" if public[_DIGEST] == _digest(public) else ALTERED
-        lost_its_name = any(isinstance(value, str) and _DIGEST_TEXT.fullmatch(value) for value in public.values())
-        return ALTERED if lost_its_name else ""
+        has_renamed_digest = any(isinstance(value, str) and _DIGEST_TEXT.fullmatch(value) for value in public.values())
+        return ALTERED if has_renamed_digest else ""
 
     def _make_folders(self) -> None:
         for folder in (self.tapes, self.checkpoints, self.stacks, self.reports):

@@ -171,7 +171,9 @@ def _problem(root: Path, entry: _Entry) -> str:
 
 
 def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | None:
-    """State of the part of a file that `limit` covers (negative extent: the whole file); None for an empty tape."""
+    """State of a file, or None for an empty tape. `limit`: the part that counts; None leaves out unfinished records,
+    and a negative extent is the whole file with them.
+    """
     path = root / name
     if not name.endswith(".tape"):
         return _text_state(path, name, limit)

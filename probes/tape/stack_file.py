@@ -33,7 +33,7 @@ def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
 
 
 def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
-    """Let this process write its stacks when watch asks; returns what undoes it.
+    """Let this process write its stacks when `watch` asks; returns the function that undoes this.
 
     A user's handler for one of the signals, or a `faulthandler` that the user has enabled, is left alone.
     """

@@ -41,7 +41,7 @@ from probes.profiling.memory_snapshots import record_exception
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from probes.tape.dump_pipe import offer_dump_pipe
-from probes.tape.run_facts import described
+from probes.tape.run_facts import exception_fields
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.stack_file import register
 from probes.tape_recorder import TapeRecorder
@@ -103,10 +103,10 @@ def main(arguments: list[str] | None = None) -> int:
         setup = _Setup(identity=identity, config=config, plan=plan, device=device, faults=faults, store=store, run=run)
         return _train(setup, stop, recorder)
     except (ConfigError, FaultError, CheckpointError) as error:
-        recorder.event(event_kinds.EXCEPTION, **described(error))
+        recorder.event(event_kinds.EXCEPTION, **exception_fields(error))
         return _mistake(identity, error)
     except StorageError as error:
-        recorder.event(event_kinds.EXCEPTION, **described(error))
+        recorder.event(event_kinds.EXCEPTION, **exception_fields(error))
         if identity.rank == 0:
             sys.stderr.write(f"rankscope: {error}\n")
         return EXIT_STORAGE

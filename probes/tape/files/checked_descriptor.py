@@ -1,7 +1,7 @@
 """Descriptors that stay usable in a training process, although its script may close any descriptor.
 
     descriptor = CheckedDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(descriptor.number(), line)          # opened again where the script has closed it
+    os.write(descriptor.number(), line)          # opened again if the script has closed it
     descriptor.close()
 
 A script that closes all descriptors (`os.closerange`, a daemon's start) also closes ours. Its next files may get the

@@ -15,7 +15,10 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LINK", "NOT_PLAIN", "NO_FOLDER", "file_problem", "folder_problem", "open_plain", "read_plain", "sync_file"]
+__all__ = [
+    "LINK", "NOT_PLAIN", "NO_FOLDER", "file_problem", "folder_problem", "open_plain", "read_plain", "sync_file",
+    "sync_folder", "write_private",
+]  # fmt: skip
 
 LINK = "is a link: not followed"
 NOT_PLAIN = "is not a regular file: not opened"

@@ -44,7 +44,7 @@ def remove_shared(run_path: Path, node_rank: int | None = None) -> None:
 
 
 def sweep_stale() -> None:
-    """Remove this user's folders whose processes have all been gone for `STALE_S`."""
+    """Remove this user's folders that have no live process and have not changed for `STALE_S`."""
     for folder in SHARED_MEMORY.glob(f"rankscope-{os.getuid()}-*"):
         with contextlib.suppress(OSError, ValueError):
             ranks = [path for path in folder.iterdir() if path.is_dir()]

@@ -142,7 +142,8 @@ class TapeWriter:
         """Return (pack, open) for records that share most values, which are packed once: `rest = pack(*others)`;
         `slot = open(rest, *values)` stores a record as OPEN.
 
-        `columns`, those of `values`, must be the first of the record; `others` are in the order of the table.
+        `values` are those of `columns`, which must be the record's first columns; `others` are the values of all other
+        columns, in the order of the table.
         """
         ahead, others = self._record_columns[: len(columns)], self._record_columns[len(columns) :]
         if [column.name for column in ahead] != list(columns):
@@ -248,6 +249,7 @@ class TapeWriter:
                 self._count_dropped()
                 return None
             # Begin where the last segment ended, not at `number`: another thread may not have stored a smaller one yet.
+            # After a full disk, or if threads have taken more numbers than fit a segment, those between are dropped.
             first = self._current.last
             if self._retry_at or number >= first + self._capacity:
                 first = number

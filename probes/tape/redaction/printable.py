@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_TEXT", "escaped", "visible", "visible_lines"]
+__all__ = ["MAX_TEXT", "escaped", "visible", "visible_lines", "with_code"]
 
 MAX_TEXT = 1_000
 """Maximum characters of one text in Markdown."""
-_MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
-_LISTED = re.compile(r"^(\d+)([.)])")
+_SPECIAL = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
+_LIST_NUMBER = re.compile(r"^(\d+)([.)])")
 _CODE = re.compile(r"\\`((?:\\_|[\w.=/ -])+)\\`")
 """A setting or command in backticks, in its escaped form."""
 
@@ -34,7 +34,7 @@ def escaped(text: object) -> str:
     shown = str(text)
     if len(shown) > MAX_TEXT:
         shown = f"{shown[:MAX_TEXT]} ... ({len(shown):,} characters)"
-    return _LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))
+    return _LIST_NUMBER.sub(r"\1\\\2", _SPECIAL.sub(r"\\\g<0>", visible(shown).strip()))
 
 
 def with_code(markdown: str) -> str:

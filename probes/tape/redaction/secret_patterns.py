@@ -35,7 +35,7 @@ _MARK = r"\\?[\"']"
 _MIXED = r"(?=[^\s\"'\\]{0,200}\d)[^\s\"'\\]"
 """One character of a value that contains a digit; to be repeated."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_OF_PASSWORD = re.compile(r"(?i)pass|pwd|secret")
+_PASSWORD_NAME = re.compile(r"(?i)pass|pwd|secret")
 
 _QUOTED = re.compile(
     rf"(?i)(?<![\w-])(?P<keep>(?:--)?(?P<name>{NAMES})(?![\w-])\\?[\"']?\]?{_IS}[rbfu]?\\?(?P<quote>\"\"\"|'''|[\"']))"
@@ -194,6 +194,7 @@ def _within_lines(text: str) -> Iterator[str]:
     while (found := words.search(text, done)) is not None:
         begin = max(done, text.rfind("\n", 0, found.start()) + 1)
         end = _end_of_line(text, _end_of_line(text, found.end()))
+        # a word in the last line of the piece adds the line after it
         while (again := words.search(text, max(begin, text.rfind("\n", 0, end - 1) + 1), end)) is not None:
             if end == (end := _end_of_line(text, _end_of_line(text, again.end()))):
                 break
@@ -217,7 +218,7 @@ def _by_line_patterns(text: str) -> str:
 
 def _without_value(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
-    if _NUMBER.fullmatch(value) and not _OF_PASSWORD.search(name):
+    if _NUMBER.fullmatch(value) and not _PASSWORD_NAME.search(name):
         return match[0]
     if name.lower().endswith("pwd") and value.startswith(("/", "~", "$")):
         return match[0]  # the working directory

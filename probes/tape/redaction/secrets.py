@@ -52,7 +52,7 @@ class Redactor:
         return redact_known_forms(text)
 
     def within(self, value: Any) -> Any:
-        """Redact every text within lists and mappings, taking its key into account."""
+        """Redact every text within lists and mappings; a text whose key names a secret is redacted completely."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):
@@ -98,8 +98,8 @@ def without_secrets(
     if "config" in manifest:
         public["config"] = split(config, ()) if isinstance(config, Mapping) else config
     if "command" in manifest:
-        whole = isinstance(command, (list, tuple))
-        public["command"] = redacted_command(list(command or ()), redactor) if whole else redactor.within(command)
+        is_list = isinstance(command, (list, tuple))
+        public["command"] = redacted_command(list(command or ()), redactor) if is_list else redactor.within(command)
     return {key: public[key] for key in manifest}, secrets
 
 

@@ -14,7 +14,7 @@ def described(raising: object) -> str:
     try:
         raising()  # type: ignore[operator]
     except Exception as error:
-        return str(probes.tape.run_facts.described(error)["traceback"])
+        return str(probes.tape.run_facts.exception_fields(error)["traceback"])
     raise AssertionError
 
 
