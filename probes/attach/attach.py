@@ -55,7 +55,7 @@ from .launch.announcement import Watch, announce
 from .launch.identity import Identity, launcher_pid
 from .launch.watch_process import digest_address, start_detached_watch
 from .loop.loop_hooks import LoopPhases
-from .loop.tokens import keep_flops_per_token
+from .loop.tokens import store_flops_per_token
 from .loop.updates import named_parameters_in, named_parameters_of
 from .loop.weak_objects import WeakObjects
 from .open_recorder import open_recorder
@@ -100,7 +100,7 @@ class Attached:
             self._phases.end_last()
             self._phases.automatic = False
         with self.recorder.step(self._number):
-            self._phases.began()
+            self._phases.step_began()
             yield
             with failing_open("attach.loss"):
                 self._phases.settle()
@@ -192,7 +192,7 @@ class Attached:
         self._phases.at_training.append(self._switch_models)
         torchft_groups = TorchftGroups(rank=identity.rank, world_size=identity.world_size)
         self._undo.append(torchft_groups.release)
-        self._phases.at_first_update += [self.derive_mesh, self._count_operations, torchft_groups.record]
+        self._phases.at_first_update += [self.derive_mesh, self._store_flops, torchft_groups.record]
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
     def _at_exit(self) -> None:
@@ -268,10 +268,10 @@ class Attached:
             with failing_open("attach.derive"):
                 mesh_of_loop.derive(self.recorder)
 
-    def _count_operations(self) -> None:
-        if self.run_dir is not None and getattr(self.recorder, "rank", -1) == 0:
+    def _store_flops(self) -> None:
+        if self.run_dir is not None and self.recorder.rank == 0:
             with failing_open("attach.flops"):
-                keep_flops_per_token(RunDir(self.run_dir), list(self._models))
+                store_flops_per_token(RunDir(self.run_dir), list(self._models))
 
     def is_in_loop(self) -> bool:
         """Return True in the loop's thread. Only call it where a model trains or an optimizer steps."""
@@ -322,14 +322,9 @@ def attach(
     if not probes_disabled():
         with failing_open("attach"):
             attached = _attach(
-                _as_list(model),
-                _as_list(optimizer),
-                name=name,
-                run_dir=run_dir or os.environ.get("RANKSCOPE_RUN_DIR"),
-                config=dict(config or {}),
-                gradient_interval=gradient_interval,
-                watch=watch,
-            )
+                _as_list(model), _as_list(optimizer), name=name, run_dir=run_dir or os.environ.get("RANKSCOPE_RUN_DIR"),
+                config=dict(config or {}), gradient_interval=gradient_interval, watch=watch,
+            )  # fmt: skip
     _current = attached or Attached(NullRecorder(), None)
     return _current
 
@@ -383,9 +378,9 @@ def _attach(
         with failing_open("attach.watch"):
             attached.is_watched = True
             num_nodes, digests = digest_address()
-            if ANNOUNCED_IN in os.environ:  # `rankscope run` keeps the watch: it replaces one that does not answer
-                asked = Watch(node_rank=identity.node_rank, num_nodes=num_nodes, digests=digests)
-                announce(run, recorder.attempt, watch=asked)
+            if ANNOUNCED_IN in os.environ:  # `rankscope run` starts the watch, and replaces one that does not answer
+                facts = Watch(node_rank=identity.node_rank, num_nodes=num_nodes, digests=digests)
+                announce(run, recorder.attempt, watch=facts)
             else:
                 start_detached_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
             print_retention(run, identity)

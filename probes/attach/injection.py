@@ -32,7 +32,7 @@ from .loop.updates import parameters_of
 __all__ = ["hold_gil", "inject"]
 
 _MUTEX_BYTES = 64  # a pthread_mutex_t has 40 on x86-64 and 48 on ARM; all zero is an unlocked one
-KEPT_BYTES = 4 << 20
+LEAKED_BYTES = 4 << 20
 MAX_MODELS = 8
 SAVE_S = 1.0
 
@@ -59,11 +59,11 @@ class _Injection:
         self._attached = attached
         self._recorder = attached.recorder
         self._is_recorded = False
-        self._struck = False
+        self._has_acted = False
         self._model: nn.Module | None = None
         self._in_eval_mode: list[nn.Module] = []  # called with gradients enabled, outermost first
         self._optimizer: Any = None
-        self._kept: list[Tensor] = []
+        self._leaked: list[Tensor] = []
         self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
@@ -73,7 +73,7 @@ class _Injection:
 
     def arm(self) -> None:
         """Hook the objects that the script will create."""
-        if self._fault.rank != getattr(self._recorder, "rank", -1):
+        if self._fault.rank != self._recorder.rank:
             return
         self._finder = register_module_forward_pre_hook(self._find_model)
         self._undo.append(self._finder.remove)
@@ -94,9 +94,9 @@ class _Injection:
 
     def _is_due(self) -> bool:
         """Return True if the fault acts now: in each step of its range if it lasts, else once; records the first."""
-        if self._struck or not self._fault.step <= self._recorder.step_number <= self._fault.until:
+        if self._has_acted or not self._fault.step <= self._recorder.step_number <= self._fault.until:
             return False
-        self._struck = not self._fault.lasts
+        self._has_acted = not self._fault.lasts
         if not self._is_recorded:
             self._is_recorded = True
             self._recorder.event(
@@ -188,7 +188,7 @@ class _Injection:
             return  # a microbatch that reduces nothing: there is nothing to leave out
         if self._fault.name == "memory":
             if self._is_due():
-                self._kept.append(torch.ones(KEPT_BYTES, dtype=torch.uint8))
+                self._leaked.append(torch.ones(LEAKED_BYTES, dtype=torch.uint8))
         elif self._is_due():
             _ACTIONS[self._fault.name](module)
 

@@ -61,7 +61,7 @@ def open_recorder(
         "command": sys.argv,
         "cwd": _working_folder(),
     } | (device_name() if torch.cuda.is_initialized() else {})  # type: ignore[no-untyped-call]  # torch: no types
-    if models:  # a script that names none has parameters, too: they are unknown and not zero
+    if models:  # without them the number is unknown, not zero
         manifest["num_parameters"] = sum(parameter.numel() for model in models for parameter in model.parameters())
     try:
         run, attempt, is_first = join_run(
@@ -95,7 +95,7 @@ def open_recorder(
     )
     profile_steps(run, recorder, config, node_rank=identity.node_rank)
     if identity.rank == 0:
-        recorder.at_device.append(partial(_keep_device_name, run))
+        recorder.at_device.append(partial(_add_device_name, run))
         warn_if_untried(torch.__version__)
         recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if not is_first:
@@ -106,7 +106,7 @@ def open_recorder(
                     fresh["world_size"] = identity.world_size
                 if known or attempt:
                     run.add_to_manifest(fresh)
-                else:  # the rank that made the run has not written yet: whichever of both is last must be whole
+                else:  # the rank that created the run has not written its manifest yet: either may be the last to write
                     run.begin_manifest(manifest)
     if identity.local_rank == 0:
         with failing_open("attach.announce"):
@@ -139,13 +139,13 @@ def _device_of(models: list[nn.Module], local_rank: int) -> str:
         return str(parameter.device)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch: no types
         return f"cuda:{torch.cuda.current_device()}"
-    # Counted by NVML: initialised, CUDA would ignore devices that the script chooses by a variable, and fail in forks.
+    # torch counts by NVML here. Initialising CUDA would fix the visible devices, and break processes forked later.
     is_built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]  # torch: no types
     count = torch.cuda.device_count() if is_built else 0  # a program may redirect CUDA to the CPU
     return f"cuda:{local_rank % count}" if count else "cpu"
 
 
-def _keep_device_name(run: RunDir) -> None:
+def _add_device_name(run: RunDir) -> None:
     if "device_name" not in run.manifest():
         run.add_to_manifest(device_name())
 

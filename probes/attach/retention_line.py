@@ -1,9 +1,9 @@
 """The first line of a run with bounded records: the window that is kept, and the disk budget.
 
     retention_line({"probes": {"retain": "window", "retain_s": 600.0, "budget_mb": 50.0}})
-    # "records: tapes and single calls of the last 600 s, at most 50 MB a rank and hour"
+    # "records: tapes and single calls of the last 600 s, at most 50 MB per rank and hour"
 
-`rankscope train` prints it at a launch; in an attached loop rank 0 does, which alone has all settings.
+`rankscope train` prints it at a launch; in an attached loop rank 0 does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def retention_line(config: Mapping[str, Any]) -> str:
     probes = read_config(ProbesSettings, config)
     if probes.retain != "window":
         return ""
-    budget = f", at most {probes.budget_mb:g} MB a rank and hour" if probes.budget_mb else ""
+    budget = f", at most {probes.budget_mb:g} MB per rank and hour" if probes.budget_mb else ""
     return f"records: tapes and single calls of the last {probes.retain_s:g} s{budget}"
 
 

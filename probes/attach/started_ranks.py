@@ -1,4 +1,4 @@
-"""Ranks that the script starts itself, as `torch.multiprocessing.spawn` does: recorded in the run of its launch.
+"""Record the ranks that a script starts itself, as with `torch.multiprocessing.spawn`, in the run of its launch.
 
     follow_started_ranks(attached)         # in a process that `rankscope run` has started, before the script
 
@@ -44,7 +44,7 @@ class FollowedTarget:
     """Calls `target` in a new process, and attaches that process once it is a rank."""
 
     def __init__(self, target: Callable[..., Any], agents_port: str = "") -> None:
-        """`agents_port`: of the store of torchrun's agent; "" where it has none."""
+        """`agents_port`: port of the store of torchrun's agent; "" without one."""
         self.target = target
         self.agents_port = agents_port
 

@@ -47,7 +47,7 @@ _isfinite = math.isfinite
 
 MAX_SITES = 4  # maximum number of call sites with the same call in the same phase
 MAX_LISTED_SHAPES = 4
-MAX_ADRIFT = 64  # handles of running calls that no other object holds
+MAX_DROPPED = 64  # running calls whose handle the caller has dropped
 _NONE_I64 = int(UNSET["i64"])
 _NONE_I32 = int(UNSET["i32"])
 _monotonic_ns = time.monotonic_ns
@@ -103,7 +103,7 @@ class Calls:
         # fields.
         self._sites: dict[tuple[Any, ...], list[tuple[int, CodeType, int, tuple[int, bytes]]]] = {}
         self.training_thread = get_ident()
-        self._adrift: list[tuple[Call, Any]] = []
+        self._dropped: list[tuple[Call, Any]] = []
         self._backward = recorder.name("backward")
         self.measures_peaks = False
         """True if the pass over a gradient also finds its largest value, which takes twice as long."""
@@ -124,8 +124,8 @@ class Calls:
         site starts at the wrapper's caller.
         """
         recorder = self.recorder
-        if self._adrift:
-            self._settle()
+        if self._dropped:
+            self._poll_dropped()
         nonfinite = _UNKNOWN
         if reduces and self._check_nonfinite:
             if self.measures_peaks and group.dimension and recorder.phase == self._backward:
@@ -171,8 +171,8 @@ class Calls:
         try:
             future = work.get_future()
         except RuntimeError:  # this kind of call has no future: poll it at later calls
-            self._adrift.append((call, work))
-            self._settle()
+            self._dropped.append((call, work))
+            self._poll_dropped()
             return
 
         def completed(done: object) -> None:
@@ -181,14 +181,14 @@ class Calls:
 
         future.add_done_callback(completed)
 
-    def _settle(self) -> None:
+    def _poll_dropped(self) -> None:
         now = _monotonic_ns()
-        adrift, self._adrift = self._adrift[-MAX_ADRIFT:], []
-        for call, work in adrift:
+        dropped, self._dropped = self._dropped[-MAX_DROPPED:], []
+        for call, work in dropped:
             if work.is_completed():
                 self.finish(call, now, 0)
             else:
-                self._adrift.append((call, work))
+                self._dropped.append((call, work))
 
     def add_wait(self, wait_ns: int) -> None:
         """Count time for which this thread was blocked, if it is a training thread."""
@@ -267,7 +267,7 @@ def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
 def nonfinite_and_peak(tensors: Sequence[torch.Tensor]) -> tuple[int, float]:
     """Return `holds_nonfinite` and the largest absolute value of tensors on the host, in one pass over memory.
 
-    The value is NaN where a tensor holds NaN or Inf, 0 where nothing is known.
+    The value is NaN if a tensor holds NaN or Inf, 0 if nothing is known.
     """
     highest = 0.0
     for tensor in tensors:

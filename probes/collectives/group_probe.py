@@ -1,8 +1,8 @@
 """State shared by the recorded process groups of one recorder: their labels, and how they are released.
 
 probe = GroupProbe(recorder, check_nonfinite=True)
-probe.made(group)
-probe.label()                   # at the first call: torch knows the members only then
+probe.register(group)
+probe.label_new()                 # at the first call: torch knows the members only then
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class GroupProbe:
         self.unreduced = UnreducedNorm()
         self._unlabelled: list[weakref.ref[Any]] = []
         self._labels: dict[str, int] = {}
-        self._made: list[weakref.ref[Any]] = []
+        self._groups: list[weakref.ref[Any]] = []
 
-    def made(self, group: Any) -> None:
+    def register(self, group: Any) -> None:
         """Register a new group. All members create groups in the same order."""
         self._unlabelled.append(weakref.ref(group))
-        self._made.append(weakref.ref(group))
+        self._groups.append(weakref.ref(group))
 
     def release(self) -> None:
         """Stop recording in all groups."""
-        for reference in self._made:
+        for reference in self._groups:
             if (group := reference()) is not None:
                 group.pass_on()
 
-    def label(self) -> None:
+    def label_new(self) -> None:
         """Give each group made so far its label, in the order in which they were made.
 
         Done at the first call, not in the constructor, because torch knows the members only when a group is ready.
@@ -64,7 +64,7 @@ class GroupProbe:
         if members is None:
             self._unlabelled.append(weakref.ref(group))
             return
-        label = self._announced(group, members, "wrapper")
+        label = self._write_event(group, members, "wrapper")
         group.calls.members = members
         kind = label.partition(":")[0]
         # A one-dimensional mesh uses the world group, in which only reductions of the backward pass are gradients.
@@ -73,10 +73,10 @@ class GroupProbe:
 
     def announce_plain(self, group: Any, members: Sequence[int]) -> None:
         """Announce a group that records nothing itself, after all groups made before it."""
-        self.label()
-        self._announced(group, list(members), "nccl_plugin" if self._has_plugin else "nothing")
+        self.label_new()
+        self._write_event(group, list(members), "nccl_plugin" if self._has_plugin else "nothing")
 
-    def _announced(self, group: Any, members: list[int], recorded_by: str) -> str:
+    def _write_event(self, group: Any, members: list[int], recorded_by: str) -> str:
         """Write the event of a group; returns its label."""
         label = group_label(group.group_desc, members)
         number = self._labels[label] = self._labels.get(label, 0) + 1

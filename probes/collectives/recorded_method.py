@@ -28,7 +28,7 @@ from .work_handle import RecordedWork, follow
 __all__ = ["recorded_method"]
 
 _monotonic_ns = time.monotonic_ns
-_OPTIONS_TELL = hasattr(dist.AllreduceOptions, "asyncOp")
+_HAS_ASYNC_OPTION = hasattr(dist.AllreduceOptions, "asyncOp")
 _NON_BLOCKING = ("isend", "irecv")
 _BLOCKING = ("send", "recv")  # torch's blocking functions, which call the asynchronous ones and wait
 
@@ -46,7 +46,7 @@ def recorded_method(
         call = None
         try:
             if not group.label:
-                probe.label()
+                probe.label_new()
             peer = -1
             if peer_index >= 0:
                 is_async = _is_async_p2p(sys._getframe(1))
@@ -54,7 +54,7 @@ def recorded_method(
                 peer = group.members[args[peer_index]] if group.members else args[peer_index]
             else:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
-                is_async = getattr(options, "asyncOp", True) if _OPTIONS_TELL else _is_async_call(method.op)
+                is_async = getattr(options, "asyncOp", True) if _HAS_ASYNC_OPTION else _is_async_call(method.op)
                 sync = not is_async
             tensors: Sequence[torch.Tensor] = ()
             if 0 <= input_index < len(args):
@@ -75,11 +75,11 @@ def recorded_method(
         work = real(*args, **kwargs)
         if sync and work is not None:
             work.wait()  # as the caller would do next
-            if _OPTIONS_TELL:
+            if _HAS_ASYNC_OPTION:
                 work = None
         try:
             if call is not None and work is not None:
-                if _OPTIONS_TELL or _caller() is not None:
+                if _HAS_ASYNC_OPTION or _caller() is not None:
                     return RecordedWork(work, call, calls, backward)
                 follow(work, call, calls, backward)
             else:

@@ -35,7 +35,7 @@ class TorchftGroups:
         self._undo: list[Callable[[], object]] = []
 
     def record(self) -> None:
-        """Record what the wrappers hold and will hold."""
+        """Record the groups that the wrappers hold now and later."""
         base = getattr(sys.modules.get(_MODULE), _WRAPPER, None)
         if base is None or self._undo:
             return

@@ -73,8 +73,8 @@ def install(recorder: Recorder, *, check_nonfinite: bool = True, has_plugin: boo
     with failing_open("collectives.install"), _lock:
         _probe = GroupProbe(recorder, check_nonfinite=check_nonfinite, has_plugin=has_plugin)
         for name, replacement in _MAKERS.items():
-            if name not in _torchs_own and hasattr(c10d, name):
-                _torchs_own[name] = real = getattr(c10d, name)
+            if name not in _originals and hasattr(c10d, name):
+                _originals[name] = real = getattr(c10d, name)
                 setattr(c10d, name, replacement(real))
 
 
@@ -86,9 +86,9 @@ def uninstall() -> None:
     global _probe
     with _lock:
         probe, _probe = _probe, None
-        for name, real in _torchs_own.items():
+        for name, real in _originals.items():
             setattr(c10d, name, real)
-        _torchs_own.clear()
+        _originals.clear()
     if probe is not None:
         probe.release()
         with failing_open("collectives.uninstall"):
@@ -117,7 +117,7 @@ def take_gradient_peaks() -> dict[str, float]:
 
 
 _probe: GroupProbe | None = None
-_torchs_own: dict[str, Any] = {}
+_originals: dict[str, Any] = {}
 
 
 def is_recorded_here(group: Any) -> bool:
@@ -144,7 +144,7 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
         self.calls = GroupCalls()
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):
-                probe.made(self)
+                probe.register(self)
                 # Set on the instance, so that a call takes one look-up and creates no bound method. The wrappers hold
                 # no reference to the group.
                 for name, method in METHODS.items():

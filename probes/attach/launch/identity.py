@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 
 __all__ = ["Identity", "launcher_pid"]
 
-_OF_SCHEDULERS = {
+_SCHEDULER_VARIABLES = {
     "SLURM_PROCID": "SLURM_NTASKS",
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
     "PMI_RANK": "PMI_SIZE",
 }
 """Variables with the rank and the number of ranks; a wrapper around a rank has them, its launcher does not."""
-_NAMES_OF_JOBS = ("PMIX_NAMESPACE", "KUBERNETES_JOB_UID", "JOB_UID", "LSB_JOBID", "PBS_JOBID")
-_WORD = "rankscope/launch"
+_JOB_ID_VARIABLES = ("PMIX_NAMESPACE", "KUBERNETES_JOB_UID", "JOB_UID", "LSB_JOBID", "PBS_JOBID")
+_LAUNCH_KEY = "rankscope/launch"
 LAUNCH = "RANKSCOPE_LAUNCH"
 ROUND = "RANKSCOPE_ROUND"
 """Variables in which `rankscope run` on several nodes names the launch and its round."""
@@ -77,15 +77,16 @@ class Identity:
         if not dist.is_available() or not dist.is_initialized():
             return self
         rank, size = dist.get_rank(), dist.get_world_size()
-        if (launched := _launched()) and multiprocessing.parent_process() is not None and _is_alone(size, launched):
-            of_process = size // launched
-            local = rank - self.node_rank * of_process
+        launched = _num_launched()
+        # each launched process has started the same number of ranks
+        if launched and multiprocessing.parent_process() is not None and size % launched == 0:
+            per_process = size // launched
             return replace(
                 self,
                 rank=rank,
                 world_size=size,
-                local_rank=local,
-                ranks_of_process=of_process,
+                local_rank=rank - self.node_rank * per_process,
+                ranks_of_process=per_process,
                 is_started_by_script=True,
             )
         local = self.local_rank if "LOCAL_RANK" in os.environ or "SLURM_LOCALID" in os.environ else rank
@@ -119,7 +120,7 @@ class Identity:
             if pid > 0:
                 return f"{socket.gethostname()}-{pid}-{_start_ticks(pid)}"
         is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # whose restarts have a new store
-        return _name_of_job() or ("" if is_torchrun else _word_in_store()) or _rendezvous()
+        return _name_of_job() or ("" if is_torchrun else _word_from_store()) or _rendezvous()
 
 
 def launcher_pid() -> int:
@@ -129,42 +130,38 @@ def launcher_pid() -> int:
     A wrapper (`srun wrapper.sh`, `conda run`) was given the rank's variables, and the launcher was not.
     """
     environment = os.environ
-    names = ["RANK", *(("TORCHELASTIC_RUN_ID",) if "TORCHELASTIC_RUN_ID" in environment else _of_schedulers())]
-    own = {name: environment[name] for name in names if name in environment}
+    is_torchrun = "TORCHELASTIC_RUN_ID" in environment
+    names = ["RANK", *(["TORCHELASTIC_RUN_ID"] if is_torchrun else _scheduler_rank_variables())]
+    given = {name: environment[name] for name in names if name in environment}
     pid = os.getppid()
-    while own and pid > 1 and _has(pid, own):
+    while given and pid > 1 and _was_given_any(pid, given):
         pid = _parent(pid)
-    return 0 if pid <= 0 or (pid == 1 and _has(pid, own)) else pid
+    return 0 if pid <= 0 or (pid == 1 and _was_given_any(pid, given)) else pid
 
 
-def _launched() -> int:
-    """Number of ranks that this node's torchrun has started; 0 with several torchruns or another launcher.
+def _num_launched() -> int:
+    """Number of processes that torchrun has started, one on each node; 0 with more per node or another launcher.
 
     WORLD_SIZE is not evidence: a script that starts ranks may set it for them.
     """
-    nodes, of_node = (os.environ.get(name, "") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    return int(nodes) if nodes.isdecimal() and of_node == "1" else 0
+    nodes, per_node = (os.environ.get(name, "") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return int(nodes) if nodes.isdecimal() and per_node == "1" else 0
 
 
-def _is_alone(size: int, launched: int) -> bool:
-    """Return True if the group has as many ranks of each process of the launcher."""
-    return size >= launched and size % launched == 0
-
-
-def _of_schedulers() -> list[str]:
+def _scheduler_rank_variables() -> list[str]:
     """Rank variables of schedulers, unless they belong to an enclosing allocation in which a launcher was started."""
     size = os.environ.get("WORLD_SIZE")
-    return [rank for rank, ranks in _OF_SCHEDULERS.items() if size is None or os.environ.get(ranks) == size]
+    return [rank for rank, ranks in _SCHEDULER_VARIABLES.items() if size is None or os.environ.get(ranks) == size]
 
 
-def _has(pid: int, own: dict[str, str]) -> bool:
+def _was_given_any(pid: int, variables: dict[str, str]) -> bool:
     """Return True if the process was started with any of these variables."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = set(file.read(_MAX_ENVIRONMENT).split(b"\0"))
     except OSError:  # another user's: the daemon of a scheduler
         return False
-    return any(f"{name}={value}".encode() in entries for name, value in own.items())
+    return any(f"{name}={value}".encode() in entries for name, value in variables.items())
 
 
 def _parent(pid: int) -> int:
@@ -193,13 +190,13 @@ def _name_of_job() -> str:
     elif (run_id := environment.get("TORCHELASTIC_RUN_ID", "none")) != "none":
         names = [run_id]
     else:
-        names = [environment[name] for name in _NAMES_OF_JOBS if environment.get(name)][:1]
+        names = [environment[name] for name in _JOB_ID_VARIABLES if environment.get(name)][:1]
     where = [environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environment.get(name)]
     return "-".join([*names, *where]) if names else ""
 
 
-def _word_in_store() -> str:
-    """A random word, the first that a rank has left in the default group's store, without waiting for it."""
+def _word_from_store() -> str:
+    """The random word that the first rank to call this has put into the default group's store; waits for no rank."""
     import torch.distributed as dist
 
     from ...torch_compat import default_store
@@ -207,7 +204,7 @@ def _word_in_store() -> str:
     if not dist.is_available() or not dist.is_initialized():
         return ""
     try:
-        return str(default_store().compare_set(_WORD, "", uuid.uuid4().hex).decode())
+        return str(default_store().compare_set(_LAUNCH_KEY, "", uuid.uuid4().hex).decode())
     except RuntimeError:  # a store without it
         return ""
 

@@ -40,11 +40,11 @@ def join_run(
         return run, identity.attempt, is_first
     launch = f"{job}-{identity.round or identity.restarts}"
     attempt = claim(run, launch=launch, world_size=identity.world_size)
-    lives = 0
+    num_ended = 0
     while _is_over(run.rank_dir(attempt, identity.rank) / "events.jsonl"):
-        # Attached again after `detach`, or started again under the same name of the job: each rank finds its own.
-        lives += 1
-        attempt = claim(run, launch=f"{launch}-{lives}", world_size=identity.world_size)
+        # Attached again after `detach`, or started again under the same job name: all ranks count the same attempts.
+        num_ended += 1
+        attempt = claim(run, launch=f"{launch}-{num_ended}", world_size=identity.world_size)
     return run, attempt, is_first
 
 

@@ -28,13 +28,13 @@ def end_with_launcher() -> int:
     """Make the kernel end this process when its launcher dies. Returns the launcher's pid, or 0 for another launcher.
     Call it in the main thread.
     """
-    text = os.environ.pop(VARIABLE, "")  # not for what the rank starts itself
+    text = os.environ.pop(VARIABLE, "")  # processes that the rank starts must not inherit it
     if not text.isdecimal():
         return 0
-    launcher, first = int(text), os.getppid()
+    launcher, first_parent = int(text), os.getppid()
     deadline = time.monotonic() + ADOPTION_S
     # The signal follows the parent at the time of the call: it must be the launcher already.
-    while os.getppid() == first != launcher and _is_alive(launcher) and time.monotonic() < deadline:
+    while os.getppid() == first_parent != launcher and _is_alive(launcher) and time.monotonic() < deadline:
         time.sleep(0.002)
     one_node = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     number = signal.SIGTERM if one_node else signal.SIGKILL

@@ -140,7 +140,7 @@ class WatchRestarts:
         return self._answered_at - self._started_at < QUICK_END_S
 
     def _has_beaten(self) -> bool:
-        """Return True if a sign of life came since the last call."""
+        """Return True if a heartbeat came since the last call."""
         if self._heartbeat_fd < 0:
             return False
         with contextlib.suppress(BlockingIOError):

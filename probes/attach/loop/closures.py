@@ -1,6 +1,6 @@
 """Closures that compute gradients inside an optimizer's `step` (Lightning, L-BFGS); the update begins after them.
 
-before_closure_returns(args, kwargs, again=..., begins=...)     # in a hook before the step: its new arguments
+around_closure(args, kwargs, before=..., after=...)     # in a hook before the step: its new arguments
 """
 
 from __future__ import annotations
@@ -8,25 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["before_closure_returns"]
+__all__ = ["around_closure"]
 
 
-def before_closure_returns(
-    args: tuple[Any, ...], kwargs: dict[str, Any], *, again: Callable[[], None], begins: Callable[[], None]
+def around_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Callable[[], None], after: Callable[[], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call `begins` when the closure returns, or now if there is no closure; returns the new arguments, None if they
-    stay. Before a repeated call of the closure, call `again`: the update before it is over."""
+    """Call `before` and `after` around each call of the closure; without a closure, call `after` now. Returns the
+    step's new arguments, None if they stay.
+    """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):
-        begins()
+        after()
         return None
 
-    def before_the_update(*its: Any, **named: Any) -> Any:
-        again()
-        result = closure(*its, **named)
-        begins()
+    def wrapped(*closure_args: Any, **closure_kwargs: Any) -> Any:
+        before()
+        result = closure(*closure_args, **closure_kwargs)
+        after()
         return result
 
     if len(args) > 1:
-        return (args[0], before_the_update, *args[2:]), kwargs
-    return args, {**kwargs, "closure": before_the_update}
+        return (args[0], wrapped, *args[2:]), kwargs
+    return args, {**kwargs, "closure": wrapped}

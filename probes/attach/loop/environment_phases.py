@@ -69,13 +69,13 @@ class EnvironmentPhases:
         self._sampled: WeakSet[distributions.Distribution] = WeakSet()
 
     def patch(self, imports: OnImport) -> list[Callable[[], None]]:
-        """Wrap the classes of the libraries that are imported, and of the others once they are, and torch's
-        distributions. Returns what undoes the last.
+        """Wrap the libraries' classes, now or once they are imported, and torch's distributions. Returns functions that
+        restore the distributions.
         """
         for module, owner, method in _PLACES:
             imports.when(module, partial(self._patch, owner, method))
 
-        # A compiled policy is traced through these: the compiler takes functions there, no methods.
+        # torch.compile traces a policy through these: it can trace functions, but no bound methods.
         def is_here() -> bool:
             return self._phases.is_here(trains=False)
 
@@ -98,10 +98,10 @@ class EnvironmentPhases:
 
     def _act(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with failing_open("attach.environment"):
-            self._acts()
+            self._enter_phase()
         return real(*args, **kwargs)
 
-    def _acts(self) -> None:
+    def _enter_phase(self) -> None:
         if not self._phases.is_in(ENVIRONMENT):
             self._phases.begin()
             self._phases.enter(ENVIRONMENT)
@@ -117,5 +117,5 @@ class EnvironmentPhases:
             # A model may sample within its training pass: that is the model's own time.
             if policy in self._sampled and not has_gradient and not self._phases.is_in("forward"):
                 self._phases.leave("evaluate")
-                self._acts()
+                self._enter_phase()
         return real(policy, *args, **kwargs)

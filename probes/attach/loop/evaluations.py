@@ -5,7 +5,7 @@
     evaluations.are_over()          # training goes on
     modes = EvalModeTraining()
     modes.trains(model)             # a call with gradients enabled: True if it belongs to training
-    modes.passed()                  # a backward pass begins
+    modes.backward_begins()         # a backward pass begins
 
 A loop that trains `DistributedDataParallel(task)` evaluates `task.model`, what `accelerator.unwrap_model` returns, or a
 moving average of the weights. Such a module shares a parameter with the one that trains, or has parameters of the same
@@ -51,7 +51,7 @@ class Evaluations:
         self._phases = phases
         self._related = WeakObjects()
         self._others = WeakObjects()
-        self._called = WeakObjects()  # since the update: they have a hook
+        self._called = WeakObjects()  # modules called since the update, which have a hook
         self._undo: list[Callable[[], None]] = []
         self._global: Any = None  # handle of the hook of all modules
 
@@ -79,10 +79,11 @@ class Evaluations:
         try:
             if (torch.is_grad_enabled() and is_in_training_mode(module)) or not self._is_related(module):
                 return
-            self._unhook()  # what it calls is a part of it
+            self._unhook()  # modules that it calls are part of the same evaluation
             if any(module is inner for model in self._phases.models() for inner in inner_modules(model)):
-                return  # has hooks that stay
-            if self._called.add(module):  # kept until training goes on: torch walks through a module's hooks in a call
+                return  # has permanent hooks
+            # Removed once training continues, because torch iterates over a module's hooks while it is called.
+            if self._called.add(module):
                 after = ModelHook(module, self._phases.after_forward)
                 self._undo.append(module.register_forward_hook(after, always_call=True).remove)
             self._phases.before_forward(module)
@@ -92,12 +93,12 @@ class Evaluations:
     def _is_related(self, module: nn.Module) -> bool:
         if module in self._related or module in self._others:
             return module in self._related
-        own = list(module.parameters())
-        if not own:
+        parameters = list(module.parameters())
+        if not parameters:
             return False
         models = self._phases.models()
         trained = {id(parameter) for model in models for parameter in model.parameters()}
-        is_part = any(id(parameter) in trained for parameter in own)
+        is_part = any(id(parameter) in trained for parameter in parameters)
         is_related = is_part or any(_shapes(module) == _shapes(part) for model in models for part in main_parts(model))
         (self._related if is_related else self._others).add(module)
         return is_related
@@ -150,7 +151,7 @@ class EvalModeTraining:
     def __init__(self) -> None:
         self._trained = WeakObjects()  # in eval mode
         self._called = WeakObjects()  # in eval mode with gradients, since the last backward pass
-        self._is_known = False  # True if a training pass was called since the last backward pass
+        self._has_trained = False  # True if a training pass was called since the last backward pass
 
     def add(self, model: nn.Module) -> None:
         """Note a model that was found through its optimizer: if it is in eval mode, it was trained in eval mode."""
@@ -167,14 +168,14 @@ class EvalModeTraining:
         elif model not in self._trained:
             self._called.add(model)
             return False
-        self._is_known = True
+        self._has_trained = True
         return True
 
-    def passed(self) -> None:
+    def backward_begins(self) -> None:
         """Note a backward pass. It belongs to the models that were called in eval mode, if none was called in training
         mode."""
-        if not self._is_known:
+        if not self._has_trained:
             for model in self._called:
                 self._trained.add(model)
         self._called.clear()
-        self._is_known = False
+        self._has_trained = False

@@ -3,12 +3,12 @@
     fetches = Fetches(phases)
     fetches.patch()
     ...
-    fetches.fed(trains=True)        # at every pass of the model: shows what its batches were fetched for
+    fetches.model_called(trains=True)    # at every pass of the model: shows what its batches were fetched for
 
 A step begins with the fetch of its first batch, even if that fetch raises or never ends, but not if it finds the end of
 the epoch. Batches of an evaluation begin no step: an evaluation after an update belongs to that update's step. A loader
-feeds an evaluation if its iterator, or else its data set, has not fed training, and gradients are off or all models are
-in eval mode, maybe only the main part within a wrapper. This is known before the model is called.
+feeds an evaluation if its iterator, or else its data set, has not fed training, and gradients are off or all models (of
+a wrapper, its main part) are in eval mode. This is known before the model is called.
 """
 
 from __future__ import annotations
@@ -59,32 +59,32 @@ class Fetches:
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
-        self._training: WeakSet[Any] = WeakSet()  # iterators that have fed training
-        self._sets: set[int] = set()  # their data sets, which outlive an epoch
+        self._training_iterators: WeakSet[Any] = WeakSet()  # iterators that have fed training
+        self._training_sets: set[int] = set()  # their data sets, which outlive an epoch
         self._unknown: WeakSet[Any] = WeakSet()  # iterators used since the last call of a model
 
     def patch(self) -> None:
         """Observe torch's data loaders, and loaders built on them."""
         self._phases.replace(BASE_LOADER_ITERATOR, "__next__", self._fetch)
 
-    def fed(self, *, trains: bool) -> None:
+    def model_called(self, *, trains: bool) -> None:
         """Note a call of a model, in training or not, with the batches fetched since the last call."""
         if not self._unknown:
             return
         if trains:
-            self._training |= self._unknown
-            self._sets.update(id(getattr(iterator, "_dataset", None)) for iterator in self._unknown)
+            self._training_iterators |= self._unknown
+            self._training_sets.update(id(getattr(iterator, "_dataset", None)) for iterator in self._unknown)
         self._unknown = WeakSet()
 
     def _evaluates(self, iterator: Any) -> bool:
-        if iterator in self._training:
+        if iterator in self._training_iterators:
             return False
         self._unknown.add(iterator)
         if not torch.is_grad_enabled():
             return True
         models = [model for model in self._phases.models() if model not in self._phases.in_eval_mode]
         modes = [all(part.training for part in main_parts(inner_modules(model)[-1])) for model in models]
-        return id(getattr(iterator, "_dataset", None)) not in self._sets and bool(modes) and not any(modes)
+        return id(getattr(iterator, "_dataset", None)) not in self._training_sets and bool(modes) and not any(modes)
 
     def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:
         phases, recorder = self._phases, self._phases.recorder

@@ -44,7 +44,7 @@ from ...recorder import Recorder
 from ...step_scalars import StepScalars
 from ..patching.on_import import OnImport
 from ..patching.replaced import replaced
-from .closures import before_closure_returns
+from .closures import around_closure
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
 from .evaluations import EvalModeTraining, Evaluations, inner_modules, is_in_training_mode
 from .fetches import Fetches
@@ -61,7 +61,7 @@ from .weak_objects import WeakObjects, WeakReference
 __all__ = ["LoopPhases"]
 
 _NO_THREAD = -1
-_ACTS = frozenset(("generation", ENVIRONMENT))
+_SAMPLING = frozenset(("generation", ENVIRONMENT))
 """Phases in which a forward pass without gradients generates or scores samples, and is not an evaluation."""
 _NOTHING: Mapping[str, Any] = {}
 
@@ -69,7 +69,7 @@ _NOTHING: Mapping[str, Any] = {}
 class LoopPhases:
     """The hooks of one recorder."""
 
-    leader = WeakReference(at_end=lambda phases: phases.norms.free())  # the optimizer whose step ends the loop's
+    leader = WeakReference(at_end=lambda phases: phases.norms.free())  # the optimizer whose step ends the loop's step
 
     def __init__(self, recorder: Recorder, values: StepScalars, *, gradient_norm: bool = True) -> None:
         self.recorder = recorder
@@ -82,10 +82,10 @@ class LoopPhases:
         self._watched = WeakObjects()
         self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span
-        self._depth = 0  # of calls of a model from within a model
+        self._depth = 0  # of nested calls of models
         self._number = 0
         self._in_step = False
-        self._taken_ns = 0  # end of the current step's update, or of the last phase after it
+        self._updated_ns = 0  # end of the current step's update, or of the last phase after it
         self._microbatch = 0
         self._imports = OnImport()
         self._scaling = LossScaling(self)
@@ -173,18 +173,18 @@ class LoopPhases:
 
     def begin(self, start_ns: int = 0) -> None:
         """Note activity of a step: it begins the next step if the optimizer has completed the last one."""
-        if not self.automatic or (self._in_step and not self._taken_ns) or self._updates.are_awaited(start_ns > 0):
+        if not self.automatic or (self._in_step and not self._updated_ns) or self._updates.are_awaited(start_ns > 0):
             return
         now = start_ns or _monotonic_ns()
         self.end(now)
         self._number += 1
         self.recorder.begin_step(self._number, now)
-        self.began()
+        self.step_began()
 
     @property
     def next_step(self) -> int:
         """Number of the step to which the next activity belongs, by the optimizer's updates."""
-        begins = self.automatic and (self._taken_ns > 0 or not self._in_step)
+        begins = self.automatic and (self._updated_ns > 0 or not self._in_step)
         return self._number + 1 if begins else self.recorder.step_number
 
     def models(self, updated_by: Any = None) -> list[nn.Module]:
@@ -194,13 +194,13 @@ class LoopPhases:
         return [one for one in found if updated_by is None or any(id(each) in updated for each in one.parameters())]
 
     def follows(self, updates: Any = None) -> bool:
-        """Follow the loop into this thread: before its first step, from one that has ended, or if both take turns."""
+        """Follow the loop into this thread: before its first step, if its thread has ended, or if both take turns."""
         if self.thread == _NO_THREAD:
             return False
         if self.recorder.step_number > 0 and self.thread in threading._active:  # type: ignore[attr-defined]
             if updates is not None and updates is self.leader:
                 self._learners |= {self.thread, get_ident()}
-            if get_ident() not in self._learners or not self._taken_ns or self._open:
+            if get_ident() not in self._learners or not self._updated_ns or self._open:
                 return False
         self.thread = get_ident()
         training_is_here()
@@ -210,26 +210,26 @@ class LoopPhases:
         """Return True in the loop's thread. `trains`: the caller's activity shows it; `updates`: by this optimizer."""
         return get_ident() == self.thread or (trains and self.follows(updates))
 
-    def began(self) -> None:
+    def step_began(self) -> None:
         """Note that a step has begun, through the hooks or marked by the loop."""
         self._compilation.hook()
         self._evaluations.are_over()
-        self._in_step, self._taken_ns, self._microbatch = True, 0, 0
-        self.norms.began()
-        self._losses.began()
+        self._in_step, self._updated_ns, self._microbatch = True, 0, 0
+        self.norms.step_began()
+        self._losses.step_began()
 
-    def _trains(self, models: Iterable[Any]) -> None:
+    def _training_begins(self, models: Iterable[Any]) -> None:
         """Handle the start of a training pass: the step is over if the loop updated one of these models by hand."""
         if self.leader is None and any(map(self._updates.was_by_hand, models)):
             self.recorder.log(committed=True)
-            self._taken()
+            self._update_made()
         self.leave(ENVIRONMENT)
         self.begin()
-        self._fetches.fed(trains=True)
+        self._fetches.model_called(trains=True)
 
     def failed(self, frames: Frames) -> None:
         """Note an exception in these frames; it counts for the next step if their lines show that it had begun."""
-        if self._in_step and self._taken_ns and not self._open and self._update_line.is_followed_by(frames):
+        if self._in_step and self._updated_ns and not self._open and self._update_line.is_followed_by(frames):
             self.begin()
         self._losses.failed(frames)
 
@@ -249,10 +249,10 @@ class LoopPhases:
         """End the last step at its update, or at the end of an evaluation or save that followed it."""
         if not self.automatic:
             return
-        if self._in_step and self._number > 1 and not self._taken_ns and not self._losses.has_trained:
+        if self._in_step and self._number > 1 and not self._updated_ns and not self._losses.has_trained:
             self._in_step = False  # batches of an evaluation after the last step
             self.recorder.discard_step()
-        self.end(self._taken_ns)
+        self.end(self._updated_ns)
 
     def settle(self) -> None:
         """Write the step's own loss and tokens."""
@@ -278,8 +278,8 @@ class LoopPhases:
         """End a phase, if it was begun."""
         if (span := self._open.pop(kind, None)) is not None:
             span.__exit__(None, None, None)
-            if self._taken_ns:
-                self._taken_ns = _monotonic_ns()
+            if self._updated_ns:
+                self._updated_ns = _monotonic_ns()
                 self._evaluations.may_begin()
 
     def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
@@ -294,12 +294,12 @@ class LoopPhases:
             if self._depth > 1 or self.is_in("backward"):  # checkpointing computes a pass again
                 return
             if trains:
-                self._trains([module])
+                self._training_begins([module])
                 self._losses.forward(module, args, kwargs)
                 self.enter("forward", self._microbatch)
-            elif not self._open.keys() & _ACTS:
-                self._fetches.fed(trains=False)
-                is_before_update = is_in_training_mode(module) and self._in_step and not self._taken_ns
+            elif not self._open.keys() & _SAMPLING:
+                self._fetches.model_called(trains=False)
+                is_before_update = is_in_training_mode(module) and self._in_step and not self._updated_ns
                 self.enter("forward" if is_before_update else "evaluate")
         except Exception as error:
             record_error("attach.forward", error)
@@ -319,9 +319,9 @@ class LoopPhases:
         if "backward" in self._open or getattr(args[0] if args else None, "is_meta", False):
             return real(*args, **kwargs)  # on the meta device nothing is computed: operations are counted
         try:
-            self._trains(() if self.leader else self.models() or self._updates.trained_leaves)
+            self._training_begins(() if self.leader else self.models() or self._updates.trained_leaves)
             self._losses.backward(*args, **kwargs)
-            self.in_eval_mode.passed()
+            self.in_eval_mode.backward_begins()
             self.enter("backward", self._microbatch)
         except Exception as error:
             record_error("attach.backward", error)
@@ -331,14 +331,14 @@ class LoopPhases:
             try:
                 self.leave("backward")
                 self._microbatch += 1
-                self.norms.passed()
+                self.norms.backward_ended()
                 self._updates.backward_ended(() if self.leader else self.models(), args[0] if args else None)
             except Exception as error:
                 record_error("attach.backward", error)
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return before_closure_returns(
-            args, kwargs, again=lambda: self.leave("optimizer"), begins=lambda: self.before_update(optimizer)
+        return around_closure(
+            args, kwargs, before=lambda: self.leave("optimizer"), after=lambda: self.before_update(optimizer)
         )
 
     def before_update(self, optimizer: Any, *unused: Any) -> None:
@@ -353,7 +353,7 @@ class LoopPhases:
                 self.leader = leader
             if optimizer is self.leader:
                 if not self._updates.are_awaited(is_fetch=False):
-                    self._losses.hold_later()
+                    self._losses.move_to_next_step()
                 self.begin()
             elif not self._updates.are_partners(optimizer, self.leader):
                 self._losses.set_aside()
@@ -381,13 +381,13 @@ class LoopPhases:
             overflowed = getattr(optimizer, "found_inf", None)  # a fused optimizer then skips the update
             self.values.put(committed=overflowed == 0 if isinstance(overflowed, Tensor) else True, **rate)
             self._update_line.made(sys._getframe(1))
-            self._taken()
+            self._update_made()
         except Exception as error:
             record_error("attach.optimizer", error)
 
-    def _taken(self) -> None:
+    def _update_made(self) -> None:
         """Handle the step's update."""
-        self._taken_ns = _monotonic_ns()
+        self._updated_ns = _monotonic_ns()
         self._losses.updated(may_go_on=self._updates.are_awaited(is_fetch=False))
         self._evaluations.may_begin()
         while self.at_first_update:
@@ -397,4 +397,4 @@ class LoopPhases:
         """End the step without an update, with the gradients that the guard refused."""
         self.norms.measure()
         self.recorder.log(committed=False)
-        self._taken_ns = _monotonic_ns()
+        self._updated_ns = _monotonic_ns()

@@ -68,17 +68,17 @@ class LossScaling:
         self._scaled: list[tuple[weakref.ref[Tensor], Tensor]] = []  # since the last backward
 
     def patch(self, imports: OnImport) -> None:
-        """Wrap the methods of the scalers that are imported, and of the others once they are."""
-        for module, owner, method, does in _PLACES:
-            imports.when(module, partial(self._patch, owner, method, getattr(self, f"_{does}")))
+        """Wrap the scalers' methods, now or once their modules are imported."""
+        for module, owner, method, role in _PLACES:
+            imports.when(module, partial(self._patch, owner, method, getattr(self, f"_{role}")))
 
     def _patch(self, owner: str, method: str, wrapper: Callable[..., Any], module: ModuleType) -> None:
         cls = getattr(module, owner, None)
         if cls is not None and method in vars(cls):
             self._phases.replace(cls, method, wrapper)
 
-    def began(self) -> None:
-        """A step has begun."""
+    def step_began(self) -> None:
+        """Forget the scale and the losses of the step before."""
         self._scale = None
         self._scaled.clear()
 

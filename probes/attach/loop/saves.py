@@ -41,13 +41,13 @@ class _Phases(Protocol):
 
 
 class Saves:
-    """Records each save of the thread that attached, the outermost where one calls another."""
+    """Records the saves in the loop's thread; of nested saves only the outermost."""
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
 
     def patch(self, imports: OnImport) -> None:
-        """Wrap the functions of the modules that are imported, and of the others once they are."""
+        """Wrap the functions, now or once their modules are imported."""
         for module, function in _PLACES:
             imports.when(module, partial(self._patch, function))
 

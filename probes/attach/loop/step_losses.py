@@ -2,7 +2,7 @@
 embedding.
 
     losses.watch(model)
-    losses.began()                       # a step has begun
+    losses.step_began()
     losses.forward(model, args, kwargs)  # the model is called
     losses.backward(root)                # torch.autograd.backward(root), which loss.backward() calls
     losses.log(loss=..., tokens=...)     # the loop logs its own
@@ -21,7 +21,7 @@ largest weight of the last pass are kept (`FIRST_LOSS`, `LARGEST_WEIGHT`). The s
 weights before the update, which these optimizers return; NaN or Inf of a later pass replaces it.
 
 Losses that an optimizer other than the leader has used (a discriminator's, or that of an architecture on a second
-loader) are not the step's, unless it has no other. A NaN or Inf in them makes the step's loss one.
+loader) are not the step's, unless it has no other. A NaN or Inf among them makes the step's loss NaN.
 
 A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
 `MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
@@ -55,7 +55,7 @@ LARGEST_WEIGHT = "largest_weight_of_last_pass"
 """Series of steps whose passes have different weights."""
 MIN_SCALE = 128.0
 """Minimum initial loss scale. Common initial values range from 128 to 2^32."""
-_SAME = 1e-4
+_TOLERANCE = 1e-4
 _MAX_DEPTH = 4
 _OTHER_LOSSES = frozenset(
     {
@@ -114,9 +114,9 @@ class StepLosses:
         if looks_up_tokens(model):
             self._language_models.add(model)
 
-    def began(self) -> None:
-        """A step has begun."""
-        self._scaling.began()
+    def step_began(self) -> None:
+        """Forget the losses and tokens of the step before, except those moved to this step."""
+        self._scaling.step_began()
         self._losses.clear()
         self._factors.clear()
         self._logged.clear()
@@ -133,8 +133,8 @@ class StepLosses:
         if may_go_on:
             self._updated = self._passes()
 
-    def hold_later(self) -> None:
-        """Move the passes since that update to the step that is about to begin: the same optimizer uses them."""
+    def move_to_next_step(self) -> None:
+        """Move the passes since the newest update to the step that is about to begin: the same optimizer uses them."""
         if (before := self._updated) is not None:
             self._held = self._passes() - before
             self._set(before)
@@ -231,23 +231,23 @@ class StepLosses:
         return bool(self._losses) or bool(self._aside) or bool(self._logged)
 
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
-        """Write the step's loss and tokens, and the measured ones where the loop has logged its own."""
-        own: dict[str, float | Tensor] = {}
+        """Write the step's loss and tokens; values that the loop has logged itself go to their `MEASURED` series."""
+        values: dict[str, float | Tensor] = {}
         self._take_back()
         if self._losses:
-            own["local_loss"] = loss = self._loss()
+            values["local_loss"] = loss = self._loss()
             if "loss" not in self._logged:
-                own["loss"] = loss
+                values["loss"] = loss
         if self._tokens > 0:
-            own[MEASURED + "tokens" if "tokens" in self._logged else "tokens"] = self._tokens
+            values[MEASURED + "tokens" if "tokens" in self._logged else "tokens"] = self._tokens
         if self._tokens > 0 and (isinstance(self._padded, Tensor) or self._padded):
-            own["padded_tokens"] = self._padded
+            values["padded_tokens"] = self._padded
         if measured_norm is not None and "grad_norm" in self._logged:
-            own[MEASURED + "grad_norm"] = measured_norm
+            values[MEASURED + "grad_norm"] = measured_norm
         if self._losses and self._largest_weight is not None:
-            own |= {FIRST_LOSS: self._losses[0], LARGEST_WEIGHT: self._largest_weight}
-        if own:
-            self._values.put(**own)
+            values |= {FIRST_LOSS: self._losses[0], LARGEST_WEIGHT: self._largest_weight}
+        if values:
+            self._values.put(**values)
         self._losses.clear()
         self._factors.clear()
 
@@ -272,12 +272,12 @@ class StepLosses:
             return self._losses[0] + 0.0 * total  # NaN if a later one is
         passes = min(self._groups, self._unseen + max(self._forwards.values(), default=self._groups))
         least = min(sum(self._factors), passes * max(self._factors))
-        return total if passes < 2 or least <= 1 + _SAME else total / passes
+        return total if passes < 2 or least <= 1 + _TOLERANCE else total / passes
 
 
 def _bad_loss_in(variables: Mapping[str, Any]) -> dict[str, float]:
-    """Columns of a loss that is NaN or Inf in these variables: of this rank if it has a gradient, else perhaps of all
-    (the loop may have reduced it). A number that is Inf may only be the start of a minimum."""
+    """Columns for a loss among these variables that is NaN or Inf. A tensor that requires gradients is this rank's
+    loss; a float may have been reduced over ranks, and an Inf may be the initial value of a minimum."""
     words = {name: set(name.lower().split("_")) for name in variables if "loss" in name.lower()}
     named = [variables[name] for name, parts in words.items() if not parts & _OTHER_LOSSES]
     own = [one for one in named if type(one) is Tensor and one.requires_grad and one.is_cpu and one.numel() == 1]

@@ -1,4 +1,4 @@
-"""Wrap `step` of an optimizer that does not derive from torch's: a call before it and one after it.
+"""Wrap `step` of an optimizer that does not derive from torch's, with a call before and one after it.
 
     undo = around_step(optimizer, before, after)      # each is called with the optimizer
 
@@ -37,7 +37,7 @@ class _Step:
 
 
 def around_step(optimizer: Any, before: Call, after: Call) -> Callable[[], object]:
-    """Replace the method; returns what puts it back."""
+    """Replace the method; returns a function that restores it."""
     optimizer.step = _Step(optimizer, before, after)
     stepped = WeakObjects([optimizer])
     return lambda: [one.__dict__.pop("step", None) for one in stepped]

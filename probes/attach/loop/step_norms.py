@@ -3,7 +3,7 @@ shards.
 
     norms = StepNorms(recorder, values)
     norms.patch(phases, imports)         # observe the clipping of torch and FSDP1
-    norms.passed()                       # a backward pass is over
+    norms.backward_ended()               # a backward pass is over
     norms.clipped(norm, parameters)      # the norm by which torch clips the gradients of these
     norms.measure()                      # before the optimizer's step
 
@@ -37,9 +37,9 @@ from ..patching.on_import import OnImport
 __all__ = ["PART", "StepNorms"]
 
 PART = "grad_norm_part "
-"""Before the ranks that share the gradients: the series of one rank's part."""
+"""Prefix of the series of one rank's part; the ranks that share the gradients follow it."""
 ORDER = ", order "
-"""Before the order of a norm other than 2, at the end of that name."""
+"""Precedes the order at the end of that name, if it is not 2."""
 MAX_EXAMINED = 3
 """Maximum consecutive non-finite steps whose gradients are examined individually; more would add nothing."""
 
@@ -57,7 +57,7 @@ class StepNorms:
         self._recorder = recorder
         self._values = values
         self.probe: GradientProbe | None = None
-        self._make: Callable[[], GradientProbe] | None = None
+        self._make_probe: Callable[[], GradientProbe] | None = None
         self.is_wanted = is_wanted
         """True if gradients are measured where the loop does not clip them."""
         self.measured: float | Tensor | None = None
@@ -66,14 +66,13 @@ class StepNorms:
         self._order = 2.0  # of the norms by which the loop clips: inf, 1, ...
         self._clips: list[tuple[str, float, Tensor]] = []  # since the pass: (ranks, order, norm of what this one holds)
         self._clipped_by: list[tuple[Tensor, Iterable[Tensor]]] = []  # the norms as given, and parameters
-        self._has_passed = False
+        self._after_backward = False
         self._is_measured = False  # since the newest backward pass
         self._examined = 0
 
     def patch(self, phases: _Phases, imports: OnImport) -> None:
-        """Take the norms by which torch and FSDP1 clip. The first function is that of `clip_grad_norm_`; loops that
-        reduce the norm further, for example over the stages of a pipeline, use the second. Both compute the norm before
-        clipping."""
+        """Take the norms by which torch and FSDP1 clip, computed before clipping. `clip_grad_norm_` calls the private
+        functions; loops that reduce the norm further, for example over pipeline stages, call the public ones."""
         phases.replace(clip_grad, "_get_total_norm", self._computes)
         phases.replace(nn.utils, "get_total_norm", self._computes)
         phases.replace(clip_grad, "_clip_grads_with_norm_", self._clips_by)
@@ -86,7 +85,7 @@ class StepNorms:
     def measure_with(self, make: Callable[[], GradientProbe]) -> None:
         """Measure with another probe, made at the next update."""
         self.free()
-        self._make = make
+        self._make_probe = make
 
     def free(self) -> None:
         """Free the parameters that are measured, until the next update."""
@@ -94,15 +93,15 @@ class StepNorms:
             self.probe.close()
         self.probe = None
 
-    def began(self) -> None:
-        """A step has begun."""
+    def step_began(self) -> None:
+        """Forget the norms of the step before."""
         self.measured = None
         self._is_measured = False
         self._forget_clips()
 
-    def passed(self) -> None:
+    def backward_ended(self) -> None:
         """A backward pass has ended: norms taken from now on are of its gradients."""
-        self._has_passed = True
+        self._after_backward = True
         self._is_measured = False
 
     def clipped(self, norm: Any, parameters: Any = None) -> None:
@@ -112,7 +111,7 @@ class StepNorms:
         """
         if not isinstance(norm, Tensor):
             return
-        if self._has_passed or not isinstance(parameters, (list, tuple, Tensor)):
+        if self._after_backward or not isinstance(parameters, (list, tuple, Tensor)):
             self._forget_clips()
         given = [parameters] if isinstance(parameters, Tensor) else parameters or []
         if self._clipped_by and self._are_counted(norm, given):
@@ -120,8 +119,8 @@ class StepNorms:
         self._clipped_by.append((norm, given))
         local = getattr(norm, "_local_tensor", None)
         if self._order > 0:
-            ranks, own = ("", norm) if local is None else (ranks_of_parts(norm), local)
-            self._clips.append((ranks, self._order, own.detach()))
+            ranks, part = ("", norm) if local is None else (ranks_of_parts(norm), local)
+            self._clips.append((ranks, self._order, part.detach()))
 
     def _computes(self, real: Callable[..., Any], tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
         with failing_open("attach.norm"):
@@ -149,30 +148,31 @@ class StepNorms:
         return any(id(one) in counted for one in parameters)
 
     def _forget_clips(self) -> None:
-        self._has_passed = False
+        self._after_backward = False
         self._clips.clear()
         self._clipped_by.clear()
 
-    def measure(self, factor: Any = None) -> None:
-        """Write the norm, or this rank's part of it; each gradient at an interval. `factor`: divisor that the optimizer
-        applies to the gradients in its own step. Only once, if an optimizer's `step` calls that of its base class.
+    def measure(self, divisor: Any = None) -> None:
+        """Write the norm, or this rank's part of it; each gradient at an interval. `divisor`: scale by which the
+        optimizer divides the gradients itself. A second call before the next backward pass, as of an optimizer that
+        calls the `step` of its base class, does nothing.
         """
         if self._is_measured:
             return
-        if (of_input := self.input_gradient.of_step()) is not None:
-            self._values.put(**{INPUT_GRADIENT: of_input})
+        if (input_norm := self.input_gradient.take_largest()) is not None:
+            self._values.put(**{INPUT_GRADIENT: input_norm})
         if self.probe is None:
-            if self._make is None:
+            if self._make_probe is None:
                 return
-            self.probe = self._make()
+            self.probe = self._make_probe()
         self._is_measured = True
         step = self._recorder.step_number
         self.probe.after_backward(step)
-        parts = self._of_clipping()
+        parts = self._clip_norms()
         if not parts and self.is_wanted:
             parts = self.probe.norms()
-            if factor is not None:
-                parts = {ranks: part / factor for ranks, part in parts.items()}
+            if divisor is not None:
+                parts = {ranks: part / divisor for ranks, part in parts.items()}
         numbers = self._write(parts)
         if numbers and all(map(math.isfinite, numbers)):
             self._examined = 0
@@ -182,9 +182,9 @@ class StepNorms:
 
     def updated_by_hand(self) -> None:
         """Write the norm that the loop clipped by; the gradients themselves may be gone."""
-        self._write(self._of_clipping())
+        self._write(self._clip_norms())
 
-    def _of_clipping(self) -> dict[str, Tensor]:
+    def _clip_norms(self) -> dict[str, Tensor]:
         """Norms by the ranks that hold the rest, of all that was clipped since the backward pass. In the key, an order
         other than 2 follows the ranks, because the store combines norms by their order."""
         by_ranks: dict[tuple[str, float], list[Tensor]] = defaultdict(list)

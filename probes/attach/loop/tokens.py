@@ -2,8 +2,8 @@
 
     num_tokens(args, kwargs)         # 4096: the token ids that a call of the model is given
     num_padded(args, kwargs)         # 1024: those that its attention mask leaves out
-    flops_per_token(model)           # 6 x the weights that multiply each token; None if not all here
-    keep_flops_per_token(run, [model])                  # in run.json
+    flops_per_token(model)           # 6 x the weights that multiply each token; None if they are not visible
+    store_flops_per_token(run, [model])                  # in run.json
 
 A model counts as a language model if it looks up embeddings and is called with integers of two or more dimensions.
 """
@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from ...tape.rundir import RunDir
 from ..launch.mesh import pipeline_stages
 
-__all__ = ["flops_per_token", "keep_flops_per_token", "looks_up_tokens", "num_padded", "num_tokens"]
+__all__ = ["flops_per_token", "looks_up_tokens", "num_padded", "num_tokens", "store_flops_per_token"]
 
 _INTEGERS = (torch.int64, torch.int32)
 
 
 def looks_up_tokens(model: nn.Module) -> bool:
     """Return True if it has an embedding."""
-    return any(map(_is_table, model.modules()))
+    return any(map(_is_embedding, model.modules()))
 
 
-def _is_table(part: nn.Module) -> bool:
+def _is_embedding(part: nn.Module) -> bool:
     """Return True for torch's embedding, and for classes named after it that hold a table: Megatron's and others."""
     weight = part._parameters.get("weight") if "Embedding" in type(part).__name__ else None
     return isinstance(part, nn.Embedding) or (weight is not None and weight.dim() == 2)
@@ -58,7 +58,7 @@ def num_padded(args: Any, kwargs: Mapping[str, Any]) -> int | Tensor:
 def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Any]:
     yield kwargs.get("input_ids")
     for value in (*(args if isinstance(args, tuple) else (args,)), *kwargs.values()):
-        if not isinstance(value, Tensor) and isinstance(value, Mapping):  # the second look is slow
+        if not isinstance(value, Tensor) and isinstance(value, Mapping):  # the second check is slow
             yield value.get("input_ids")
             yield from value.values()
         else:
@@ -71,7 +71,7 @@ def flops_per_token(model: nn.Module) -> int | None:
     """
     if not looks_up_tokens(model):
         return None
-    looked_up = {id(part.weight) for part in model.modules() if _is_table(part)}
+    looked_up = {id(part.weight) for part in model.modules() if _is_embedding(part)}
     multiplied = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
     weights = sum(
         parameter.numel()
@@ -81,7 +81,7 @@ def flops_per_token(model: nn.Module) -> int | None:
     return 6 * weights or None
 
 
-def keep_flops_per_token(run: RunDir, models: Sequence[nn.Module]) -> None:
+def store_flops_per_token(run: RunDir, models: Sequence[nn.Module]) -> None:
     """Store the FLOPs per token in run.json, unless there are several models or only a part of one."""
     if len(models) != 1 or pipeline_stages():
         return

@@ -55,7 +55,7 @@ def phase_of(name: str) -> str:
 
 
 class TrlPhases:
-    """Records the pieces of the thread that attached, the outermost of a phase."""
+    """Records the pieces in the loop's thread; of nested pieces of a phase only the outermost."""
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases

@@ -92,7 +92,7 @@ class Updates:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._has_passed = False
+        self._after_backward = False
         self._seen = WeakObjects()  # optimizers that have stepped after a backward pass
         self._turns = 0
         self._is_counted = False
@@ -117,7 +117,7 @@ class Updates:
 
     def backward_ended(self, models: Iterable[nn.Module] = (), root: Any = None) -> None:
         """A backward pass from `root` is over; `models` if none of their optimizers is known."""
-        self._has_passed = True
+        self._after_backward = True
         self._leaves.find(None if models or self._led is not None else root)
         for model in models or self.trained_leaves:
             if _has_gradient(model):
@@ -129,7 +129,7 @@ class Updates:
         return [self._leaves] if self._led is None else []
 
     def step_begins(self, optimizer: Any, leader: Any) -> Any:
-        """Handle the begin of an optimizer's step, and return the leader. All optimizers that step before the next
+        """Handle the start of an optimizer's step, and return the leader. All optimizers that step before the next
         backward pass update for the same loss.
         """
         if self._before is not None and self._before[1].query():
@@ -137,9 +137,9 @@ class Updates:
         if self._counted.add(optimizer):
             self._without_leader.pop(id(optimizer), None)  # count of a deleted optimizer that had the same id
         self._without_leader[id(optimizer)] += 1
-        replaces, has_pass = False, self._has_passed
-        if has_pass:
-            self._has_passed = False
+        replaces, after_backward = False, self._after_backward
+        if after_backward:
+            self._after_backward = False
             self._record_training()
             self._with_gradients.clear()
             is_new = self._seen.add(optimizer)
@@ -161,12 +161,12 @@ class Updates:
             if optimizer in self._former:
                 self._began_at = None
         # in the first iteration, the last one to step after a separate pass is the leader
-        if self._awaits_others and optimizer is not leader and has_pass:
+        if self._awaits_others and optimizer is not leader and after_backward:
             self._led = optimizer
             return optimizer
-        self._awaits_others = False if optimizer is leader and has_pass else self._awaits_others
+        self._awaits_others = False if optimizer is leader and after_backward else self._awaits_others
         if optimizer is not leader and not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
-            self._num_alone = 0 if has_pass else self._num_alone
+            self._num_alone = 0 if after_backward else self._num_alone
             return leader
         if optimizer is not leader:
             self._former, self._num_alone = WeakObjects([] if optimizer in self._former else [leader]), 0

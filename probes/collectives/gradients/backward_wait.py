@@ -3,7 +3,7 @@
 DDP's reducer takes the future of every bucket and waits for all of them in C++ when the last gradient is there, so no
 `wait()` is seen. Autograd runs its final callbacks in the order in which they were queued:
 
-1. with the first bucket of a backward we queue `_begin`; the reducer queues its own only after its last bucket;
+1. with the first bucket of a backward pass we queue `_begin`; the reducer queues its callback after its last bucket;
 2. `_begin` notes the time: all gradients are computed by now, and the rest is waiting; it queues `_end`;
 3. the reducer waits for its buckets;
 4. `_end` takes the time from `_begin` to the last bucket's completion, less the waits that `wait()` counted meanwhile.

@@ -2,7 +2,7 @@
 
     norms = InputGradientNorms()
     undo = norms.watch(model)       # one kernel for each backward pass; nothing waits for the device
-    norms.of_step()                 # before the optimizer's step: the largest norm, on the device, or None
+    norms.take_largest()            # before the optimizer's step: the largest norm, on the device, or None
 
 A NaN that a rank produces in its backward pass propagates to its first layer, and the reduction then spreads it to all
 ranks. The gradient of the first layer's output is not reduced over data-parallel ranks, so if it is not finite, this
@@ -41,8 +41,8 @@ class InputGradientNorms:
         this.
         """
         weight = next(model.parameters(), None)
-        alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
-        if weight is None or weight.is_cpu or alone or torch.distributed.get_world_size() == 1:
+        is_alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
+        if weight is None or weight.is_cpu or is_alone or torch.distributed.get_world_size() == 1:
             return lambda: None
         return on_input_gradient(model, self.add)
 
@@ -52,7 +52,7 @@ class InputGradientNorms:
             dtype = torch.float32 if gradient.element_size() < 4 else None
             self._norms.append(torch.linalg.vector_norm(gradient, dtype=dtype))
 
-    def of_step(self) -> Tensor | None:
+    def take_largest(self) -> Tensor | None:
         """Return the largest norm since the last call, NaN where one was; None without a backward pass."""
         norms, self._norms = self._norms, []
         return torch.stack(norms).amax() if len(norms) > 1 else norms[0] if norms else None

@@ -54,8 +54,8 @@ def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function with hooks of this class removed from all modules; models that it calls are not recorded."""
     taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
     modules = list(_hooked)
-    kept = (getattr(module, name).items() for module in modules for name in _DICTIONARIES)
-    numbers = {number for items in kept for number, hook in items if isinstance(hook, ModelHook)}
+    dictionaries = (getattr(module, name) for module in modules for name in _DICTIONARIES)
+    numbers = {number for hooks in dictionaries for number, hook in hooks.items() if isinstance(hook, ModelHook)}
     for hooks in (getattr(module, name) for module in modules for name in (*_DICTIONARIES, *_FLAGS)):
         if ours := hooks.keys() & numbers:
             taken.append((hooks, dict(hooks)))

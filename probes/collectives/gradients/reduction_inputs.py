@@ -46,21 +46,21 @@ class ReductionInputs:
     def __init__(self, *, are_all: bool = True) -> None:
         self._are_all = are_all
         """True if every gradient is checked, so that "finite" is certain."""
-        self._of_steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=KEPT_COMPUTATIONS)
+        self._by_step: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=KEPT_COMPUTATIONS)
 
     def begin(self, step: int) -> None:
         """Start a step: later reductions belong to it."""
-        self._of_steps.append((step, []))
+        self._by_step.append((step, []))
 
     def add(self, gradients: Sequence[torch.Tensor]) -> None:
         """Add gradients that are about to be reduced."""
-        if self._of_steps:
-            self._of_steps[-1][1].extend(foreach_norm(list(gradients), math.inf))
+        if self._by_step:
+            self._by_step[-1][1].extend(foreach_norm(list(gradients), math.inf))
 
     def nonfinite(self, step: int) -> bool | None:
         """Return True if any input was NaN or Inf in this step; None if unknown."""
         with failing_open("collectives.reduction_inputs"):
-            largest = [value for of, values in self._of_steps if of == step for value in values]
+            largest = [value for number, values in self._by_step if number == step for value in values]
             if largest:
                 is_bad = not bool(torch.stack([value.float() for value in largest]).isfinite().all())
                 return is_bad if is_bad or self._are_all else None

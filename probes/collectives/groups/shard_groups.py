@@ -41,7 +41,8 @@ def ranks_of_parts(tensor: Any) -> str:
 def _sharing_ranks(mesh: Any, placements: Sequence[Any]) -> str:
     if (place := mesh.get_coordinate()) is None:
         return ""
-    index = tuple(at if of.is_replicate() else slice(None) for of, at in zip(placements, place, strict=True))
+    pairs = zip(placements, place, strict=True)
+    index = tuple(at if placement.is_replicate() else slice(None) for placement, at in pairs)
     return _text(mesh.mesh[index].flatten().tolist())
 
 

@@ -94,10 +94,10 @@ def _cache_folder() -> Path:
 
 
 def _fingerprint() -> str:
-    mark = hashlib.sha256("\0".join((*FLAGS, *LINK_FLAGS, platform.machine(), *platform.libc_ver())).encode())
+    digest = hashlib.sha256("\0".join((*FLAGS, *LINK_FLAGS, platform.machine(), *platform.libc_ver())).encode())
     for path in sorted((*_HERE.glob("*.c"), *_HERE.glob("*.h"))):
-        mark.update(path.name.encode() + path.read_bytes())
-    return mark.hexdigest()[:16]
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 if __name__ == "__main__":

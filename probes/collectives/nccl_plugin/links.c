@@ -20,7 +20,7 @@ struct link {
 };
 
 struct step {
-  _Atomic int64_t since_ns; /* begin of the state that the step is in */
+  _Atomic int64_t since_ns; /* start of the state that the step is in */
   _Atomic int64_t bytes;
   _Atomic int32_t state; /* -1: none yet */
 };
@@ -88,7 +88,7 @@ static struct nccl_links *begin_window(struct link *link, unsigned slot, const s
   return record;
 }
 
-/* The open record of a link, a new one where there is none or its window is over; to be released. */
+/* The open record of a link; a new one if there is none or its window is over. The caller releases it. */
 static struct nccl_links *open_record(struct link *link, unsigned slot, const struct proxy_op_fields *fields,
                                       int64_t now) {
   int64_t number = atomic_load(&link->record);
@@ -138,7 +138,7 @@ void *link_op_start(unsigned slot, const void *call, const struct proxy_op_field
   return handle_of(HANDLE_OP, slot, 0, 0, number);
 }
 
-/* The operation of a handle (of its own or of a step), NULL if its slot belongs to another one by now. */
+/* The operation of a handle, which may be a step's; NULL if another operation has its slot by now. */
 static struct operation *operation_of(const void *handle) {
   int64_t number = handle_number(handle);
   struct operation *operation = &operations[number & (MAX_OPS - 1)];

@@ -34,7 +34,7 @@ MAX_PATH_BYTES = 250  # NCCL copies the variable into 255 bytes
 VARIABLE = "NCCL_PROFILER_PLUGIN"
 EVENTS = "RANKSCOPE_NCCL_EVENTS"
 _DIRECTORY = "RANKSCOPE_NCCL_DIR"
-_OWN_NAME = "libnccl-profiler-rankscope"
+_LIBRARY_PREFIX = "libnccl-profiler-rankscope"
 
 State = Literal["set", "off", "no_gpu", "other_plugin", "old_nccl", "too_late", "not_built"]
 
@@ -89,7 +89,7 @@ def load_plugin(directory: Path, *, rank: int, attempt: int, has_gpu: bool | Non
 
 
 def gpu_is_present() -> bool:
-    """Return true if this process may use a GPU of NVIDIA or AMD; the driver is not touched.
+    """Return True if this process may use a GPU of NVIDIA or AMD; the driver is not touched.
 
     A plugin named by RANKSCOPE_NCCL_PLUGIN is loaded on any machine.
     """
@@ -128,7 +128,7 @@ def _check(has_gpu: bool) -> Loading:
 
 
 def _is_ours(named: str) -> bool:
-    return os.path.basename(named).startswith(_OWN_NAME) or named == os.environ.get(OVERRIDE, "-")
+    return os.path.basename(named).startswith(_LIBRARY_PREFIX) or named == os.environ.get(OVERRIDE, "-")
 
 
 def _torch() -> Any:
@@ -148,7 +148,7 @@ def _nccl_version() -> tuple[int, ...] | None:
 
 
 def _has_communicator() -> bool:
-    """Return true if a process group of torch has a communicator of NCCL, which it makes at its first call."""
+    """Return True if a process group of torch has a communicator of NCCL, which it makes at its first call."""
     torch = _torch()
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False

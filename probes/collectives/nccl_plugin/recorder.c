@@ -64,7 +64,7 @@ static void open_once(void) {
   atomic_store(&recorder.is_active, true);
 }
 
-/* In turn, so that an event that comes late for an old communicator is not taken for one of its slot's next. */
+/* Slots are used in turn, so that a late event of an ended communicator is not attributed to the slot's next one. */
 static struct communicator *take_slot(void) {
   static _Atomic unsigned turn;
   for (unsigned i = 0; i < MAX_COMMUNICATORS; i++) {
@@ -75,8 +75,8 @@ static struct communicator *take_slot(void) {
   return NULL;
 }
 
-/* Room for the numbers of p2p calls. What a slot had before is not freed, since a late event may still count in it;
- * sizes double, so all that a slot ever had is less than twice its newest. */
+/* Make room for the counters of p2p calls. A slot's older arrays are not freed, since a late event may still count in
+ * one; sizes double, so all arrays of a slot take less than twice the memory of its newest. */
 static void make_room(struct communicator *communicator, int num_ranks) {
   if (num_ranks > atomic_load(&communicator->p2p_ranks)) {
     int size = 8;
@@ -132,6 +132,7 @@ void *recorder_begin(const struct communicator_facts *facts, int *mask) {
     prepare(communicator, facts);
     describe(communicator, facts);
   }
+  /* NCCL has one mask per process: a communicator that finds no slot must not switch off the events of the others. */
   if (mask && (communicator || !atomic_load(&recorder.is_active))) *mask = communicator ? recorder.mask : 0;
   const char *why = problem ? problem : communicator ? NULL : "a forked child, or too many communicators";
   if (facts->logger && why)

@@ -41,7 +41,7 @@ static struct tape_shard *shard(struct tape *tape) {
 }
 
 /* Enter the slot of a segment; NULL if that segment is not mapped there. Whoever replaces a segment first takes its
- * index away and then waits for the users, so one of both sides sees the other. */
+ * index away and then waits for the users, so at least one of the two sees the other. */
 static void *enter(struct tape *tape, int64_t number) {
   int64_t index = number >> tape->shift;
   int slot = (int)(index % TAPE_SLOTS);
@@ -99,7 +99,7 @@ static uint8_t *make_segment(struct tape *tape, int64_t index) {
   for (; tape->file_number < MAX_FILES; tape->file_number++) {
     snprintf(path, sizeof path, "%s/%s.%05d.tape", tape_place.directory, tape->table, tape->file_number);
     file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
-    if (file >= 0 || errno != EEXIST) break; /* a process before us wrote to this folder: go on behind it */
+    if (file >= 0 || errno != EEXIST) break; /* an earlier process wrote to this folder: continue after its files */
   }
   if (file < 0) return NULL;
   size_t size = segment_bytes(tape);

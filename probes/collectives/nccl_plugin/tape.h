@@ -20,7 +20,7 @@ struct tape_segment {
   uint8_t *base;
 };
 
-struct tape_shard { /* of the threads: how many of them are inside a segment, one cache line for itself */
+struct tape_shard { /* numbers of threads inside each segment, for some of the threads; fills a cache line */
   _Alignas(64) _Atomic uint32_t users[TAPE_SLOTS];
 };
 

@@ -14,7 +14,7 @@ from probes.attach.retention_line import retention_line
 from tests.forked import run_python
 
 WINDOW = {"retain": "window", "retain_s": 120.0, "budget_mb": 4.0}
-LINE = "records: tapes and single calls of the last 120 s, at most 4 MB a rank and hour"
+LINE = "records: tapes and single calls of the last 120 s, at most 4 MB per rank and hour"
 
 
 @pytest.fixture(autouse=True)

@@ -35,18 +35,18 @@ def test_a_nan_of_the_backward_pass_reaches_the_first_layer() -> None:
     model = model_of(poison)
     undo = on_input_gradient(model, norms.add)
     step(model)
-    clean = norms.of_step()
+    clean = norms.take_largest()
     assert clean is not None
     assert 0 < clean.item() < math.inf
     for poison.is_on in (False, True, False):  # three microbatches, one of them bad
         step(model)
-    bad = norms.of_step()
+    bad = norms.take_largest()
     assert bad is not None
     assert math.isnan(bad.item())
-    assert norms.of_step() is None
+    assert norms.take_largest() is None
     undo()
     step(model)
-    assert norms.of_step() is None
+    assert norms.take_largest() is None
 
 
 def test_a_frozen_first_layer_is_passed_over() -> None:
@@ -55,7 +55,7 @@ def test_a_frozen_first_layer_is_passed_over() -> None:
     model[0].requires_grad_(False)
     on_input_gradient(model, norms.add)
     step(model)
-    assert norms.of_step() is not None
+    assert norms.take_largest() is not None
 
 
 def test_a_model_on_the_host_is_left_to_the_wrapper_of_groups() -> None:
@@ -63,7 +63,7 @@ def test_a_model_on_the_host_is_left_to_the_wrapper_of_groups() -> None:
     norms = InputGradientNorms()
     norms.watch(model)
     step(model)
-    assert norms.of_step() is None
+    assert norms.take_largest() is None
 
 
 def test_a_finite_gradient_there_says_nothing_of_other_weights() -> None:

@@ -29,7 +29,7 @@ def all_reduce(group, tensor, async_op=False):
 
 
 def _calls(rank: int, world_size: int, folder: str) -> list[dict[str, Any]]:
-    recorded_method._OPTIONS_TELL = False
+    recorded_method._HAS_ASYNC_OPTION = False
     names: dict[str, Any] = {"AllreduceOptions": dist.AllreduceOptions}
     exec(compile(OLDER, c10d.__file__, "exec"), names)
     with recorded_world(rank, world_size, folder) as recorder:

@@ -85,5 +85,5 @@ def test_it_is_one_norm_a_parameter_and_no_copy_of_a_gradient(inputs: ReductionI
     model = sharded()
     inputs.begin(1)
     backward(model)
-    ((_, kept),) = inputs._of_steps
+    ((_, kept),) = inputs._by_step
     assert [value.numel() for value in kept] == [1] * 6, "three layers with a weight and a bias"
