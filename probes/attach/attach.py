@@ -224,6 +224,8 @@ class Attached:
     ) -> None:
         """Hook models and optimizers, including those created later. `leads`: the optimizer's step ends the step."""
         if self._phases is None:
+            for model in models:
+                self._models.add(model)  # `guard` needs the parameters, recorded or not
             return
         with failing_open("attach.watch"):
             models = [model for model in models if not self.watches(model)]
@@ -326,6 +328,8 @@ def attach(
                 config=dict(config or {}), gradient_interval=gradient_interval, watch=watch,
             )  # fmt: skip
     _current = attached or Attached(NullRecorder(), None)
+    if attached is None:
+        _current.watch(_as_list(model))
     return _current
 
 

@@ -75,8 +75,10 @@ class LoopGuard:
         """Return True if the step is refused; the state is then restored and gradients are cleared.
 
         Call it after the last `backward` of a step and before clipping. `loss` is this rank's own. Raises RunStopped
-        when the guard's patience is spent.
+        when the guard gives up, and ValueError if no parameters are known.
         """
+        if not self._parameters:
+            self._parameters = _attached_parameters()
         step = self._updates + 1
         verdict = self._guard.judge(step, *self._reduced(loss))
         batch, self._batches = self._batches, self._batches + 1
@@ -92,15 +94,15 @@ class LoopGuard:
         return True
 
     def _reduced(self, loss: float | Tensor) -> tuple[float, float]:
-        """Mean loss and gradient norm, equal on all ranks; NaN and Inf propagate."""
-        own = loss.detach().double().reshape(()) if isinstance(loss, Tensor) else torch.tensor(float(loss)).double()
+        """Mean loss and gradient norm, equal on all ranks; NaN and Inf propagate. The norm is 0 without gradients."""
+        local_loss = torch.as_tensor(loss).detach().double().reshape(())
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         local: list[Tensor] = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
         sharded = any(hasattr(gradient, "_local_tensor") for gradient in gradients)
-        squared = torch.zeros((), dtype=torch.float64, device=own.device)
+        squared = torch.zeros((), dtype=torch.float64, device=local_loss.device)
         if local:
-            squared = torch.nn.utils.get_total_norm(local).double().to(own.device) ** 2
-        row = torch.stack((own, squared))
+            squared = torch.nn.utils.get_total_norm(local).double().to(local_loss.device) ** 2
+        row = torch.stack((local_loss, squared))
         size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if size > 1:
             if dist.get_backend() == "nccl":
@@ -108,7 +110,7 @@ class LoopGuard:
             dist.all_reduce(row)
         mean, total = row.tolist()
         norm = math.sqrt(total if sharded else total / size) if math.isfinite(total) else total
-        return mean / size, norm if gradients else math.nan if math.isfinite(mean) else mean
+        return mean / size, norm
 
     @torch.no_grad()
     def _keep(self, *, vetted: bool) -> None:
@@ -129,8 +131,8 @@ class LoopGuard:
             attached.refused()
         decision = self._guard.decide(verdict, batch)
         self._guard.ledger.rollbacks += 1
-        fit = [copy for copy in self._copies if copy.vetted and copy.step < decision.before_step]
-        back = (fit or self._copies)[-1 if fit else 0]
+        usable = [copy for copy in self._copies if copy.vetted and copy.step < decision.before_step]
+        back = usable[-1] if usable else self._copies[0]
         with torch.no_grad():
             self._load(tree_map(_fresh, back.state))
         for parameter in self._parameters:
@@ -169,15 +171,22 @@ def guard(
 
     `state` returns the state to restore: any nesting of dicts and lists that hold tensors, such as state dicts. `load`
     takes such a state and restores it. Both are called on all ranks. The guard checks and clears the gradients of
-    `parameters`; the default is the models given to `rankscope.attach`. `interval` is the number of steps between
-    copies. Raises RunStopped from `refuses` after `max_rollbacks`, or earlier if failures follow each other without
-    healthy steps in between.
+    `parameters`; the default is those of the models given to `rankscope.attach`, or found by `rankscope run` before the
+    first call of `refuses`. `interval` is the number of steps between copies. Raises RunStopped from `refuses` after
+    `max_rollbacks`, or earlier if failures follow each other without healthy steps in between.
     """
-    attached = current()
-    given = list(parameters) or (attached.parameters if attached is not None else [])
     return LoopGuard(
-        state, load, parameters=given, interval=max(1, interval), max_rollbacks=max_rollbacks, policy=policy
+        state, load, parameters=parameters, interval=max(1, interval), max_rollbacks=max_rollbacks, policy=policy
     )
+
+
+def _attached_parameters() -> list[nn.Parameter]:
+    attached = current()
+    if attached is None or not attached.parameters:
+        raise ValueError(
+            "rankscope.guard knows no parameters: pass parameters=model.parameters(), or call rankscope.attach(model)"
+        )
+    return attached.parameters
 
 
 def _to_host(value: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from probes.attach.attach import attach, detach
 from probes.guard.attached_loop import LoopGuard, RunStopped, guard
 
 
@@ -90,3 +91,37 @@ def test_it_gives_up_on_a_loop_that_always_fails() -> None:
         assert not loop.step(float("nan"))
     with pytest.raises(RunStopped, match="6 failures in a row"):
         loop.step(float("nan"))
+
+
+@pytest.mark.parametrize("is_found_later", [False, True])
+def test_without_given_parameters_it_takes_those_of_the_attached_model(
+    is_found_later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the probes off too, and if the model is found only when the loop calls it, as under `rankscope run`."""
+    monkeypatch.setenv("RANKSCOPE_DISABLED", "1")
+    model = nn.Linear(8, 1)
+    try:
+        attached = attach(() if is_found_later else model)
+        loop_guard = guard(model.state_dict, model.load_state_dict)
+        if is_found_later:
+            attached.watch([model])
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        assert not loop_guard.refuses(loss)
+        (loss.detach() * model(torch.full((2, 8), float("nan"))).mean()).backward()
+        assert loop_guard.refuses(loss)
+        assert all(parameter.grad is None for parameter in model.parameters())
+    finally:
+        detach()
+
+
+def test_a_step_without_gradients_is_judged_by_its_loss() -> None:
+    loop = Loop()
+    assert not loop.guard.refuses(1.0)
+    assert loop.guard.refuses(float("nan"))
+
+
+def test_without_any_parameters_it_says_what_is_missing() -> None:
+    model = nn.Linear(8, 1)
+    with pytest.raises(ValueError, match="pass parameters="):
+        guard(model.state_dict, model.load_state_dict).refuses(1.0)
