@@ -42,7 +42,7 @@ class OnImport(MetaPathFinder):
         self._actions.setdefault(name, []).append(action)
 
     def remove(self) -> None:
-        """Wait for no further import."""
+        """Stop waiting for imports."""
         self._actions.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -51,25 +51,27 @@ class OnImport(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of an awaited module, with a loader that acts after it; None for all others."""
-        actions = self._actions.pop(fullname, None)
+        actions = self._actions.pop(fullname, None)  # so that a nested call for the same module ends
         if actions is None:
             return None
-        for finder in [finder for finder in sys.meta_path if finder is not self]:
-            find = getattr(finder, "find_spec", None)
-            spec = find(fullname, path, target) if find is not None else None
-            if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _ActingLoader(spec.loader, actions)
-                return spec  # type: ignore[no-any-return]
-        self._actions[fullname] = actions  # not installed; it may be asked for again
-        return None
+        try:
+            for finder in [finder for finder in sys.meta_path if finder is not self]:
+                find = getattr(finder, "find_spec", None)
+                spec = find(fullname, path, target) if find is not None else None
+                if spec is not None:
+                    if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                        spec.loader = _ActingLoader(spec.loader, self._actions)
+                    return spec  # type: ignore[no-any-return]
+            return None
+        finally:
+            self._actions[fullname] = actions  # kept until the module is executed: a spec alone imports nothing
 
 
 class _ActingLoader(Loader):
-    """A loader that calls its actions after the module was executed; everything else is the real loader's."""
+    """A loader that takes a module's actions once it was executed; everything else is the real loader's."""
 
-    def __init__(self, real: Any, actions: list[Action]) -> None:
-        self._real, self._own_actions = real, actions
+    def __init__(self, real: Any, actions: dict[str, list[Action]]) -> None:
+        self._real, self._actions_by_name = real, actions
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -78,12 +80,12 @@ class _ActingLoader(Loader):
         return self._real.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module as usual, then run the action."""
+        """Execute the module as usual, then run its actions."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._real
         module.__loader__ = self._real
         self._real.exec_module(module)
-        for action in self._own_actions:
+        for action in self._actions_by_name.pop(module.__name__, ()):
             with failing_open("attach.import"):
                 action(module)
 
