@@ -6,6 +6,7 @@ names, whenever the writer died. Number 0 means "no name".
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from ..files.checked_descriptor import CheckedDescriptor
 from ..files.safe_open import open_plain
+from ..unwritten import missing_newline
 
 __all__ = ["NameWriter", "read_names"]
 
@@ -28,12 +30,12 @@ class NameWriter:
     """Gives each distinct text a number and appends it to `names.jsonl`. Calling it costs one dict look-up."""
 
     def __init__(self, path: Path) -> None:
-        self._file = CheckedDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = CheckedDescriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         # In a folder that was written before (by an earlier watch) names keep their numbers.
         self._ids: dict[str, int] = {text: number for number, text in read_names(path)[0].items()}
         self._next = max(self._ids.values(), default=0) + 1
         self._lock = threading.Lock()
-        self("(too many names)")
+        self("(too many names)")  # in a new folder the first name, so it gets `OVERFLOW_ID`
 
     def __call__(self, text: str) -> int:
         """The number of `text`, from 1; 0 for the empty text, and for a new one after `close`.
@@ -53,10 +55,12 @@ class NameWriter:
                 return 0  # records after `close`, which would refer to it, are dropped as well
             if len(self._ids) >= MAX_NAMES:
                 return OVERFLOW_ID
-            number = self._next
-            self._next += 1
+            number, fd = self._next, self._file.number()
             line = json.dumps({"id": number, "name": text[:MAX_NAME_CHARS]}) + "\n"
-            os.write(self._file.number(), line.encode())  # one O_APPEND write, so a reader never sees part of the line
+            data = missing_newline(fd) + line.encode()
+            if os.write(fd, data) != len(data):  # the disk is full; otherwise a reader never sees part of a line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "names.jsonl")
+            self._next += 1
             self._ids[text] = number
             return number
 

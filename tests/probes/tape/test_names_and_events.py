@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def test_after_the_end_there_are_no_new_names(tmp_path: Path) -> None:
     known = name("all_reduce")
     name.close()
     assert (name("all_reduce"), name("broadcast")) == (known, 0)
+
+
+def test_a_name_that_a_full_disk_cuts_off_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = NameWriter(tmp_path / "names.jsonl")
+    real = os.write
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, "write", lambda fd, data: real(fd, data[:10]))
+        with pytest.raises(OSError, match="No space left"):
+            name("all_reduce")
+    first, second = name("all_reduce"), name("broadcast")
+    found, skipped = read_names(tmp_path / "names.jsonl")
+    assert (found[first], found[second], skipped) == ("all_reduce", "broadcast", 1)
 
 
 def test_threads_agree_on_names(tmp_path: Path) -> None:
