@@ -55,7 +55,7 @@ class CoreTime:
         self._read_ns = -_SAME_MOMENT_NS
 
     def begin(self) -> None:
-        """A step begins, in the thread that calls."""
+        """Read the counters at the start of a step, in the thread that runs it."""
         if self._thread != threading.get_ident():
             self._open()
         elif _monotonic_ns() - self._read_ns < _SAME_MOMENT_NS:
@@ -74,6 +74,7 @@ class CoreTime:
             waited_ns - self._waited_ns if waited_ns != _NONE else _NONE,
             faults - self._faults,
         )
+        # for a step that begins now; not after a change of thread or a failed read
         if self._thread == threading.get_ident() and (waited_ns != _NONE or self._descriptor < 0):
             self._seconds, self._faults, self._waited_ns, self._read_ns = seconds, faults, waited_ns, _monotonic_ns()
         return use

@@ -60,21 +60,21 @@ def _wrap_ddp(stamps: PhaseEvents) -> list[Callable[[], None]]:
     reduces = False
 
     @functools.wraps(forward)
-    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal reduces
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
             reduces = bool(module.require_backward_grad_sync)
         return forward(module, *args, **kwargs)
 
     @functools.wraps(backward)
-    def passed_back(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal reduces
         if reduces and stamps.is_open:
             reduces = False
             _stamp_end_of_backward(stamps, tensors)
         return backward(tensors, *args, **kwargs)
 
-    return [_replace(ddp, "forward", called), _replace(torch.autograd, "backward", passed_back)]
+    return [_replace(ddp, "forward", run_forward), _replace(torch.autograd, "backward", run_backward)]
 
 
 def _stamp_end_of_backward(stamps: PhaseEvents, roots: Any) -> None:

@@ -169,10 +169,10 @@ class Guard:
         ledger = self.ledger
         for device in verdict.devices:
             ledger.corruptions[device] = ledger.corruptions.get(device, 0) + 1
-        worn = [d for d in verdict.devices if ledger.corruptions[d] >= self.policy.corruptions_per_device]
-        if worn:
-            times = ledger.corruptions[worn[0]]
-            raise self._stop(f"replace {worn[0]}: state was corrupted on it {times} times ({verdict.reason})")
+        defective = [d for d in verdict.devices if ledger.corruptions[d] >= self.policy.corruptions_per_device]
+        if defective:
+            times = ledger.corruptions[defective[0]]
+            raise self._stop(f"replace {defective[0]}: state was corrupted on it {times} times ({verdict.reason})")
         return Decision(batches=(), before_step=verdict.healthy_step + 1, rate_scale=ledger.rate_at(verdict.step))
 
     def on_rollback(self, step: int) -> None:

@@ -9,8 +9,8 @@ modulo 2^64. A flipped bit changes a word by a power of two, and a power of two 
 0 modulo 2^64: a single flip is always seen. Other damage is missed with a probability of about 2^-64, unless it adds
 and subtracts the same value at positions a multiple of 1024 words apart. It protects against accidents, not forgery.
 
-Integer sums have no order of summation: the same bits give the same value on every device and with any number of
-threads. On a GPU the result is copied asynchronously, and has usually arrived when `values` is called.
+Integer addition is associative: the same bits give the same value on every device and with any number of threads. On a
+GPU the result is copied asynchronously, and has usually arrived when `values` is called.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Reading:
 
 
 class FingerprintReader:
-    """Reads the same tensors repeatedly. Caches views of their memory, which would take half of the time."""
+    """Reads the same tensors repeatedly. Caches views of their memory; making these would take half of the time."""
 
     def __init__(self) -> None:
         self._views: dict[str, tuple[int, int, Tensor, list[_WeightedChunk]]] = {}
@@ -121,7 +121,7 @@ def _pieces(words: Tensor) -> list[_WeightedChunk]:
 
 
 def _product(pieces: list[_WeightedChunk]) -> Tensor:
-    """On a CPU: one multiplication and addition a word."""
+    """On a CPU: one multiplication and addition per word."""
     total = torch.dot(*pieces[0])
     for piece, weights in pieces[1:]:
         total += torch.dot(piece, weights)

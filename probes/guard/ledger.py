@@ -6,8 +6,8 @@
 
 It is stored next to the checkpoints instead of in them, because restoring an older checkpoint must not bring back a bad
 batch. The file has a digest, a sequence number and a copy next to it (`ledger-copy.json`). The digest shows an altered
-file; if both files are good, the newer one counts. Every checkpoint holds a copy too, which is used where both files
-are damaged.
+file; if both files are good, the newer one counts. Every checkpoint holds a copy too, which is used if both files are
+damaged.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def copy_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}-copy{path.suffix}")
 
 
-_SETTLED = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
+_NOT_A_FILE = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
 """Error numbers which prove that there is no regular file; any other error only means that it cannot be read now."""
 
 
@@ -152,7 +152,7 @@ def _read(path: Path) -> tuple[Ledger | None, str]:
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        if isinstance(error, OSError) and error.errno not in _SETTLED:
+        if isinstance(error, OSError) and error.errno not in _NOT_A_FILE:
             raise
         return None, f"{path.name} is damaged: {type(error).__name__}"
     return ledger, ""

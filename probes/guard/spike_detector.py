@@ -18,7 +18,7 @@ rises.
    smaller values of both suffice. A high gradient norm without a rise of the loss is no spike; it is common in warm-up
    and with clipping. The rise must also be at least a share of the total descent of the loss so far, because near zero
    the logarithm of a loss jumps with each hard sample.
-5. After `relearn_after` spike steps in a row the history starts again: the data has changed, or no action follows.
+5. After `relearn_after` spike steps in a row the history is rebuilt from them: the data has changed, or nobody reacts.
 """
 
 from __future__ import annotations

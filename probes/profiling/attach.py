@@ -24,7 +24,7 @@ def profile_steps(run: RunDir, recorder: TapeRecorder, config: Mapping[str, Any]
     """Profile steps on schedule and on request, open ranges and keep memory's history, as configured."""
     with failing_open("profiler"):
         settings = read_config(ProfilerSettings, config)
-        on_cuda = torch.cuda.device_count() > 0  # by NVML: CUDA stays as the program finds it
+        on_cuda = torch.cuda.device_count() > 0  # counted by NVML, without initialising CUDA
         if settings.interval or settings.on_request:
             recorder.profiling = StepProfiler(run, recorder, settings, node_rank=node_rank, on_cuda=on_cuda)
         if settings.ranges:

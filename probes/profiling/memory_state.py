@@ -105,7 +105,7 @@ def summarise(snapshot: Mapping[str, Any]) -> MemoryState:
         is_at_failure=device in failures,
         requested_bytes=_size(failed.get("size")),
         device_free_bytes=_size(failed.get("device_free")),
-        asked_at=_own_line(_list(failed.get("frames"))),
+        asked_at=_user_line(_list(failed.get("frames"))),
     )
 
 
@@ -121,9 +121,9 @@ def _allocated(segment: Mapping[str, Any]) -> Iterator[tuple[int, int, Frames]]:
         if not isinstance(block, Mapping):
             continue
         size = _size(block.get("size")) or 0
-        own = _size(block.get("address"))
+        block_address = _size(block.get("address"))
         if block.get("state") == "active_allocated":
-            yield (address if own is None else own), size, _list(block.get("frames"))
+            yield (address if block_address is None else block_address), size, _list(block.get("frames"))
         address += size
 
 
@@ -153,14 +153,14 @@ def _sites(live: Mapping[int, tuple[int, Frames]]) -> tuple[Site, ...]:
     for size, frames in live.values():
         line = lines.get(id(frames))
         if line is None:
-            line = lines[id(frames)] = _own_line(frames)
+            line = lines[id(frames)] = _user_line(frames)
         num_bytes, blocks = found.get(line, (0, 0))
         found[line] = num_bytes + size, blocks + 1
     ordered = sorted(found.items(), key=lambda pair: (-pair[1][0], pair[0]))
     return tuple(Site(at=line, bytes=size, blocks=blocks) for line, (size, blocks) in ordered[:MAX_SITES])
 
 
-def _own_line(frames: Frames) -> str:
+def _user_line(frames: Frames) -> str:
     """The innermost line outside of installed packages, else outside of torch, else of all; innermost come first."""
     best, rank = "", 3
     for frame in frames:

@@ -27,7 +27,7 @@ class Ranges:
         self._nvtx = nvtx
 
     def enter(self, kind: str) -> Callable[[], None]:
-        """Open a range; returns what closes it, to be called from the same thread."""
+        """Open a range; returns a function that closes it, to be called from the same thread."""
         opened = record_function(PREFIX + kind)
         opened.__enter__()  # type: ignore[no-untyped-call]  # torch: no types
         if self._nvtx:

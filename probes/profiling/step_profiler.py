@@ -3,13 +3,13 @@
     recorder.profiling = StepProfiler(run, recorder, settings, node_rank=0)
     with recorder.step(40): ...          # calls `before_step` and `after_step`
 
-1. Before a step: is one of the schedule due, or has a request arrived (a file, polled once a second)?
+1. Before a step: is a scheduled capture due, or has a request arrived (a file, polled once a second)?
 2. The capture runs for some steps, with a range around each phase.
-3. After the last one the trace is written, compressed and entered as an event `profile_captured` by a thread. Traces
-   beyond the budget are removed.
+3. After the last one, a thread writes and compresses the trace and records an event `profile_captured`. Traces beyond
+   the budget are removed.
 
-Nothing here raises into the training loop, and the numbers of a step do not depend on it. While no capture runs it
-costs a comparison of clocks a step.
+Nothing here raises into the training loop, and the numbers of a step do not depend on it. Without a capture it costs
+one clock comparison per step.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StepProfiler:
         self._poll_at = 0.0 if settings.on_request else float("inf")
         self._request: CaptureRequest | None = None
         self._trace: Any = None
-        self._of: CaptureRequest | None = None  # the request of the running capture; None if it is scheduled
+        self._captured_request: CaptureRequest | None = None  # of the running capture; None if it is scheduled
         self._left = self._first_step = 0
         self._until_s = 0.0
         self._writer: threading.Thread | None = None
@@ -138,8 +138,8 @@ class StepProfiler:
         if not settings.ranges:
             self._recorder.ranges = Ranges(nvtx=False)
         self._left = min(MAX_STEPS, max(1, request.num_steps if request else settings.active_steps))
-        self._first_step, self._of = number, request
-        self._request = None if request is not None else self._request
+        self._first_step, self._captured_request = number, request
+        self._request = None
         return True
 
     def _end(self, last_step: int) -> None:
@@ -148,8 +148,8 @@ class StepProfiler:
         self._leave_ranges()
         with self._recorder.span(SPAN):
             trace.stop()
-        of = (self._first_step, last_step, self._of)
-        self._writer = threading.Thread(target=self._write, args=(trace, *of), name="profiler", daemon=True)
+        arguments = (trace, self._first_step, last_step, self._captured_request)
+        self._writer = threading.Thread(target=self._write, args=arguments, name="profiler", daemon=True)
         self._writer.start()
 
     def _write(self, trace: Any, first_step: int, last_step: int, request: CaptureRequest | None) -> None:
@@ -189,7 +189,7 @@ class StepProfiler:
 
 
 class TraceFiles:
-    """A rank removes only its own files, so no two processes race."""
+    """The trace files of one rank. Each rank removes only its own, so no two processes race."""
 
     def __init__(self, run: RunDir, *, attempt: int, rank: int, budget_bytes: int) -> None:
         self._root, self._attempt, self._rank = run.path, attempt, rank
@@ -204,8 +204,8 @@ class TraceFiles:
         kind = "requested" if requested else "scheduled"
         name = f"rank-{self._rank:05d}-steps-{first_step}-{last_step}-{kind}"
         self._num_named[name] += 1
-        again = f"-{self._num_named[name]}" if self._num_named[name] > 1 else ""
-        return folder / f"{name}{again}{SUFFIX}"
+        repetition = f"-{self._num_named[name]}" if self._num_named[name] > 1 else ""
+        return folder / f"{name}{repetition}{SUFFIX}"
 
     def pack(self, raw: Path, path: Path) -> int:
         """Compress a trace and remove the raw file; returns the bytes. Raises OSError."""
@@ -220,7 +220,8 @@ class TraceFiles:
         return path.stat().st_size
 
     def prune(self) -> list[str]:
-        """Remove traces until the budget is kept; returns their paths relative to the run's folder."""
+        """Remove traces until the budget is kept, the oldest scheduled ones first and requested ones last; returns
+        their paths relative to the run's folder."""
         found = [
             ("requested" in path.name, path.stat().st_mtime_ns, path, path.stat().st_size)
             for path in (self._root / "traces").glob(f"attempt-*/rank-{self._rank:05d}-*{SUFFIX}")
