@@ -5,8 +5,7 @@
 A page is a TOML file with a list of rows. A row is a list of panels, one line each: `title`, and `query` or `queries`
 ({legend = PromQL}). `$run` in a query is replaced with the filter for the selected runs. Defaults: `kind` is
 timeseries; `unit` and `help` are those of the query's first metric; `legend` has the labels of the query's `by`;
-`width` (of 24) and `height` depend on `kind`. `limits` are (value from which, colour); `most` is the upper end of the
-axis.
+`width` (of 24) and `height` depend on `kind`. `limits` are (lower bound, colour); `most` is the upper end of the axis.
 
 The JSON is classic dashboard JSON, which Grafana 10 to 13 import. Each panel gets its data source from the variable
 `datasource`. All times come from the run's records. Annotations show the alerts that fired.
