@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -177,6 +179,18 @@ def test_ray_starts_a_launcher_on_each_node() -> None:
     assert [ast.unparse(words)[:39] for words in started] == ["[sys.executable, '-m', 'rankscope', 'tr"], (
         "workers of Ray have the PATH of `ray start`, not that of the environment that runs the script"
     )
+
+
+@pytest.mark.parametrize(("codes", "code"), [([0, 0], 0), ([0, 6], 6), ([0, -9], -9)])
+def test_a_ray_job_fails_with_a_launcher_that_was_killed(
+    codes: list[int], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = MagicMock()
+    ray.get.side_effect = [None, "node-0", codes]
+    for name in ("ray", "ray.util", "ray.util.placement_group", "ray.util.scheduling_strategies"):
+        monkeypatch.setitem(sys.modules, name, ray)
+    monkeypatch.setattr(sys, "argv", ["ray_job.py", "train.toml", "--job", "gpt-1"])
+    assert runpy.run_path(str(LAUNCH / "ray_job.py"))["main"]() == code
 
 
 @pytest.mark.parametrize("role", ["Master", "Worker"])

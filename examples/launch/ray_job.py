@@ -64,7 +64,7 @@ def main() -> int:
             for node in range(options.nodes)
         ]
     )
-    return max(codes)
+    return next((code for code in codes if code), 0)  # negative for a launcher that was killed
 
 
 if __name__ == "__main__":
