@@ -1,4 +1,4 @@
-"""A gate of CI: fails if a run has a critical finding, or is slower than the last good one.
+"""A CI gate: fails if a run has a critical finding, or is worse than the last good one.
 
 python ci_gate.py runs/candidate runs/last-good
 """

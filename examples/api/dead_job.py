@@ -1,4 +1,4 @@
-"""What a dead job's logs say, as a line for a chat: the verdict, then what was not judged.
+"""Diagnose a dead job's logs as a message for a chat: the verdict, further findings, then what was not judged.
 
 python dead_job.py job.log dumps/
 """

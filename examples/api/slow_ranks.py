@@ -1,4 +1,4 @@
-"""The ranks of a run by the time that they compute and that others make them wait, with numpy alone.
+"""List the ranks of a run by their compute time, with the time that they wait for others; needs only numpy.
 
 python slow_ranks.py runs/latest
 """
@@ -13,13 +13,13 @@ import rankscope
 
 
 def table(path: str) -> list[tuple[int, float, float]]:
-    """(rank, median milliseconds of forward and backward, of waiting), the slowest first."""
+    """(rank, median milliseconds in forward and backward, median milliseconds waiting), the slowest first."""
     account = rankscope.open_run(path).account()
     work = (account.of("forward") + account.of("backward")) / 1e6
     waiting = account.of("waiting") / 1e6
     rows = [
-        (int(rank), float(np.nanmedian(work[place])), float(np.nanmedian(waiting[place])))
-        for place, rank in enumerate(account.ranks)
+        (int(rank), float(np.nanmedian(work[i])), float(np.nanmedian(waiting[i])))
+        for i, rank in enumerate(account.ranks)
     ]
     return sorted(rows, key=lambda row: -row[1])
 

@@ -1,4 +1,4 @@
-"""A plain DDP script of the usual kind, and the two lines that attach Rankscope.
+"""An ordinary DDP script, and the two lines that attach Rankscope.
 
 torchrun --standalone --nproc-per-node 4 examples/attach/ddp.py
 rankscope analyze runs/latest
@@ -20,7 +20,7 @@ import rankscope
 
 
 class Sums(Dataset):
-    """Rows of noise and their sum."""
+    """Rows of noise and their sums."""
 
     def __init__(self, size: int, poison: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--poison", type=int, default=-1, help="row of the data that is NaN")
-    parser.add_argument("--save", default="", help="where the final parameters go")
+    parser.add_argument("--save", default="", help="file for the final parameters")
     args = parser.parse_args()
 
     dist.init_process_group("gloo" if not torch.cuda.is_available() else "nccl")

@@ -1,4 +1,4 @@
-"""A plain FSDP2 script of the usual kind, and the two lines that attach Rankscope.
+"""An ordinary FSDP2 script, and the two lines that attach Rankscope.
 
 torchrun --standalone --nproc-per-node 4 examples/attach/fsdp2.py
 rankscope analyze runs/latest
@@ -19,7 +19,7 @@ import rankscope
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, as in any transformer."""
+    """Attention and an MLP, as in any transformer."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--save", default="", help="where the final parameters go")
+    parser.add_argument("--save", default="", help="file for the final parameters")
     args = parser.parse_args()
 
     dist.init_process_group("gloo" if not torch.cuda.is_available() else "nccl")

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--poison", type=int, default=-1, help="row of the data that is NaN")
-    parser.add_argument("--save", default="", help="where the final parameters go")
+    parser.add_argument("--save", default="", help="file for the final parameters")
     args = parser.parse_args()
     accelerator = Accelerator(log_with=RankscopeTracker(), cpu=not torch.cuda.is_available())
     accelerator.init_trackers("sums", config={"lr": 1e-3})

@@ -16,11 +16,11 @@ from torch import nn
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--stage", type=int, default=1, help="of ZeRO")
+    parser.add_argument("--stage", type=int, default=1, help="ZeRO stage")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # Nothing is built: its collectives in shared memory pass torch.distributed by, where calls are recorded.
+    # Its shared-memory collectives would have to be compiled, and bypass torch.distributed, where calls are recorded.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 1))

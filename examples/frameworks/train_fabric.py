@@ -1,4 +1,4 @@
-"""Lightning's Fabric with a loop of one's own, on a small regression.
+"""Lightning Fabric with a custom loop, on a small regression.
 
 python examples/frameworks/train_fabric.py
 torchrun --standalone --nproc-per-node 2 examples/frameworks/train_fabric.py
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--poison", type=int, default=-1, help="row of the data that is NaN")
-    parser.add_argument("--save", default="", help="where the final parameters go")
+    parser.add_argument("--save", default="", help="file for the final parameters")
     args = parser.parse_args()
     fabric = Fabric(accelerator="auto", strategy="ddp", devices=int(os.environ.get("WORLD_SIZE", "1")))
     fabric.launch()

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, on a tiny Llama made here: nothing is downloaded.
+"""Hugging Face's Trainer, on a tiny Llama with random weights: nothing is downloaded.
 
 python examples/frameworks/train_huggingface.py
 torchrun --standalone --nproc-per-node 2 examples/frameworks/train_huggingface.py
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--poison", type=int, default=-1, help="sequence that is NaN")
-    parser.add_argument("--save", default="", help="where the final parameters go")
+    parser.add_argument("--save", default="", help="file for the final parameters")
     args = parser.parse_args()
     torch.manual_seed(0)
     settings = LlamaConfig(

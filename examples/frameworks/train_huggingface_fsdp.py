@@ -1,10 +1,10 @@
-"""Hugging Face's Trainer with FSDP2, on a tiny Llama made here: nothing is downloaded.
+"""Hugging Face's Trainer with FSDP2, on a tiny Llama with random weights: nothing is downloaded.
 
 rankscope run --nproc-per-node 2 examples/frameworks/train_huggingface_fsdp.py
 rankscope analyze runs/latest
 
-The script says nothing of Rankscope. Accelerate shards on accelerators only; without one this script tells it that it
-has some, so that the same code runs over gloo.
+The script does not mention Rankscope. Accelerate shards only on accelerators; without a GPU the script makes it believe
+that there are some, so that the same code runs over gloo.
 """
 
 from __future__ import annotations

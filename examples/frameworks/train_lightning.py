@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--poison", type=int, default=-1, help="row of the data that is NaN")
-    parser.add_argument("--save", default="", help="where the final parameters go")
+    parser.add_argument("--save", default="", help="file for the final parameters")
     args = parser.parse_args()
     lightning.seed_everything(0)
     x = torch.randn(2048, 32)

@@ -1,4 +1,4 @@
-"""Megatron-core's tensor-parallel layers in a loop of one's own: its training loop needs CUDA.
+"""Megatron-core's tensor-parallel layers in a custom loop, because its training loop needs CUDA.
 
 rankscope run --nproc-per-node 2 examples/frameworks/train_megatron.py
 rankscope analyze runs/latest

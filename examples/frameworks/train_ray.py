@@ -1,10 +1,10 @@
-"""Ray Train with two workers on this machine: attached in the training function, which Ray runs in its own processes.
+"""Ray Train with two workers on this machine, attached in the training function, which Ray runs in its workers.
 
 python examples/frameworks/train_ray.py
 python examples/frameworks/train_ray.py --slow 0.1
 rankscope analyze runs/ray
 
-Ray's workers have a working folder of Ray's own, so the run's folder is said by its full path.
+Ray's workers run in another working folder, so the run's folder is given as an absolute path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLOW_FROM = 20
 
 
 def train(settings: dict[str, Any]) -> None:
-    """What each worker runs."""
+    """The training function that each worker runs."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rank, calls = ray.train.get_context().get_world_rank(), 0
@@ -59,7 +59,7 @@ def train(settings: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--slow", type=float, default=0.0, help="seconds that rank 1 needs longer in forward")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds by which rank 1 is slower in forward")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/ray"))
     args = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

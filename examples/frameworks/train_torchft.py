@@ -1,4 +1,4 @@
-"""torchft with as many replica groups as ranks, each of one rank, and its lighthouse in rank 0.
+"""torchft with one rank per replica group, and its lighthouse in rank 0.
 
 rankscope run --nproc-per-node 2 examples/frameworks/train_torchft.py
 rankscope analyze runs/latest
@@ -25,11 +25,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    meeting = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    shared = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     if rank == 0:
         lighthouse = LighthouseServer(bind="[::]:0", min_replicas=ranks, join_timeout_ms=10_000)
-        meeting.set("lighthouse", lighthouse.address())
-    own = dist.TCPStore(socket.gethostname(), 0, is_master=True, wait_for_workers=False)  # of a group of one rank
+        shared.set("lighthouse", lighthouse.address())
+    # each replica group has a store; here it consists of one rank
+    store = dist.TCPStore(socket.gethostname(), 0, is_master=True, wait_for_workers=False)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
     inner = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -42,8 +43,8 @@ def main() -> None:
         pg=ProcessGroupGloo(timeout=timedelta(seconds=60)), load_state_dict=load,
         state_dict=lambda: {"model": net.state_dict(), "optimizer": inner.state_dict()},
         min_replica_size=ranks, rank=0, world_size=1, replica_id=f"replica-{rank}",
-        store_addr=socket.gethostname(), store_port=own.port,
-        lighthouse_addr=meeting.get("lighthouse").decode(),
+        store_addr=socket.gethostname(), store_port=store.port,
+        lighthouse_addr=shared.get("lighthouse").decode(),
     )  # fmt: skip
     model = DistributedDataParallel(manager, net)
     optimizer = Optimizer(manager, inner)
@@ -54,9 +55,9 @@ def main() -> None:
         loss.backward()
         optimizer.step()
     manager.shutdown()
-    meeting.set(f"done-{rank}", "")
-    if rank == 0:  # until then the others talk to the lighthouse
-        meeting.wait([f"done-{other}" for other in range(ranks)], timedelta(seconds=60))
+    shared.set(f"done-{rank}", "")
+    if rank == 0:  # the others need the lighthouse until they are done
+        shared.wait([f"done-{other}" for other in range(ranks)], timedelta(seconds=60))
         lighthouse.shutdown()
 
 

@@ -1,10 +1,10 @@
-"""torchtitan's Llama 3, its `ParallelDims` and its `parallelize_llama` (FSDP2, TP), in a loop of one's own on a CPU.
+"""torchtitan's Llama 3, its `ParallelDims` and its `parallelize_llama` (FSDP2, TP), in a custom loop on a CPU.
 
 rankscope run --nproc-per-node 2 examples/frameworks/train_torchtitan.py
 rankscope analyze runs/latest
 
-torchtitan's own trainer needs an accelerator. Two things are said here that a GPU would not need: that there is a CPU,
-and that FSDP2 sums its gradients, since gloo has no reduction that scales.
+torchtitan's trainer needs an accelerator. Two settings would not be needed on a GPU: the device type, and that FSDP2
+sums its gradients, because gloo cannot average.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torchtune's Llama 3, sharded by its `shard_model` (FSDP2), in a loop of one's own: its recipes need weights.
+"""torchtune's Llama 3, sharded by its `shard_model` (FSDP2), in a custom loop, because its recipes need weights.
 
 rankscope run --nproc-per-node 2 examples/frameworks/train_torchtune.py
 rankscope analyze runs/latest

@@ -1,10 +1,10 @@
-"""TRL's GRPO on a tiny Llama and a tokenizer made here: nothing is downloaded.
+"""TRL's GRPO on a tiny Llama with random weights and a small tokenizer: nothing is downloaded.
 
 rankscope run --nproc-per-node 2 examples/frameworks/train_trl.py
 rankscope run --nproc-per-node 2 examples/frameworks/train_trl.py --slow 0.3
 rankscope analyze runs/latest
 
-The script says nothing of Rankscope: TRL names what it does beside training, and its names become the phases
+The script does not mention Rankscope: TRL names its work other than training, and these names become the phases
 generation, reward and log_probs.
 """
 
@@ -40,7 +40,7 @@ def words() -> PreTrainedTokenizerFast:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--slow", type=float, default=0.0, help="seconds that rank 1 needs longer for its rewards")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds by which rank 1 is slower in its rewards")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

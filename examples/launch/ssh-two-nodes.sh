@@ -3,8 +3,8 @@
 #
 #   ./ssh-two-nodes.sh my.toml node-0 node-1
 #
-# The first machine keeps what the others meet through. Ctrl-C here stops all of them, with a checkpoint; so does the end
-# of this shell. Run it in the folder that all machines see under the same path, with .venv in it.
+# The first machine hosts the rendezvous. Ctrl-C stops all of them, with a checkpoint; so does the end of this shell. Run
+# it in a folder that all machines see under the same path, with .venv in it.
 set -euo pipefail
 
 if [ "$#" -lt 3 ]; then
@@ -27,7 +27,7 @@ stop() {
 trap stop INT TERM EXIT
 
 for node_rank in "${!hosts[@]}"; do
-  # -tt: the far side gets a terminal, and a hang-up when this shell ends, which is a request to stop.
+  # -tt: the remote side gets a terminal, and SIGHUP when this shell ends, which stops it with a checkpoint.
   ssh -tt -o BatchMode=yes "${hosts[$node_rank]}" \
     "cd $(printf %q "$here") && exec .venv/bin/rankscope train $(printf %q "$config") \
       --nnodes ${#hosts[@]} --node-rank $node_rank --nproc-per-node ${NPROC_PER_NODE:-8} \

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A training script of your own on two nodes, started by hand or by whatever starts a command on each of them.
+# Your own training script on two nodes; run this on each node, by hand or by any tool.
 #
 #   node 0:  ./torchrun-two-nodes.sh 0 node-0 train.py --epochs 3
 #   node 1:  ./torchrun-two-nodes.sh 1 node-0 train.py --epochs 3
 #
-# With `rankscope train` in place of torchrun, a configuration in place of the script: see ssh-two-nodes.sh.
+# For `rankscope train`, see ssh-two-nodes.sh.
 set -euo pipefail
 
 if [ "$#" -lt 3 ]; then
@@ -14,7 +14,7 @@ fi
 node_rank=$1 head=$2
 shift 2
 
-# What is missing on this machine, before an hour of waiting tells it. Exit code 1: something that training needs.
+# Exits with code 1 if this machine lacks something that training needs.
 rankscope doctor
 
 exec torchrun \

@@ -1,4 +1,4 @@
-"""Reads the team's own step files: `#team-steps 1`, then a line `rank,step,seconds,loss` each."""
+"""Reads the team's own step files: a line `#team-steps 1`, then one line `rank,step,seconds,loss` per step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MARK = b"#team-steps 1\n"
 
 
 def recognise(first: bytes) -> bool:
-    """True for the first bytes of a file of the team's."""
+    """True if these are the first bytes of such a file."""
     return first.startswith(MARK)
 
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Steps with their duration and loss; a loss that is not finite is an event, as a line of a log would be."""
+    """Steps with their duration and loss; a non-finite loss is also an event, like a matching line of a log."""
     steps, events = [], []
     for number, line in enumerate(path.read_text().splitlines()[1:], start=2):
         rank, step, seconds, loss = line.split(",")
-        own = {"rank": int(rank), "step": int(step)}
-        steps.append({**own, "duration_ns": round(float(seconds) * 1e9), "loss": float(loss)})
+        key = {"rank": int(rank), "step": int(step)}
+        steps.append({**key, "duration_ns": round(float(seconds) * 1e9), "loss": float(loss)})
         if not math.isfinite(float(loss)):
-            events.append({**own, "kind": "nonfinite", "line": number, "message": f"loss is {loss} at step {step}"})
+            events.append({**key, "kind": "nonfinite", "line": number, "message": f"loss is {loss} at step {step}"})
     return {"steps": steps, "log_events": events}
