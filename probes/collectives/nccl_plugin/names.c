@@ -24,13 +24,16 @@ static char texts[MAX_NAMES][NAME_BYTES];
 static uint32_t num_texts;
 static uint32_t first_number = 1; /* a process that recorded here before us has taken the numbers below */
 static int file = -1;
+static bool is_torn; /* the file's last line lacks its newline: a full disk cut it off, or a process ended in it */
 static struct cached cache[CACHE_SIZE];
 
 static void count_lines(void) {
   char block[4096];
   ssize_t size;
-  while ((size = read(file, block, sizeof block)) > 0)
+  while ((size = read(file, block, sizeof block)) > 0) {
     for (ssize_t i = 0; i < size; i++) first_number += block[i] == '\n';
+    is_torn = block[size - 1] != '\n';
+  }
 }
 
 bool names_open(const char *directory) {
@@ -49,7 +52,7 @@ bool names_open(const char *directory) {
 
 static bool write_line(uint32_t number, const char *text) {
   char line[NAME_BYTES * 6 + 64];
-  int length = snprintf(line, 48, "{\"id\": %u, \"name\": \"", number);
+  int length = snprintf(line, 48, "%s{\"id\": %u, \"name\": \"", is_torn ? "\n" : "", number);
   for (const char *at = text; *at; at++) {
     unsigned char byte = (unsigned char)*at;
     if (byte == '"' || byte == '\\' || byte < 0x20)
@@ -58,7 +61,9 @@ static bool write_line(uint32_t number, const char *text) {
       line[length++] = byte < 0x7f ? (char)byte : '?';
   }
   memcpy(line + length, "\"}\n", 3);
-  return write(file, line, (size_t)length + 3) == length + 3;
+  ssize_t written = write(file, line, (size_t)length + 3);
+  if (written > 0) is_torn = written != length + 3;
+  return written == length + 3;
 }
 
 uint32_t name_of_text(const char *text) {

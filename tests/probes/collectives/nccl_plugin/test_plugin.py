@@ -41,6 +41,16 @@ def test_header_is_generated_from_schema() -> None:
     assert path.read_text() == header_text(), "python -m probes.collectives.nccl_plugin.layout > tape_layout.h"
 
 
+def test_names_follow_a_torn_line_of_an_earlier_process(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "tape").mkdir()
+    (tmp_path / "tape" / NAMES_FILE).write_text('{"id": 1, "name": "RING"}\n{"id": 2, "na')
+    play(5).communicator(num_ranks=8, rank=3).collective("AllReduce", count=4096, channels=2)
+    [row] = records(tmp_path, "nccl_calls")
+    names, skipped = read_names(tmp_path / "tape" / NAMES_FILE)
+    words = [names.get(int(row[column])) for column in ("function", "dtype", "algorithm", "protocol")]
+    assert (words, skipped) == (["AllReduce", "ncclFloat32", "RING", "SIMPLE"], 1)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_collective_of_every_version(play: Play, tmp_path: Path, version: int) -> None:
     nccl = play(version)
