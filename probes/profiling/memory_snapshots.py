@@ -104,16 +104,16 @@ def reduced(snapshot: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> dict[str
     left_out = {"trace_entries": 0, "stacks": 0, "blocks": 0}
     traces: list[list[Any]] = []
     for trace in snapshot.get("device_traces") or ():
-        kept: list[Any] = []
+        entries: list[Any] = []
         for entry in reversed(trace[-MAX_TRACE:]):
             short = _short(entry)
             size = len(json.dumps(short, default=str))
             if left - size < max_bytes // 2:  # the blocks get the other half
                 break
             left -= size
-            kept.append(short)
-        left_out["trace_entries"] += len(trace) - len(kept)
-        traces.append(kept[::-1])
+            entries.append(short)
+        left_out["trace_entries"] += len(trace) - len(entries)
+        traces.append(entries[::-1])
     segments = list(snapshot.get("segments") or ())
     blocks = [(block.get("size", 0), number, place) for number, segment in enumerate(segments)
               for place, block in enumerate(segment.get("blocks") or ())]  # fmt: skip

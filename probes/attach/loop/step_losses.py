@@ -280,8 +280,8 @@ def _bad_loss_in(variables: Mapping[str, Any]) -> dict[str, float]:
     loss; a float may have been reduced over ranks, and an Inf may be the initial value of a minimum."""
     words = {name: set(name.lower().split("_")) for name in variables if "loss" in name.lower()}
     named = [variables[name] for name, parts in words.items() if not parts & _OTHER_LOSSES]
-    own = [one for one in named if type(one) is Tensor and one.requires_grad and one.is_cpu and one.numel() == 1]
-    if not all(math.isfinite(one.item()) for one in own):
+    local = [one for one in named if type(one) is Tensor and one.requires_grad and one.is_cpu and one.numel() == 1]
+    if not all(math.isfinite(one.item()) for one in local):
         return {"loss": math.nan, "local_loss": math.nan}
     return {"loss": math.nan} if any(isinstance(one, float) and math.isnan(one) for one in named) else {}
 

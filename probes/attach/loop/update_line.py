@@ -57,11 +57,11 @@ class UpdateLine:
         """Return True if an error with these frames, raised after the update, is of the iteration after it."""
         lines = _codes(frames)
         known = [code for code, _ in self._lines]
-        begin = next((i for i, (code, _) in enumerate(lines) if code in known), len(lines))
-        if begin == len(lines):
+        first = next((i for i, (code, _) in enumerate(lines) if code in known), len(lines))
+        if first == len(lines):
             return False
-        of_update = self._lines[known.index(lines[begin][0]) :]
-        for (code, line), (other, updated_at) in zip(lines[begin:], of_update, strict=False):
+        update_lines = self._lines[known.index(lines[first][0]) :]
+        for (code, line), (other, updated_at) in zip(lines[first:], update_lines, strict=False):
             if code is not other:
                 return False
             if line != updated_at:

@@ -151,8 +151,8 @@ class Updates:
                 if self._turns == TURNS:
                     self._recorder.event(event_kinds.TRAINED_IN_TURN)
             self._last = optimizer
-            returns = optimizer in self._alone and self._num_alone >= TAKES_OVER
-            succeeds = returns or (is_new and self._is_successor(optimizer, leader))
+            returns = optimizer in self._alone and self._num_alone >= TAKES_OVER  # case 2
+            succeeds = returns or (is_new and self._is_successor(optimizer, leader))  # case 1
             replaces = leader is None or succeeds or optimizer in self._former
         # no backward pass since the leader stepped: this one updates for the same loss
         elif leader is not None and optimizer is not leader and leader is self._last:
@@ -164,9 +164,11 @@ class Updates:
         if self._awaits_others and optimizer is not leader and after_backward:
             self._led = optimizer
             return optimizer
-        self._awaits_others = False if optimizer is leader and after_backward else self._awaits_others
-        if optimizer is not leader and not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
-            self._num_alone = 0 if after_backward else self._num_alone
+        if optimizer is leader and after_backward:
+            self._awaits_others = False
+        if optimizer is not leader and not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:  # not case 3
+            if after_backward:
+                self._num_alone = 0
             return leader
         if optimizer is not leader:
             self._former, self._num_alone = WeakObjects([] if optimizer in self._former else [leader]), 0
@@ -312,9 +314,9 @@ def _has_optimizer(model: nn.Module | Leaves) -> bool:
 
 def _has_others(optimizer: Any) -> bool:
     """Return True if an optimizer of other parameters exists. Searches all live objects, so done once."""
-    own = parameters_of(optimizer)
+    parameters = parameters_of(optimizer)
     found = (parameters_of(one) for one in gc.get_objects() if issubclass(type(one), Optimizer))
-    return any(others and not others & own for others in found)
+    return any(others and not others & parameters for others in found)
 
 
 def parameters_of(optimizer: Any) -> set[int]:

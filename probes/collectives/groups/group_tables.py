@@ -52,11 +52,11 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     if id(default) in replacements:
         set_default_group(replacements[id(default)])
     # not replaced here: a recorded group's own reference to its plain group
-    own = {id(getattr(new, "__dict__", None)) for _, new in pairs}
+    recorded = {id(getattr(new, "__dict__", None)) for _, new in pairs}
     for holder in gc.get_referrers(*(old for old, _ in pairs)):
         # An object may keep its attributes without a dict until one is requested.
         values = holder if type(holder) is dict else getattr(holder, "__dict__", None)
-        if type(values) is dict and values is not replacements and id(values) not in own:
+        if type(values) is dict and values is not replacements and id(values) not in recorded:
             for key, value in list(values.items()):
                 if id(value) in replacements and value is not replacements[id(value)]:
                     values[key] = replacements[id(value)]
