@@ -283,7 +283,7 @@ class SpikeDetector:
         strong = loss_z >= policy.strong_z and loss_rise >= policy.strong_rise_ratio
         alone = loss_rise >= (policy.alone_rise_ratio if loss_z < policy.alone_z else policy.alone_z_rise_ratio)
         denied = strong and not alone and grad_rise < policy.grad_rise_ratio  # False for NaN
-        strong = strong and not (denied and not self._denied_before)
+        strong = strong and (not denied or self._denied_before)  # a second high loss confirms the first
         self._denied_before = denied
         moderate = loss_z >= policy.moderate_z and loss_rise >= policy.moderate_rise_ratio
         gradient_agrees = grad_z >= policy.grad_z and grad_rise >= policy.grad_rise_ratio  # False for NaN

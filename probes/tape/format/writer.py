@@ -245,6 +245,7 @@ class TapeWriter:
             for segment in (self._current, self._previous):
                 if segment is not None and segment.first <= number < segment.last:
                     return segment
+            # too old for the mapped segments, or before the next attempt to reserve one on a full disk
             if self.closed or number < self._current.last or number < self._retry_at:
                 self._count_dropped()
                 return None
