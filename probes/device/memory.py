@@ -3,8 +3,7 @@ again.
 
     read = memory_reader("cuda:0")      # bytes allocated on it; memory_reader("cpu"): resident bytes of the process
     allocator = AllocatorRetries("cuda:0")
-    allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}, or None
-    allocator.report(recorder.event)
+    allocator.report(recorder.event)      # event `allocation_retries` if there are new ones; takes 0.1 ms
 
 A retry waits for the device and costs a good part of a step. It means that memory in use plus a fragmented cache did
 not fit. A nearly full device does not mean this, because the cache keeps all memory it has obtained.
@@ -51,24 +50,15 @@ def _resident_bytes() -> int:
 
 
 class AllocatorRetries:
-    """Retry counts of one device; on a CPU there are none."""
+    """Retries and peak of one device's allocator; on a CPU there are none."""
 
     def __init__(self, device: str, read: Callable[[], Mapping[str, Any]] | None = None) -> None:
         self._read = read or (_reader(device) if device.startswith("cuda") else None)
         self._known = 0
         self._peak_bytes = 0
 
-    def newest(self) -> dict[str, int] | None:
-        """Retries since the last call, the peak of allocated bytes, and the bytes reserved now, where the allocator
-        counts them.
-
-        Takes a tenth of a millisecond, and does not wait for the device.
-        """
-        if self._read is None:
-            return None
-        return self._new_retries(self._read())
-
     def _new_retries(self, stats: Mapping[str, Any]) -> dict[str, int] | None:
+        """Retries since the last call, peak of allocated bytes, and bytes reserved now; None without retries."""
         count = int(stats.get("num_alloc_retries", 0))
         new, self._known = count - self._known, count
         if new <= 0:
@@ -78,7 +68,9 @@ class AllocatorRetries:
         return {"num_retries": new} | {name: int(stats[key]) for name, key in sizes.items() if key in stats}
 
     def report(self, event: Callable[..., None]) -> None:
-        """Write an event `allocation_retries` if there are new ones, and `memory_peak` when the peak has grown."""
+        """Write an event `allocation_retries` if there are new ones, and `memory_peak` when the peak has grown, without
+        waiting for the device.
+        """
         if self._read is not None:
             with failing_open("recorder.allocator"):
                 stats = self._read()

@@ -196,7 +196,7 @@ class StepLosses:
         self._follows_forward = False
         self._keeps_graph = create_graph if retain_graph is None else retain_graph
         loss = self._scaling.unscaled(root)
-        factor = abs(_factor(root) if loss is root else _factor_behind(root))
+        factor = abs(_product(root.grad_fn) if loss is root else _factor_behind(root))
         if loss is root and self._is_scale(factor):
             loss, factor = root.detach() / factor, 1.0
         self._factors.append(factor)
@@ -294,11 +294,6 @@ def _largest_weight(model: nn.Module) -> Tensor | None:
     return torch.stack([one.float().to(largest[0].device) for one in largest]).amax() if largest else None
 
 
-def _factor(root: Tensor) -> float:
-    """Factor by which the graph's last multiplications and divisions scale the loss; 1 if there are none."""
-    return _product(root.grad_fn)
-
-
 def _factor_behind(root: Tensor) -> float:
     """Factor of a scaled loss, whose last operation is the scaler's."""
     following = getattr(root.grad_fn, "next_functions", ())
@@ -306,6 +301,7 @@ def _factor_behind(root: Tensor) -> float:
 
 
 def _product(node: Any) -> float:
+    """Factor by which the multiplications and divisions that end in this node scale the loss; 1 if there are none."""
     product = 1.0
     for _ in range(_MAX_DEPTH):
         name = type(node).__name__

@@ -25,8 +25,10 @@ def test_a_counter_that_is_missing_is_not_measured(monkeypatch: pytest.MonkeyPat
     events: list[str] = []
     AllocatorRetries("cuda:0").report(lambda kind, **detail: events.append(kind))
     assert events == []
-    retries = AllocatorRetries("cuda:0", lambda: {"num_alloc_retries": 2}).newest()
-    assert retries == {"num_retries": 2}
+    retries: list[dict[str, int]] = []
+    allocator = AllocatorRetries("cuda:0", lambda: {"num_alloc_retries": 2})
+    allocator.report(lambda kind, **detail: retries.append(detail))
+    assert retries == [{"num_retries": 2}]
 
 
 def test_an_error_of_the_driver_stops_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
