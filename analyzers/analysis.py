@@ -55,13 +55,13 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileAnalysis:
-    """An analysis of files of one format, which have less than a run's records: most have no clock."""
+    """An analysis of another program's files, in one format. They hold less than a run's records; most lack times."""
 
     format: Format
     kind: str
     """Kind that is reported as `insufficient_data` if it fails."""
     read: Callable[[Survey], Any]
-    """Read the files into rows, joined by rank. Files that cannot be read are listed in its argument."""
+    """Read the files into rows, joined by rank, and note unreadable files in the `Survey`."""
     run: Callable[[Any], list[Finding]]
     """Find problems in the rows; `insufficient_data` if there are no rows."""
     facts: Callable[[Any], dict[str, Any]]
@@ -70,12 +70,12 @@ class FileAnalysis:
 
 def file_analyses() -> tuple[FileAnalysis, ...]:
     """Return the analyses of files, in the order of the packages."""
-    named = (
+    modules = (
         f"analyzers.{package}.{module}"
         for package in packages()
         for module in getattr(importlib.import_module(f"analyzers.{package}.analyze"), "OF_FILES", ())
     )
-    return tuple(importlib.import_module(module).FILES for module in named)
+    return tuple(importlib.import_module(module).FILES for module in modules)
 
 
 def analyses() -> tuple[Analysis, ...]:
@@ -93,10 +93,10 @@ def our_analyses() -> tuple[Analysis, ...]:
 
 def plugin_analyses() -> tuple[Analysis, ...]:
     """Analyses of plug-ins; a wrong declaration becomes an analysis that reports it."""
-    return tuple(analysis for plugin in installed() for analysis in _of(plugin))
+    return tuple(analysis for plugin in installed() for analysis in _analyses_of(plugin))
 
 
-def _of(plugin: InstalledPlugin) -> Iterator[Analysis]:
+def _analyses_of(plugin: InstalledPlugin) -> Iterator[Analysis]:
     if plugin.problems:
         failures = [not_judged(plugin, problem) for problem in plugin.problems]
         yield Analysis(kinds=("records",), run=lambda source, scope: failures, live="each_tick")

@@ -18,7 +18,7 @@ from typing import Literal
 
 from analyzers.wording import processes_text, ranks_text
 
-__all__ = ["CAUSES", "COLLECT", "SIGNALS", "WORDS", "Blame", "Cause", "anchor", "names", "next_step"]
+__all__ = ["CAUSES", "COLLECT", "SIGNALS", "WORDS", "Blame", "Cause", "anchor", "cause_names", "next_step"]
 
 Blame = Literal["rank", "link", "job", "outside"]
 """Where the cause lies. rank: in the rank that reports it. link: between ranks. job: in the job's settings. outside: in
@@ -295,7 +295,7 @@ WORDS: Mapping[bool, Mapping[str, str]] = {
 """Words in a next step that depend on the number of ranks: for one rank (True), and for several or unknown ones."""
 
 
-def names(kind: str, *, by_user: bool = False) -> frozenset[str]:
+def cause_names(kind: str, *, by_user: bool = False) -> frozenset[str]:
     """Names of the causes of a kind of finding. `by_user`: only causes that are never a machine's fault."""
     return frozenset(row.name for row in CAUSES.values() if row.kind == kind and (row.by_user or not by_user))
 

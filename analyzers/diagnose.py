@@ -1,4 +1,4 @@
-"""All findings of the analyzers on a run, and the verdict in one sentence.
+"""All findings of the analyzers on a run, and the verdict.
 
     with Store.open(run) as store:
         diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
@@ -28,8 +28,8 @@ from analyzers.plugin_calls.named import MAX_OF_A_KIND, folded
 from analyzers.run.findings.open_findings import closed_findings, recorded_findings, reported_findings
 from analyzers.run.findings.past_tense import at_run_end, over
 from analyzers.run.policy import stall_policy
+from analyzers.run.records.cached_source import CachedSource
 from analyzers.run.records.file_problems import file_problems
-from analyzers.run.records.remembered import Remembered
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.verdict.run_facts import run_facts
@@ -55,12 +55,12 @@ _RECORDED = re.compile(r"\.\d+\.tape(#checksum)?$|^run\.json$")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis:
-    """A run's facts, one sentence, and all findings, the most severe first."""
+    """A run's facts, the verdict, and all findings, the most severe first."""
 
     run: Mapping[str, object]
-    """Known facts among run_id, steps, num_ranks, world_size, how it ended, `file_problems`."""
+    """Facts of the run (`run_facts`): run_id, steps, num_ranks, how it ended, `file_problems` and others."""
     verdict: str
-    """One to three sentences: what went wrong, on which rank."""
+    """What went wrong and on which rank: the first finding's sentences, and a line for each further one."""
     findings: tuple[Finding, ...]
     """All findings in reading order; `fired`, `advised` and `not_judged` are parts of it."""
     goodput: goodput.Account | None = None
@@ -111,10 +111,10 @@ def diagnose(
     now_ns: int | None = None,
     stacks_dir: Path | None = None,
 ) -> Diagnosis:
-    """Run every analysis. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
+    """Run every analysis. `now_ns`: the present (epoch nanoseconds) if the run is alive; None if it has ended."""
     findings: list[Finding] = []
     scope = Scope(now_ns=now_ns, manifest=manifest, stacks_dir=stacks_dir)
-    store, source = source, Remembered(source)
+    store, source = source, CachedSource(source)
 
     @cache
     def views() -> Views:
@@ -124,7 +124,7 @@ def diagnose(
             findings.append(failed_check("records", error))
             return whole_views(source)
         copies: dict[str, Any] = {
-            name: source if (view := getattr(reduced, name)) is store else Remembered(view)
+            name: source if (view := getattr(reduced, name)) is store else CachedSource(view)
             for name in ("whole", "compared", "sampled", "histories")
         }
         return replace(reduced, **copies)
@@ -175,9 +175,9 @@ def diagnose(
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """Drop live failures of plug-ins that failed now for the same reason."""
-    again = {(f"plug-in {found.evidence['plugin']}", found.evidence.get("error")) for found in findings
+    fail_now = {(f"plug-in {found.evidence['plugin']}", found.evidence.get("error")) for found in findings
              if "plugin" in found.evidence}  # fmt: skip
-    return [one for one in findings if (one.evidence.get("analyzer"), one.evidence.get("error")) not in again]
+    return [one for one in findings if (one.evidence.get("analyzer"), one.evidence.get("error")) not in fail_now]
 
 
 def _closed(source: Source, findings: Sequence[Finding]) -> Mapping[str, str]:
@@ -200,8 +200,8 @@ def conclude(
 ) -> Diagnosis:
     """Order the findings and add the verdict; also for input that Rankscope did not record (`sources`).
 
-    `closed`: {id: why} of findings that are over. Open ones come before them, here and on the pages. `has_ended`: the
-    run has ended.
+    `closed`: {id: why} of findings that are over. Open ones come before them, here and on the pages. `has_ended`: also
+    put findings that were open at the run's end into the past tense.
     """
     findings = [_at_present(finding, closed, has_ended=has_ended) for finding in findings]
 
@@ -260,15 +260,15 @@ def _place_of(kind: str) -> int:
     return next((place for place, name in enumerate(KINDS) if name == kind), len(KINDS))
 
 
-def failed_check(kind: str, error: Exception, of: str = "run") -> Finding:
-    """Finding for an analysis that raised an error: its kind was not judged."""
+def failed_check(kind: str, error: Exception, subject: str = "run") -> Finding:
+    """Finding for an analysis that raised an error: its kind was not judged. `subject`: what was analyzed."""
     message = str(error).strip().rstrip(".").replace(";", ",")[:200]
     return Finding(
         analyzer=kind,
         kind=kind,
         severity="info",
         status="insufficient_data",
-        summary=f"The check for {kind} failed on this {of}: {type(error).__name__}: {message}.",
+        summary=f"The check for {kind} failed on this {subject}: {type(error).__name__}: {message}.",
         evidence={"error_type": type(error).__name__, "error": str(error)[:2000]},
         advice="analyzer-failed",
     )

@@ -152,9 +152,9 @@ class Finding:
     def of_event(cls, event: Mapping[str, Any]) -> Finding | None:
         """The finding in a `finding` event; None if the event does not hold one.
 
-        Every event has an attempt, even if its finding is about the whole run. The event's id decides: it is the id
-        either of the finding with that attempt or of the one without. A finding of an unknown kind keeps the attempt,
-        because this version does not know how its id is formed.
+        An event has an attempt even if its finding is about the whole run (attempt None), so the finding gets the
+        attempt with which its id equals the event's. A finding of an unknown kind keeps the event's attempt, because
+        this version does not know how its id is formed.
         """
         try:
             found = cls(
@@ -178,8 +178,8 @@ class Finding:
             return None
         given = event.get("id")
         candidates = (found, replace(found, attempt=None))
-        known = next((one for one in candidates if given == one.id), None)
-        return found if known is None and found.kind not in KINDS else known
+        matching = next((one for one in candidates if given == one.id), None)
+        return found if matching is None and found.kind not in KINDS else matching
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Finding:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from analyzers.causes import names
+from analyzers.causes import cause_names
 from analyzers.plugins import installed
 
 __all__ = ["KINDS", "OUR_KINDS", "Kind", "heading", "packages", "title_of"]
@@ -36,7 +36,7 @@ class Kind:
     identity: tuple[str, ...] = ("attempt", "first_step", "ranks")
     """Fields in which two reports of one finding agree; `evidence.<name>` is a value of its evidence."""
     may_last: bool = False
-    """True if it can end: it is open until `watch` reports it as over. Otherwise it is an incident in the past."""
+    """True if it stays open until `watch` reports it as over; otherwise it is a single incident."""
     at_end: bool = False
     """True if it is about the end of an attempt, whatever step the finding names."""
     drawn: bool = True
@@ -52,9 +52,9 @@ _KINDS = (
     # Before the deaths that follow from it.
     Kind(name="desync", title="Ranks out of sync", package="hangs"),
     Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True,
-         may_be_hardware=True, user_causes=names("rank_lost", by_user=True)),
+         may_be_hardware=True, user_causes=cause_names("rank_lost", by_user=True)),
     Kind(name="hang", title="Hang", package="hangs", identity=("attempt",), may_last=True, at_end=True,
-         may_be_hardware=True, user_causes=names("hang", by_user=True)),
+         may_be_hardware=True, user_causes=cause_names("hang", by_user=True)),
     Kind(name="standstill", title="Temporary stall", package="hangs", may_be_hardware=True, drawn=False),
     Kind(name="xid", title="GPU error (XID)", package="health", identity=(*_DEVICE, "evidence.xid"),
          may_be_hardware=True),
@@ -117,24 +117,24 @@ class _Kinds(Mapping[str, Kind]):
         self._ours = {kind.name: kind for kind in _KINDS}
 
     def __getitem__(self, name: str) -> Kind:
-        return self._ours[name] if name in self._ours else _of_plugins()[name]
+        return self._ours[name] if name in self._ours else _plugin_kinds()[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._ours
-        yield from (name for name in _of_plugins() if name not in self._ours)
+        yield from (name for name in _plugin_kinds() if name not in self._ours)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
 @cache
-def _of_plugins() -> dict[str, Kind]:
-    of_plugins = (kind for plugin in installed() for kind in plugin.kinds)
+def _plugin_kinds() -> dict[str, Kind]:
+    declared = (kind for plugin in installed() for kind in plugin.kinds)
     return {
         kind["name"]: Kind(
             **{**kind, "identity": tuple(kind["identity"]), "user_causes": frozenset(kind["user_causes"])}
         )
-        for kind in of_plugins
+        for kind in declared
     }
 
 

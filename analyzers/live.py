@@ -90,7 +90,7 @@ class LiveState:
     newest: int | None = None
     """The newest attempt at the last call."""
     missed: int | None = None
-    """An attempt with steps before the first window of this state, while they are unjudged."""
+    """Attempt with steps older than this state's first window, until they are judged."""
     judged: dict[int, int] = field(default_factory=dict)
     """{attempt: its newest step when it was last judged}."""
     plugin_ticks: int = 0
@@ -125,7 +125,7 @@ def ended_findings(source: Source, state: LiveState, ended: Sequence[int]) -> li
     """New findings on how earlier attempts ended; they only need the newest records of these attempts."""
     if not (known := attempts(source)):
         return []
-    due: dict[tuple[str, ...], _Judge] = {("ended",): lambda: _ends(source, ended, known, state)}
+    due: dict[tuple[str, ...], _Judge] = {("ended",): lambda: _unreported_ends(source, ended, known, state)}
     return _judged(state, due, attempt=known[-1])[0]
 
 
@@ -152,7 +152,7 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     state.newest = attempt
     if not is_new:
         if ended:
-            due["ended",] = lambda: _ends(source, ended, known, state)
+            due["ended",] = lambda: _unreported_ends(source, ended, known, state)
         missed = [] if state.missed is None or state.missed in ended else [state.missed]
         due |= _incidents(source, [*ended, *missed], state, scope)
         state.missed = None
@@ -238,8 +238,8 @@ def window_start(source: Source, attempt: int, window_steps: int) -> int:
 
 
 def _live_scope(source: Source, attempt: int, state: LiveState, judged: dict[int, int], now_ns: int) -> Scope:
-    """The window of the newest attempt, which is noted as judged. It reaches back from the newest step of the last
-    call, so that each step is judged with equally many steps before it, however many steps there are between two calls.
+    """The newest attempt's window; its newest step is noted in `judged`. It begins `window_steps` before the newest
+    step of the last call, so that every step is judged with as many earlier ones, however far two calls are apart.
     """
     newest = _newest_step(source, attempt)
     before, judged[attempt] = judged.get(attempt, newest), newest
@@ -275,13 +275,14 @@ def _stacks(source: Source, view: AttemptView, log: EventLog, state: LiveState) 
     return StacksAtHang(state.stacks_dir, roles_of(source, view.attempt))
 
 
-def _ends(source: Source, ended: Sequence[int], known: Sequence[int], state: LiveState) -> list[Finding]:
-    return _unreported(source, [found for one in ended for found in _ended(source, one, known, state)], state)
+def _unreported_ends(source: Source, ended: Sequence[int], known: Sequence[int], state: LiveState) -> list[Finding]:
+    found = [finding for attempt in ended for finding in _end_of_attempt(source, attempt, known, state)]
+    return _unreported(source, found, state)
 
 
 def _incidents(source: Source, unjudged: Sequence[int], state: LiveState, live: Scope) -> dict[tuple[str, ...], _Judge]:
-    """Analyses of what happened in attempts after they were last judged, or at all if they never were. What lasts is
-    left to the newest steps. Their names differ from those of the kinds, which are not judged for the newest attempt.
+    """Analyses of incidents in attempts since they were last judged. Findings that may last are left to the analyses of
+    the newest steps. The keys are not names of kinds, because these kinds are not judged for the newest attempt here.
     """
     scopes = [
         replace(
@@ -308,7 +309,7 @@ def _incidents_of(analysis: Analysis, source: Source, scopes: Sequence[Scope], s
 
 
 def _since_step(source: Source, attempt: int, state: LiveState) -> int:
-    """First of the missed steps to judge; in a very long attempt, not the first missed step."""
+    """First of the missed steps to judge; in a very long attempt, only the newest `HISTORY_ROWS` rows are judged."""
     if attempt != state.missed and (before := state.judged.get(attempt)) is not None:
         return max(0, before - state.policy.window_steps)
     num_ranks = source.rows("SELECT count(DISTINCT rank) FROM ranks WHERE attempt = ?", [attempt])[0][0]
@@ -325,7 +326,7 @@ def _unreported(source: Source, found: Sequence[Finding], state: LiveState) -> l
     return [one for one in found if not any(is_same_finding(one, report) for report in reports)]
 
 
-def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState) -> list[Finding]:
+def _end_of_attempt(source: Source, attempt: int, known: Sequence[int], state: LiveState) -> list[Finding]:
     """Findings on the end of an earlier attempt, as in the post-mortem."""
     log, policy = EventLog.load(source, SNAPSHOT_EVENTS), state.stall
     view = _with_elsewhere(take_snapshot(source, attempt, log), state)
@@ -385,7 +386,7 @@ def changed(before: Finding, now: Finding) -> bool:
     # not if less severe, because the severity may alternate
     if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):
         return True
-    if any(now.evidence.get(code) and not before.evidence.get(code) for code in ("line", "stacks")):
+    if any(now.evidence.get(name) and not before.evidence.get(name) for name in ("line", "stacks")):
         return True  # stacks have been taken since the last report
     is_comparable = before.evidence.get("measured_by") == now.evidence.get("measured_by")
     old, new = _size(before, is_comparable), _size(now, is_comparable)

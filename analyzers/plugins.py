@@ -61,9 +61,9 @@ def installed() -> tuple[InstalledPlugin, ...]:
         except PluginError as error:
             found.append(InstalledPlugin(process=process, explains={}, problems=(str(error),)))
             continue
-        twice = [kind["name"] for kind in described["kinds"] if kind["name"] in taken]
-        declared = (f"the kind {name} is already declared by plug-in {taken[name]}" for name in twice)
-        problems = [*described["problems"], *declared]
+        repeated = [kind["name"] for kind in described["kinds"] if kind["name"] in taken]
+        conflicts = (f"the kind {name} is already declared by plug-in {taken[name]}" for name in repeated)
+        problems = [*described["problems"], *conflicts]
         kinds = tuple(kind for kind in described["kinds"] if kind["name"] not in taken)
         taken |= {kind["name"]: process.name for kind in kinds}
         analyses = tuple(described["analyses"])

@@ -15,8 +15,8 @@ __all__ = ["SHARED", "SharedPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPolicy:
-    """Amounts of data, shares and distances. Source unless a field names another: measured on the simulator, drills and
-    healthy runs on quiet, busy and overloaded machines (`benchmarks.accuracy.diagnosis`)."""
+    """Amounts of data, shares and distances. A value without a named source was measured on the simulator, in drills
+    and in healthy runs on quiet, busy and overloaded machines (`benchmarks.accuracy.diagnosis`)."""
 
     warm_up_steps: int = 5
     """First steps of an attempt (count) that are left out: compilation, allocators, connections, loader workers, caches
@@ -54,8 +54,8 @@ class SharedPolicy:
     that gives an onset. Half of such a rise is 1.5 sigmas, and two consecutive disturbed steps are rare.
     """
     outlier_sigmas: float = 4.0
-    """Distance from its peers, in standard deviations, at which a single value is an outlier. Source: if many places
-    are tried, the bound for the largest of that many normal variables is used if it is higher."""
+    """Distance from its peers, in standard deviations, at which a single value is an outlier; if many places are tried,
+    the bound for the largest of that many normal variables, where that is higher."""
     certain_sigmas: float = 6.0
     """Size of a change, in standard deviations, that is certain without other evidence."""
     burst_sigmas: float = 9.0

@@ -28,14 +28,14 @@ Float = TypeVar("Float", np.float32, np.float64)
 
 def median_or_nan(values: npt.ArrayLike) -> float:
     """Median; NaN without values."""
-    own = np.asarray(values)
-    return float(np.median(own)) if own.size else math.nan
+    array = np.asarray(values)
+    return float(np.median(array)) if array.size else math.nan
 
 
 def sigma(values: npt.ArrayLike, *, center: float | None = None) -> float:
     """Spread of all values around `center`, by default their median; NaN without values."""
-    own: npt.NDArray[Any] = np.asarray(values)
-    return MAD_TO_SIGMA * median_or_nan(np.abs(own - (median_or_nan(own) if center is None else center)))
+    array: npt.NDArray[Any] = np.asarray(values)
+    return MAD_TO_SIGMA * median_or_nan(np.abs(array - (median_or_nan(array) if center is None else center)))
 
 
 def difference_sigma(values: npt.ArrayLike) -> float:
@@ -69,13 +69,14 @@ def complete(values: Matrix) -> Matrix:
     columns = np.flatnonzero(holes.any(axis=0))
     filled = values.copy()
     for column in columns:
-        there = values[~holes[:, column], column]
-        filled[holes[:, column], column] = np.median(there) if len(there) else 0.0
+        present = values[~holes[:, column], column]
+        filled[holes[:, column], column] = np.median(present) if len(present) else 0.0
     return filled
 
 
-def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
-    """Own work with the median of all other places of the step, so that only the noise of this place remains."""
-    rest = np.median(together, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
+def with_median_rest(values: Matrix, total: Matrix) -> Matrix:
+    """Work at one place of the step (`values`) plus each rank's median work at all others (`total` is the whole step),
+    shape (ranks, steps): the level of a whole step, with the noise of this place only."""
+    rest = np.median(total, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
     with_rest: Matrix = values + np.maximum(rest, 0.0)
     return with_rest

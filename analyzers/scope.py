@@ -1,4 +1,4 @@
-"""The scope of a judgement: which part of a run is judged, and whether the run still lives.
+"""The scope of an analysis: which part of a run is judged, and whether the run is alive.
 
     analyze(source, Scope())                                        # post-mortem: everything that was recorded
     analyze(source, Scope(attempt=2, since_step=1700, now_ns=now))  # live: the newest attempt's last steps
@@ -24,7 +24,7 @@ class Scope:
     since_step: int = 0
     """Judge only steps from this one on."""
     now_ns: int | None = None
-    """The present, nanoseconds since the epoch, if the run lives; None: the records' end is the run's end."""
+    """The present (epoch nanoseconds) if the run is alive; None: the end of the records is the end of the run."""
     manifest: Mapping[str, object] = field(default_factory=dict)
     """The run's description of itself (`run.json`): configuration, versions, plan. It is untrusted, so types are
     checked."""

@@ -88,7 +88,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class KnowsValues(Protocol):
-    """A source that counts the values of a table once for all analyses (`Remembered`)."""
+    """A source that counts the values of a table once for all analyses (`CachedSource`)."""
 
     def has_values(self, table: str) -> Mapping[str, bool]:
         """{column: whether it has a value}; columns of a long table are left out if this is not known."""
@@ -125,7 +125,7 @@ def lacking(source: TypedSource, **needed: Sequence[str]) -> list[str]:
         known = source.has_values(table) if isinstance(source, KnowsValues) else {}
         absent += [
             f"{table}.{column}"
-            for column in columns  # of the others: if a column has values, the first few rows show it
+            for column in columns  # one that is not in `known` is queried: the query ends at its first value
             if not (known[column] if column in known else source.rows(_ANY_VALUE.format(table=table, column=column)))
         ]
     return absent
@@ -170,8 +170,8 @@ def typed(rows: Iterable[Sequence[object]], *kinds: type) -> list[tuple[object, 
     found = []
     for at, row in enumerate(rows, 1):
         if len(row) != len(kinds):
-            given, there = counted(len(kinds), "type") or "no types", counted(len(row), "column")
-            raise ValueError(f"typed() was given {given} for a row of {there}")
+            given = counted(len(kinds), "type") or "no types"
+            raise ValueError(f"typed() was given {given} for a row of {counted(len(row), 'column')}")
         pairs = zip(row, kinds, strict=True)
         found.append(tuple(_cell(value, kind, number, at) for number, (value, kind) in enumerate(pairs, 1)))
     return found

@@ -44,7 +44,7 @@ _EVERY_NTH = re.compile(r"\b(\d{1,9})-(\d{1,9})/(\d{1,9})\b")
 """Ranks in the name of a process group: first rank, last rank, and the distance between neighbours."""
 MAX_PLAIN = 1e6
 """From here on a loss or a ratio is written as a power of ten."""
-_ORDINALS = {2: "nd", 3: "rd"}
+_ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 
 
 def listed(values: Sequence[Any], most: int = 12) -> str:
@@ -131,7 +131,8 @@ def _spelled_out(found: re.Match[str]) -> str:
     members = range(first, last + 1, max(1, every))
     if len(members) <= MAX_RANKS:
         return ",".join(map(str, members))
-    return f"{first}-{last}, every {every}{_ORDINALS.get(every, 'th')} rank"
+    suffix = "th" if every % 100 in (11, 12, 13) else _ORDINALS.get(every % 10, "th")
+    return f"{first}-{last}, every {every}{suffix} rank"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

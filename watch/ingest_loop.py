@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 
 from analyzers.finding import Finding
 from analyzers.run.live.live_ranks import stale_ranks
-from analyzers.run.records.remembered import Remembered
+from analyzers.run.records.cached_source import CachedSource
 from analyzers.source import Source
 from probes.settings.section import read
 from probes.settings.sections import ProbesSettings
@@ -128,7 +128,7 @@ class IngestLoop:
 
     def _judge_records(self) -> None:
         with self._cached_store.opened(node=self._own_node()) as opened:
-            store = Remembered(opened)  # analyses and exporters share many queries
+            store = CachedSource(opened)  # analyses and exporters share many queries
             stale = stale_ranks(store, self._node_rank) if self._tapes.attempt else []
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._unjudged_ticks)
             self._unjudged_ticks = 0
@@ -188,7 +188,7 @@ class IngestLoop:
         while steps:
             has_written = False
             with self.open_store() as opened:
-                store = Remembered(opened)
+                store = CachedSource(opened)
                 while steps and not has_written:
                     has_written = steps.pop(0)(store)
             if has_written:

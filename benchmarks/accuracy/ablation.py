@@ -34,7 +34,7 @@ from analyzers.diagnose import diagnose
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.finding import Finding
 from analyzers.run.policy import stall_policy
-from analyzers.run.records.remembered import Remembered
+from analyzers.run.records.cached_source import CachedSource
 from analyzers.scope import Scope
 from analyzers.whatif import what_if
 from benchmarks.accuracy.ablation_cases import Recorded, cases, record
@@ -173,7 +173,7 @@ def _asked(case: Recorded, fields: list[Field]) -> Iterator[tuple[Ask, Any, set[
     run = RunDir.open(case.path)
     manifest = run.manifest()
     with Store.open(run) as store:
-        source, scope = Remembered(store), Scope(manifest=manifest, stacks_dir=run.stacks)
+        source, scope = CachedSource(store), Scope(manifest=manifest, stacks_dir=run.stacks)
         asks: list[Ask] = [partial(_findings, one, source, scope) for one in our_analyses()]
         asks.append(lambda: repr(goodput.measure(source, stall_policy(manifest), None)))
         asks.append(lambda: repr(what_if.measure(source)))

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from analyzers.causes import CAUSES, SIGNALS, WORDS, names, next_step
+from analyzers.causes import CAUSES, SIGNALS, WORDS, cause_names, next_step
 from analyzers.kinds import KINDS
 from analyzers.run.ends.endings import DeathCause
 from store.readers.logs.rules import load_rules
@@ -78,7 +78,7 @@ def test_what_records_show_has_a_sentence() -> None:
 def test_what_lies_with_the_user_is_derived_from_the_table() -> None:
     for kind in ("rank_lost", "hang"):
         assert KINDS[kind].user_causes == {row.name for row in CAUSES.values() if row.kind == kind and row.by_user}
-        assert KINDS[kind].user_causes < names(kind)
+        assert KINDS[kind].user_causes < cause_names(kind)
     assert not CAUSES["device_error"].by_user
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import analyzers
-from analyzers.causes import CAUSES, names
+from analyzers.causes import CAUSES, cause_names
 from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.diagnose import Diagnosis, conclude, diagnose, reaching
 from analyzers.finding import Finding
@@ -223,8 +223,8 @@ def test_causes_in_logs_have_a_kind_and_a_next_step() -> None:
     lost = {cause for cause, rank_class in literal if rank_class not in ("mismatch", "hang", "numerics")}
     assert len(hangs) >= 5
     assert len(lost) >= 6
-    assert hangs <= names("hang")
-    assert lost.isdisjoint(names("hang"))
+    assert hangs <= cause_names("hang")
+    assert lost.isdisjoint(cause_names("hang"))
     of_rules = {rule.cause for rule in load_rules() if rule.cause}
     assert hangs | lost | of_rules <= {*CAUSES}
 
@@ -244,7 +244,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
             "launcher_lost",
             ON_PURPOSE,
         }
-        | ({*CAUSES} - names("hang")),
+        | ({*CAUSES} - cause_names("hang")),
         "throughput": {"compute", "communication", "data", "unknown", "periodic", "between_runs"},
         "configuration": {*RULES},
         "xid": {about["class"] for about in xid_table()["xid"].values()} | {"unknown"},
@@ -254,7 +254,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "expert-imbalance": {"hot", "dead", "dropped"},
         "host-pressure": {"blocked", "cpu_limit", "disk", "disk_latency", "heat", "memory", "run_queue"},
         "desync": {"skipped", "extra"},
-        "hang": hang_causes() | names("hang"),
+        "hang": hang_causes() | cause_names("hang"),
     }
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
     without_cause = {name.replace("_", "-") for name, kind in KINDS.items() if kind.drawn} - {*causes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.wording import counted, loss_text, natural, rise_text, size_text
+from analyzers.wording import counted, group_text, loss_text, natural, rise_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,13 @@ def test_a_rise_of_any_size(ratio: float, text: str) -> None:
 def test_counted_nouns() -> None:
     assert [counted(number, "microbatch") for number in (1, 4)] == ["1 microbatch", "4 microbatches"]
     assert counted(2, "rank") == "2 ranks"
+
+
+@pytest.mark.parametrize(
+    ("distance", "text"), [(2, "2nd"), (8, "8th"), (11, "11th"), (21, "21st"), (32, "32nd"), (112, "112th")]
+)
+def test_the_distance_of_a_groups_ranks_is_an_ordinal(distance: int, text: str) -> None:
+    assert group_text(f"dp:0-4095/{distance}") == f"dp:0-4095, every {text} rank"
 
 
 def test_numbers_in_names_sort_as_numbers() -> None:

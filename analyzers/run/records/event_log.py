@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analyzers.run.records.remembered import EVENTS_SQL, Remembered
+from analyzers.run.records.cached_source import EVENTS_SQL, CachedSource
 from analyzers.source import Source
 
 __all__ = ["Event", "EventLog", "parsed_detail"]
@@ -74,7 +74,7 @@ class EventLog:
         """Read the events of these kinds; empty without a table of events."""
         if not source.has("events"):
             return cls([])
-        few = source.few_events() if isinstance(source, Remembered) else None
+        few = source.few_events() if isinstance(source, CachedSource) else None
         if few is None:
             marks = ", ".join("?" * len(kinds))
             only = "" if attempt is None else " AND attempt = ?"

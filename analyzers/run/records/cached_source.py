@@ -1,8 +1,8 @@
 """A source that caches the answers to short queries for one diagnosis.
 
-    asked = Remembered(store)
-    asked.rows("SELECT 1 FROM steps LIMIT 1")    # some thirty analyses ask whether there are steps
-    asked.few_events()                           # and some twenty read events of one kind or another
+    cached = CachedSource(store)
+    cached.rows("SELECT 1 FROM steps LIMIT 1")    # some thirty analyses ask whether there are steps
+    cached.few_events()                          # and some twenty read events of one kind or another
 
 For a small run nearly half of a diagnosis's queries are repetitions, and planning a query takes longer than running it.
 A cached answer does not change during the diagnosis.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from analyzers.source import Source
 
-__all__ = ["EVENTS_SQL", "Remembered"]
+__all__ = ["EVENTS_SQL", "CachedSource"]
 
 _MAX_ROWS = 1_000
 """Maximum rows of a cached answer of `rows`: longer answers are few and large."""
@@ -27,7 +27,7 @@ EVENTS_SQL = "SELECT wall_ns, attempt, rank, step, kind, detail FROM events"
 EventRows = list[tuple[Any, ...]]
 
 
-class Remembered:
+class CachedSource:
     """Short answers are cached; each caller gets its own copy."""
 
     def __init__(self, source: Source) -> None:
@@ -62,7 +62,7 @@ class Remembered:
         return self._events[0]
 
     def has_values(self, table: str) -> dict[str, bool]:
-        """{column: whether it has a value}; a long table's columns only as far as its first rows have values."""
+        """{column: whether it has a value}; of a long table, only columns with a value in its first rows."""
         counted = self.query(f"SELECT count(*) AS num_rows, count(COLUMNS(*)) FROM (FROM {table} LIMIT {_MAX_ROWS})")
         is_long = counted.pop("num_rows")[0] == _MAX_ROWS
         return {name: bool(num[0]) for name, num in counted.items() if num[0] or not is_long}

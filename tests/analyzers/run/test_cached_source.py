@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from analyzers.diagnose import diagnose
+from analyzers.run.records.cached_source import CachedSource
 from analyzers.run.records.event_log import Event, EventLog
-from analyzers.run.records.remembered import Remembered
 from analyzers.source import Source, lacking
 from probes.tape.events import EventWriter
 from store import Store
@@ -41,7 +41,7 @@ class Counted:
 def test_a_short_question_is_asked_once(tmp_path: Path) -> None:
     with Store.open(make_run(tmp_path, ranks=2, steps=1001)) as store:
         counted = Counted(store)
-        asked = Remembered(counted)
+        asked = CachedSource(counted)
         one = "SELECT count(*) FROM steps WHERE rank = ?"
         first = asked.rows(one, [0])
         first.clear()  # by who asked
@@ -67,7 +67,7 @@ def test_a_diagnosis_asks_nothing_twice_and_says_the_same(tmp_path: Path) -> Non
 def test_short_columns_are_asked_once_and_are_the_callers_own(tmp_path: Path) -> None:
     with Store.open(make_run(tmp_path, ranks=2, steps=20)) as store:
         counted = Counted(store)
-        asked = Remembered(counted)
+        asked = CachedSource(counted)
         for _ in range(2):
             steps = asked.query("SELECT step FROM steps WHERE rank = ? ORDER BY step", [0])["step"]
             assert steps.tolist() == list(range(1, 21))
@@ -85,7 +85,7 @@ def test_a_table_is_asked_once_which_of_its_columns_have_values(tmp_path: Path, 
         lost = ["steps.loss"] * (num_steps < 1100)
         for source in (store, late):
             counted = Counted(source)
-            asked = Remembered(counted)
+            asked = CachedSource(counted)
             assert lacking(asked, steps=needed) == lacking(source, steps=needed)
             assert lacking(asked, steps=["duration_ns"]) == []
             assert [found for found in lacking(asked, steps=needed) if found == "steps.loss"] == (
@@ -106,7 +106,7 @@ def test_few_events_are_read_once_and_many_by_their_kinds(tmp_path: Path) -> Non
     def loaded() -> tuple[list[list[Event]], int]:
         with Store.open(run) as store:
             counted = Counted(store)
-            asked = Remembered(counted)
+            asked = CachedSource(counted)
             found = [EventLog.load(asked, of, attempt).all() for of in kinds for attempt in (None, 0, 1)]
             assert found == [EventLog.load(store, of, attempt).all() for of in kinds for attempt in (None, 0, 1)]
             return found, len(counted.asked)
@@ -125,5 +125,5 @@ def test_a_query_of_a_plug_in_that_never_ends_is_ended(tmp_path: Path) -> None:
     with Store.open(make_run(tmp_path, ranks=2, steps=5)) as store:
         endless = "SELECT count(*) FROM range(1000000) a, range(1000000) b"
         with pytest.raises(QueryLimitError):
-            answered(Remembered(Remembered(store)), "rows", [endless, []], time.monotonic() + 0.5)
+            answered(CachedSource(CachedSource(store)), "rows", [endless, []], time.monotonic() + 0.5)
         assert store.rows("SELECT count(*) FROM steps") == [(10,)], "the store can be read on"
