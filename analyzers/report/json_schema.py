@@ -45,7 +45,7 @@ def schema() -> dict[str, Any]:
                     "steps": _or_null("integer", "newest finished step"),
                     "wall_s": _or_null(
                         "number",
-                        "seconds from the start to the end of the run; without `goodput`, of its steps",
+                        "seconds from the start to the end of the run; without `goodput`, from its first step on",
                     ),
                     "step_ms_median": _or_null("number", "milliseconds"),
                     "tokens_per_s": _or_null("number", "over all ranks, while steps ran"),
@@ -81,13 +81,16 @@ def schema() -> dict[str, Any]:
 
 def _finding() -> dict[str, Any]:
     properties: dict[str, Any] = {
-        "id": {"type": "string", "description": "name within the run: kind, attempt, first step, ranks"},
+        "id": {
+            "type": "string",
+            "description": "name within the run: its kind and identity, such as attempt and ranks",
+        },
         "link": {"type": "string", "description": "path and query of its page on `rankscope dashboard`"},
         "closed": {
             "type": "string",
-            "description": "why it closed; empty if it is open, or was open when the run ended",
+            "description": "why it is over; empty if it is open, or was open when the run ended",
         },
-        "analyzer": {"type": "string", "description": "module that made it"},
+        "analyzer": {"type": "string", "description": "analysis that made it"},
         "kind": {"type": "string", "description": "what happened"},
         "severity": {"enum": list(SEVERITIES)},
         "status": {
@@ -145,7 +148,7 @@ def _what_if() -> dict[str, Any]:
         "attempt": {"type": "integer"},
         "first_step": {"type": "integer", "description": "first of the newest steps that were replayed"},
         "last_step": {"type": "integer"},
-        "basis": {"enum": ["calls", "steps"], "description": "what the dependencies were taken from"},
+        "basis": {"enum": ["calls", "steps"], "description": "records that give the dependencies"},
         "replay_error_ratio": ratio
         | {"description": "relative error of predicted steps, or of the replay of the measured ones"},
         "step_ms": {"type": "number", "description": "measured, mean over the steps replayed"},

@@ -80,21 +80,23 @@ def rank_rows(
     view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
     since_step = 0 if has_ended else (view.step or 0) - RECENT_STEPS
     medians, memory = _medians(source, attempt, since_step), _memory(source, attempt)
-    places = _hosts_and_loads(source, attempt)
+    hosts_and_loads = _hosts_and_loads(source, attempt)
     worst = _worst(findings, attempt, closed)
     rows = []
-    for rank, one in view.ranks.items():
+    for rank, rank_view in view.ranks.items():
         own_ms, waiting_ms = medians.get(rank, (None, None))
-        host, load_ratio = places.get(rank, ("", None))
+        host, load_ratio = hosts_and_loads.get(rank, ("", None))
         finding = worst.get(rank)
-        state = "ended" if one.closed else one.state
+        state = "ended" if rank_view.closed else rank_view.state
         rows.append(
             RankRow(
                 rank=rank,
                 state=state,
-                step=one.step,
-                doing="" if state in _ENDED else _doing(one),
-                doing_s=max(0.0, (now_ns - one.last_ns) / 1e9) if one.last_ns and state not in _ENDED else None,
+                step=rank_view.step,
+                doing="" if state in _ENDED else _doing(rank_view),
+                doing_s=max(0.0, (now_ns - rank_view.last_ns) / 1e9)
+                if rank_view.last_ns and state not in _ENDED
+                else None,
                 own_ms=own_ms,
                 waiting_ms=waiting_ms,
                 memory_bytes=memory.get(rank),
@@ -105,7 +107,8 @@ def rank_rows(
                 is_over=finding is not None and finding.id in closed,
             )
         )
-    order_of = {rank: findings.index(finding) for rank, finding in worst.items()}
+    places = {id(finding): place for place, finding in enumerate(findings)}
+    order_of = {rank: places[id(finding)] for rank, finding in worst.items()}
     rows.sort(key=lambda row: _sort_key(row, order_of.get(row.rank, 0), view))
     step_ms = view.median_step_ns / 1e6 if view.median_step_ns else None
     return RankRows(attempt=attempt, step=view.step, step_ms=step_ms, rows=tuple(rows))

@@ -134,13 +134,13 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
     """Lines of one table; columns with the name and meaning of a column in an earlier table are only named."""
     yield f"## {table.name}"
     yield ""
-    usual = _usual(table)
+    usual = _usual_letters(table)
     written = _WRITERS[table.source].format(kind=table.event_kind)
     yield " ".join([table.help, *([written] if written else []), *["Open rows."] * table.can_be_open, f"[{usual}]"])
     yield ""
     known = [column for column in store_columns(table) if (column.name, column.help) in described]
     if known:
-        groups = groupby(sorted(known, key=lambda one: _shown(table, one)), key=lambda one: _shown(table, one))
+        groups = groupby(sorted(known, key=lambda one: _sql_only(table, one)), key=lambda one: _sql_only(table, one))
         yield f"- as above: {', '.join(_names(list(group)) + letters for letters, group in groups)}"
     yield from _new_columns(table, [column for column in store_columns(table) if column not in known])
     if table.name in EXAMPLES:
@@ -154,7 +154,7 @@ def _new_columns(table: Table, columns: list[Column]) -> Iterator[str]:
     def _meaning(column: Column) -> tuple[str, ...]:
         part = _part(column)
         text = f"part of the column {part}" if part else column.help
-        return _type(column), _unit(column), _shown(table, column), text
+        return _type(column), _unit(column), _sql_only(table, column), text
 
     for (sql, unit, letters, text), group in groupby(columns, key=_meaning):
         names = list(group)
@@ -167,19 +167,19 @@ def _names(columns: list[Column]) -> str:
     return ", ".join(f"`{column.name}`" for column in columns)
 
 
-def _usual(table: Table) -> str:
+def _usual_letters(table: Table) -> str:
     """Return the letters of the surfaces that show most columns of the table."""
-    counts = Counter(_of_column(table, column) for column in store_columns(table))
+    counts = Counter(_column_letters(table, column) for column in store_columns(table))
     return counts.most_common(1)[0][0]
 
 
-def _of_column(table: Table, column: Column) -> str:
+def _column_letters(table: Table, column: Column) -> str:
     return _letters(shown(table.name, column.name)) or "S"
 
 
-def _shown(table: Table, column: Column) -> str:
+def _sql_only(table: Table, column: Column) -> str:
     """`` [S]`` after a column that only SQL shows, in a table whose other columns are shown elsewhere."""
-    return " [S]" if _of_column(table, column) == "S" != _usual(table) else ""
+    return " [S]" if _column_letters(table, column) == "S" != _usual_letters(table) else ""
 
 
 def _letters(surfaces: Iterable[str]) -> str:

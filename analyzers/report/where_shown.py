@@ -24,7 +24,7 @@ SURFACES = {
     "findings": "F", "goodput": "G", "pages": "P", "reports": "R", "exporters": "X",
 }  # fmt: skip
 """Surfaces, each with its letter in `docs/schema.md`."""
-_PLACES = (
+_SURFACE_OF = (
     ("dashboard/", "pages"), ("analyzers/account/", "goodput"), ("watch/exporting/", "exporters"),
     ("rankscope/", "reports"),
     *((f"analyzers/{folder}/", "reports") for folder in
@@ -32,7 +32,7 @@ _PLACES = (
     ("analyzers/plugin_calls/", ""),
 )  # fmt: skip
 """Surface of a module, by the prefix of its path; the first match counts. Empty: it shows nothing."""
-_LISTS_ALL = (
+_NOT_COUNTED = (
     "dashboard/views/sql.py", "dashboard/views/events.py", "rankscope/commands/sql.py",
     "analyzers/report/where_shown.py", "analyzers/report/schema_page.py",
 )  # fmt: skip
@@ -46,7 +46,7 @@ _WORD = re.compile(r"\w+")
 class Module:
     """Words in a module's code and strings, except its docstrings, and patterns of the names it builds from parts."""
 
-    place: str
+    surface: str
     words: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
 
@@ -59,13 +59,13 @@ class Module:
         )
 
 
-def place_of(path: str) -> str:
+def surface_of(path: str) -> str:
     """Surface that shows what the module reads; empty if none does."""
-    if path in _LISTS_ALL:
+    if path in _NOT_COUNTED:
         return ""
-    for start, place in _PLACES:
-        if path.startswith(start):
-            return place
+    for prefix, surface in _SURFACE_OF:
+        if path.startswith(prefix):
+            return surface
     return "findings" if path.startswith("analyzers/") and path.count("/") > 1 else ""
 
 
@@ -75,13 +75,13 @@ def modules() -> tuple[Module, ...]:
     found = []
     for folder in _READERS:
         for path in sorted((_ROOT / folder).rglob("*.py")):
-            place = place_of(path.relative_to(_ROOT).as_posix())
-            if place:
-                found.append(_module(ast.parse(path.read_text(encoding="utf-8")), place))
+            surface = surface_of(path.relative_to(_ROOT).as_posix())
+            if surface:
+                found.append(_module(ast.parse(path.read_text(encoding="utf-8")), surface))
     return tuple(found)
 
 
-def _module(tree: ast.Module, place: str) -> Module:
+def _module(tree: ast.Module, surface: str) -> Module:
     words, patterns = set[str](), list[re.Pattern[str]]()
     docstrings = {
         id(node.body[0].value)
@@ -99,7 +99,7 @@ def _module(tree: ast.Module, place: str) -> Module:
             words.add(node.attr if isinstance(node, ast.Attribute) else node.arg or "")
         elif isinstance(node, ast.JoinedStr):
             patterns += _patterns(node)
-    return Module(place, frozenset(words), tuple(patterns))
+    return Module(surface, frozenset(words), tuple(patterns))
 
 
 def _patterns(text: ast.JoinedStr) -> Iterator[re.Pattern[str]]:
@@ -112,9 +112,9 @@ def _patterns(text: ast.JoinedStr) -> Iterator[re.Pattern[str]]:
 
 def shown(table: str, column: str) -> list[str]:
     """Surfaces that show a column."""
-    return sorted({one.place for one in modules() if one.names(table) and one.names(column)})
+    return sorted({one.surface for one in modules() if one.names(table) and one.names(column)})
 
 
 def shown_event(kind: str) -> list[str]:
     """Surfaces that show an event kind, besides the events page, which shows all."""
-    return sorted({one.place for one in modules() if kind.upper() in one.words or kind in one.words})
+    return sorted({one.surface for one in modules() if kind.upper() in one.words or kind in one.words})

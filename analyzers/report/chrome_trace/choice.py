@@ -23,7 +23,7 @@ class TraceChoice:
     ranks: frozenset[int] = frozenset()
 
     @property
-    def of_ranks(self) -> str:
+    def rank_condition(self) -> str:
         """SQL condition for the chosen ranks."""
         listed = ", ".join(str(int(rank)) for rank in sorted(self.ranks))
         return f"rank IN ({listed})" if listed else "rank >= 0"
@@ -31,7 +31,7 @@ class TraceChoice:
     @property
     def condition(self) -> str:
         """SQL condition for the whole choice."""
-        parts = [self.of_ranks]
+        parts = [self.rank_condition]
         if self.steps is not None:
             parts.append(f"step BETWEEN {int(self.steps[0])} AND {int(self.steps[1])}")
         if self.attempt is not None:
@@ -43,8 +43,8 @@ class TraceChoice:
         """Return a choice with the same steps and attempt of every rank."""
         return replace(self, ranks=frozenset())
 
-    def holds(self, event: StoryEvent) -> bool:
-        """True if an event belongs to the choice; events of a node always do."""
+    def contains(self, event: StoryEvent) -> bool:
+        """True if an event belongs to the choice; a choice of ranks does not exclude events of node processes."""
         return (
             (self.steps is None or event.step is None or self.steps[0] <= event.step <= self.steps[1])
             and self.attempt in (None, event.attempt)

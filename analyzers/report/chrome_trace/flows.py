@@ -35,7 +35,8 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Key that is equal for all ranks of one call; None if it is not known which calls belong together."""
+        """Key that is equal for all ranks of one call; None if it is not known which calls belong together, or if the
+        slice has no length, since an arrow must begin and end inside a slice."""
         if self.group is None or self.number is None or (self.end_ns is not None and self.end_ns <= self.begin_ns):
             return None
         if not self.is_transfer:
@@ -52,7 +53,7 @@ class Call:
 
 
 class CallFlows:
-    """Calls kept until the calls of the other ranks are known. Ids count up: one for each group and sequence number."""
+    """Calls kept until the calls of the other ranks are known. Each matched call gets the next flow id."""
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, list[Call]] = {}
@@ -66,13 +67,13 @@ class CallFlows:
     def drain(self, clock: TraceClock) -> Iterator[dict[str, Any]]:
         """Flow events between the calls that were added; a call that only one rank recorded has none."""
         calls, self._calls = self._calls, {}
-        for same in calls.values():
-            if len(same) < 2 or len({call.rank for call in same}) < len(same):
-                continue  # two calls of one rank have the same number, so the others' call cannot be matched
+        for matched in calls.values():
+            if len(matched) < 2 or len({call.rank for call in matched}) < len(matched):
+                continue  # one rank made two calls of this number: it is unknown which of them the others made
             self._num_flows += 1
-            stops = _stops(same)
-            for place, (at_ns, call) in enumerate(stops):
-                ph = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"
+            points = _points(matched)
+            for place, (at_ns, call) in enumerate(points):
+                ph = "s" if place == 0 else "f" if place == len(points) - 1 else "t"
                 event = {
                     "ph": ph, "cat": "call", "name": text(f"{call.group} number {call.number}"), "id": self._num_flows,
                     "pid": call.rank, "tid": call.thread, "ts": clock.us(at_ns),
@@ -80,10 +81,10 @@ class CallFlows:
                 yield event | {"bp": "e"} if ph == "f" else event
 
 
-def _stops(calls: list[Call]) -> list[tuple[int, Call]]:
+def _points(calls: list[Call]) -> list[tuple[int, Call]]:
     """Return where an arrow begins, passes and ends, each inside the slice of its call."""
     if calls[0].is_transfer:
         send, receive = sorted(calls, key=lambda call: not call.op.startswith("send"))
         if receive.end_ns is not None and receive.end_ns - 1 >= send.begin_ns:
             return [(send.begin_ns, send), (receive.end_ns - 1, receive)]
-    return sorted(((call.begin_ns, call) for call in calls), key=lambda stop: (stop[0], stop[1].rank))
+    return sorted(((call.begin_ns, call) for call in calls), key=lambda point: (point[0], point[1].rank))

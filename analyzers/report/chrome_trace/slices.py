@@ -31,31 +31,31 @@ def slices(
 ) -> Iterator[dict[str, Any]]:
     """Events of all records of the ranks. `ends_ns`: {attempt: its last record}.
 
-    A record that never ended is a slice without an end. If another attempt follows in the trace, the slice ends with
-    its own attempt, since it would otherwise enclose all of the next one.
+    A record that never ended is a slice without an end. If another attempt follows in the trace, the slice is ended at
+    the end of its attempt, because it would otherwise enclose the whole next one.
     """
     for table in _TABLES:
         if source.has(table):
-            yield from _of_table(table, source, choice, clock, tracks, ends_ns)
+            yield from _table_slices(table, source, choice, clock, tracks, ends_ns)
 
 
-def _of_table(
+def _table_slices(
     table: str, source: Source, choice: TraceChoice, clock: TraceClock, tracks: Tracks, ends_ns: Mapping[int, int]
 ) -> Iterator[dict[str, Any]]:
     lanes: dict[int, list[int]] = {}
     never_ended: list[tuple[int, int, str]] = []
     flows = CallFlows()
-    former: int | None = None
+    previous: int | None = None
     for attempt, part in row_parts(source, table, choice):
-        if former not in (None, attempt):
+        if previous not in (None, attempt):
             for rank, thread, name in reversed(never_ended):
-                yield {"ph": "E", "name": name, "pid": rank, "tid": thread, "ts": clock.us(ends_ns[former] + 1),
+                yield {"ph": "E", "name": name, "pid": rank, "tid": thread, "ts": clock.us(ends_ns[previous] + 1),
                        "args": {"never_ended": True}}  # fmt: skip
             never_ended, lanes = [], {}
-        former = attempt
+        previous = attempt
         for rank, name, begin_ns, end_ns, stage, args in source.rows(
             f"SELECT rank, name, begin_ns, end_ns, stage, args FROM ({_TABLES[table]} "
-            f"WHERE attempt = ? AND {choice.of_ranks}) WHERE begin_ns > 0 AND {part} ORDER BY rank, begin_ns",
+            f"WHERE attempt = ? AND {choice.rank_condition}) WHERE begin_ns > 0 AND {part} ORDER BY rank, begin_ns",
             [attempt],
         ):
             thread = _thread(table, begin_ns, end_ns, stage, lanes.setdefault(rank, []))
@@ -79,7 +79,7 @@ def _thread(table: str, begin_ns: int, end_ns: int | None, stage: int | None, bu
     if table == "steps":
         return STEPS
     if table == "spans":
-        return PHASES if stage is None else STAGES + stage % 800
+        return PHASES if stage is None else STAGES + stage % 800  # below `CALLS`
     until = 1 << 62 if end_ns is None else end_ns
     for lane, free_ns in enumerate(busy):
         if free_ns <= begin_ns:

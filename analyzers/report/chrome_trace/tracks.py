@@ -26,11 +26,11 @@ STEPS, PHASES, STAGES, CALLS = 0, 1, 100, 1000
 
 
 class Tracks:
-    """Metadata of processes and threads; each is returned once."""
+    """Metadata events of processes and threads, each returned once."""
 
     def __init__(self, places: Mapping[int, str]) -> None:
         self._places = places
-        self._known: set[tuple[int, int | None]] = set()
+        self._announced: set[tuple[int, int | None]] = set()
         self._nodes: dict[str, int] = {}
 
     def node(self, name: str) -> int:
@@ -39,9 +39,9 @@ class Tracks:
 
     def process(self, pid: int) -> Iterator[dict[str, Any]]:
         """Name, order and label of a process: the run first, then the ranks, then the nodes."""
-        if (pid, None) in self._known:
+        if (pid, None) in self._announced:
             return
-        self._known.add((pid, None))
+        self._announced.add((pid, None))
         nodes = {number: name for name, number in self._nodes.items()}
         name = "run" if pid == RUN else text(f"node {nodes[pid]}") if pid in nodes else f"rank {pid}"
         yield _metadata("process_name", pid, name=name)
@@ -51,10 +51,10 @@ class Tracks:
 
     def thread(self, pid: int, tid: int) -> Iterator[dict[str, Any]]:
         """Name and order of a thread, after those of its process."""
-        if (pid, tid) in self._known:
+        if (pid, tid) in self._announced:
             return
         yield from self.process(pid)
-        self._known.add((pid, tid))
+        self._announced.add((pid, tid))
         yield _metadata("thread_name", pid, tid, name=_thread_name(pid, tid))
         yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
 

@@ -2,10 +2,10 @@
 
     write_trace(store, Path("trace.json.gz"), steps=(38, 42), compressed=True)
 
-A process of the trace is a rank; its threads are its steps, its phases, each stage of its pipeline, and and its
-collectives, in separate lanes where they overlap. Arrows join the ranks of one call. A record that never ended is a
-slice without an end. Memory, loss, tokens per second and load of devices are counters; events of the run are instants.
-One more process shows the run with its attempts, and each node has one.
+Each rank is a process of the trace. Its threads are its steps, its phases, the stages of its pipeline, and its
+collectives, in several lanes if they overlap. Arrows join the ranks of one call. A record that never ended is a slice
+without an end. Memory, loss, tokens per second and load of devices are counters; events of the run are instants. One
+more process shows the run with its attempts, and each node has one.
 
 The file is written in pieces of about `CHUNK_ROWS` records, so that memory is bounded whatever the run's length. Times
 are microseconds since the run's first record, by each rank's clock.
@@ -95,7 +95,7 @@ def _instants(source: Source, choice: TraceChoice, clock: TraceClock, tracks: Tr
     """Events of the run; of chosen steps also those without a step that happened during them."""
     window = choice.window(source)
     for event in story(source, limit=5_000):
-        if not choice.holds(event) or event.wall_ns < clock.zero_ns:
+        if not choice.contains(event) or event.wall_ns < clock.zero_ns:
             continue
         if window is not None and event.step is None and not window[0] <= event.wall_ns <= window[1]:
             continue

@@ -36,7 +36,7 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
     """The page, UTF-8."""
     sheet = FigurePage()
     slower = comparison.findings[0] if comparison.findings else None
-    mark, note = _unslowed(comparison)
+    mark, note = _mark_without_slowdown(comparison)
     return sheet.render(
         run_id=f"{comparison.run_b} against {comparison.run_a}",
         worst=slower.severity if slower else mark,
@@ -57,7 +57,7 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
     )
 
 
-def _unslowed(comparison: Comparison) -> tuple[str, str]:
+def _mark_without_slowdown(comparison: Comparison) -> tuple[str, str]:
     """Mark and note of a comparison without a slowdown: green only if the speeds were compared, and the second run has
     no shortcoming that the first lacks.
     """
@@ -72,11 +72,11 @@ def _sections(sheet: FigurePage, comparison: Comparison, a: Side, b: Side) -> It
     names = (comparison.run_a, comparison.run_b)
     if lines := _losses(a, b, names):
         figure = series.draw(lines, x="step", y="loss (nat)", height=360)
-        yield Section(title="Loss", figures=[sheet.figure(figure, what="Loss of both runs over the steps")])
+        yield Section(title="Loss", figures=[sheet.figure(figure, alt="Loss of both runs over the steps")])
     if lines := _durations(a, b, names):
         figure = series.draw(lines, x="step", y="step time (ms)", height=320)
-        what = "Step time of both runs over the steps: median of the ranks, without checkpoints and evaluations"
-        yield Section(title="Step time", note=f"{what}.", figures=[sheet.figure(figure, what=what)])
+        alt = "Step time of both runs over the steps: median of the ranks, without checkpoints and evaluations"
+        yield Section(title="Step time", note=f"{alt}.", figures=[sheet.figure(figure, alt=alt)])
     accounts = [(name, side.diagnosis.goodput) for name, side in zip(names, (a, b), strict=True)]
     figures = [sheet.figure(goodput.strip(account), name) for name, account in accounts if account is not None]
     if figures:

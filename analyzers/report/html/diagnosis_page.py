@@ -86,7 +86,7 @@ class _Page:
         self.sheet = FigurePage()
         self.figure = self.sheet.figure
 
-    def placed(self, found: Iterator[Drawing]) -> list[PlacedFigure]:
+    def place(self, found: Iterator[Drawing]) -> list[PlacedFigure]:
         return [self.figure(drawing.figure, drawing.title) for drawing in found]
 
     def finding(self, finding: Finding, *, number: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class _Page:
             "why": "" if number == 0 or reason == finding.summary else reason,
             "next": next_step(finding, self.diagnosis.run.get("run_id") or "") if number else "",
             "link": finding_link(self.diagnosis.run, finding),
-            "figures": self.placed(drawings(self.source, finding)) if number < MAX_DRAWN else [],
+            "figures": self.place(drawings(self.source, finding)) if number < MAX_DRAWN else [],
             "numbers": evidence_rows(finding),
             "texts": _texts(finding),
         }
@@ -112,7 +112,7 @@ class _Page:
         curve = course.loss_curve(source)
         if len(curve["loss"]):
             figure = loss.draw(curve, course.marks(source), diagnosis.fired, evaluated=evaluations(source))
-            yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
+            yield Section(title="Loss", figures=[self.figure(figure, alt="Loss and gradient norm over the steps")])
         yield from self._spike()
         if account := diagnosis.goodput:
             steps = f"{account.num_kept} steps kept, {account.num_discarded} discarded"
@@ -121,13 +121,13 @@ class _Page:
                 note += " No collectives were recorded: waits are split step by step."
             if diagnosis.what_if is not None:
                 note += f" {what_if_line(diagnosis.what_if, diagnosis.findings)}"
-            figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
+            figures = [self.figure(goodput.waterfall(account), alt="Where the wall time went")]
             if len(account.by_rank) > 1:
                 figures.append(self.figure(goodput.by_rank(account), "By rank"))
             yield Section(title="Where the time went", note=note, figures=figures)
         yield from self._ranks()
         yield from pipeline_sections(source, diagnosis.findings, self.figure)
-        if figures := self.placed(moment(source)):
+        if figures := self.place(moment(source)):
             note = f"{figures[0].title}. Above: phases; below: collectives. Hatched: never ended."
             figures[0].title = ""
             yield Section(title="Timeline", note=note, figures=figures)
@@ -146,8 +146,8 @@ class _Page:
             yield Section(title=heading, note=note if position == 0 else "", columns=columns, rows=rows)
 
     def _ranks(self) -> Iterator[Section]:
-        """Each measure as the excess over the ranks' peers, as on the dashboard's page of ranks; as recorded if no rank
-        has peers."""
+        """Each measure as a rank's excess over its peers, as on the dashboard's page of ranks; if no rank has peers, as
+        recorded."""
         figures: list[PlacedFigure] = []
         marks = heatmap.marks_of(self.diagnosis.fired)
         for measure in rank_step.MEASURES:
@@ -163,9 +163,8 @@ class _Page:
         if figures:
             note = (
                 "Own work excludes waiting for others, so a slow rank stands out. It is compared with the median of "
-                "the "
+                "the ranks of its pipeline stage in the same step, if there are others."
             )
-            note += "ranks of its pipeline stage in the same step, if there are others."
             yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
 
     def _calls(self) -> Iterator[Section]:
@@ -185,7 +184,7 @@ class _Page:
             title="Collectives",
             note="Finished calls only. Transfer is the time of the member that arrived last, which did not wait."
             f"{dots}{_cut(len(rows), len(calls['op']))}",
-            figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
+            figures=[self.figure(collectives.draw(calls), alt="Bandwidth by operation, size and group")],
             columns=("operation", "group", "size", "calls", "transfer", "bus bandwidth", "waited, all ranks"),
             numeric=range(2, 7),
             rows=rows,
@@ -362,18 +361,18 @@ def pipeline_sections(
     members = next((ranks for attempt, ranks in pipelines(source) if attempt == found.attempt), [])
     pieces = schedule_of_step(source, found.attempt, found.last_step, members)
     if len(pieces["stage"]):
-        what = "Forwards and backwards of each stage"
-        figures.append(place(schedule.draw(pieces), f"Step {found.last_step} as it ran", what=what))
+        alt = "Forwards and backwards of each stage"
+        figures.append(place(schedule.draw(pieces), f"Step {found.last_step} as it ran", alt=alt))
     expected = numbers["idle_expected_ratio"]
     every = {int(rank): share for rank, share in numbers["idle_ratio_by_rank"].items()}
     drawn = [rank for rank in members if rank in every] or list(every)[:MAX_ROWS]
     by_rank = {f"rank {rank}": every[rank] for rank in drawn}
     heading = "Bubble by rank" + (", of this pipeline" if len(drawn) < len(every) else "")
-    what = "Idle share of each rank of the pipeline"
-    figures.append(place(schedule.idle(by_rank, expected=expected), heading, what=what))
+    alt = "Idle share of each rank of the pipeline"
+    figures.append(place(schedule.idle(by_rank, expected=expected), heading, alt=alt))
     by_step = {int(step): share for step, share in numbers["idle_ratio_by_step"].items()}
-    what = "Idle share of the pipeline over the steps"
-    figures.append(place(schedule.idle_by_step(by_step, expected=expected), "Bubble by step", what=what))
+    alt = "Idle share of the pipeline over the steps"
+    figures.append(place(schedule.idle_by_step(by_step, expected=expected), "Bubble by step", alt=alt))
     rows = [(stage, f"{work_ms:.4g}") for stage, work_ms in list(numbers["work_ms_by_stage"].items())[:MAX_ROWS]]
     yield Section(
         title="Pipeline",

@@ -1,7 +1,7 @@
 """The frame of a self-contained HTML page around the sections of a report or a comparison.
 
     sheet = FigurePage()
-    section = Section(title="Loss", figures=[sheet.figure(figure, what="Loss over the steps")])
+    section = Section(title="Loss", figures=[sheet.figure(figure, alt="Loss over the steps")])
     page = sheet.render(run_id="demo", verdict="no finding", sections=[section], ...)     # bytes, UTF-8
 
 Everything that comes from the run (names, log lines, tracebacks) is treated as text: it is escaped, control characters
@@ -43,11 +43,11 @@ _CODE = re.compile("`([^`\n]+)`")
 
 @dataclass(slots=True, kw_only=True)
 class PlacedFigure:
-    """A figure with its place on the page and one sentence of alternative text."""
+    """A figure with its place on the page; `alt` is its alternative text."""
 
     id: str
     title: str
-    what: str
+    alt: str
     height: int
     json: Markup
     hidden: bool = False
@@ -72,10 +72,10 @@ class FigurePage:
     def __init__(self) -> None:
         self.figures: list[PlacedFigure] = []
 
-    def figure(self, figure: go.Figure, heading: str = "", *, hidden: bool = False, what: str = "") -> PlacedFigure:
-        """Place a figure of any height on the page."""
+    def figure(self, figure: go.Figure, heading: str = "", *, hidden: bool = False, alt: str = "") -> PlacedFigure:
+        """Place a figure of any height on the page. `alt`: alternative text, by default the heading."""
         made = PlacedFigure(
-            id=f"figure-{len(self.figures) + 1}", title=heading, what=what or heading, hidden=hidden,
+            id=f"figure-{len(self.figures) + 1}", title=heading, alt=alt or heading, hidden=hidden,
             height=int(figure.layout.height or 320), json=_for_script(figure.to_json()),
         )  # fmt: skip
         self.figures.append(made)

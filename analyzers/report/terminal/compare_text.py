@@ -80,27 +80,27 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, ..
 
 def manifest_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, list[tuple[str, ...]]]]:
     """Return (heading, rows) for the settings and facts in which runs differ from one baseline. A row has the name, the
-    baseline's value and each run's value. Many settings that not all runs have share one row.
+    baseline's value and each run's value. Settings that some runs lack share one row if there are many.
     """
     settings = [comparison.settings for comparison in comparisons]
     found = [("Setting", _side_by_side(settings))]
-    for heading, wanted in (("Version", True), ("Launch", False)):
-        kept = [
+    for heading, is_version in (("Version", True), ("Launch", False)):
+        facts = [
             [
                 (name.removeprefix("versions."), a, b)
                 for name, a, b in comparison.versions
-                if (name.startswith("versions.") or name in _VERSIONS) is wanted
+                if (name.startswith("versions.") or name in _VERSIONS) is is_version
             ]
             for comparison in comparisons
         ]
-        found.append((heading, _side_by_side(kept)))
+        found.append((heading, _side_by_side(facts)))
     return found
 
 
 def _side_by_side(parts: Sequence[Sequence[Difference]]) -> list[tuple[str, ...]]:
-    of_base = {name: a for part in parts for name, a, _ in part}
-    of_runs = [{name: b for name, _, b in part} for part in parts]
-    values = {name: (a, *(run.get(name, a) for run in of_runs)) for name, a in of_base.items()}
+    base_values = {name: a for part in parts for name, a, _ in part}
+    run_values = [{name: b for name, _, b in part} for part in parts]
+    values = {name: (a, *(run.get(name, a) for run in run_values)) for name, a in base_values.items()}
     unshared = [name for name, row in values.items() if None in row]
     if len(unshared) <= MAX_UNSHARED:
         unshared = []

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["evidence_rows", "excluded_text", "render", "saves_line", "title", "validation_line"]
 
-_UNFOUND = {"clean": "bold green", "failed": "yellow", "unjudged": "bold"}
-"""Colours of a verdict without findings."""
+_OUTCOME_STYLES = {"clean": "bold green", "failed": "yellow", "unjudged": "bold"}
+"""Styles of a verdict without findings, by its outcome."""
 _NOT_SHOWN = {
     "phase_factors_ratio",
     "phase_excess_ms",
@@ -114,7 +114,7 @@ def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
         (
             "Verdict",
             first,
-            SEVERITY_STYLES[worst.severity] if worst else _UNFOUND[outcome(diagnosis.verdict, diagnosis.run)],
+            SEVERITY_STYLES[worst.severity] if worst else _OUTCOME_STYLES[outcome(diagnosis.verdict, diagnosis.run)],
         )
     ]
     lines += [("", line, "") for line in further]
@@ -316,9 +316,9 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
     from rich.table import Table
 
     step = 2 if width >= 80 else 1
-    place = width // step - 4  # width of a name and its value, without the gaps after them
-    name_width = min(max((len(name) for name, _ in rows), default=0), 24, place // 2 + 2)
-    value_width = min(24, place - name_width)
+    pair_width = width // step - 4  # of a name and its value, without the gaps after them
+    name_width = min(max((len(name) for name, _ in rows), default=0), 24, pair_width // 2 + 2)
+    value_width = min(24, pair_width - name_width)
     table = Table.grid(padding=(0, 2))
     for _ in range(step):
         table.add_column(style="dim", width=name_width, overflow="fold")

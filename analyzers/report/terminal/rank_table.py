@@ -37,8 +37,7 @@ _RUN_STATES = {
     "given up": "red",
 }  # fmt: skip
 MAX_NAMED = 8
-"""Maximum number of ranks with the same finding that keep separate rows; more are folded, so that a slow stage is one
-row."""
+"""Maximum number of ranks with the same finding that keep separate rows: a whole slow stage is folded into one row."""
 _TROUBLED = ("dead", "stopped")
 _NUMBERS = re.compile(r"#?\d[\d/,.:-]*")
 """Sequence numbers and ranks, which differ between ranks that do the same."""

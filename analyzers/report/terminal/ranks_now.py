@@ -5,8 +5,8 @@ train`.
     console.print(drawn.table)
     read_ranks(folder, now_ns=time.time_ns()).to_json()      # the same for programs
 
-For a live run, own work and waiting are medians of the newest 50 steps, and findings are those that `watch` reported,
-those that are over last. For a run that has ended, both cover all steps, as in `rankscope analyze`.
+For a live run, own work and waiting are medians of the newest 50 steps, and the findings are those that `watch`
+reported, open ones first. For a run that has ended, both cover all steps, as in `rankscope analyze`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ FRAME_LINES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankScreen:
-    """The table, whether the run may still write, and whether it has ended; a run without any record may not have
-    begun.
-    """
+    """The drawn table, and whether the run goes on."""
 
     table: RenderableType
     is_live: bool
+    """True if the run may write further records."""
     has_ended: bool
+    """False also for a run without any record, which may not have begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

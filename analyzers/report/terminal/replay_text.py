@@ -1,6 +1,6 @@
 """Print a replayed step in the terminal: the verdict, the origin, its inputs and the worst samples.
 
-    render(again.found, console, kind="spike", ranks=(2,), figures=lines, loss=5.9, recorded=5.9)
+    render(replay.found, console, kind="spike", ranks=(2,), figures=lines, loss=5.9, recorded=5.9)
 
 Text of the run is escaped.
 """

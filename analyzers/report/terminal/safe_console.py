@@ -29,13 +29,13 @@ _PADDING = re.compile(r" +(?=\n)")
 
 
 def with_bound_units(text: str) -> str:
-    """The text from which the console breaks lines: of equal length, but without a breakable space between a number and
-    its unit."""
+    """The text with `_BOUND` for each space between a number and its unit, so that no line breaks there; its length
+    stays the same."""
     return _BEFORE_UNIT.sub(_BOUND, text)
 
 
 def without_bound_units(text: str) -> str:
-    """The text to print, after its lines were broken."""
+    """Undo `with_bound_units` after the lines were broken."""
     return text.replace(_BOUND, " ")
 
 

@@ -38,13 +38,13 @@ def render(scaling: Scaling, console: Console) -> None:
         table.add_column(heading, justify="left" if heading in ("mesh", "largest loss") else "right", no_wrap=True)
     for point in scaling.points:
         mesh = " x ".join(f"{name} {size}" for name, size in point.mesh.items()) or "1"
-        certain = "base" if point is scaling.points[0] else (
+        efficiency = "base" if point is scaling.points[0] else (
             f"{point.efficiency_ratio:.3f} ({point.low:.2f}-{point.high:.2f})"
         )  # fmt: skip
         lost = max((share for name, share in point.shares.items() if name != "training"), default=0.0)
         table.add_row(
             visible(point.run), str(point.num_ranks), mesh, f"{point.step_ms:.1f}",
-            f"{point.tokens_per_s:,.0f}", f"{point.speedup:.2f}", certain,
+            f"{point.tokens_per_s:,.0f}", f"{point.speedup:.2f}", efficiency,
             "" if point.serial_ratio is None else f"{point.serial_ratio:.1%}",
             f"{point.lost_to.split()[-1]} {lost:.0%}" if lost >= _LEAST_SHARE else "",
         )  # fmt: skip

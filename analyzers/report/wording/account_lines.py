@@ -3,7 +3,7 @@
 goodput_line(diagnosis.goodput)      # "Of 40.2 s of wall time: 81 % training, 12 % exposed communication."
 what_if_line(diagnosis.what_if)      # "Balanced ranks would be 1.09x faster (mean step ...)."
 pipeline_line(diagnosis.findings)    # the summary of the bubble, or ""
-phases_line(diagnosis.run["named_phases"])   # "Of the steps: 58 % generation, ...", or "" without named phases
+phases_line(diagnosis.run["named_phases"])   # "Of step time: 58 % generation, ...", or "" without named phases
 wall_s(diagnosis.goodput, diagnosis.run)     # 40.2: the one wall time that a report shows
 """
 
@@ -28,11 +28,11 @@ def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
 
 
 def goodput_line(account: Account) -> str:
-    """Return shares of the wall time that add up to 100 %: training first, if measured, then in order of size."""
+    """Shares of the wall time: training first if it was measured, the others by size; below 0.5 % they are left out."""
     shares = {name: value / account.wall_s for name, value in account.seconds.items()} if account.wall_s else {}
     ordered = sorted(shares, key=lambda name: (name != "training", -shares[name]))
-    always = "training" if account.goodput_ratio is not None else ""
-    shown = [name for name in ordered if name == always or shares[name] >= 0.005]
+    always_shown = "training" if account.goodput_ratio is not None else ""
+    shown = [name for name in ordered if name == always_shown or shares[name] >= 0.005]
     parts = [f"{100 * shares[name]:.0f} % {account.names[name]}" for name in shown]
     return f"Of {account.wall_s:.1f} s of wall time: {', '.join(parts)}. {account.open_text}".rstrip()
 
@@ -44,9 +44,9 @@ def claims_gain(what_if: WhatIf) -> bool:
 
 
 def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
-    """Return the cost of all differences between ranks, and their causes. A gain within the error is not claimed.
+    """The cost of all differences between ranks, and their causes. No gain within the error is claimed.
 
-    `findings`: the findings of the report; the line must not seem to contradict them or repeat their gain.
+    `findings`: those of the report, so that the line does not seem to contradict them or to repeat their gain.
     """
     steps = f"steps {what_if.first_step} to {what_if.last_step}"
     over = f"{steps}, error {100 * what_if.error_ratio:.1f} %"

@@ -79,11 +79,11 @@ def _gain(finding: Finding) -> str:
     """The gain without the finding's cause if it exceeds the error of the prediction; else the reason why no gain is
     claimed.
     """
-    of = evidence_of(finding)
-    withheld = of.get("whatif_withheld")
+    evidence = evidence_of(finding)
+    withheld = evidence.get("whatif_withheld")
     if isinstance(withheld, str) and withheld:
         return f"The time without it is not predicted: {withheld}."
-    gain, error = of.get("speedup_without_it_ratio"), of.get("replay_error_ratio")
+    gain, error = evidence.get("speedup_without_it_ratio"), evidence.get("replay_error_ratio")
     if gain is None or not is_number(gain):
         return ""
     if error is None or not is_number(error):  # no step was replayed

@@ -14,8 +14,8 @@ MAX_FILES = 10
 
 
 def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The number of files if several were taken as one job, then one line for each of the first ten with a problem, and
-    the number of the others.
+    """The number of files if several were judged as one job, then a line for each of the first ten files with a
+    problem, and the number of the others.
     """
     num_read = sum((facts.get("files_read") or {}).values())
     read = [("Read", f"{num_read:,} files, judged as one job")] if num_read > 1 else []

@@ -83,7 +83,7 @@ _LABELS = {
     "largest_allocations": "largest in use",
     "largest_site": "most was allocated by",
     "last_completed": "last finished call",
-    "late_side": "late was its",
+    "late_side": "late side",
     "lines": "log line",
     "headroom_bytes": "left until full",
     "limit_s": "hang threshold",

@@ -24,11 +24,12 @@ MAX_CHARACTERS = 2_000
 def stack_texts(evidence: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Heading and frames of each stack, the most relevant first."""
     return [
-        (heading, [str(frame)[:MAX_CHARACTERS] for frame in frames[:MAX_FRAMES]]) for heading, frames in _all(evidence)
+        (heading, [str(frame)[:MAX_CHARACTERS] for frame in frames[:MAX_FRAMES]])
+        for heading, frames in _with_headings(evidence)
     ][:MAX_TEXTS]
 
 
-def _all(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+def _with_headings(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
     traceback = evidence.get("traceback")
     if isinstance(traceback, (list, tuple)) and traceback:
         yield "traceback, innermost first", traceback

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from analyzers.report import where_shown
-from analyzers.report.where_shown import place_of, shown, shown_event
+from analyzers.report.where_shown import shown, shown_event, surface_of
 from probes.tape.event_kinds import EVENT_KINDS
 from probes.tape.format.schema import TABLES, Column
 from store.ddl import store_columns
@@ -78,9 +78,9 @@ def test_a_docstring_shows_nothing() -> None:
     assert not module.names("steps")
 
 
-def test_the_place_of_a_module() -> None:
-    assert place_of("dashboard/views/ranks.py") == "pages"
-    assert place_of("dashboard/views/sql.py") == ""
-    assert place_of("rankscope/commands/collect_evidence.py") == "reports"
-    assert place_of("analyzers/stragglers/analyze.py") == "findings"
-    assert place_of("analyzers/robust.py") == ""
+def test_the_surface_of_a_module() -> None:
+    assert surface_of("dashboard/views/ranks.py") == "pages"
+    assert surface_of("dashboard/views/sql.py") == ""
+    assert surface_of("rankscope/commands/collect_evidence.py") == "reports"
+    assert surface_of("analyzers/stragglers/analyze.py") == "findings"
+    assert surface_of("analyzers/robust.py") == ""
