@@ -72,7 +72,7 @@ _NEVER = 1 << 62
 
 
 def record_coverage(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `records`; none if all ranks of each attempt have written steps and spans to the disk."""
+    """Findings of kind `records`; none if every rank of each attempt recorded its steps and spans completely."""
     findings = unsynced_records(source)
     if missing_tables(source, "steps", "ranks"):
         return findings  # missing tables are reported by the analyses that need them

@@ -32,8 +32,8 @@ class StallPolicy:
     convention; imports, compilation, first batch, rendezvous, teardown."""
     startup_at_work_s: float = 1800.0
     """Limit of a start in which `watch` sees a rank compute or read files outside of any collective (seconds). In such
-    a start, `startup_s` counts from the last sign of work. Once a step has ended, work of all ranks extends a
-    silence up to `startup_s`. Source: convention; first builds of large kernels take tens of minutes.
+    a start, `startup_s` counts from the last sign of work. Once a step has ended, a silence in which all ranks work may
+    last up to `startup_s`. Source: convention; first builds of large kernels take tens of minutes.
     """
     busy_ratio: float = 0.05
     """CPU time / wall time from which a silent rank and its children count as working (ratio). Source: measured, a rank
@@ -55,9 +55,9 @@ class StallPolicy:
     while steps continue, that shows that its `watch` was gone. Source: convention; with a `watch`, the processes
     themselves are checked, and a launcher replaces a silent one within 15 s."""
     watch_late_s: float = 15.0
-    """Seconds that a `watch` may lag behind the ranks unreported, and within which all ranks fall silent if a node is
-    lost: a standstill that began earlier has another cause, and if ranks continue for longer, no node was lost. Source:
-    twice its longest pause on a busy machine."""
+    """Longest unreported lag of a `watch` behind the ranks, and time within which all ranks fall silent if a node is
+    lost (seconds): a standstill that began earlier has another cause, and if ranks continue for longer, no node was
+    lost. Source: twice the longest pause of a `watch` on a busy machine."""
     sign_of_life_s: float = 5.0
     """Longest usual interval between a host's readings (seconds) from which a gap still shows that its `watch` was
     gone. Source: convention; five times the usual interval of 1 s."""

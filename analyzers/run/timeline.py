@@ -57,21 +57,21 @@ def measure(source: Source, now_ns: int | None = None) -> RunTimeline | None:
     ended = max((event.wall_ns for event in log.of(event_kinds.RUN_ENDED)), default=now_ns or rows[-1][2])
     phases: list[tuple[int, str, float, float]] = []
 
-    def add(attempt: int, word: str, begin_ns: int, end_ns: int) -> None:
+    def add(attempt: int, phase: str, begin_ns: int, end_ns: int) -> None:
         if end_ns > begin_ns:
-            phases.append((attempt, word, (begin_ns - begin) / 1e9, (end_ns - begin) / 1e9))
+            phases.append((attempt, phase, (begin_ns - begin) / 1e9, (end_ns - begin) / 1e9))
 
     for number, (attempt, first, last) in enumerate(rows):
         add(attempt, "start-up", started[attempt], first)
         add(attempt, "training", first, last)
         for event in log.of(event_kinds.ROLLBACK, attempt=attempt):
-            add(attempt, "repeating steps", event.wall_ns, _caught_up(source, event, last))
+            add(attempt, "repeating steps", event.wall_ns, _caught_up_ns(source, event, last))
         followed = number + 1 < len(rows)
         until = started[rows[number + 1][0]] if followed else max(ended, last)
-        death = _death(log, attempt, last)
-        if death is not None and (death - last) / 1e9 >= SILENT_S:
-            add(attempt, "silent", last, min(death, until))
-            last = min(death, until)
+        death_ns = _first_death_ns(log, attempt, last)
+        if death_ns is not None and (death_ns - last) / 1e9 >= SILENT_S:
+            add(attempt, "silent", last, min(death_ns, until))
+            last = min(death_ns, until)
         add(attempt, "down" if followed else "ending", last, until)
     return RunTimeline(begin_ns=begin, phases=tuple(phases), moments=tuple(_moments(log, begin)))
 
@@ -84,7 +84,7 @@ def _start_ns(log: EventLog, attempt: int, first_ns: int) -> int:
     return min([first_ns, *(wall for wall in times if wall > 0)])
 
 
-def _death(log: EventLog, attempt: int, last_ns: int) -> int | None:
+def _first_death_ns(log: EventLog, attempt: int, last_ns: int) -> int | None:
     """Time at which the first process of the attempt ended uncleanly."""
     ends = [event.wall_ns for event in log.of(event_kinds.CULPRIT_KILLED, attempt=attempt)]
     ends += [
@@ -95,7 +95,7 @@ def _death(log: EventLog, attempt: int, last_ns: int) -> int | None:
     return min((end for end in ends if end >= last_ns), default=None)
 
 
-def _caught_up(source: Source, event: Event, last_ns: int) -> int:
+def _caught_up_ns(source: Source, event: Event, last_ns: int) -> int:
     """Time at which the step that was rolled back had been trained again."""
     rows = source.rows(
         "SELECT min(start_ns + duration_ns) FROM steps WHERE attempt = ? AND step = ? AND start_ns > ? AND rank >= 0",

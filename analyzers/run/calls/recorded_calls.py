@@ -96,7 +96,8 @@ class CallsInFlight:
     enqueued: list[Call] = field(default_factory=list)
     """The oldest call of each group or peer that the device has not started."""
     unwaited: list[Call] = field(default_factory=list)
-    number: int = 0
+    """Calls that were most likely never waited for (`_in_flight`)."""
+    num_in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,32 +163,34 @@ def _since(step: int | None) -> str:
 
 def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
     """In groups on devices, keep the calls that devices have started; calls that are only enqueued become `queued`."""
-    known = device_places(source, attempt)
+    recorded = device_places(source, attempt)
     for rank in _on_cuda(source, attempt) & found.in_flight.keys():
-        place = found.in_flight[rank]
-        place.calls = [call if (rank, call.group) in known else replace(call, host_only=True) for call in place.calls]
-    if not known:
+        of_rank = found.in_flight[rank]
+        of_rank.calls = [
+            call if (rank, call.group) in recorded else replace(call, host_only=True) for call in of_rank.calls
+        ]
+    if not recorded:
         return
-    first = queued_calls(source, attempt, cut_ns)
-    for (rank, group, op, peer), seq in first.items():
+    first_queued = queued_calls(source, attempt, cut_ns)
+    for (rank, group, op, peer), seq in first_queued.items():
         if op and peer is not None and (rank, op, peer) in found.last_p2p:
             found.queued_p2p[rank, op, peer] = found.last_p2p[rank, op, peer]
             found.last_p2p[rank, op, peer] = seq - 1
         elif not op and (group, rank) in found.last_seq:
             found.queued[group, rank] = found.last_seq[group, rank]
             found.last_seq[group, rank] = seq - 1
-    for rank, place in found.in_flight.items():
-        kept: list[Call] = []
-        behind: dict[Any, Call] = {}
-        for call in place.calls:
+    for rank, of_rank in found.in_flight.items():
+        started: list[Call] = []
+        oldest_enqueued: dict[Any, Call] = {}
+        for call in of_rank.calls:
             key = (rank, call.group, call.op if call.is_p2p else "", call.peer if call.is_p2p else None)
-            if (rank, call.group) not in known:
-                kept.append(call)
-            elif call.seq < first.get(key, call.seq + 1):
-                kept.append(replace(call, on_device=True))
-            elif key not in behind or call.seq < behind[key].seq:
-                behind[key] = call
-        place.calls, place.enqueued = kept, list(behind.values())
+            if (rank, call.group) not in recorded:
+                started.append(call)
+            elif call.seq < first_queued.get(key, call.seq + 1):
+                started.append(replace(call, on_device=True))
+            elif key not in oldest_enqueued or call.seq < oldest_enqueued[key].seq:
+                oldest_enqueued[key] = call
+        of_rank.calls, of_rank.enqueued = started, list(oldest_enqueued.values())
 
 
 def _on_cuda(source: Source, attempt: int) -> set[int]:
@@ -200,14 +203,15 @@ def _on_cuda(source: Source, attempt: int) -> set[int]:
 def _in_flight(
     source: Source, attempt: int, since_step: int | None, cut_ns: int, done: Mapping[tuple[Any, ...], int]
 ) -> dict[int, CallsInFlight]:
-    """Calls in flight by rank: the oldest of each group or peer, and their number.
+    """Calls in flight by rank: the oldest of each group or peer, and their number. `done`: newest completed number by
+    (rank, group, direction, peer).
 
     Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. An open call with a
-    later completed one in its group was never waited for, and is kept separately (`unwaited`). So is a send from a host
-    whose receive is complete: the message has arrived, and only its handle has not been waited for.
+    later completed one in its group was never waited for, and is listed separately (`unwaited`). So is a send from a
+    host whose receive is complete: the message has arrived, and only its handle has not been waited for.
     """
-    later = {key: seq for key, seq in done.items() if seq >= 0}
-    on_cuda = _on_cuda(source, attempt) if any(direction == "recv" for _, _, direction, _ in later) else set()
+    completed = {key: seq for key, seq in done.items() if seq >= 0}
+    on_cuda = _on_cuda(source, attempt) if any(direction == "recv" for _, _, direction, _ in completed) else set()
     rows = source.rows(
         f"""
         SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
@@ -222,18 +226,18 @@ def _in_flight(
     )
     found: dict[int, CallsInFlight] = {}
     for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
-        done_seq = later.get((rank, group, direction, partner if is_p2p else None), -1)
+        done_seq = completed.get((rank, group, direction, partner if is_p2p else None), -1)
         if direction == "send" and rank not in on_cuda:
-            done_seq = max(done_seq, later.get((partner, group, "recv", rank), -1) + 1)
-        place = found.setdefault(rank, CallsInFlight())
-        place.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
+            done_seq = max(done_seq, completed.get((partner, group, "recv", rank), -1) + 1)
+        of_rank = found.setdefault(rank, CallsInFlight())
+        of_rank.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
         if newest < done_seq:
             continue
         if oldest[0][0] < done_seq:
-            of_rank = (attempt, cut_ns, cut_ns, rank, group, done_seq)
-            oldest = _beyond(source, since_step, of_rank, direction, partner)
-        place.calls += [_call(rank, group, fields) for fields in oldest]
-        place.number += number
+            params = (attempt, cut_ns, cut_ns, rank, group, done_seq)
+            oldest = _oldest_from(source, since_step, params, direction, partner)
+        of_rank.calls += [_call(rank, group, fields) for fields in oldest]
+        of_rank.num_in_flight += number
     return found
 
 
@@ -245,18 +249,18 @@ def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
     )  # fmt: skip
 
 
-def _beyond(
-    source: Source, since_step: int | None, place: tuple[Any, ...], direction: str | None, partner: int | None
+def _oldest_from(
+    source: Source, since_step: int | None, params: tuple[Any, ...], direction: str | None, partner: int | None
 ) -> list[tuple[Any, ...]]:
-    """Oldest open calls of a rank in a group after the newest completed one."""
-    same = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
+    """Oldest open calls of a rank in a group from a number on. `params`: attempt, cut (twice), rank, group, number."""
+    kind = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
     return source.rows(
         f"""
         SELECT seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step FROM collectives
         WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
-          AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {same} ORDER BY seq LIMIT {KEPT_CALLS}
+          AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {kind} ORDER BY seq LIMIT {KEPT_CALLS}
         """,
-        [*place, *([] if direction is None else [direction, partner])],
+        [*params, *([] if direction is None else [direction, partner])],
     )
 
 
@@ -293,8 +297,8 @@ def differing_calls(
 def call_order(
     source: Source, attempt: int, since_step: int | None, cut_ns: int
 ) -> tuple[dict[tuple[str, CallSite], frozenset[CallSite]], dict[str, CallSite]]:
-    """Order and newest call of each group's collectives, from the group's first member, because all members run the
-    same program."""
+    """Return ({(group, call): calls that followed it}, {group: newest finished call}), read from each group's first
+    member, because all members run the same program."""
     if not source.has("collectives"):
         return {}, {}
     rows = source.rows(

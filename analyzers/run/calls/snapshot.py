@@ -59,7 +59,8 @@ ORDER_STEPS = 5
 MAX_NUMBERS = 256
 """Maximum collectives in flight that are compared over all ranks, including ended calls."""
 SKEW_NS = 60 * 10**9
-"""If records are later than this after the first end, the clocks of nodes disagree, and no records are dropped."""
+"""If there are records this long after the first end (ns), the clocks of the nodes disagree, and no record is dropped.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,7 @@ class AttemptView:
     differing: Mapping[tuple[str, int], tuple[Call, ...]] = field(default_factory=dict)
     """{(group, number): calls of all ranks, ended or not}, for collectives in flight whose calls differ."""
     newest_calls: Mapping[str, CallSite] = field(default_factory=dict)
-    """Number of the newest collective of a group that the group's first member has finished."""
+    """Newest collective of each group that the group's first member has finished."""
     median_step_ns: int = 0
     longest_step_ns: int = 0
     world_size: int = 0
@@ -170,10 +171,11 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         rank: RankView(rank=rank, last_ns=wall_ns, has_accelerator=device not in ("", "cpu"))
         for rank, (wall_ns, _, device) in identities.items()
     }
-    still = last_standstill(source, attempt, log)
-    still_ns = still.reported_ns if still else None
-    cut_ns = min(_cut(source, attempt, log), still_ns or NEVER_NS)
-    median_ns, longest_ns = _steps(source, attempt, views, min(cut_ns, still.steps_until_ns) if still else cut_ns)
+    standstill = last_standstill(source, attempt, log)
+    reported_ns = standstill.reported_ns if standstill else None
+    cut_ns = min(_cut_ns(source, attempt, log), reported_ns or NEVER_NS)
+    steps_until_ns = min(cut_ns, standstill.steps_until_ns) if standstill else cut_ns
+    median_ns, longest_ns = _steps(source, attempt, views, steps_until_ns)
     since_step = _first_step(source, attempt, views, cut_ns)
     calls = recorded_calls(source, attempt, since_step, cut_ns)
     for rank, last_ns in calls.last_ns.items():
@@ -186,13 +188,13 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
             calls=in_order,
             enqueued=tuple(found.enqueued),
             unwaited=tuple(found.unwaited),
-            num_in_flight=found.number,
+            num_in_flight=found.num_in_flight,
         )
     in_flight = {(c.group, c.seq) for view in views.values() for c in (*view.calls, *view.unwaited) if not c.is_p2p}
     numbers = sorted(in_flight)[:MAX_NUMBERS]
     before = None if since_step is None else since_step - ORDER_STEPS
     next_calls, newest_calls = call_order(source, attempt, before, cut_ns)
-    _process_states(log, attempt, views, cut_ns, closed_until_ns=still_ns or NEVER_NS)
+    _process_states(log, attempt, views, cut_ns, closed_until_ns=reported_ns or NEVER_NS)
     world_size = max([len(views), *(size for _, size, _ in identities.values())])
     last_ns = max((view.last_ns for view in views.values()), default=0)
     return AttemptView(
@@ -211,7 +213,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         world_size=world_size,
         elsewhere=calls.unnamed
         | (ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns) - views.keys()),
-        reported_stall_ns=still_ns,
+        reported_stall_ns=reported_ns,
     )
 
 
@@ -239,7 +241,8 @@ def first_end_ns(log: EventLog, attempt: int) -> int | None:
     return min(times, default=None)
 
 
-def _cut(source: Source, attempt: int, log: EventLog) -> int:
+def _cut_ns(source: Source, attempt: int, log: EventLog) -> int:
+    """Time from which on records are ignored: the first end of a process, or never if the clocks disagree."""
     cut_ns = first_end_ns(log, attempt)
     if cut_ns is None or not source.has("steps"):
         return NEVER_NS
@@ -301,9 +304,8 @@ def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step:
         last_phase = str(ended["kind"]) if ended and ended["step"] == view.step else ""
         view = replace(view, last_ns=max(view.last_ns, last_ns or 0), phases=phases, last_phase=last_phase)
         if step is not None and view.step is not None and step > view.step:
-            view = replace(
-                view, step=step, step_is_open=True
-            )  # a step begins with its first fetch of data, which is recorded only when the fetch is done
+            # A step begins with its first fetch of data, and its record is written only when the fetch is done.
+            view = replace(view, step=step, step_is_open=True)
         views[rank] = view
 
 

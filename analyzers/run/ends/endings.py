@@ -127,8 +127,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     found: dict[int, Death] = {}
     for event in log.of(event_kinds.EXCEPTION, attempt=view.attempt):
         if event.rank >= 0 and event.rank not in found:
-            found[event.rank] = _of_exception(event)
-    # If a rank exits with code 0 while the others still train, it causes their errors.
+            found[event.rank] = _death_by_exception(event)
     failed = any(event.text("reason") == "failed" for event in log.of(event_kinds.RUN_ENDED))
     if not found and all_exited_with_zero(view, log):
         return []
@@ -143,7 +142,9 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
             continue
         is_closed = not name and rank in closed
         if is_closed and not (lost_a_peer if code == 0 else failed):
-            continue  # a clean end: the code is the run's result (given up), not a cause of death
+            # A clean end. With code 0 it is a death only if others lost a peer: the rank left while they still trained.
+            # Another code is the run's result (given up), unless the run failed.
+            continue
         exhausted = event.text("out_of_memory")
         cause: DeathCause = "out_of_memory" if exhausted else "signal" if name else "exit"
         message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
@@ -166,13 +167,13 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
 def all_exited_with_zero(view: AttemptView, log: EventLog) -> bool:
     """Return True if every rank of the world exited with code 0, so that none was lost."""
     exits = log.of(event_kinds.RANK_EXIT, attempt=view.attempt)
-    good = {
+    clean = {
         event.integer("exit_rank") for event in exits if not event.text("signal") and event.integer("exit_code") == 0
     }
-    return len(good) == len(exits) and 0 < view.world_size <= len(good)
+    return len(clean) == len(exits) and 0 < view.world_size <= len(clean)
 
 
-def _of_exception(event: Event) -> Death:
+def _death_by_exception(event: Event) -> Death:
     """The death by an exception or exit that the rank itself recorded."""
     links = _links(event)
     phase = event.text("phase") if "phase" in event.detail else None
@@ -218,7 +219,7 @@ def _is_same(one: Death, other: Death) -> bool:
 
 
 def _links(event: Event) -> tuple[Link, ...]:
-    """The chain of an `exception` event, whose last link has the whole message, which the traceback may have cut."""
+    """The chain of an `exception` event. The last link has the event's message, since the traceback may be cut."""
     recorded = Link(event.text("type", "Exception"), event.text("message"))
     links = read_traceback(event.text("traceback"), event.text("package"))
     return (

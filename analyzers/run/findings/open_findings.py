@@ -1,4 +1,4 @@
-"""Findings by their newest report: a finding is reported again when it changes, and when it is over.
+"""The newest report of each finding: `watch` reports a finding again when it changes, and when it is over.
 
 for finding in newest_reports(reports): ...     # only the newest report of each finding
 closed_findings(findings, reports, newest_attempt=1)    # {"rank_lost-0-r1": "the run continued as attempt 1"}
@@ -85,9 +85,9 @@ def is_same_finding(finding: Finding, report: Finding) -> bool:
 
 
 def recorded_findings(source: Source) -> list[Finding]:
-    """The newest report of each finding of an unknown kind that a plug-in recorded live. A run may be read on a machine
-    with other plug-ins, and findings of the run's own plug-ins must not be lost. A finding that was over before the
-    run's end has `ongoing` = False in its evidence.
+    """The newest report of each live finding whose kind is unknown here. A run may be read on a machine without the
+    plug-ins that it was recorded with, and their findings must not be lost. A finding that was over before the run's
+    end has `ongoing` = False in its evidence.
     """
     if not source.has("events"):
         return []

@@ -47,22 +47,22 @@ class Digest:
     sent_ns: int
     view: AttemptView
     events: tuple[Event, ...] = ()
-    """Ends of processes of the attempt, and the response to them."""
+    """How processes of the attempt ended, and what followed."""
     closing: bool = False
     received_ns: int = 0
-    """Time at which it was received, by the receiver's clock (epoch nanoseconds); not part of what is sent."""
+    """Time at which it was received, by the receiver's clock (epoch nanoseconds); not sent."""
 
 
 def of_ranks(view: AttemptView, ranks: Iterable[int]) -> AttemptView:
     """The part of a view that concerns some ranks, without the order of calls."""
-    kept = frozenset(ranks)
+    chosen = frozenset(ranks)
     return replace(
         view,
-        ranks={rank: found for rank, found in view.ranks.items() if rank in kept},
-        last_seq={key: seq for key, seq in view.last_seq.items() if key[1] in kept},
-        last_p2p={key: seq for key, seq in view.last_p2p.items() if key[0] in kept},
-        queued={key: seq for key, seq in view.queued.items() if key[1] in kept},
-        queued_p2p={key: seq for key, seq in view.queued_p2p.items() if key[0] in kept},
+        ranks={rank: found for rank, found in view.ranks.items() if rank in chosen},
+        last_seq={key: seq for key, seq in view.last_seq.items() if key[1] in chosen},
+        last_p2p={key: seq for key, seq in view.last_p2p.items() if key[0] in chosen},
+        queued={key: seq for key, seq in view.queued.items() if key[1] in chosen},
+        queued_p2p={key: seq for key, seq in view.queued_p2p.items() if key[0] in chosen},
         next_calls={},
         newest_calls={},
     )
@@ -75,8 +75,8 @@ def encode(digest: Digest) -> bytes:
         packed = zlib.compress(plain, 1)
         if len(packed) <= MAX_BYTES and len(plain) <= MAX_PLAIN_BYTES:
             return packed
-    view = replace(digest.view, ranks={}, last_seq={}, last_p2p={}, members={})
-    # a node with tens of thousands of ranks sends a digest without ranks
+    # A node with tens of thousands of ranks sends a digest without ranks.
+    view = replace(digest.view, ranks={}, last_seq={}, last_p2p={}, queued={}, queued_p2p={}, members={})
     return encode(replace(digest, view=view, events=()))
 
 

@@ -24,7 +24,7 @@ from probes.tape import event_kinds
 __all__ = [
     "death_ns",
     "ended_cleanly",
-    "is_left_alone",
+    "has_orphaned_calls",
     "killed_by_watch",
     "limit_s",
     "next_launch_ns",
@@ -44,11 +44,9 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
     )
     if any(rank.state == "stopped" for rank in alive):
         return limit  # SIGSTOP is not a phase: the phases' limits do not apply
-    if len(alive) < view.world_size and len(view.ranks) < view.world_size:
-        limit = max(limit, policy.startup_s)
-    if any(rank.finished_steps == 0 for rank in alive):
-        limit = max(limit, policy.startup_s)
-    if not any(rank.step_is_open or rank.calls for rank in alive):
+    is_starting = len(view.ranks) < view.world_size or any(rank.finished_steps == 0 for rank in alive)
+    is_between_steps = not any(rank.step_is_open or rank.calls for rank in alive)  # such as teardown
+    if is_starting or is_between_steps:
         limit = max(limit, policy.startup_s)
     return max([limit, *(policy.of_phase(phase) for rank in alive for phase in rank.phases)])
 
@@ -62,9 +60,9 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
 
 
 def _works(view: AttemptView, silent_s: float, reference_ns: int, limit: float, policy: StallPolicy) -> bool:
-    """Return True if `watch` saw work that explains this silence: by any rank before its first step (for up to
-    `startup_at_work_s`), or by every rank (up to `startup_s`, because an endless loop works, too). A rank in a
-    collective, or one that may be waiting for its device, does not count as working, since waiting can use CPU time.
+    """Return True if `watch` saw work that explains this silence: by any rank before its first step, for up to
+    `startup_at_work_s`, or by every rank, for up to `startup_s`, because an endless loop also works. A rank that is in
+    a collective, or may be waiting for its device, does not count as working, since waiting can use CPU time.
     """
 
     def works(rank: RankView) -> bool:
@@ -95,10 +93,10 @@ def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None =
         return "failed" not in reasons and not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
     if not reasons & {"interrupted", "preempted"} or not any(rank.closed for rank in view.ranks.values()):
         return False
-    return not (is_left_alone(view) and stalled_before_death(view, log, policy or StallPolicy()) is not None)
+    return not (has_orphaned_calls(view) and stalled_before_death(view, log, policy or StallPolicy()) is not None)
 
 
-def is_left_alone(view: AttemptView) -> bool:
+def has_orphaned_calls(view: AttemptView) -> bool:
     """Return True if some ranks have closed while others still wait in calls."""
     closed = [rank.closed for rank in view.ranks.values()]
     return any(closed) and any(rank.calls and not rank.closed for rank in view.ranks.values())

@@ -59,34 +59,34 @@ def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: b
     those that the run's nodes publish.
     """
     log = EventLog.load(source, _EVENTS)
-    lives = attempts(source)
+    known = attempts(source)
     last_event_ns = _last_event_ns(source)
-    if not lives:
+    if not known:
         if ends := run_ends(log, last_ns=last_event_ns or 0):
-            word, reason = _ended(ends[-1]), _why_ended(ends[-1], log) or "no rank wrote a record"
+            word, reason = _end_word(ends[-1]), _why_ended(ends[-1], log) or "no rank wrote a record"
         else:
             word, reason = "starting" if is_watched else "empty", "no rank has written a record yet"
         return RunState(word=word, reason=reason, last_ns=last_event_ns, as_of_ns=now_ns)
-    view = take_snapshot(source, lives[-1], log)
+    view = take_snapshot(source, known[-1], log)
     last_ns = max(view.last_ns, last_event_ns or 0)
     word, reason = _word(view, log, policy, now_ns=now_ns, is_watched=is_watched, last_ns=last_ns)
     if is_copy and reason == NO_WATCH:
         reason = "a copy of its published records, no longer updated"
-    return RunState(word=word, reason=reason, attempt=lives[-1], step=view.step, last_ns=last_ns, as_of_ns=now_ns)
+    return RunState(word=word, reason=reason, attempt=known[-1], step=view.step, last_ns=last_ns, as_of_ns=now_ns)
 
 
 def _word(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, now_ns: int, is_watched: bool, last_ns: int
 ) -> tuple[str, str]:
     if ends := run_ends(log, last_ns=view.last_ns):
-        return _ended(ends[-1]), _why_ended(ends[-1], log) or _lost(view, log)
+        return _end_word(ends[-1]), _why_ended(ends[-1], log) or _lost(view, log)
     silent_s = (now_ns - last_ns) / 1e9
-    again = _rolled_back(view, log.of(event_kinds.ROLLBACK, attempt=view.attempt))
+    rollback = _rolled_back(view, log.of(event_kinds.ROLLBACK, attempt=view.attempt))
     lost = _lost(view, log)
     if not is_watched:
         if silent_s > max(policy.unwatched_s, limit_s(view, policy)):
             return "died", lost or f"its records end at step {view.step} without a reason"
-        return "training", again or NO_WATCH
+        return "training", rollback or NO_WATCH
     if lost:
         return "recovering", lost
     if view.attempt > 0 and not _has_finished_step(view):
@@ -99,10 +99,10 @@ def _word(
     unrecorded_s = (now_ns - view.last_ns) / 1e9
     if unrecorded_s > limit_s(view, policy):
         return "training", f"no record for {unrecorded_s:.0f} s, while its ranks compute or read files"
-    return "training", again
+    return "training", rollback
 
 
-def _ended(end: Event) -> str:
+def _end_word(end: Event) -> str:
     reason = end.text("reason") or "ended"
     return _ENDS.get(reason, reason)
 

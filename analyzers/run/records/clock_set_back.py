@@ -7,8 +7,9 @@ wall time at which it happened. If the wall clock is set back during a run, the 
 and a hang seems to have lasted 0 s.
 
 1. The first identity record of an attempt's ranks has both clocks, and thus their difference at that time.
-2. An event of the attempt that is later by the monotonic clock and that difference, by more than `LEAST_NS`, gets that
-   time. An event that is earlier keeps its time, because after a reboot the monotonic clock restarts.
+2. An event's monotonic time plus that difference is its time without the setback. The event gets this time if it is
+   later than the recorded one by more than `LEAST_NS`. An earlier time is not used, because a reboot restarts the
+   monotonic clock.
 
 Only attempts on one node are corrected, because clocks of several nodes have no common order.
 """
@@ -25,7 +26,7 @@ __all__ = ["in_order"]
 
 LEAST_NS = 2_000_000_000
 """Minimum difference (ns) that counts; gradually adjusted clocks drift apart by less, even over hours."""
-_OF_A_LAUNCH = (event_kinds.RUN_STARTED, event_kinds.WATCH_STARTED)
+_BEFORE_ATTEMPT = (event_kinds.RUN_STARTED, event_kinds.WATCH_STARTED)
 """Kinds of events that are written before their attempt is known."""
 
 
@@ -38,8 +39,8 @@ def in_order(log: EventLog, source: Source) -> EventLog:
         mono_ns = identity.integer("mono_ns")
         nodes.setdefault(identity.attempt, set()).add(identity.integer("node_rank", 0))
         if mono_ns >= 0:
-            begun, offset = mono_ns, identity.wall_ns - mono_ns
-            offsets[identity.attempt] = min(offsets.get(identity.attempt, (begun, offset)), (begun, offset))
+            begun_and_offset = mono_ns, identity.wall_ns - mono_ns
+            offsets[identity.attempt] = min(offsets.get(identity.attempt, begun_and_offset), begun_and_offset)
     offsets = {attempt: found for attempt, found in offsets.items() if len(nodes[attempt]) == 1}
     events = log.all()
     moved = [_moved(event, offsets.get(event.attempt)) for event in events]
@@ -48,7 +49,7 @@ def in_order(log: EventLog, source: Source) -> EventLog:
 
 def _moved(event: Event, begun_and_offset: tuple[int, int] | None) -> Event:
     mono_ns = event.integer("mono_ns")
-    if begun_and_offset is None or mono_ns < begun_and_offset[0] or event.kind in _OF_A_LAUNCH:
+    if begun_and_offset is None or mono_ns < begun_and_offset[0] or event.kind in _BEFORE_ATTEMPT:
         return event
     by_mono_ns = mono_ns + begun_and_offset[1]
     return replace(event, wall_ns=by_mono_ns) if by_mono_ns > event.wall_ns + LEAST_NS else event

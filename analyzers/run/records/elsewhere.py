@@ -3,8 +3,9 @@
     ranks_elsewhere(source, log, attempt=0, world_size=4, last_ns=view.last_ns)      # {2, 3}
     ranks_not_here(source, attempt=0)                                                # those without any step here
 
-A rank without records may never have started, or be on another node. The launcher of each node records how many ranks
-it starts, and a node's ranks have consecutive numbers. Ranks that these rules assign to no recorded node are elsewhere:
+A rank without records may never have started, or may be on another node. The launcher of each node records how many
+ranks it starts, and a node's ranks have consecutive numbers. A rank is elsewhere if these rules assign it to no
+recorded node:
 
 1. If any rank of a node is recorded, that rank's number minus its local rank is the node's first number, and the node
    has as many numbers as it starts ranks.

@@ -69,7 +69,7 @@ def _recorded(source: Source) -> list[Evaluation]:
 
 
 def _logged(source: Source) -> list[Evaluation]:
-    """Evaluations from the name and rank with the most logged values, ordered by attempt and step."""
+    """Evaluations from the logged scalar and rank with the most values, ordered by attempt and step."""
     if missing_tables(source, "scalars") or not source.has("steps"):
         return []
     marks = ", ".join("?" * len(LOGGED))

@@ -63,7 +63,7 @@ _SWITCHES = {
 
 
 def not_recorded(absent: Sequence[str]) -> str:
-    """A clause that names what was not recorded and what records it; no setting records more if there is no step.
+    """A clause that names what was not recorded and what would record it. If no step was recorded, no setting helps.
 
     `absent`: as `source.lacking` returns it.
     """

@@ -30,8 +30,8 @@ def standstills(source: Source, log: EventLog | None = None) -> dict[int, int]:
     """{attempt that stood still until its end: `steps_until_ns`}. `log` holds `EVENTS`."""
     log = log or EventLog.load(source, EVENTS)
     reported = {event.attempt for kind in (event_kinds.STACKS, event_kinds.FINDING) for event in log.of(kind)}
-    stood = ((attempt, last_standstill(source, attempt, log)) for attempt in sorted(reported))
-    return {attempt: still.steps_until_ns for attempt, still in stood if still is not None}
+    found = ((attempt, last_standstill(source, attempt, log)) for attempt in sorted(reported))
+    return {attempt: standstill.steps_until_ns for attempt, standstill in found if standstill is not None}
 
 
 def last_standstill(source: Source, attempt: int, log: EventLog) -> Standstill | None:

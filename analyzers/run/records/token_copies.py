@@ -19,7 +19,7 @@ __all__ = ["token_copies"]
 def token_copies(source: Source, manifest: Mapping[str, Any] | None = None) -> int:
     """Number of ranks that read the same tokens; 1 if the mesh is unknown.
 
-    The store of one node only has the mesh coordinates of that node's ranks. With several nodes, pass the manifest,
+    The store of one node has the mesh coordinates of that node's ranks only. With several nodes, pass the manifest,
     which has the whole mesh.
     """
     parallel = read(ParallelFacts, manifest or {})

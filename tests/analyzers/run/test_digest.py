@@ -117,6 +117,13 @@ def test_a_digest_is_small_and_stays_below_its_bound() -> None:
     assert decode(data).view.ranks.keys() == ranks.keys(), "that they live is what is left"
 
 
+def test_a_digest_without_ranks_stays_below_its_bound_whatever_was_queued() -> None:
+    queued = {(f"group {i * 7919}", i): i * 104_729 for i in range(20_000)}
+    peers = {(i, "send", i * 7919): i * 104_729 for i in range(20_000)}
+    view = AttemptView(attempt=0, ranks={}, queued=queued, queued_p2p=peers)
+    assert len(encode(Digest(node=1, sent_ns=1, view=view))) <= MAX_BYTES
+
+
 def test_another_version_and_a_bomb_are_refused() -> None:
     plain = json.loads(zlib.decompress(encode(sent(hung()))))
     with pytest.raises(DigestError, match=f"version {VERSION + 1}"):
