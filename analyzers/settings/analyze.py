@@ -43,7 +43,7 @@ class _Run:
 
 
 Advice = tuple[str, dict[str, Any]] | None
-"""A rule: returns a sentence and its numbers, or None if it does not apply."""
+"""Result of a rule: a sentence and its numbers; None if the rule does not apply."""
 
 
 def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | None = None) -> list[Finding]:
@@ -225,21 +225,22 @@ def _interval(run: _Run) -> Advice:
     ((recorded,),) = run.source.rows("SELECT max(step) - min(step) + 1 FROM steps")
     length = max(int(read(TrainFacts, run.manifest).steps or 0), recorded)
     steps = min(best.steps, length)  # an interval longer than the run means a single save at the end
-    now, then = lost_ratio(interval * step_s), lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
-    if now - then < SHARED.min_gain_ratio:
+    now = lost_ratio(interval * step_s)
+    suggested = lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
+    if now - suggested < SHARED.min_gain_ratio:
         return None
     return (
         f"`checkpoint.interval = {interval:.0f}` costs {percent(now)} of the time in saves and repeated steps. "
         + (
-            f"One save at the end of the {length} steps would cost {percent(then)}."
+            f"One save at the end of the {length} steps would cost {percent(suggested)}."
             if steps < best.steps
-            else f"The best interval, {steps} steps, would cost {percent(then)}."
+            else f"The best interval, {steps} steps, would cost {percent(suggested)}."
         ),
         {
             "interval_steps": int(interval),
             "suggested_steps": steps,
             "lost_ratio": round(now, 4),
-            "lost_at_suggested_ratio": round(then, 4),
+            "lost_at_suggested_ratio": round(suggested, 4),
             "save_ms": round(1e3 * best.cost_s, 3),
             "mtbf_s": round(best.mtbf_s, 1),
         },
@@ -254,7 +255,7 @@ def _workers(run: _Run) -> Advice:
     if share < SHARED.cost_ratio:
         return None
     return (
-        f"`data.num_workers = 0` makes batches in the training process, {100 * share:.0f} % of a step.",
+        f"`data.num_workers = 0` makes batches in the training process, which takes {100 * share:.0f} % of a step.",
         {"data_ratio": round(share, 4)},
     )
 

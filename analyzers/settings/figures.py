@@ -68,17 +68,16 @@ def _pieces(by_rank: Mapping[str, Mapping[int, float]], accused: Set[int] = froz
     slowest on top.
     """
     total: dict[int, float] = {}
-    for of in by_rank.values():
-        for rank, seconds in of.items():
+    for seconds_by_rank in by_rank.values():
+        for rank, seconds in seconds_by_rank.items():
             total[rank] = total.get(rank, 0.0) + seconds
     ranks = sorted(total, key=lambda rank: (rank not in accused, -total[rank]))[:MAX_RANKS]
     figure = new_figure(height=int(140 + 24 * len(ranks)), x="seconds", barmode="stack")
     names = [f"<b>rank {rank}</b>" if rank in accused else f"rank {rank}" for rank in ranks]
     for number, (piece, words) in enumerate(_WORDS.items()):
-        of = by_rank.get(piece, {})
-        if of:
+        if seconds_by_rank := by_rank.get(piece, {}):
             figure.add_bar(
-                y=names, x=[of.get(rank, 0.0) for rank in ranks], name=words, orientation="h", width=0.7,
+                y=names, x=[seconds_by_rank.get(rank, 0.0) for rank in ranks], name=words, orientation="h", width=0.7,
                 marker={"color": SEQUENCE[number], "line": {"width": 0}},
                 hovertemplate="%{y}: %{x:.3g} s " + words + "<extra></extra>",
             )  # fmt: skip

@@ -3,7 +3,7 @@
     state = AdviceState()
     for finding in live_advice(store, state, run.manifest, now_ns): ...     # each piece once
 
-1. Wait until the newest attempt has finished the first number of steps in the policy, then each further one.
+1. Wait until the newest attempt has finished as many steps as the policy names first, then for each further number.
 2. Run the analyses that advise (`Analysis.advises`) over its newest steps.
 3. Return the advice whose kind and cause were not returned before; a restart of the ranks repeats nothing.
 """
@@ -75,9 +75,9 @@ def live_advice(
 
 
 def remembered_advice(events: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Return the advice that an earlier `watch` of the same launch reported, from its events.
+    """(kind, cause) of the advice that an earlier `watch` of the same launch reported, from its events.
 
-    After a resume advice is reported again: settings may have changed, and the user reads another terminal.
+    After a resume all advice is reported again: settings may have changed, and the user reads another terminal.
     """
     reported: set[tuple[str, str]] = set()
     for event in events:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from statistics import median
 
 from analyzers.finding import Finding
@@ -82,7 +83,7 @@ def measure(source: Source) -> list[Startup]:
     """Measure the start-up of each attempt that reached a step."""
     min_steps = SHARED.block_steps
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.ATTEMPT_STARTED, event_kinds.RANK_EXIT))
-    firsts = source.rows(
+    first_steps = source.rows(
         """
         SELECT attempt, rank, min(start_ns), arg_min(duration_ns, start_ns),
                median(duration_ns) FILTER (step % ? = 0), count(*) FROM steps
@@ -90,26 +91,26 @@ def measure(source: Source) -> list[Startup]:
         """,
         [every_kth(source, "steps", READ_CALLS, READ_CALLS)],
     )
-    words = {
+    first_records = {
         (attempt, rank): wall_ns
         for attempt, rank, wall_ns in source.rows(
             "SELECT attempt, rank, min(wall_ns) FROM ranks WHERE rank >= 0 AND wall_ns > 0 GROUP BY attempt, rank"
         )
     }
     found = []
-    for attempt in sorted({attempt for attempt, *_ in firsts}):
+    for attempt, rows in groupby(first_steps, key=lambda row: int(row[0])):
         by_rank: dict[str, dict[int, float]] = {}
-        begun = min((event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)), default=None)
+        started = log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)
+        started_ns = min((event.wall_ns for event in started), default=None)
         before = [event.wall_ns for kind in (event_kinds.RUN_STARTED, event_kinds.RANK_EXIT) for event in log.of(kind)]
-        asked = max((wall_ns for wall_ns in before if begun is not None and wall_ns <= begun), default=None)
-        for of, rank, start_ns, first_ns, usual_ns, num_steps in firsts:
-            if of != attempt:
-                continue
-            word = words.get((attempt, rank))
+        launched_ns = max((ns for ns in before if started_ns is not None and ns <= started_ns), default=None)
+        launch_s = None if started_ns is None or launched_ns is None else (started_ns - launched_ns) / 1e9
+        for _, rank, start_ns, first_ns, usual_ns, num_steps in rows:
+            record_ns = first_records.get((attempt, rank))
             pieces = {
-                "launch": (begun - asked) / 1e9 if begun is not None and asked is not None else None,
-                "imports": (word - begun) / 1e9 if word is not None and begun is not None else None,
-                "setup": (start_ns - word) / 1e9 if word is not None else None,
+                "launch": launch_s,
+                "imports": None if record_ns is None or started_ns is None else (record_ns - started_ns) / 1e9,
+                "setup": None if record_ns is None else (start_ns - record_ns) / 1e9,
                 "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= min_steps and usual_ns else None,
             }
             for piece, seconds in pieces.items():
@@ -123,16 +124,15 @@ def _finding(starts: Sequence[Startup], piece: str, policy: StartupPolicy) -> Fi
     """Finding on the longest of these starts; its cost is the sum of all."""
     start = max(starts, key=lambda start: start.longest(piece))
     whole_s = sum(start.longest(piece) for start in starts)
-    of = start.by_rank[piece]
-    slowest = max(of, key=lambda rank: of[rank])
-    usual = median(seconds for rank, seconds in of.items() if rank != slowest) if len(of) > 1 else of[slowest]
-    alone = of[slowest] >= SHARED.doubled_factor * usual and of[slowest] - usual >= policy.rank_s
-    # In the first step the other ranks only wait for the slow rank.
-    alone = alone and piece != "launch"
-    compared = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""
+    seconds = start.by_rank[piece]
+    slowest = max(seconds, key=lambda rank: seconds[rank])
+    most = seconds[slowest]
+    usual = median(own for rank, own in seconds.items() if rank != slowest) if len(seconds) > 1 else most
+    alone = most >= SHARED.doubled_factor * usual and most - usual >= policy.rank_s
+    compared = f": rank {slowest} took {most:.1f} s, the median of the others {usual:.1f} s" if alone else ""
     attempts = [start.attempt for start in starts]
-    several = f"The starts of attempts {listed(attempts)} spent {whole_s:.1f} s, up to {of[slowest]:.1f} s each,"
-    one = f"The start{f' of attempt {start.attempt}' if start.attempt else ''} spent {of[slowest]:.1f} s"
+    several = f"The starts of attempts {listed(attempts)} spent {whole_s:.1f} s, up to {most:.1f} s each,"
+    one = f"The start{f' of attempt {start.attempt}' if start.attempt else ''} spent {most:.1f} s"
     return Finding.advise(
         "startup",
         "slow_startup",

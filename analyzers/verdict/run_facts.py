@@ -103,7 +103,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         }
         for each in plan_deviations(views.histories, manifest)
     ]
-    facts["probe_errors"], facts["dropped_records"] = _losses(log)
+    facts["probe_errors"], facts["dropped_records"] = _errors_and_drops(log)
     facts["file_problems"] = file_problems(source)
     return facts
 
@@ -114,7 +114,7 @@ def _newest_ns(source: Source) -> int:
 
 
 def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's operations per second, and their share of the devices' peak or the reason why that was not judged."""
+    """The model's FLOP/s and MFU, or the reason why the MFU was not judged."""
     tokens_per_s, operations = facts["tokens_per_s"], flops_per_token(manifest)
     missing = why_not_judged(manifest) or (None if tokens_per_s else "no tokens are recorded")
     found: dict[str, Any] = {"model_tflops_per_s": None, "mfu_ratio": None, "mfu_not_judged": missing}
@@ -234,7 +234,8 @@ def _learning(source: Source) -> dict[str, Any]:
     }
 
 
-def _losses(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:
+def _errors_and_drops(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:
+    """Probe errors and dropped records by name, as counted by the ranks that closed."""
     errors: dict[str, int] = {}
     dropped: dict[str, int] = {}
     for event in log.of(event_kinds.RANK_CLOSED):

@@ -161,7 +161,7 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
 
 
 def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
-    """Reason why no check was made on the files: the reason of a check, or else the problem of a file."""
+    """Sentence on files for which no check was made, with the reason of a check, else the problem of a file."""
     reasons = list(dict.fromkeys(one.summary for one in findings if one.status == "insufficient_data"))
     if reasons:
         more = f" {_checks(len(reasons) - 1)} more data: {LISTED_BELOW}." if len(reasons) > 1 else ""
