@@ -84,7 +84,7 @@ def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) 
     if len(workers) < 2 or not set(PASSES) & set(jobs.optype):
         raise SourceError("holds no forward and backward passes of two workers or more")
     num_dp, num_stages = len(np.unique(jobs.dp_rank)), len(np.unique(jobs.stage))
-    steps = _chosen(jobs, num_dp + num_stages + 4)
+    steps = _steps_to_replay(jobs, num_dp + num_stages + 4)
     graphs: list[_Step] = []
     own = jobs.duration_ms.copy()
     for step in steps:
@@ -115,8 +115,8 @@ def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) 
     )  # fmt: skip
 
 
-def _chosen(jobs: Operations, num_replays: int) -> list[int]:
-    """Steps to replay: all, or as many of the last ones as the limit allows."""
+def _steps_to_replay(jobs: Operations, num_replays: int) -> list[int]:
+    """Steps with at least half of the usual number of operations: all, or as many of the last as the limit allows."""
     steps, counts = np.unique(jobs.step, return_counts=True)
     whole = [int(step) for step, count in zip(steps, counts, strict=True) if count >= 0.5 * counts.max()]
     most = max(1, int(MAX_OPERATIONS // max(1, num_replays * int(counts.max()))))
@@ -232,9 +232,10 @@ class _Worker:
             name = f"{direction}-{way}"
             messages = [row for row, _ in streams[name]]
             inner = [row for row in passes if int(jobs.chunk[row]) != edge[direction, way]]
-            tied = inner if len(messages) != len(passes) else passes
+            # Some traces have a message for every pass, also at the model's ends, where nothing is sent.
+            matched = inner if len(messages) != len(passes) else passes
             kept: list[tuple[int, str]] = []
-            for message, row in zip(messages, tied, strict=False):
+            for message, row in zip(messages, matched, strict=False):
                 if row not in inner:
                     continue
                 chunk = int(jobs.chunk[row])
@@ -243,11 +244,12 @@ class _Worker:
                 call = self._made.call(("message", direction, self._worker[0], target, ordinal[row]))
                 self._made.rows_of_call[call].append(message)
                 self._made.messages[message] = call
-                self._tie(message, row, way, passes[place[row] - 1] if place[row] else None)
+                self._depend(message, row, way, passes[place[row] - 1] if place[row] else None)
                 kept.append((message, name))
             streams[name] = kept
 
-    def _tie(self, message: int, row: int, way: str, before: int | None) -> None:
+    def _depend(self, message: int, row: int, way: str, before: int | None) -> None:
+        """A send waits for its pass. A pass waits for its receive, which begins after the pass `before` it."""
         if way == "send":
             self._dependencies.setdefault(message, []).append(row)
             return
@@ -258,7 +260,10 @@ class _Worker:
     def _match_syncs(self, syncs: Sequence[tuple[int, str]]) -> None:
         jobs = self._jobs
         for row, name in syncs:
-            of_chunk = [one for one, kind in self._passes if kind == PASSES[name not in _GATHERS]
+            # A gather comes before the first forward pass of its chunk, a reduction after the last backward pass; a
+            # single operation is for all chunks.
+            pass_name = PASSES[0] if name in _GATHERS else PASSES[1]
+            of_chunk = [one for one, kind in self._passes if kind == pass_name
                         and (jobs.chunk[one] == jobs.chunk[row] or len(syncs) == 1)]  # fmt: skip
             if not of_chunk:
                 continue

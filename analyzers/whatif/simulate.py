@@ -52,11 +52,13 @@ class Graph:
     """Number of ranks that post each call."""
     steps: list[int] = field(default_factory=list)
     """The steps, in order."""
-    meetings: Ints | None = None
-    """Numbers, shape (steps, ranks), of the piece of work before the only call of each step, for graphs in which every
-    rank makes this call and waits for it immediately; else None. Such a graph is replayed without going through the
+    work_before_sync: Ints | None = None
+    """Shape (steps, ranks): number of each rank's piece of work before the only call of a step, for graphs in which
+    every rank makes this call and waits for it at once; else None. Such a graph is replayed without going through the
     programs.
     """
+    step_numbers: dict[int, int] = field(default_factory=dict)
+    """{step: its place in `steps`}."""
 
     def new_call(self, kind_of_call: Key, transfer_ms: float) -> int:
         """Add a call and return its number."""
@@ -83,9 +85,10 @@ class Graph:
 
     def end_step(self, rank: int, step: int) -> None:
         """Add the end of the rank's step."""
-        if step not in self.steps:
+        number = self.step_numbers.setdefault(step, len(self.steps))
+        if number == len(self.steps):
             self.steps.append(step)
-        self.programs.setdefault(rank, []).append((_MARK, self.steps.index(step)))
+        self.programs.setdefault(rank, []).append((_MARK, number))
 
 
 def step_ends(graph: Graph, work_ms: Sequence[float] | Floats, transfer_ms: Sequence[float] | Floats) -> Floats:
@@ -131,7 +134,7 @@ def replay(
     """Milliseconds that all steps take together, until the last rank's end; NaN if no rank reaches it."""
     work_ms = graph.work_ms if work_ms is None else work_ms
     transfer_ms = graph.transfer_ms if transfer_ms is None else transfer_ms
-    if graph.meetings is not None:
-        return float(np.asarray(work_ms)[graph.meetings].max(axis=1).sum() + np.sum(transfer_ms))
+    if graph.work_before_sync is not None:
+        return float(np.asarray(work_ms)[graph.work_before_sync].max(axis=1).sum() + np.sum(transfer_ms))
     ends = step_ends(graph, work_ms, transfer_ms)
     return float(np.fmax.reduce(ends[:, -1])) if ends.size else 0.0

@@ -100,10 +100,10 @@ def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) 
         [attempt, max(first_step, last_step - 4 * MAX_STEPS_ONLY), last_step, attempt, MAX_STEPS_ONLY],
     )
     run: list[int] = []
-    # only every N-th step may be stamped
-    apart = min((later - earlier for (later,), (earlier,) in pairwise(rows)), default=1)
+    # Only every N-th step may be stamped.
+    stride = min((later - earlier for (later,), (earlier,) in pairwise(rows)), default=1)
     for (step,) in rows:
-        if run and step != run[-1] - apart:
+        if run and step != run[-1] - stride:
             if len(run) >= MAX_STEPS:
                 break
             run = []  # a gap: the older, longer run may still follow
@@ -142,7 +142,10 @@ def _checked(
     steps: Sequence[int],
     measured_ms: float | None = None,
 ) -> StepGraph | None:
-    """`measured_ms`: time of all steps together; by default from their starts and ends on the hosts."""
+    """The graph with the error of its replay; None if the steps' starts were not recorded.
+
+    `measured_ms`: time of all steps together; by default from their starts and ends on the hosts.
+    """
     if graph is None or not graph.steps:
         return None
     if measured_ms is None:
@@ -169,7 +172,8 @@ def _checked(
 
 
 def _step_rows(source: Source, attempt: int, steps: Sequence[int]) -> dict[str, Any]:
-    """Columns rank, step, took, waited and delay (ms) of whole steps, by rank and step; on a GPU the device's."""
+    """Columns rank, step, took, waited and delay (ms) of whole steps, ordered by rank and step; a GPU's own times if
+    its calls were recorded."""
     if not has_device_calls(source, attempt):
         return source.query(
             f"""
@@ -205,7 +209,7 @@ def _from_steps(table: dict[str, Any], steps: Sequence[int]) -> Graph:
         graph.add_wait(int(rank[row]), calls[int(step[row])])
         graph.end_step(int(rank[row]), int(step[row]))
     # the steps are complete: all ranks ran each of them once
-    graph.meetings = np.arange(len(rank)).reshape(-1, len(steps)).T
+    graph.work_before_sync = np.arange(len(rank)).reshape(-1, len(steps)).T
     return graph
 
 
@@ -268,11 +272,11 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
     start, end = ints(rows["start_ns"]), ints(rows["start_ns"]) + ints(rows["duration_ns"])
     missing = ints(rows["delay_ns"])
     by_step = _rows_by_step(calls)
-    left: dict[int, int] = {}
+    previous_end: dict[int, int] = {}
     for row in range(len(rank)):
         own = by_step.get((int(rank[row]), int(step[row])), np.zeros(0, dtype=np.int64))
         # The loop's work between two steps belongs to the later one and was not recorded.
-        cursor = min(left.get(int(rank[row]), int(start[row])), int(start[row]))
+        cursor = min(previous_end.get(int(rank[row]), int(start[row])), int(start[row]))
         between_ms = (int(start[row]) - cursor) / 1e6
         place, first = 0, len(graph.work_ms)
         for at, kind, call, waited in _events(calls, numbers, own):
@@ -288,7 +292,7 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
         graph.add_work(int(rank[row]), int(step[row]), place, max(0, int(end[row]) - cursor) / 1e6)
         _spread_delay(graph, first, between_ms, float(missing[row]) / 1e6)
         graph.end_step(int(rank[row]), int(step[row]))
-        left[int(rank[row])] = int(end[row])
+        previous_end[int(rank[row])] = int(end[row])
 
 
 def _spread_delay(graph: Graph, first: int, between_ms: float, missing_ms: float) -> None:

@@ -249,7 +249,7 @@ def without(
 def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any) -> Floats:
     """For each piece of work, the factor by which its rank is lastingly slower or faster than the stage.
 
-    Means of blocks of steps are compared, and the difference is reduced by `sure_errors` standard errors of its mean.
+    Means of blocks of steps are compared, and the difference is reduced by `sure_sigmas` standard errors of its mean.
     """
     ranks, steps = sorted(graph.programs), {step: place for place, step in enumerate(graph.steps)}
     rows = {rank: row for row, rank in enumerate(ranks)}

@@ -40,7 +40,7 @@ def test_meetings_are_added_up_without_going_through_the_programs() -> None:
     graph = meeting(dice.uniform(5, 20, (6, 4)).tolist())
     other = dice.uniform(5, 20, 24)
     one_by_one = replay(graph), replay(graph, other)
-    graph.meetings = np.arange(24).reshape(6, 4)
+    graph.work_before_sync = np.arange(24).reshape(6, 4)
     assert (replay(graph), replay(graph, other)) == pytest.approx(one_by_one)
 
 
