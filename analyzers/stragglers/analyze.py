@@ -147,8 +147,8 @@ def _is_host_as_peers(source: Source, timings: Timings, slow: Straggler) -> bool
 
 
 def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
-    """Return False if others in its groups cause far more waiting than the rank. Calls give a lower bound of waiting.
-    So part of the waiting of a rank that waits in many calls, as in a group with a slow link, counts as its own work.
+    """Return False if another member of its groups causes far more waiting than the rank. Calls give a lower bound of
+    waiting, so a rank that waits in many calls, as in a group with a slow link, seems to work for a part of that time.
     """
     if not slow.has_peers:
         return True
@@ -158,8 +158,8 @@ def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
 
 
 def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler) -> bool:
-    """Return True if a rank's excess may come from waiting for a slower one. Calls only give a lower bound of waiting,
-    so the rank's own slowness is not proven. The partners of a slow shard are late in their other groups because of it.
+    """Return True if a rank's excess may come from waiting for a slower one, like that of a slow shard's partners in
+    their other groups. Calls give only a lower bound of waiting, so the rank's own slowness is not proven.
     """
     first, last = max(one.first_step, slower.first_step), min(one.last_step, slower.last_step)
     if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
@@ -374,8 +374,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
 
 def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     """Return True if the others may wait for a task that only this rank has: after the optimizer rank 0 logs, evaluates
-    and plots for all. Effects of its host or its device's clock are excluded. Without data
-    spans the time may also be loading of batches, and then no rank is excused.
+    and plots for all. Effects of its host or its device's clock are excluded. Without data spans the time may also be
+    the loading of batches, which excuses no rank.
     """
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

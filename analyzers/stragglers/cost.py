@@ -77,7 +77,7 @@ class Cost:
 
 
 def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
-    """Cost of slow ranks: replay the last episode of the worst one, which represents all their slow steps."""
+    """Cost of slow ranks. The last slow stretch of the worst rank is replayed and stands for all their slow steps."""
     worst = suspect.worst
     run_s = _run_s(timings)
     if suspect.pattern == "rotating":  # each slow rank costs only its own steps
@@ -118,8 +118,8 @@ def _run_s(timings: Timings) -> float:
 
 
 def _is_lost_in_noise(growth: Growth, gain_ms: float) -> bool:
-    """Return True if the step grew by much less than the gain that the replay predicts, and the earlier steps differ
-    among themselves by as much: then neither number is the cost.
+    """Return True if the step grew by much less than the gain that the replay predicts, and the earlier steps vary as
+    much as that gain: then neither number is the cost.
     """
     return growth.ms < (1 - SHARED.agreement_ratio) * gain_ms <= gain_ms <= growth.sigma_ms
 

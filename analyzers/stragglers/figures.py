@@ -89,25 +89,25 @@ def _transfers(source: Source, attempt: int, finding: Finding, groups: Sequence[
     found: dict[str, dict[int, float]] = {}
     if " -> " in groups[0]:
         pairs, _ = pair_transfers(source, attempt, WINDOW_STEPS)
-        chosen = [of for (num_bytes, _), of in pairs.items() if num_bytes == size and groups[0] in of][:1]
+        chosen = [links for (num_bytes, _), links in pairs.items() if num_bytes == size and groups[0] in links][:1]
     else:
         dimensions = {group.partition(":")[0] for group in groups}
         classes = group_transfers(source, attempt, WINDOW_STEPS)
-        chosen = [of for key, of in classes.items() if key[0] in dimensions and key[1:] == (op, size)]
-    for of in chosen:
-        for name, windows in of.items():
+        chosen = [links for key, links in classes.items() if key[0] in dimensions and key[1:] == (op, size)]
+    for links in chosen:
+        for name, windows in links.items():
             found[name] = {window.first_step: window.transfer_ms for window in windows.values()}
     return found
 
 
 def _aligned(found: dict[str, dict[int, float]]) -> tuple[Ints, dict[str, Floats]]:
     """Align the links on common windows; NaN if a link has no transfer in a window."""
-    windows = sorted({step // WINDOW_STEPS for of in found.values() for step in of})
+    windows = sorted({step // WINDOW_STEPS for transfers in found.values() for step in transfers})
     place = {window: i for i, window in enumerate(windows)}
     lines: dict[str, Floats] = {}
-    for name, of in found.items():
+    for name, transfers in found.items():
         lines[name] = np.full(len(windows), np.nan)
-        for step, value in of.items():
+        for step, value in transfers.items():
             lines[name][place[step // WINDOW_STEPS]] = value
     return WINDOW_STEPS * np.array(windows, dtype=np.int64), lines
 

@@ -1,8 +1,7 @@
 """Thresholds of stragglers and of drops in throughput.
 
-Ratios are parts of the peers' own time, observations are steps. Source of all numbers unless a field names another:
-measured on the simulator, drills and healthy runs on quiet, busy and busy machines
-(`benchmarks.accuracy.diagnosis`).
+Ratios are parts of the peers' own time, observations are steps. A number without a named source was measured on the
+simulator, in drills and in healthy runs on quiet, busy and overloaded machines (`benchmarks.accuracy.diagnosis`).
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def host_place(
     source: Source, attempt: int, slow: Straggler, peers: Sequence[int], *, place: str = ""
 ) -> tuple[str, float]:
     """Return the phase or gap that holds a slow rank's excess on its host, and by how much (ms) its host takes longer
-    there. Empty if none does, or a device may cause it. `place`: the only one that is looked at."""
+    there; ("", 0.0) if none does, or if a device may be the cause. `place`: consider only this one."""
     read = partial(host_places_ms, typical="avg" if slow.paused_ratio else "median")
     own, usual = in_newest_steps(source, attempt, slow, peers, read)
     excess = {name: own[name] - usual[name] for name in own if name in usual and place in ("", name)}

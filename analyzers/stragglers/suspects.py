@@ -95,9 +95,9 @@ def suspects(
     first_step: int,
     policy: StragglerPolicy | None = None,
 ) -> list[Suspect]:
-    """Join slow ranks, the worst first. Pure.
+    """Join slow ranks into suspects, the worst first. Pure.
 
-    `counters` by (rank, cause); `nodes`: {rank: node}; `first_step`: the first step that was judged.
+    `counters`: by (rank, cause). `nodes`: {rank: node}. `first_step`: the first step that was judged.
     """
     policy = policy or StragglerPolicy()
     attributed: dict[tuple[int, str], list[tuple[Straggler, Attribution]]] = {}
@@ -161,12 +161,12 @@ def _join_nodes(single: Sequence[Suspect], nodes: Mapping[int, str]) -> list[Sus
     for suspect in single:
         groups.setdefault((nodes.get(suspect.worst.rank, ""), suspect.cause), []).append(suspect)
     found: list[Suspect] = []
-    for (node, _), own in groups.items():
-        together = _at_the_same_time(own)
+    for (node, _), on_node in groups.items():
+        together = _at_the_same_time(on_node)
         if len(sizes) < 2 or len(together) < 2 or len(together) <= SHARED.explained_ratio * sizes.get(node, 0):
-            found += own
+            found += on_node
         else:
-            found += [suspect for suspect in own if suspect not in together]
+            found += [suspect for suspect in on_node if suspect not in together]
             found.append(replace(_join(together), node=node))
     return found
 

@@ -181,8 +181,8 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)
     split = int(places[int(np.argmax(rises * weights))])
-    # The medians do not change up to twice the true place, so the onset is found by the side of the middle on which
-    # blocks lie.
+    # The median before a split hardly changes until the split is at twice the true place, so the onset is refined: as
+    # many blocks as possible must lie on the right side of the middle between both levels.
     is_above = blocks > (np.median(blocks[:split]) + np.median(blocks[split:])) / 2
     agreeing = np.append(0, np.cumsum(~is_above)) + is_above.sum() - np.append(0, np.cumsum(is_above))
     split = int(places[int(np.argmax(agreeing[places]))])

@@ -8,7 +8,7 @@ milliseconds per step. Steps between two slow stretches, in which the rank is as
 
 1. Garbage collections explain the excess: host.
 2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
-   busy host a rank that computes more also waits for a core more, by as much again.
+   busy host such a rank also waits longer for a core, in proportion.
 3. The time for which the rank's thread was runnable and waited for a core explains the excess: host. Waits in
    proportion to its additional CPU time belong to its work, not to the host.
 4. The rank trains on more tokens than its peers, by the same factor: its sequences are longer, and no machine is bad.
@@ -94,9 +94,9 @@ class Counters:
         return self.own_run_delay_ms - others_ms >= SHARED.minor_ratio * self.own_run_delay_ms
 
     def is_share_of_waits(self, excess_ms: float, policy: CorroborationPolicy) -> bool:
-        """Return True if a compute excess is small against the rank's waits for a core on a busy machine and its CPU
-        time is hardly above its peers'. Healthy ranks differ as much there, whatever part of the excess the medians of
-        their waits explain."""
+        """Return True if a compute excess is small compared with the rank's waits for a core on a busy machine, and its
+        CPU time is hardly above its peers'. Healthy ranks differ as much there, even if the medians of their waits
+        explain only a part of the excess."""
         own_ms = self.own_run_delay_ms
         if not self.on_cpu or own_ms is None or not self.is_crowded:
             return False

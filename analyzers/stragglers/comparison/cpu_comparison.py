@@ -5,7 +5,7 @@
 On a machine with more load than cores, the length of a step is decided by how long its ranks wait for a core. How long
 a rank works shows only in its CPU time.
 
-1. Only on CPUs, and only if the ranks wait for a core for at least `crowded_ratio` of their CPU time.
+1. Only on CPUs, and only if the ranks wait for a core for at least `explained_ratio` of their CPU time.
 2. The CPU time of a step over the median of the peers' is searched for persistent excess (`persistence`) of more than
    healthy ranks show there, `crowded_cpu_ratio` and `crowded_cpu_ms`.
 3. A rank that waits in collectives more than its peers is left out: a backend may wait by polling, which is not work.

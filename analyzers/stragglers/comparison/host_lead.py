@@ -1,5 +1,4 @@
-"""Distinguish one late host from several equally late ones, of which the one that looks slow was the first to lose its
-lead.
+"""Tell one late host from several equally late ones, of which only the first that lost its lead looks slow.
 
     is_late_as_peers(source, attempt=0, slow=straggler, peers=[0, 1, 2])
 

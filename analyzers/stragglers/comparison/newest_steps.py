@@ -1,6 +1,6 @@
 """Times of a slow rank and of its peers in its newest slow steps, from the spans of its host.
 
-own, usual = in_newest_steps(source, attempt, slow, peers, read)       # both empty where a device may be the cause
+own, usual = in_newest_steps(source, attempt, slow, peers, read)       # both empty without peers or without spans
 """
 
 from __future__ import annotations

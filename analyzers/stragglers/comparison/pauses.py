@@ -6,9 +6,9 @@ If a cgroup limit or another job stops a process for 80 ms at arbitrary moments,
 which it waits for others anyway. The median of its steps then shows nothing, while all ranks wait for the remaining
 stops. So the criterion is how many observations are far off, on one rank alone:
 
-1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise; half of that
-   work is enough if it happens in most steps or in every second or n-th one (noise has no rhythm): if a host is late by
-   less than its lead plus the work of its device, a slow network hides part of the delay.
+1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise. Half of that
+   work is enough if pauses occur in most steps or in every n-th one, because noise has no rhythm: a slow network hides
+   part of a delay if the host is late by less than its lead plus the work of its device.
 2. Between the first and the last pause, pauses are a good part of the observations, without a long gap. This excludes a
    burst of another job on the machine.
 3. Hardly any other rank pauses at the same time: pauses of all ranks come from the machine.

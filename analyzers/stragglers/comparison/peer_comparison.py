@@ -5,8 +5,7 @@
 
 1. A rank's own time of a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
    together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do
-   those for all. Clocks are not compared.
-   The time between phases is also own work, by gap.
+   those for all. The time between phases is also own work, by gap. Clocks are not compared.
 2. Peers have the same work: the same pipeline stage, and for data loading also the same place in their tensor- and
    context-parallel groups, in which often only the first rank loads. For each observation the excess of a rank is its
    own time minus the median of its peers' (itself excluded), divided by the peers' whole own time. It is computed for
@@ -149,8 +148,7 @@ def without_side_effects(stragglers: Sequence[Straggler]) -> list[Straggler]:
 def _steady(
     timings: Timings, ranks: Ints, cause: Cause, values: Matrix, own: tuple[Matrix, Matrix], policy: StragglerPolicy
 ) -> Iterator[tuple[int, Straggler]]:
-    """Yield (row, straggler) of ranks that are slow in most steps; `own`: all own work of the peers, and of each "
-    "rank."""
+    """Yield (row, straggler) of ranks that are slow in most steps. `own`: all work of the peers, and of each rank."""
     of_peers, of_rank = own
     excess_ms = values - others_median(values)
     least = steps_for_crowding(crowding(of_rank), policy)
