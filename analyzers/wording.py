@@ -173,9 +173,9 @@ def number_ranges(numbers: Sequence[int]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def batches_text(skipped: Sequence[Any], again: Sequence[Any]) -> str:
+def batches_text(skipped: Sequence[Any], replayed: Sequence[Any]) -> str:
     """Clause on the batches of a rollback: `skipped batches 3, 4`, `kept batch 3`; empty for none."""
-    batches = skipped or again
+    batches = skipped or replayed
     if not batches:
         return ""
     which = f"batch{'es' if len(batches) > 1 else ''} {listed(batches, 8)}"

@@ -22,6 +22,7 @@ _ANALYZERS = Path(__file__).parents[1]
 _GUARD = Path(probes.__file__).parent / "guard"
 _PREFLIGHT = _ANALYZERS.parent / "trainer" / "preflight"
 _CLAUSE_END = re.compile(r"(?:[:;]|(?<!e\.g)\.) (?![^(]*\))")
+"""A colon, semicolon or full stop outside of parentheses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

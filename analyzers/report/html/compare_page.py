@@ -94,9 +94,9 @@ def _losses(a: Side, b: Side, names: tuple[str, str]) -> list[series.Series]:
     lines = []
     for side, name, colour in zip((a, b), names, _COLOURS, strict=True):
         curve = course.loss_curve(side.source)
-        kept = np.asarray(curve["kept"], dtype=bool)
-        if len(kept) and np.isfinite(floats(curve["loss"])[kept]).any():
-            steps, values = ints(curve["step"])[kept], floats(curve["loss"])[kept]
+        is_kept = np.asarray(curve["kept"], dtype=bool)
+        if len(is_kept) and np.isfinite(floats(curve["loss"])[is_kept]).any():
+            steps, values = ints(curve["step"])[is_kept], floats(curve["loss"])[is_kept]
             lines.append(series.Series(name=name, x=steps, y=values, colour=colour))
     return lines
 

@@ -160,10 +160,8 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
     for name, value in [*finding.evidence.items(), ("cost_s", finding.cost_s or None)]:
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
             continue
-        if (
-            name == "waiting_calls" and isinstance(value, Mapping) and len(value) < 2
-        ):  # the call is in the rows around it
-            continue
+        if name == "waiting_calls" and isinstance(value, Mapping) and len(value) < 2:
+            continue  # other rows name the call
         if name in ONE_PER_ROW and isinstance(value, (list, tuple)):
             rows += [(label_of(name), str(each)) for each in value]
             continue

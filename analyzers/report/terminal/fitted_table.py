@@ -42,26 +42,26 @@ class FittedTable:
         from rich.text import Text
 
         widths = [max(map(_width, (name, *cells))) for name, cells in zip(self.names, self._columns(), strict=True)]
-        kept = [index for index, name in enumerate(self.names) if any(self._columns()[index]) or name == "rank"]
+        shown = [index for index, name in enumerate(self.names) if any(self._columns()[index]) or name == "rank"]
         if not console.is_terminal:
-            yield self._table(kept, {})
+            yield self._table(shown, {})
             return
-        asked = dict(enumerate(widths))
-        place = self._place(STRETCHED)
+        width_of = dict(enumerate(widths))
+        stretched = self._index(STRETCHED)
         left_out: list[str] = []
         for names, most in ((LEFT_OUT_FIRST, MAX_STRETCHED), (LEFT_OUT_LAST, MIN_STRETCHED)):
-            if place in kept:
-                asked[place] = min(widths[place], most)
+            if stretched in shown:
+                width_of[stretched] = min(widths[stretched], most)
             for name in names:
-                if self._total(kept, asked) <= options.max_width:
+                if self._total(shown, width_of) <= options.max_width:
                     break
-                if (index := self._place(name)) in kept:
-                    kept.remove(index)
+                if (index := self._index(name)) in shown:
+                    shown.remove(index)
                     left_out.append(name)
-        if place in kept:
-            room = options.max_width - self._total([index for index in kept if index != place], asked) - GAP
-            asked[place] = max(8, min(widths[place], room))
-        yield self._table(kept, asked)
+        if stretched in shown:
+            room = options.max_width - self._total([index for index in shown if index != stretched], width_of) - GAP
+            width_of[stretched] = max(8, min(widths[stretched], room))
+        yield self._table(shown, width_of)
         if left_out:
             count = f"{len(left_out)} column{'s' * (len(left_out) > 1)}"
             yield Text(f"{count} left out in this width: {', '.join(left_out)}.", style="dim")
@@ -69,25 +69,25 @@ class FittedTable:
     def _columns(self) -> list[list[Text | str]]:
         return [[cells[index] for _, cells in self.rows] for index in range(len(self.names))]
 
-    def _place(self, name: str) -> int:
+    def _index(self, name: str) -> int:
         return self.names.index(name) if name in self.names else -1
 
-    def _total(self, kept: Sequence[int], asked: dict[int, int]) -> int:
-        return sum(asked[index] + GAP for index in kept)
+    def _total(self, shown: Sequence[int], width_of: dict[int, int]) -> int:
+        return sum(width_of[index] + GAP for index in shown)
 
-    def _table(self, kept: Sequence[int], widths: dict[int, int]) -> Table:
+    def _table(self, shown: Sequence[int], widths: dict[int, int]) -> Table:
         from rich import box
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False, padding=(0, 1))
-        for index in kept:
+        for index in shown:
             name = self.names[index]
             table.add_column(
                 name, justify="right" if name in _RIGHT else "left", width=widths.get(index),
                 no_wrap=bool(widths) or name != STRETCHED, overflow="ellipsis",
             )  # fmt: skip
         for style, cells in self.rows:
-            table.add_row(*(_cut(cells[index], widths.get(index)) for index in kept), style=style)
+            table.add_row(*(_cut(cells[index], widths.get(index)) for index in shown), style=style)
         return table
 
 

@@ -87,9 +87,9 @@ def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[R
     trouble = [
         row
         for row in rows
-        if (0 < shared[row.finding] <= MAX_NAMED and row.finding)
+        if (row.finding and shared[row.finding] <= MAX_NAMED)
         or row.state in _TROUBLED
-        or newest - (row.step or 0) > 1
+        or newest - (row.step or 0) > 1  # healthy ranks are at most one step apart
     ]
     room = max(2, max_rows - len(trouble))
     named = {row.rank for row in trouble}
