@@ -152,24 +152,24 @@ def _by_rank(jobs: Operations, slowdown: Callable[[npt.NDArray[np.bool_]], float
 
 def _graph(jobs: Operations, rows: Ints, own: Floats) -> _Step:
     """Build a step's graph. In `own` the durations of calls are replaced by their transfer times, without waits."""
-    made = _Step()
+    built = _Step()
     names = [jobs.optype[kind] for kind in jobs.kind[rows]]
     workers: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for row, name in zip(rows.tolist(), names, strict=True):
         workers.setdefault((int(jobs.dp_rank[row]), int(jobs.stage[row])), []).append((row, name))
     last_chunk = int(jobs.chunk[rows].max())
-    for number, (worker, mine) in enumerate(sorted(workers.items())):
-        _Worker(jobs, made, worker, mine, last_chunk).program(number * len(_STREAMS))
+    for number, (worker, operations) in enumerate(sorted(workers.items())):
+        _Worker(jobs, built, worker, operations, last_chunk).program(number * len(_STREAMS))
     end = jobs.start_ms + jobs.duration_ms
-    for key, call in made.calls.items():
-        members = made.rows_of_call[call]
+    for key, call in built.calls.items():
+        members = built.rows_of_call[call]
         if members:
             begin = float(jobs.start_ms[members].max())
             for row in members:
                 own[row] = max(0.0, float(end[row]) - begin)
             if key[0] == "message":  # the receiver waits, the sender does not
-                made.rows_of_call[call] = [row for row in members if jobs.optype[jobs.kind[row]].endswith("recv")]
-    return made
+                built.rows_of_call[call] = [row for row in members if jobs.optype[jobs.kind[row]].endswith("recv")]
+    return built
 
 
 _STREAMS = ("compute", "sync", *MESSAGES)
@@ -179,18 +179,24 @@ class _Worker:
     """The programs of one worker's streams in a step."""
 
     def __init__(
-        self, jobs: Operations, made: _Step, worker: tuple[int, int], mine: Sequence[tuple[int, str]], last_chunk: int
+        self,
+        jobs: Operations,
+        step: _Step,
+        worker: tuple[int, int],
+        operations: Sequence[tuple[int, str]],
+        last_chunk: int,
     ) -> None:
-        self._jobs, self._made, self._worker, self._last_chunk = jobs, made, worker, last_chunk
-        self._mine = list(mine)
-        self._passes = [(row, name) for row, name in mine if name in PASSES]
+        self._jobs, self._step, self._worker, self._last_chunk = jobs, step, worker, last_chunk
+        self._operations = list(operations)
+        """(Row, type) of each operation, in recorded order."""
+        self._passes = [(row, name) for row, name in operations if name in PASSES]
         self._seen: dict[str, int] = {}
         self._dependencies: dict[int, list[int]] = {}
 
     def program(self, first: int) -> None:
         """Add this worker's streams; `first` is the number of its first stream."""
         streams: dict[str, list[tuple[int, str]]] = {name: [] for name in _STREAMS}
-        for row, name in self._mine:
+        for row, name in self._operations:
             streams[self._stream(row, name)].append((row, name))
         for direction in ("forward", "backward"):
             self._match(direction, streams)
@@ -203,7 +209,7 @@ class _Worker:
             for row, name in streams[stream]:
                 self._add(first + offset, row, name)
             if streams[stream]:
-                self._made.graph.end_step(first + offset, 0)
+                self._step.graph.end_step(first + offset, 0)
 
     def _stream(self, row: int, name: str) -> str:
         if name in MESSAGES:
@@ -241,9 +247,9 @@ class _Worker:
                 chunk = int(jobs.chunk[row])
                 forward = 1 if direction == "forward" else -1
                 target = chunk if way == "recv" else chunk + forward
-                call = self._made.call(("message", direction, self._worker[0], target, ordinal[row]))
-                self._made.rows_of_call[call].append(message)
-                self._made.messages[message] = call
+                call = self._step.call(("message", direction, self._worker[0], target, ordinal[row]))
+                self._step.rows_of_call[call].append(message)
+                self._step.messages[message] = call
                 self._depend(message, row, way, passes[place[row] - 1] if place[row] else None)
                 kept.append((message, name))
             streams[name] = kept
@@ -273,25 +279,25 @@ class _Worker:
                 self._dependencies.setdefault(row, []).append(of_chunk[-1])
 
     def _add(self, stream: int, row: int, name: str) -> None:
-        made, graph = self._made, self._made.graph
+        step, graph = self._step, self._step.graph
         for other in self._dependencies.get(row, ()):
-            graph.add_wait(stream, made.call(("end", other)))
+            graph.add_wait(stream, step.call(("end", other)))
         call = self._call(row, name)
         if call is None:
             graph.add_work(stream, 0, 0, 0.0)
-            made.rows_of_work.append(row)
+            step.rows_of_work.append(row)
         else:
             graph.add_post(stream, call)
             graph.add_wait(stream, call)
-        graph.add_post(stream, made.call(("end", row)))
+        graph.add_post(stream, step.call(("end", row)))
 
     def _call(self, row: int, name: str) -> int | None:
-        made, (lane, stage) = self._made, self._worker
+        step, (lane, stage) = self._step, self._worker
         if name in MESSAGES:
-            return made.messages[row]
+            return step.messages[row]
         if name not in (*SYNCS, ENDS, NORM):
             return None
         count = self._seen[name] = self._seen.get(name, -1) + 1
-        call = made.call((name, 0 if name == NORM else lane if name == ENDS else stage, count))
-        made.rows_of_call[call].append(row)
+        call = step.call((name, 0 if name == NORM else lane if name == ENDS else stage, count))
+        step.rows_of_call[call].append(row)
         return call

@@ -121,17 +121,13 @@ def _waits_agree(source: Source, attempt: int, steps: Sequence[int]) -> bool:
 
 
 def _newest(source: Source, attempt: int, steps: Sequence[int]) -> list[int]:
-    """The newest steps that together have at most MAX_CALLS calls."""
+    """The newest steps that together have at most MAX_CALLS calls; none if these would be fewer than `min_times`."""
     newest = list(steps[-MAX_STEPS:])
     ((num_calls,),) = source.rows(
         "SELECT count(*) FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ?", [attempt, newest[0], newest[-1]]
     )
-    per_step = max(1.0, num_calls / len(newest))
-    return (
-        newest[-int(max(0, min(MAX_STEPS, MAX_CALLS // per_step))) :]
-        if MAX_CALLS >= SHARED.min_times * per_step
-        else []
-    )
+    num_steps = int(MAX_CALLS // max(1.0, num_calls / len(newest)))
+    return newest[-num_steps:] if num_steps >= SHARED.min_times else []
 
 
 def _checked(

@@ -142,24 +142,25 @@ def measure_graph(
     policy = policy or WhatIfPolicy()
     graph = found.graph
     ranks = sorted(graph.programs)
-    own = np.array(graph.work_ms)
+    work = np.array(graph.work_ms)
     ideal_work = _ideal_work(graph, stage)
     transfer = _median_transfers(graph)
-    of_work = np.array([rank for rank, _, _ in graph.work_at])
+    work_rank = np.array([rank for rank, _, _ in graph.work_at])
     ran, ideal = replay(graph), max(replay(graph, ideal_work, transfer), 1e-9)
     lanes = {rank: lane_of.get(rank, (rank,)) for rank in ranks}
-    excess = np.bincount(of_work, weights=own - ideal_work)
+    excess = np.bincount(work_rank, weights=work - ideal_work)
     by_lane: dict[Key, float] = {}
     by_stage: dict[int, float] = {}
     size = sum(len(program) for program in graph.programs.values())
     num_replayed = max(4, min(MAX_WORKERS, MAX_OPERATIONS // max(1, size)))
     for rank in sorted(ranks, key=lambda r: -excess[r])[:num_replayed]:
         if lanes[rank] not in by_lane:
-            kept = [r for r in ranks if lanes[r] == lanes[rank]]
-            by_lane[lanes[rank]] = replay(graph, _mixed(own, ideal_work, of_work, kept), transfer) / ideal
+            as_recorded = [r for r in ranks if lanes[r] == lanes[rank]]
+            by_lane[lanes[rank]] = replay(graph, _mixed(work, ideal_work, work_rank, as_recorded), transfer) / ideal
         if stage.get(rank, 0) not in by_stage:
-            kept = [r for r in ranks if stage.get(r, 0) == stage.get(rank, 0)]
-            by_stage[stage.get(rank, 0)] = replay(graph, _mixed(own, ideal_work, of_work, kept), transfer) / ideal
+            as_recorded = [r for r in ranks if stage.get(r, 0) == stage.get(rank, 0)]
+            mixed = _mixed(work, ideal_work, work_rank, as_recorded)
+            by_stage[stage.get(rank, 0)] = replay(graph, mixed, transfer) / ideal
     num_stages = len({stage.get(rank, 0) for rank in ranks})
     by_rank = {
         rank: min(by_lane[lanes[rank]], by_stage[stage.get(rank, 0)]) if num_stages > 1 else by_lane[lanes[rank]]
@@ -181,12 +182,12 @@ def measure_graph(
         slowdown=ran / ideal,
         by_rank=by_rank,
         worst_ranks=worst,
-        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, own, of_work, worst)),
-        last_stage_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, own, of_work, last))
+        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, work, work_rank, worst)),
+        last_stage_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, work, work_rank, last))
         if num_stages > 1
         else None,
         launch_delay_ratio=found.launch_delay_ratio,
-        lasting_slowdown=replay(graph, ideal_work * _lasting(graph, stage, of_work), transfer) / ideal,
+        lasting_slowdown=replay(graph, ideal_work * _lasting(graph, stage, work_rank), transfer) / ideal,
         withheld=why_withheld(found),
     )
 
@@ -227,10 +228,10 @@ def without(
         own = {key: total for key, total in totals.items() if key[0] == rank}
         typical: dict[Key, float] = {}
         for (_, step, place), (total, number) in own.items():
-            there = [totals[peer, step, place] for peer in compared if (peer, step, place) in totals]
-            same = [other for other, count in there if count == number]
-            if same:
-                typical[step, place] = float(np.median(same))
+            of_peers = [totals[peer, step, place] for peer in compared if (peer, step, place) in totals]
+            comparable = [ms for ms, count in of_peers if count == number]
+            if comparable:
+                typical[step, place] = float(np.median(comparable))
                 excess.setdefault((number, place), []).append(total - typical[step, place])
         for (_, step, place), (total, number) in own.items():
             found_here = excess.get((number, place))
@@ -246,7 +247,7 @@ def without(
     return found.measured_ms * replay(graph, work, transfer) / max(replay(graph), 1e-9)
 
 
-def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any) -> Floats:
+def _lasting(graph: Graph, stage: Mapping[int, int], work_rank: Any) -> Floats:
     """For each piece of work, the factor by which its rank is lastingly slower or faster than the stage.
 
     Means of blocks of steps are compared, and the difference is reduced by `sure_sigmas` standard errors of its mean.
@@ -268,7 +269,7 @@ def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any) -> Floats:
         sure = np.sign(mean) * np.maximum(0.0, np.abs(mean) - SHARED.sure_sigmas * error)
         factor[own] = 1 + sure / max(float(level.mean()), 1e-9)
     by_rank = dict(zip(ranks, factor, strict=True))
-    return np.array([by_rank[int(rank)] for rank in of_work])
+    return np.array([by_rank[int(rank)] for rank in work_rank])
 
 
 def _ideal_work(graph: Graph, stage: Mapping[int, int]) -> Floats:
@@ -310,9 +311,9 @@ def _median_transfers(graph: Graph) -> Floats:
     return np.array([middle[key] for key in graph.call_of])
 
 
-def _mixed(inside: Floats, outside: Floats, of_work: Any, ranks: Collection[int]) -> Floats:
+def _mixed(inside: Floats, outside: Floats, work_rank: Any, ranks: Collection[int]) -> Floats:
     """Take the work of some ranks from `inside`, and the work of the others from `outside`."""
-    mixed: Floats = np.where(np.isin(of_work, list(ranks)), inside, outside)
+    mixed: Floats = np.where(np.isin(work_rank, list(ranks)), inside, outside)
     return mixed
 
 
