@@ -63,8 +63,8 @@ def link(source: Source, finding: Finding) -> Iterator[Drawing]:
         return
     values = focus.RankComparison.of_lines(steps, lines, set(groups))
     figure = focus.draw(values, y="transfer of a call (ms)", onset=finding.first_step, others="other links, min to max")
-    whose = "and other links" if np.isfinite(values.middle).any() else "over the steps"
-    yield Drawing(title=f"Transfers of {', '.join(groups[:3])} {whose}", figure=figure)
+    against = "and other links" if np.isfinite(values.middle).any() else "over the steps"
+    yield Drawing(title=f"Transfers of {', '.join(groups[:3])} {against}", figure=figure)
 
 
 def shared_time(source: Source, finding: Finding) -> Iterator[Drawing]:

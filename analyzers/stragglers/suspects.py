@@ -102,18 +102,18 @@ def suspects(
     policy = policy or StragglerPolicy()
     attributed: dict[tuple[int, str], list[tuple[Straggler, Attribution]]] = {}
     for straggler in stragglers:
-        own = counters.get((straggler.rank, straggler.cause), Counters())
+        rank_counters = counters.get((straggler.rank, straggler.cause), Counters())
         attribution = attribute(
-            own, cause=straggler.cause, excess_ms=straggler.excess_ms, factor=straggler.factor,
+            rank_counters, cause=straggler.cause, excess_ms=straggler.excess_ms, factor=straggler.factor,
             policy=policy.corroboration,
         )  # fmt: skip
-        if attribution.is_waiting and not own.has_own_core(policy.corroboration):
+        if attribution.is_waiting and not rank_counters.has_own_core(policy.corroboration):
             continue
-        if attribution.cause in ("compute", "host") and own.is_share_of_waits(
+        if attribution.cause in ("compute", "host") and rank_counters.is_share_of_waits(
             straggler.excess_ms, policy.corroboration
         ):
             continue
-        if straggler.factor <= 1 and own.is_crowded:
+        if straggler.factor <= 1 and rank_counters.is_crowded:
             continue  # the rank's peers lose as much time in another phase
         attributed.setdefault((straggler.rank, attribution.cause), []).append((straggler, attribution))
     single: list[Suspect] = []
@@ -175,33 +175,32 @@ def _join_in_turn(found: Sequence[Suspect]) -> list[Suspect]:
     """Join suspects of one cause that are slow one after the other."""
     result: list[Suspect] = []
     for cause in dict.fromkeys(suspect.cause for suspect in found):
-        own = sorted((suspect for suspect in found if suspect.cause == cause), key=lambda s: s.first_step)
-        episodes = sorted(
-            (segment.begin, segment.end) for suspect in own for member in suspect.members for segment in member.segments
-        )
+        alike = sorted((suspect for suspect in found if suspect.cause == cause), key=lambda s: s.first_step)
+        members = [member for suspect in alike for member in suspect.members]
+        episodes = sorted((segment.begin, segment.end) for member in members for segment in member.segments)
         is_apart = all(after[0] >= before[1] - 2 for before, after in pairwise(episodes))
-        if len(own) < SHARED.min_times or not is_apart or any(suspect.node for suspect in own):
-            result += own
+        if len(alike) < SHARED.min_times or not is_apart or any(suspect.node for suspect in alike):
+            result += alike
         else:
-            result.append(replace(_join(own), pattern="rotating"))
+            result.append(replace(_join(alike), pattern="rotating"))
     return result
 
 
-def _join(own: Sequence[Suspect]) -> Suspect:
+def _join(single: Sequence[Suspect]) -> Suspect:
     """Join all members in one suspect, with cause, reason and counters of the slowest."""
-    members = sorted((suspect.worst for suspect in own), key=lambda member: -member.excess_ms)
-    worst = next(suspect for suspect in own if suspect.worst is members[0])
+    members = sorted((suspect.worst for suspect in single), key=lambda member: -member.excess_ms)
+    worst = next(suspect for suspect in single if suspect.worst is members[0])
     return replace(worst, members=tuple(members))
 
 
-def _at_the_same_time(own: Sequence[Suspect]) -> list[Suspect]:
+def _at_the_same_time(single: Sequence[Suspect]) -> list[Suspect]:
     """Return the suspects whose slow time mostly overlaps that of the longest-lasting suspect."""
-    if not own:
+    if not single:
         return []
-    longest = max(own, key=lambda suspect: suspect.last_step - suspect.first_step)
+    longest = max(single, key=lambda suspect: suspect.last_step - suspect.first_step)
     least = SHARED.explained_ratio * (longest.last_step - longest.first_step + 1)
     return [
         suspect
-        for suspect in own
+        for suspect in single
         if min(suspect.last_step, longest.last_step) - max(suspect.first_step, longest.first_step) + 1 >= least
     ]

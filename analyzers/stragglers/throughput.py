@@ -111,7 +111,7 @@ def throughput_drops(source: Source, scope: Scope, policy: ThroughputPolicy | No
         return [_insufficient("no steps were recorded")]
     findings, starts = [], training_starts(source)
     for (attempt,) in source.rows("SELECT DISTINCT attempt FROM steps WHERE rank >= 0 ORDER BY attempt"):
-        first = max((step for of, step in starts if of == attempt), default=0)
+        first = max((step for begun_in, step in starts if begun_in == attempt), default=0)
         times = step_times(source, attempt, first=first) if scope.attempt in (None, attempt) else None
         if times is not None and (found := _drop(times, policy)):
             findings.append(found)

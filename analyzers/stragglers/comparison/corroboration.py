@@ -226,8 +226,8 @@ def load_counters(
         [attempt, last_step - MAX_STEPS + 1],
     )
     of_row = ints(table["rank"])
-    own = of_row == rank
-    if not own.any() or own.all():
+    is_own = of_row == rank
+    if not is_own.any() or is_own.all():
         return Counters()
     excess: dict[str, float | None] = {}
     of_rank: dict[str, float | None] = {}
@@ -236,7 +236,7 @@ def load_counters(
         values = floats(table[name])
         each = [_typical(values[of_row == peer], typical) for peer in ranks[1:]]
         theirs = [value for value in each if value is not None]
-        mine = _typical(values[own], typical)
+        mine = _typical(values[is_own], typical)
         of_rank[name] = mine
         ratios[name] = mine / float(np.median(theirs)) - 1 if mine and theirs and min(theirs) else None
         excess[name] = mine - float(np.median(theirs)) if mine is not None and theirs else None
@@ -249,13 +249,13 @@ def load_counters(
         major_faults=excess["major_faults"],
         tokens_ratio=ratios["tokens"],
         on_cpu=_on_cpu(source, attempt, rank),
-        num_steps=int(own.sum()),
+        num_steps=int(is_own.sum()),
     )
     if judged is None:
         return counters
     slow_s, usual_ns, wait_ratio, num_usual = _usual_waits(source, attempt, slow, ranks, judged, means)
     if num_usual < SHARED.min_steps:
-        waits, worked = (float(np.nansum(floats(table[name])[~own])) for name in ("run_delay_ns", "cpu_ns"))
+        waits, worked = (float(np.nansum(floats(table[name])[~is_own])) for name in ("run_delay_ns", "cpu_ns"))
         usual_ns, wait_ratio = None, waits / worked if worked else None
     return replace(counters, usual_run_delay_ms=_ms(usual_ns), usual_core_wait_ratio=wait_ratio, slow_s=slow_s)
 

@@ -65,10 +65,10 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None, steps: Ints |
 
 def _has_rhythm(steps: Ints, is_pause: npt.NDArray[np.bool_]) -> bool:
     """Return True if the pauses are the steps at one distance from the first, and no others until the last."""
-    own = steps[is_pause]
-    distance = int(np.median(np.diff(own)))
-    during = (steps >= own[0]) & (steps <= own[-1])
-    is_due = (steps[during] - own[0]) % max(distance, 1) == 0
+    paused = steps[is_pause]
+    distance = int(np.median(np.diff(paused)))
+    during = (steps >= paused[0]) & (steps <= paused[-1])
+    is_due = (steps[during] - paused[0]) % max(distance, 1) == 0
     agree = (is_due == is_pause[during]).mean() >= 1 - SHARED.equal_ratio
     return bool(agree and np.count_nonzero(~is_due) >= SHARED.min_steps)
 

@@ -281,14 +281,13 @@ def is_significant(straggler: Straggler) -> bool:
 
 def places_of(timings: Timings, cause: Cause) -> tuple[str, ...]:
     """Phases and gaps, starting with those of the cause."""
-    own = timings.places(cause)
-    return (*own, *(place for place in timings.own if place not in own))
+    of_cause = timings.places(cause)
+    return (*of_cause, *(place for place in timings.own if place not in of_cause))
 
 
 def num_steps_of(steps: Ints, segment: Segment) -> int:
     """Number of steps that a segment's observations represent: very long runs are downsampled."""
-    own = steps[segment.begin : segment.end]
-    return 1 + int(np.maximum(np.diff(own), 1).sum())
+    return 1 + int(np.maximum(np.diff(steps[segment.begin : segment.end]), 1).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,8 +113,8 @@ def _common(ranks: Sequence[Steps]) -> Ints:
 
 def _absent(ranks: Sequence[Steps]) -> list[int]:
     world_size = max((trace.world_size or 0 for trace, _ in ranks), default=0)
-    there = {trace.rank for trace, _ in ranks}
-    return [rank for rank in range(min(world_size, 1_000_000)) if rank not in there]
+    present = {trace.rank for trace, _ in ranks}
+    return [rank for rank in range(min(world_size, 1_000_000)) if rank not in present]
 
 
 def _timings(ranks: Sequence[Steps], *, is_device_only: bool = False) -> Timings:
