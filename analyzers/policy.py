@@ -51,7 +51,7 @@ class SharedPolicy:
     """Deviation of a mean, in standard errors, that can still be chance. Source: convention, 95 %."""
     sure_sigmas: float = 3.0
     """Deviation of a mean, in standard errors, that is not chance: for a lasting mean excess of a rank, and for a rise
-    that gives an onset. Half of such a rise is 1.5 sigmas, and two consecutive disturbed steps are rare.
+    that dates an onset. By chance a single step exceeds half of such a rise (1.5 sigmas), but rarely two in a row.
     """
     outlier_sigmas: float = 4.0
     """Distance from its peers, in standard deviations, at which a single value is an outlier; if many places are tried,

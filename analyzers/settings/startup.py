@@ -97,12 +97,12 @@ def measure(source: Source) -> list[Startup]:
             "SELECT attempt, rank, min(wall_ns) FROM ranks WHERE rank >= 0 AND wall_ns > 0 GROUP BY attempt, rank"
         )
     }
+    before = [event.wall_ns for kind in (event_kinds.RUN_STARTED, event_kinds.RANK_EXIT) for event in log.of(kind)]
     found = []
     for attempt, rows in groupby(first_steps, key=lambda row: int(row[0])):
         by_rank: dict[str, dict[int, float]] = {}
         started = log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)
         started_ns = min((event.wall_ns for event in started), default=None)
-        before = [event.wall_ns for kind in (event_kinds.RUN_STARTED, event_kinds.RANK_EXIT) for event in log.of(kind)]
         launched_ns = max((ns for ns in before if started_ns is not None and ns <= started_ns), default=None)
         launch_s = None if started_ns is None or launched_ns is None else (started_ns - launched_ns) / 1e9
         for _, rank, start_ns, first_ns, usual_ns, num_steps in rows:

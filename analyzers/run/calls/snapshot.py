@@ -85,9 +85,11 @@ class RankView:
     """Open calls with a later completed one in the same group, and sends that have arrived: most likely not waited
     for."""
     closed: bool = False
+    """True if the rank ended cleanly and closed its tapes."""
     state: str = "running"
     """State of the process when `watch` last saw it: running, stopped, dead."""
     os_state: str = ""
+    """State letter of the process in /proc, such as `T`, when `watch` last saw it; empty if unknown."""
     worked_ns: int = 0
     """Time at which `watch` last saw its process at work while it recorded nothing; 0: never."""
     is_at_work: bool = False

@@ -95,8 +95,8 @@ class Death:
     @property
     def shown(self) -> Link:
         """The exception to report: the last one of the chain that the user's code raised, else `origin`."""
-        own = (link for link in reversed(self.links) if any(not frame.is_library for frame in link.frames))
-        return next(own, self.origin)
+        of_user = (link for link in reversed(self.links) if any(not frame.is_library for frame in link.frames))
+        return next(of_user, self.origin)
 
     @property
     def frame(self) -> Frame | None:

@@ -33,11 +33,13 @@ def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
     ((present, last_ns),) = source.rows(
         "SELECT list(DISTINCT rank), max(start_ns) FROM steps WHERE attempt = ?", [attempt]
     )
-    here = frozenset(present or ())  # both are NULL before the attempt's first step
-    if len(here) >= (world_size or 0):
+    recorded = frozenset(present or ())  # both are NULL before the attempt's first step
+    if len(recorded) >= (world_size or 0):
         return frozenset()
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.EXCLUDED))
-    return ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns or started_ns) - here
+    return (
+        ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns or started_ns) - recorded
+    )
 
 
 def ranks_elsewhere(source: Source, log: EventLog, *, attempt: int, world_size: int, last_ns: int) -> frozenset[int]:
