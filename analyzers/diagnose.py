@@ -111,7 +111,9 @@ def diagnose(
     now_ns: int | None = None,
     stacks_dir: Path | None = None,
 ) -> Diagnosis:
-    """Run every analysis. `now_ns`: the present (epoch nanoseconds) if the run is alive; None if it has ended."""
+    """Run every analysis. `now_ns`: the present (epoch nanoseconds) if the run is alive; without it, the end of the
+    records counts as the end of the run, and may be read as a death.
+    """
     findings: list[Finding] = []
     scope = Scope(now_ns=now_ns, manifest=manifest, stacks_dir=stacks_dir)
     store, source = source, CachedSource(source)

@@ -21,8 +21,6 @@ from analyzers.source import READ_ROWS, READ_STEPS, Source, every_kth
 
 __all__ = ["RankRow", "RankRows", "rank_rows"]
 
-RECENT_STEPS = NEWEST_STEPS
-"""Number of newest steps over which medians are shown."""
 _ENDED = ("ended", "dead")
 
 
@@ -78,7 +76,7 @@ def rank_rows(
         return RankRows(attempt=None, step=None, step_ms=None, rows=())
     attempt = known[-1]
     view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
-    since_step = 0 if has_ended else (view.step or 0) - RECENT_STEPS
+    since_step = 0 if has_ended else (view.step or 0) - NEWEST_STEPS
     medians, memory = _medians(source, attempt, since_step), _memory(source, attempt)
     hosts_and_loads = _hosts_and_loads(source, attempt)
     worst = _worst(findings, attempt, closed)

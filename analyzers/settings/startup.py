@@ -56,7 +56,7 @@ class Startup:
 
 
 def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = None) -> list[Finding]:
-    """One finding for each part of the start-up that is slow, and the slowest part, in any attempt."""
+    """One finding for each part that is slow and the slowest one in the start-up of some attempt."""
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):

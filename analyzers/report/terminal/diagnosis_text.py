@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["evidence_rows", "excluded_text", "render", "saves_line", "title", "validation_line"]
+__all__ = ["evidence_rows", "excluded_text", "render", "saves_line", "title"]
 
 _OUTCOME_STYLES = {"clean": "bold green", "failed": "yellow", "unjudged": "bold"}
 """Styles of a verdict without findings, by its outcome."""

@@ -52,8 +52,6 @@ SNAPSHOT_EVENTS = (
     event_kinds.WATCH_STARTED,
     event_kinds.WATCH_STOPPED,
 )
-RECENT_STEPS = NEWEST_STEPS
-"""Number of newest steps whose durations define the usual step."""
 ORDER_STEPS = 5
 """Number of earlier steps from which the order of a group's collectives is read."""
 MAX_NUMBERS = 256
@@ -282,7 +280,7 @@ def _steps(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int
         SELECT median(duration_ns), max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0))
         FROM steps WHERE attempt = ? AND step > ? AND start_ns + duration_ns <= ?
         """,
-        [attempt, newest - RECENT_STEPS, cut_ns],
+        [attempt, newest - NEWEST_STEPS, cut_ns],
     )
     return int(median_ns or 0), int(longest_ns or 0)
 

@@ -22,18 +22,26 @@ __all__ = [
     "closed_findings", "is_same_finding", "may_last", "newest_reports", "recorded_findings", "reported_findings",
     "why_closed",
 ]  # fmt: skip
-MAX_EVENTS = 2_000
+MAX_REPORTS = 500
+"""Maximum number of newest reports that are read."""
+MAX_RECORDED = 2_000
+"""The same for findings of plug-ins, which may report many."""
 
 
-def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
+def reported_findings(source: Source) -> list[Finding]:
     """Findings that `watch` reported live, newest first; events that hold no finding are skipped."""
+    reported = (Finding.of_event(event) for event in _finding_events(source, MAX_REPORTS))
+    return [finding for finding in reported if finding is not None]
+
+
+def _finding_events(source: Source, limit: int) -> list[dict[str, Any]]:
+    """The newest `finding` events, newest first."""
     if not source.has("events"):
         return []
     rows = source.rows(
         "SELECT detail FROM events WHERE kind = ? ORDER BY wall_ns DESC LIMIT ?", [event_kinds.FINDING, limit]
     )
-    reported = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
-    return [finding for finding in reported if finding is not None]
+    return [parsed_detail(detail) for (detail,) in rows]
 
 
 def newest_reports(reports: Iterable[Finding]) -> list[Finding]:
@@ -89,14 +97,9 @@ def recorded_findings(source: Source) -> list[Finding]:
     plug-ins that it was recorded with, and their findings must not be lost. A finding that was over before the run's
     end has `ongoing` = False in its evidence.
     """
-    if not source.has("events"):
-        return []
-    rows = source.rows(
-        "SELECT detail FROM events WHERE kind = ? ORDER BY wall_ns DESC LIMIT ?", [event_kinds.FINDING, MAX_EVENTS]
-    )
     found: dict[str, Finding] = {}
     over: set[str] = set()
-    for event in (parsed_detail(detail) for (detail,) in rows):
+    for event in _finding_events(source, MAX_RECORDED):
         name, kind = str(event.get("id")), str(event.get("finding_kind"))
         if name in found or kind in KINDS:
             continue
