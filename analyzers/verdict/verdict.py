@@ -74,11 +74,11 @@ def verdict(
         if isinstance(count, int) and count
     ]
     seen = f" ({', '.join(extent)})" if extent else ""
-    unjudged_time = _unjudged_time(facts) or _not_recorded(findings, unjudged, facts)
-    clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"{CLEAN}{seen}."
+    reservation = _unjudged_time(facts) or _not_recorded(findings, unjudged, facts)
+    clean = f"Nothing was found{seen}, but {reservation}." if reservation else f"{CLEAN}{seen}."
     if "files_read" in facts and unjudged:
         clean = f"Nothing was found{seen} in what could be judged."
-    if gain and not unjudged_time:
+    if gain and not reservation:
         clean = f"Nothing was found{seen}."
     if incomplete:
         clean = f"Nothing was found{seen} in the records that are left."

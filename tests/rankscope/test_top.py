@@ -94,9 +94,7 @@ def test_ranks_that_do_the_same_are_folded_by_host() -> None:
     assert len([line for line in text.splitlines() if "8 ranks" in line]) == 8
 
 
-@pytest.mark.parametrize(
-    ("width", "left_out"), [(80, "3 columns left out in this width: memory, waiting, own work."), (120, "")]
-)
+@pytest.mark.parametrize(("width", "left_out"), [(80, "3 columns do not fit: memory, waiting, own work."), (120, "")])
 def test_a_terminal_shows_whole_columns_and_names_those_left_out(width: int, left_out: str) -> None:
     row = RankRow(
         rank=1, state="running", step=60, own_ms=10.3, waiting_ms=1.7, memory_bytes=698 << 20, doing_s=49.0,
@@ -111,7 +109,7 @@ def test_a_terminal_shows_whole_columns_and_names_those_left_out(width: int, lef
     (drawn_row,) = (line for line in lines if "running" in line)
     assert "all_reduce #124 (world:0-1)" in drawn_row
     assert drawn_row.endswith("straggler")
-    assert [line for line in lines if "left out" in line] == ([left_out] if left_out else [])
+    assert [line for line in lines if "not fit" in line] == ([left_out] if left_out else [])
 
 
 def test_eighty_columns_show_a_straggler_and_the_whole_call_that_waits_for_it() -> None:
@@ -127,7 +125,7 @@ def test_eighty_columns_show_a_straggler_and_the_whole_call_that_waits_for_it() 
     console.print(rank_table(found, Heading(run="runs/x", state="training"), max_rows=9))
     text = Text.from_ansi(written.getvalue()).plain
     assert "…" not in text
-    for value in ("8.55 s", "all_reduce #149 (world:0-1)", "straggler", "left out in this width: memory, waiting."):
+    for value in ("8.55 s", "all_reduce #149 (world:0-1)", "straggler", "do not fit: memory, waiting."):
         assert value in text
 
 

@@ -63,8 +63,8 @@ class FittedTable:
             width_of[stretched] = max(8, min(widths[stretched], room))
         yield self._table(shown, width_of)
         if left_out:
-            count = f"{len(left_out)} column{'s' * (len(left_out) > 1)}"
-            yield Text(f"{count} left out in this width: {', '.join(left_out)}.", style="dim")
+            count = f"{len(left_out)} columns do" if len(left_out) > 1 else "1 column does"
+            yield Text(f"{count} not fit: {', '.join(left_out)}.", style="dim")
 
     def _columns(self) -> list[list[Text | str]]:
         return [[cells[index] for _, cells in self.rows] for index in range(len(self.names))]

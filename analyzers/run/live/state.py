@@ -69,13 +69,13 @@ def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: b
         return RunState(word=word, reason=reason, last_ns=last_event_ns, as_of_ns=now_ns)
     view = take_snapshot(source, known[-1], log)
     last_ns = max(view.last_ns, last_event_ns or 0)
-    word, reason = _word(view, log, policy, now_ns=now_ns, is_watched=is_watched, last_ns=last_ns)
+    word, reason = _word_and_reason(view, log, policy, now_ns=now_ns, is_watched=is_watched, last_ns=last_ns)
     if is_copy and reason == NO_WATCH:
         reason = "a copy of its published records, no longer updated"
     return RunState(word=word, reason=reason, attempt=known[-1], step=view.step, last_ns=last_ns, as_of_ns=now_ns)
 
 
-def _word(
+def _word_and_reason(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, now_ns: int, is_watched: bool, last_ns: int
 ) -> tuple[str, str]:
     if ends := run_ends(log, last_ns=view.last_ns):
