@@ -330,9 +330,9 @@ def _end_of_attempt(source: Source, attempt: int, known: Sequence[int], state: L
     """Findings on the end of an earlier attempt, as in the post-mortem."""
     log, policy = EventLog.load(source, SNAPSHOT_EVENTS), state.stall
     view = _with_elsewhere(take_snapshot(source, attempt, log), state)
-    again = restart_sentence(source, attempt, known)
-    stuck = hang.hang_of_attempt(view, log, policy, is_last=False, restart_text=again)
-    lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=False, restart=again)
+    restart = restart_sentence(source, attempt, known)
+    stuck = hang.hang_of_attempt(view, log, policy, is_last=False, restart=restart)
+    lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=False, restart=restart)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 

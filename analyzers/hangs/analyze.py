@@ -79,7 +79,7 @@ def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> li
             policy,
             is_last=is_last,
             now_ns=scope.now_ns if is_last else None,
-            restart_text=restart_sentence(source, attempt, known),
+            restart=restart_sentence(source, attempt, known),
             stacks=StacksAtHang(scope.stacks_dir, roles_of(source, attempt)) if scope.stacks_dir else None,
         )
         if found:
@@ -112,10 +112,10 @@ def hang_of_attempt(
     *,
     is_last: bool,
     now_ns: int | None = None,
-    restart_text: str = "",
+    restart: str = "",
     stacks: StacksAtHang | None = None,
 ) -> Finding | None:
-    """Find the hang of one attempt, or None. `restart_text`: sentence about the restart that followed."""
+    """Find the hang of one attempt, or None. `restart`: sentence about the restart that followed."""
     if not view.ranks or ended_cleanly(view, log, policy, is_last=is_last):
         return None
     deaths = find_deaths(view, log)
@@ -152,12 +152,12 @@ def hang_of_attempt(
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
     frames = {rank: read_stack(stacks.folder, view.attempt, rank) for rank in found.culprits[:8]} if stacks else {}
-    finding = hang_finding(view, found, silent_s, frames, is_over=bool(restart_text))
+    finding = hang_finding(view, found, silent_s, frames, is_over=bool(restart))
     evidence: dict[str, Any] = {**finding.evidence, "limit_s": round(limit_s(view, policy), 1)}
     if groups := stacks.of(view, found.culprits) if stacks else []:
         evidence["stack_groups"] = groups
     finding = with_thread_errors(replace(finding, evidence=evidence), view, log)
-    return replace(finding, summary=finding.summary + restart_text)
+    return replace(finding, summary=finding.summary + restart)
 
 
 def _wait_for_lost_node(view: AttemptView, log: EventLog, deaths: Sequence[Death]) -> frozenset[int]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.preflight.verdict.readings import AllReduceReading, LinkReading, bus_bytes_per_s
-from watch.digests.clock_offsets import RoundTrip, best
+from watch.digests.clock_offsets import RoundTrip, best_offset
 
 __all__ = ["answer_clock", "clock_offsets", "measure_all_reduce", "measure_link", "time_all_reduce"]
 
@@ -107,7 +107,7 @@ def clock_offsets(ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
             dist.recv(answer, rank)
             received_ns = time.time_ns()
             trips.append(RoundTrip(sent_ns=sent_ns, answered_ns=int(answer.item()), received_ns=received_ns))
-        found[rank] = best(trips)
+        found[rank] = best_offset(trips)
     return found
 
 

@@ -1,8 +1,8 @@
 """Exceptions that ended a thread other than the training loop's: what waits for such a thread hangs, or times out.
 
-    finding = with_thread_errors(finding, view, log)
-    finding.summary                       # "... Thread prefetch of rank 1 ended at step 16 with ValueError: bad record"
-    finding.evidence["thread_errors"]     # [{"rank": 1, "step": 16, "thread": "prefetch", "error": ..., "at": ...}]
+finding = with_thread_errors(finding, view, log)
+finding.summary                       # "... Thread prefetch of rank 1 ended at step 16 with ValueError: bad record"
+finding.evidence["thread_errors"]     # [{"rank": 1, "step": 16, "thread": "prefetch", "error": ..., "at": ...}]
 """
 
 from __future__ import annotations

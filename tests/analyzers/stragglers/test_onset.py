@@ -67,8 +67,8 @@ def test_computing_that_grows_is_dated_by_the_first_rise_of_its_cpu_time() -> No
     store = counted(1)
     more = "CAST(0.2 * cpu_ns AS BIGINT)"
     store.connection.execute(
-        f"UPDATE steps SET forward_ns = forward_ns + {more}, duration_ns = duration_ns + {more}, cpu_ns = cpu_ns + {more} "
-        f"WHERE rank = 3 AND step BETWEEN 36 AND {ONSET - 1}"
+        f"UPDATE steps SET forward_ns = forward_ns + {more}, duration_ns = duration_ns + {more}, "
+        f"cpu_ns = cpu_ns + {more} WHERE rank = 3 AND step BETWEEN 36 AND {ONSET - 1}"
     )
     (finding,) = judged(store)
     assert (finding.ranks, finding.cause) == ((3,), "compute")
