@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ from probes.tape.format.schema import TABLES
 from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError, StoreLockedError, is_watched, rebuild
+from store.database import WriterLock
 from store.ingest import ingest as ingest_module
 from store.ingest import store_file
 from store.ingest.rank_folders import NodeFolders
@@ -269,13 +271,16 @@ def test_a_reader_that_catches_up_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_catches_up_is_no_watch_and_holds_up_nobody_who_asks(tmp_path: Path) -> None:
-    run = make_run(tmp_path, steps=5)
-    with Ingester(run, role="reader"):
+    run = empty_run(tmp_path)
+    stores = [run.store(node) for node in range(3)]
+    with contextlib.ExitStack() as locks:
+        for store in stores:
+            locks.enter_context(WriterLock(store, role="reader"))
         began_s = time.monotonic()
-        assert not is_watched([run.store()])
-        assert time.monotonic() - began_s < 10.0
-    with Ingester(run, role="watch"):
-        assert is_watched([run.store()])
+        assert not is_watched(stores)
+        assert time.monotonic() - began_s < 30.0
+    with WriterLock(stores[2], role="watch"):
+        assert is_watched(stores)
 
 
 def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
