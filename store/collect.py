@@ -158,9 +158,12 @@ def _copy(source: Path, target: Path) -> int:
             return found.st_size
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.collect-{os.getpid()}")
-    _copy_data(source, fresh)
-    os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns))
-    fresh.replace(target)
+    try:
+        _copy_data(source, fresh)
+        os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns))
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)
     return found.st_size
 
 

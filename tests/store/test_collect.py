@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,21 @@ def test_files_that_grew_are_copied_again(nodes: list[Path], tmp_path: Path) -> 
     events.write_text(events.read_text() + "{}\n")
     done = collect(nodes, tmp_path / "into")
     assert (done.run.node_dir(0) / "events.jsonl").read_text() == events.read_text()
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(nodes: list[Path], tmp_path: Path) -> None:
+    (nodes[0] / "logs").mkdir(exist_ok=True)
+    (nodes[0] / "logs" / "large.log").write_bytes(b"x" * (64 << 20))
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing then fails, as on a full disk
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 20, before[1]))
+    try:
+        with pytest.raises(RunError, match="cannot be copied"):
+            collect(nodes, tmp_path / "into")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not [path for path in (tmp_path / "into").rglob("*") if ".collect-" in path.name]
 
 
 def test_what_is_not_one_run_is_refused(nodes: list[Path], tmp_path: Path) -> None:
