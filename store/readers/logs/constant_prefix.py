@@ -29,6 +29,8 @@ message.
 """
 MAX_TOKENS = 40
 MAX_PREFIXES = 16
+MAX_RECENT = 1200
+"""Lines whose prefixes are remembered: twice as many as a block may have."""
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 NEAR_LINES = 6
@@ -60,6 +62,9 @@ class LearnedPrefixes:
         self._learned: list[re.Pattern[str]] = []
         self._sample: dict[str, Prefix] = {}
         """{sample line: its prefix}, parsed with the known formats only."""
+        self._recent: dict[str, Prefix] = {}
+        """{line: its prefix} of the last `MAX_RECENT` lines: the lines below each traceback are read again, since those
+        of other ranks may lie between."""
 
     def learn(self, window: bytes) -> list[str]:
         """Learn the prefix that lines at both ends of a file's first window share; returns the lines at its start."""
@@ -88,8 +93,12 @@ class LearnedPrefixes:
 
     def read(self, text: str) -> Prefix:
         """Parse the prefix of a line that `clean` returned."""
-        known = None if self._learned else self._sample.get(text)
-        return known or read_prefix(text, self._clock, self._learned)
+        known = self._recent.get(text) or (None if self._learned else self._sample.get(text))
+        if known is None:
+            known = self._recent[text] = read_prefix(text, self._clock, self._learned)
+            if len(self._recent) > MAX_RECENT:
+                del self._recent[next(iter(self._recent))]
+        return known
 
     def learn_from(self, window: bytes, begin: int, text: str) -> None:
         """Learn a prefix from a traceback: text before its first line also precedes its frames."""
@@ -123,6 +132,7 @@ class LearnedPrefixes:
     def _add(self, pattern: re.Pattern[str] | None) -> None:
         if pattern is not None and all(pattern.pattern != one.pattern for one in self._learned):
             self._learned.append(pattern)
+            self._recent.clear()
 
 
 def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from store.readers.logs import constant_prefix
 from store.readers.logs.constant_prefix import common_prefix
+from store.readers.logs.prefix import Prefix
 from store.readers.logs.scan import read_log
 
 LINES = (
@@ -56,3 +59,23 @@ def test_a_folder_a_code_and_a_counter_are_no_host(tmp_path: Path) -> None:
         "EI0006: Getting socket times out.\nepoch1: CUDA out of memory. Tried to allocate 1 GiB\n", encoding="utf-8"
     )
     assert [event.prefix.host for event in read_log(log).events] == [None, None]
+
+
+def test_the_prefix_of_a_line_is_parsed_once_however_many_tracebacks_it_lies_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank of a job fails, and their tracebacks interleave: each is read past the lines of the others."""
+    lines = ["Traceback (most recent call last):", '  File "/job/train.py", line 40, in main', "ValueError: bad"]
+    path = tmp_path / "job.log"
+    path.write_text("".join(f"[rank{rank}]: {line}\n" for line in lines for rank in range(150)))
+    parsed = []
+    real = constant_prefix.read_prefix
+
+    def counted(text: str, *others: Any) -> Prefix:
+        parsed.append(text)
+        return real(text, *others)
+
+    monkeypatch.setattr(constant_prefix, "read_prefix", counted)
+    found = read_log(path).events
+    assert len({event.rank for event in found if event.kind == "exception"}) == 150
+    assert len(parsed) < 5 * 3 * 150
