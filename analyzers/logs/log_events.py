@@ -113,6 +113,7 @@ class LogBook:
     """Lines of earlier attempts of the job in the same files."""
     _positions: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
     _by_kind: dict[str, list[tuple[int, LogLine]]] = field(default_factory=dict, repr=False, compare=False)
+    _seen: list[tuple[int, ...]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def load(cls, source: Source) -> LogBook:
@@ -155,8 +156,11 @@ class LogBook:
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """Ranks to which any line belongs, without those that only the kernel or a launcher names."""
-        return tuple(sorted({entry.rank for entry in self.lines if entry.rank is not None}))
+        """Ranks to which any line belongs, without those that only the kernel or a launcher names. Cached: it is read
+        for every error."""
+        if not self._seen:
+            self._seen.append(tuple(sorted({entry.rank for entry in self.lines if entry.rank is not None})))
+        return self._seen[0]
 
     @property
     def ranks_with_errors(self) -> frozenset[int]:
