@@ -4,8 +4,7 @@
         server.url                  # http://127.0.0.1:8501
         server.wait()
 
-The server is Streamlit's, in a separate process (`serve`) that ends with this one. It listens on the loopback address
-by default.
+The server is Streamlit's, in a separate process (`serve`) that ends with this one. It listens on the loopback address.
 """
 
 from __future__ import annotations
@@ -45,23 +44,23 @@ class _EndedError(DashboardError):
 class DashboardServer(Closing):
     """The server process. Raises DashboardError."""
 
-    def __init__(self, runs: Path, *, port: int, address: str = LOOPBACK, token_file: Path | None = None) -> None:
+    def __init__(self, runs: Path, *, port: int, token_file: Path | None = None) -> None:
         folder, run_id = _folder_and_run(runs)
         if importlib.util.find_spec("streamlit") is None:
             raise DashboardError("streamlit is not installed: pip install 'rankscope[dashboard]'")
         token = _token_variable(token_file)
         command, environment = own_process("dashboard.serve")
-        command += ["--server.address", address, "--server.headless", "true"]
+        command += ["--server.address", LOOPBACK, "--server.headless", "true"]
         environment |= {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
         environment = {name: value for name, value in environment.items() if name != token_files.VARIABLE} | token
         environment["RANKSCOPE_DASHBOARD_PARENT"] = str(os.getpid())
         for tries_left in reversed(range(1 if port else PORT_TRIES)):
-            chosen = _free_port(address, port)
+            chosen = _free_port(port)
             try:
-                self._start([*command, "--server.port", str(chosen)], environment, f"http://{address}:{chosen}")
+                self._start([*command, "--server.port", str(chosen)], environment, f"http://{LOOPBACK}:{chosen}")
                 break
             except _EndedError:
-                if not tries_left or _is_free(address, chosen):
+                if not tries_left or _is_free(chosen):
                     raise
 
     @property
@@ -133,24 +132,25 @@ def _folder_and_run(runs: Path) -> tuple[Path, str]:
 
 def usable_port(preferred: int = DEFAULT_PORT) -> int:
     """Return the preferred port (by default that of links in reports) if it is free, else any free port."""
-    return _free_port(LOOPBACK, preferred if _is_free(LOOPBACK, preferred) else 0)
+    return _free_port(preferred if _is_free(preferred) else 0)
 
 
-def _is_free(address: str, port: int) -> bool:
+def _is_free(port: int) -> bool:
     try:
-        _free_port(address, port)
+        _free_port(port)
     except DashboardError:
         return False
     return True
 
 
-def _free_port(address: str, port: int) -> int:
+def _free_port(port: int) -> int:
+    """Return the port, or a free one for 0. Raises DashboardError if it is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((address, port))
+            probe.bind((LOOPBACK, port))
         except OSError as error:
             hint = "choose another with --port, or --port 0 for any free one"
-            raise DashboardError(f"cannot listen on {address}:{port}: {error.strerror}; {hint}") from None
+            raise DashboardError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}; {hint}") from None
         free: int = probe.getsockname()[1]
         return free
