@@ -1,4 +1,4 @@
-"""`rankscope drill --script` on loops as their communities write them; all of them: `benchmarks.strangers_suite`."""
+"""`rankscope drill --script` on loops as their communities write them; all of them: `benchmarks.strangers`."""
 
 from __future__ import annotations
 
