@@ -157,17 +157,18 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
 
 def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None, bool | None, float]:
     """The execution of a step with the highest loss; a non-finite loss counts as highest."""
+    attempt = None
     if step is None:
         found = [finding for finding in loss_spikes(source, Scope()) if finding.status == "fired"]
         if not found:
             raise SpikeError("No loss spike was found in this run. Name a step: --why-spike STEP.")
         worst = max(found, key=lambda finding: evidence_of(finding)["loss_z"])
         assert worst.first_step is not None
-        step = worst.first_step
+        step, attempt = worst.first_step, worst.attempt
     rows = source.rows(
-        "SELECT attempt, step, start_ns, batch_index, committed, loss FROM steps WHERE step = ? AND loss IS NOT NULL "
-        "ORDER BY isfinite(loss), loss DESC, rank LIMIT 1",
-        [step],
+        "SELECT attempt, step, start_ns, batch_index, committed, loss FROM steps WHERE step = $1 AND loss IS NOT NULL "
+        "AND attempt = coalesce($2, attempt) ORDER BY isfinite(loss), loss DESC, rank LIMIT 1",
+        [step, attempt],
     )
     if not rows:
         raise SpikeError(f"No loss is recorded for step {step}.")

@@ -119,6 +119,18 @@ def test_an_execution_of_the_step_without_a_finite_loss_does_not_hide_the_next_o
         assert (math.isnan(found.loss), found.ranks) == (True, ())
 
 
+def test_the_spike_of_one_attempt_is_explained_where_another_attempt_had_higher_losses() -> None:
+    store = run_with_spike()
+    store.add(
+        "steps",
+        [{"attempt": 1, "rank": rank, "step": step, "start_ns": (100 + step) * 10**8 + rank, "duration_ns": 10**8,
+          "loss": 5.0 + 0.01 * math.sin(step), "local_loss": 5.0, "committed": True, "batch_index": step - 1}
+         for step in range(1, 50) for rank in range(4)],
+    )  # fmt: skip
+    found = explain(store)
+    assert (found.attempt, found.step, found.loss, found.ranks[0].rank) == (0, 40, 3.575, 2)
+
+
 def test_what_is_missing_is_said() -> None:
     found = explain(run_with_spike(gradients=False, replayed=False), 40)
     assert [line.partition(":")[0] for line in found.unknown] == ["Samples", "Layers"]
