@@ -5,7 +5,7 @@
 3. If all errors are lost connections and no rank is missing, no rank is named as the cause: the connections between
    ranks, or to the rendezvous store, were lost. An error that may be a rank's own takes precedence as the root.
 4. If all ranks' records stop together without an error, the run was killed or its disk is full: no rank is named.
-5. If a launcher (`launcher_loss`) or a whole node (`node_loss`) was lost, errors of its ranks are consequences.
+5. If a launcher or a whole node was lost (`lost_hosts`), errors of its ranks are consequences.
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
 7. An attempt that began but left no records was lost as a whole (`unrecorded_attempts`).
 """

@@ -10,7 +10,7 @@
 | setup | its first record | its first step: model, data, process groups, loading a checkpoint |
 | first_step | | its first step beyond the usual one: compilation, autotuning, caches |
 
-A piece is reported if it takes at least `slow_s`, and at least `share_ratio` of the run. If one rank took much longer
+A piece is reported if it takes at least `slow_s`, and at least `saving_ratio` of the run. If one rank took much longer
 for the piece than the median rank, that rank is named, because all ranks wait for it in the first collective. Examples
 are rank 0 while it prepares data for all ranks, and a host that reads its imports over the network.
 """

@@ -9,7 +9,7 @@ rises.
 
 1. Values that are not finite, or are part of a spike, never enter the history. The history holds logarithms; if many
    losses are zero or negative, `signed_loss` replaces steps 2 to 4 and judges differences.
-2. level = median of the newest `level_window` clean logarithms; residual = log(value) - level. The level follows the
+2. level = median of the newest `LEVEL_WINDOW` clean logarithms; residual = log(value) - level. The level follows the
    descent of a young run; if it lags behind, the test only becomes more conservative.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
    the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.

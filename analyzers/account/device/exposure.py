@@ -10,9 +10,9 @@
 * Within the exposed part, *transfer* is the time for which even the last member to enter waits. The rest is waiting for
   late members.
 
-Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations and
-steps that only the interruption of a hang ended. Of a step that a rollback repeated, the last execution counts. Only
-durations are used, except to tell which execution a call belongs to. In long runs every k-th step is read.
+Excluded are point-to-point calls of a pipeline (`bubble` measures their cost), checkpoints, evaluations and steps that
+only the interruption of a hang ended. Of a step that a rollback repeated, the last execution counts. Only durations are
+used, except to tell which execution a call belongs to. In long runs every k-th step is read.
 """
 
 from __future__ import annotations
