@@ -24,12 +24,19 @@ _BYTES = r"([\d.]+) ?(bytes|[KMGT]iB)"
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _FIGURES = {
     "requested_bytes": re.compile(rf"[Tt]ried to allocate {_BYTES}"),
-    "device_bytes": re.compile(rf"total capacity of {_BYTES}"),
+    "device_bytes": re.compile(rf"total capaci?ty of {_BYTES}"),
     "device_free_bytes": re.compile(rf"of which {_BYTES} is free"),
     "own_bytes": re.compile(rf"this process has {_BYTES} memory in use"),
     "allocated_bytes": re.compile(rf"{_BYTES} is allocated by PyTorch"),
     "unused_bytes": re.compile(rf"{_BYTES} is reserved by PyTorch but unallocated"),
 }
+_OLD_FIGURES = {
+    "device_bytes": re.compile(rf"\(GPU \d{{1,4}}; {_BYTES} total capacity;"),
+    "device_free_bytes": re.compile(rf"; {_BYTES} free;"),
+    "allocated_bytes": re.compile(rf"; {_BYTES} already allocated;"),
+    "reserved_bytes": re.compile(rf"; {_BYTES} (?:reserved in total by PyTorch|cached)"),
+}
+"""Figures of torch before 2.0: `(GPU 0; 23.70 GiB total capacity; 21.50 GiB already allocated; ...)`."""
 _HOLDER = re.compile(rf"Process (\d{{1,10}}) has {_BYTES} memory in use")
 MAX_HOLDERS = 8
 UNCOUNTED_BYTES = 1 << 64
@@ -46,12 +53,14 @@ def memory_of_message(
     """
     found: dict[str, Any] = {
         name: held
-        for name, pattern in _FIGURES.items()
+        for name, pattern in (*_FIGURES.items(), *_OLD_FIGURES.items())
         if (match := pattern.search(message)) and (held := _bytes(match[1], match[2])) is not None
     }
     holders = [[int(pid), held] for pid, number, unit in _HOLDER.findall(message) if (held := _bytes(number, unit))]
     if "allocated_bytes" in found and "unused_bytes" in found:
         found["reserved_bytes"] = found["allocated_bytes"] + found["unused_bytes"]
+    elif "allocated_bytes" in found and "reserved_bytes" in found:
+        found["unused_bytes"] = max(0, found["reserved_bytes"] - found["allocated_bytes"])
     if not _FIGURES["own_bytes"].search(message) and (own := _own(holders, found, own_pids)):
         holders.remove(own)
         found["own_bytes"] = own[1]

@@ -100,6 +100,24 @@ def test_a_process_that_is_listed_among_the_others_in_a_container_is_the_rank_it
     assert next_step(_raised(ITSELF.format(holders=holders))).startswith("Set PYTORCH_CUDA_ALLOC_CONF")
 
 
+def test_the_misspelt_capacity_of_torch_2_1_is_read() -> None:
+    text = ITSELF.format(holders="Process 41210 has 77.88 GiB memory in use.").replace("capacity", "capacty")
+    assert memory_of_message(text)["device_bytes"] == round(79.1 * 2**30)
+    assert next_step(_raised(text)).startswith("Set PYTORCH_CUDA_ALLOC_CONF")
+
+
+@pytest.mark.parametrize("reserved", ["30.50 GiB reserved in total by PyTorch", "30.50 GiB cached"])
+def test_the_figures_of_torch_before_2_0_are_read(reserved: str) -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 512.00 MiB (GPU 3; 31.75 GiB total capacity; 27.25 GiB already "
+        f"allocated; 128.00 MiB free; {reserved})"
+    )
+    assert memory_of_message(text) == {
+        "requested_bytes": 512 << 20, "device_bytes": round(31.75 * 2**30), "allocated_bytes": round(27.25 * 2**30),
+        "device_free_bytes": 128 << 20, "reserved_bytes": round(30.5 * 2**30), "unused_bytes": round(3.25 * 2**30),
+    }  # fmt: skip
+
+
 def test_a_holder_of_a_known_number_is_the_rank_itself_however_little_it_holds() -> None:
     text = "Tried to allocate 2.00 GiB. Process 11 has 40.00 GiB memory in use. Process 12 has 9.00 GiB memory in use."
     found = memory_of_message(text, own_pids={11})
