@@ -16,6 +16,7 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
+from analyzers.policy import SHARED
 from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
 from store.readers.programs.sacct import wall_ns_of
@@ -200,7 +201,8 @@ def _split_attempts(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]
     1. a launcher's start that follows a scheduler's line on a job's end, or a launcher's table of failures: the job was
        queued or launched again, and appended to its log;
     2. a second start of the launcher of one node, or on a single node a resume, as Rankscope's own line shows;
-    3. a restart by a launcher, unless only lost connections follow it, which may belong to the earlier attempt;
+    3. a restart by a launcher, unless no step and only lost connections follow it, which may belong to the earlier
+       attempt;
     4. what follows an error of a program's source or command line, if another end comes later: such an error ends every
        process of its start;
     5. what follows a scheduler's line on the end of another job: all lines up to that line belong to the other job;
@@ -267,7 +269,11 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
         elif entry.kind == "started_again" and is_alone:
             begin, stopped = entry.line, False
     restart = max((entry.line for entry in lines if entry.kind == "restarted"), default=0)
-    has_later_end = any(
+    trained_on = any(
+        entry.line == restart and entry.kind == "restarted" and (entry.number("later_steps") or 0) >= SHARED.min_times
+        for entry in lines
+    )
+    has_later_end = trained_on or any(
         entry.line > restart
         and _ROLES[entry.kind] in _END_ROLES
         and _ROLES[entry.kind] not in ("victim", "nccl")

@@ -108,7 +108,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         proven = [entry for entry, how in group if how == "fatal" and not _is_last_line_of(entry, aside)]
         rest = [entry for entry, how in group if how in ("after", "aside")]
         # Buffered standard output may come late: if anything ended, an error that seems survived is still a suspicion.
-        is_over = any(book.of_role("death", "victim"))
+        is_over = bool(ended.victim_lines) or any(book.of_role("death"))
         rest += [entry for entry, how in group if how in ("survived", "ignored") and is_over]
         if proven or rest:
             candidates.append(_candidate(cause, proven or rest, book, chains, is_own=bool(proven)))

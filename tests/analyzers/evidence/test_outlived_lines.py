@@ -97,3 +97,35 @@ def test_a_ray_worker_whose_death_the_job_outlived_is_no_end(tmp_path: Path) -> 
     died = "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker PID: 77\n"
     steps = "".join(f"(Worker pid=31, ip=10.0.0.2) step {i} loss {1 - i / 100:.3f}\n" for i in range(20))
     assert not diagnosed(tmp_path, "driver.log", steps[:200] + "\n" + died + steps).fired
+
+
+TIMED_OUT = (
+    "[rank1]:[E101 09:00:00.000000000 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=71, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600012 milliseconds "
+    "before timing out.\n"
+)
+RESTARTED = "[INFO] torch.distributed.elastic.agent: [default] Worker group FAILED. {} will restart worker group\n"
+
+
+def test_a_hang_before_a_restart_after_which_the_job_trained_is_over(tmp_path: Path) -> None:
+    log = STEPS.format(first="") + TIMED_OUT + RESTARTED.format("2/3 attempts left;") + STEPS.format(first="")
+    assert diagnosed(tmp_path, "job.log", log).fired == ()
+    finished = "[INFO] [default] worker group successfully finished. Waiting 300 seconds for other agents to finish.\n"
+    assert "job finished" in diagnosed(tmp_path, "job.log", log + finished).verdict
+    hung_again = diagnosed(tmp_path, "job.log", log + TIMED_OUT.replace("71", "93")).fired[0]
+    assert (hung_again.kind, hung_again.evidence["seq"]) == ("hang", 93)
+
+
+def test_a_hang_before_a_restart_without_a_step_is_the_end(tmp_path: Path) -> None:
+    log = STEPS.format(first="") + TIMED_OUT + RESTARTED.format("2/3 attempts left;")
+    assert diagnosed(tmp_path, "job.log", log).fired[0].kind == "hang"
+
+
+def test_a_retried_request_is_no_failure_because_of_a_connection_that_was_outlived(tmp_path: Path) -> None:
+    retried = (
+        "WARNING:urllib3.connectionpool:Retrying (Retry(total=2, connect=3)) after connection broken by "
+        "'ReadTimeoutError(\"HTTPSConnectionPool(host='track.example.org', port=443): Read timed out.\")': /api/log\n"
+    )
+    closed = "gpu-1:31:88 [0] include/socket.h:423 NCCL WARN Net : Connection closed by remote peer 10.1.0.4<40112>\n"
+    log = STEPS.format(first="") + retried + closed + STEPS.format(first="1")
+    assert diagnosed(tmp_path, "job.log", log).fired == ()
