@@ -19,6 +19,7 @@ __all__ = ["interface_candidates", "peer_addresses", "peer_texts", "with_facts"]
 _OF_GPU = re.compile(r"\bGPU (\d{1,2})\b|\bcuda:(\d{1,2})\b")
 _WAITED = ("not_entered", "signal", "rendezvous", "connection_lost", "exit")
 _WAITS = ("not_entered", "all_entered")
+_KILLED = ("signal", "exit")
 _DO_AFTER_END = (
     "After training, one rank often saves, merges or uploads the model for longer than the others wait: raise the "
     "timeout (ddp_timeout, init_process_group(timeout=...)). Otherwise compare the ranks' numbers of steps."
@@ -44,6 +45,8 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
     """Add facts from other lines about the same cause."""
     if not candidate.ranks and candidate.rank_class == "error" and candidate.cause in ("out_of_memory", "device_error"):
         candidate = _on_missing_rank(candidate, book, ended)
+    if candidate.cause in _KILLED and not candidate.ranks and not candidate.evidence.get("host"):
+        candidate = _on_lost_daemon(candidate, book)
     if candidate.cause in _WAITED:
         candidate = _with_work(candidate, book)
     return _after_end(candidate, book)
@@ -91,6 +94,16 @@ def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candi
         return replace(candidate, what=candidate.what.replace(who(()), named, 1),
                        evidence={**candidate.evidence, "gpu": device})  # fmt: skip
     return candidate
+
+
+def _on_lost_daemon(candidate: Candidate, book: LogBook) -> Candidate:
+    """Add the node of the only daemon that mpirun lost to the end of a process whose line names no node."""
+    nodes = {name for entry in book.of("mpi_daemon_lost") if (name := entry.text("daemon"))}
+    if len(nodes) != 1:
+        return candidate
+    (node,) = nodes
+    return replace(candidate, what=f"{candidate.what}. mpirun lost its daemon on {node}",
+                   evidence={**candidate.evidence, "host": node})  # fmt: skip
 
 
 def _with_work(candidate: Candidate, book: LogBook) -> Candidate:

@@ -18,6 +18,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "prints Completed once it is ready).",
     "device_unreachable": "The GPU does not answer its driver: look for an XID or PCIe errors (`dmesg -T`), reset the "
     "GPU or reboot the host, and drain it if that happens again.",
+    "device_uncorrectable": "Drain the node and read the error counters of that GPU (AMD: `amd-smi metric --ecc`; "
+    "NVIDIA: `nvidia-smi -q -d ECC,ROW_REMAPPER`). Reset it, and replace it if the error comes back.",
     "disk_quota": "The user's or project's quota is used up, even if the disk has free space: delete files or ask "
     "for more (`quota -s`, `lfs quota -h`).",
     "npu_core": "Find the `errorStr` of that device in its plog. An address out of range is an index or shape of the "

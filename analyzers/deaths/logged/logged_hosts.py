@@ -79,9 +79,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                 what = f"{where} may have failed: its last error, at an unknown time, is XID "
             what += f"{', '.join(map(str, codes))} ({meaning}){before}"
         else:
-            state = "does not answer its driver"
+            state, do = "does not answer its driver", "device_unreachable"
             if any("uncorrectable" in entry.message for entry in lines):
-                state = "reports an uncorrectable hardware error"
+                state, do = "reports an uncorrectable hardware error", "device_uncorrectable"
             elif any(text in entry.message for entry in lines for text in _OFF_BUS_TEXTS):
                 state = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {state}{before}"
@@ -99,7 +99,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                 "device": bus or None,
                 "host": host,
                 "pcie_errors": len(errors) or None,
-                "do": None if codes else DO_OF_LINE["device_unreachable"],
+                "do": None if codes else DO_OF_LINE[do],
             },
             collect=()
             if is_sure

@@ -51,6 +51,24 @@ def test_the_node_of_a_lost_daemon_is_named(tmp_path: Path) -> None:
     assert "launcher-a" not in finding.summary
 
 
+@pytest.mark.parametrize("daemon", ["[[4,0],7]", "[prterun-launcher-a-71@0,7]"])
+def test_a_killed_process_without_a_name_is_on_the_node_of_the_lost_daemon(tmp_path: Path, daemon: str) -> None:
+    text = "command terminated with exit code 137\nORTE has lost communication with a remote daemon.\n\n"
+    text += f"  HNP daemon   : [[4,0],0] on node launcher-a\n  Remote daemon: {daemon} on node worker-6\n"
+    (finding,) = analyzed(tmp_path, log=text).fired
+    assert (finding.cause, finding.evidence["signal"], finding.evidence["host"]) == ("signal", "SIGKILL", "worker-6")
+    assert "mpirun lost its daemon on worker-6" in finding.summary
+    two = analyzed(tmp_path, log=text + f"  Remote daemon: {daemon} on node worker-7\n").fired[0]
+    assert "host" not in two.evidence
+
+
+def test_an_uncorrectable_hardware_error_asks_for_the_error_counters_of_that_gpu(tmp_path: Path) -> None:
+    text = "[7.1] amdgpu 0000:2c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!\n"
+    text += "[7.9] amdgpu 0000:2c:00.0: amdgpu: GPU reset begin!\n"
+    (finding,) = analyzed(tmp_path, log=text).fired
+    assert "amd-smi metric --ecc" in finding.evidence["do"]
+
+
 def test_a_driver_that_reports_a_dead_actor_did_not_fail_itself(tmp_path: Path) -> None:
     text = (
         'Traceback (most recent call last):\n  File "/job/fit.py", line 8, in <module>\n    estimator.fit(frame)\n'
