@@ -37,9 +37,12 @@ NEAR_LINES = 6
 """Maximum lines from a traceback's first or last line to the nearest frame."""
 FRAME = re.compile(r'(?: {2}|\t)File "[^"\n]{1,500}", line \d+')
 """Start of a frame in a Python traceback."""
+_STRIPPED = re.compile(r'(?:(?<=[\]:|>-] )|(?<=INFO )|(?<=DEBUG )|(?<=ERROR ))File "[^"\n]{1,500}", line \d+')
+"""Start of a frame that a log collector stripped of its indentation."""
 _TOKEN = re.compile(r"\d+|[A-Za-z]+|\s+|.")
 _STREAM = r"(?:stdout|stderr|out|err)"
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|debug|info|warning|warn|error)"
+_HAS_LEVEL = re.compile(rf"\b{_LEVEL}\b")
 _KNOWN = re.compile(
     rf"- [\w.]{{1,40}} - {_LEVEL} - |(?=\S*\d)[a-z]\w*(?:-\w+)+ [a-z][\w-]{{0,40}}(?: |$)|"
     r"(?=[\w.-]*[A-Za-z])[\w.-]{2,63} +\| |"
@@ -65,6 +68,7 @@ class LearnedPrefixes:
         self._recent: dict[str, Prefix] = {}
         """{line: its prefix} of the last `MAX_RECENT` lines: the lines below each traceback are read again, since those
         of other ranks may lie between."""
+        self._frames_have_level = False
 
     def learn(self, window: bytes) -> list[str]:
         """Learn the prefix that lines at both ends of a file's first window share; returns the lines at its start."""
@@ -88,8 +92,10 @@ class LearnedPrefixes:
 
     @property
     def has_level(self) -> bool:
-        """Return True if a learned prefix contains a log level: that of the log collector, not of the message."""
-        return any("DEBUG" in one.pattern for one in self._learned)
+        """Return True if a learned prefix, or the prefix of a traceback's frames, contains a log level: that of the log
+        collector, not of the message.
+        """
+        return self._frames_have_level or any("DEBUG" in one.pattern for one in self._learned)
 
     def read(self, text: str) -> Prefix:
         """Parse the prefix of a line that `clean` returned."""
@@ -119,12 +125,13 @@ class LearnedPrefixes:
             if not 0 <= first < len(window):
                 break
             near = clean(window[first : end_of_line(window, first)])
-            if match := FRAME.search(near):
+            if match := FRAME.search(near) or _STRIPPED.search(near):
                 frame = near[: match.start()]
                 break
         if frame is None:
             return
         known = read_prefix(frame, self._clock, self._learned).length
+        self._frames_have_level |= _HAS_LEVEL.search(frame[:known]) is not None
         before = frame[known:].lstrip(" ")
         rank = _RANK_PART.search(before)  # varies from line to line
         self._add(prefix_before(before, rank.start() if rank else len(frame)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from store.readers.logs.scan import read_log
 from tests.analyzers.evidence.written import diagnosed
 
 PREFIXES = (
@@ -43,6 +44,21 @@ def test_a_log_of_few_lines_is_read_behind_a_prefix(
 ) -> None:
     (finding, *_) = diagnosed(tmp_path, "job.log", behind(prefix, text)).fired
     assert (finding.cause, finding.ranks) == (cause, ranks)
+
+
+@pytest.mark.parametrize("indent", [True, False])
+@pytest.mark.parametrize("prefix", ["[2026-03-01 10:00:0{i}] [INFO] ", "[INFO] ", "2026-03-01 10:00:0{i} DEBUG "])
+def test_a_level_before_each_line_of_a_traceback_is_the_collectors(prefix: str, indent: bool, tmp_path: Path) -> None:
+    text = f"{FRAMES}RuntimeError: no lane is open\n"
+    text = text if indent else "".join(f"{line.strip()}\n" for line in text.splitlines())
+    (finding,) = diagnosed(tmp_path, "job.log", behind(prefix, text).replace("\n", "\r\n").encode("utf-16")).fired
+    assert "RuntimeError: no lane is open (job/sft.py:44 in main)" in finding.summary
+
+
+def test_a_level_before_the_first_line_alone_is_the_messages(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(f"[2026-03-01 10:00:01] [INFO] {FRAMES}ValueError: no key\n", encoding="utf-8")
+    assert read_log(path).events[0].fields["is_warning"] == 1
 
 
 def test_a_rank_that_begins_every_line_is_not_part_of_the_prefix(tmp_path: Path) -> None:
