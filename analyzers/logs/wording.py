@@ -20,6 +20,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "GPU or reboot the host, and drain it if that happens again.",
     "device_uncorrectable": "Drain the node and read the error counters of that GPU (AMD: `amd-smi metric --ecc`; "
     "NVIDIA: `nvidia-smi -q -d ECC,ROW_REMAPPER`). Reset it, and replace it if the error comes back.",
+    "device_not_started": "The driver could not start that device: read `dmesg -T | grep habanalabs` and `hl-smi`, "
+    "power-cycle the host, and drain it if the device does not come back.",
     "disk_quota": "The user's or project's quota is used up, even if the disk has free space: delete files or ask "
     "for more (`quota -s`, `lfs quota -h`).",
     "npu_core": "Find the `errorStr` of that device in its plog. An address out of range is an index or shape of the "

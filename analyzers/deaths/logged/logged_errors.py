@@ -18,7 +18,7 @@ from analyzers.causes import CAUSES
 from analyzers.deaths.logged.logged_endings import Ended
 from analyzers.deaths.logged.stated_reasons import join_failed_writes, stated_reason
 from analyzers.health.ascend_codes import codes_in, explained_code
-from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
+from analyzers.logs.candidate import Candidate, from_lines, named_by, ranks_of, who
 from analyzers.logs.exceptions import (
     Relevance,
     is_cut_start,
@@ -212,7 +212,8 @@ def _cause(entry: LogLine, rule: Rule | None) -> str:
 def _candidate(
     cause: str, lines: list[LogLine], book: LogBook, chains: dict[tuple[str, int], LogLine], *, is_own: bool
 ) -> Candidate:
-    ranks = _with_listed(ranks_of(lines), book)
+    listed = named_by(entry for entry in lines if entry.kind == "exception")
+    ranks = _with_listed(ranks_of(lines) or listed, book)
     first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
     row = CAUSES.get(cause, CAUSES["exception"])
     rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "error"

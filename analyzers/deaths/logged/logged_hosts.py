@@ -82,6 +82,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             state, do = "does not answer its driver", "device_unreachable"
             if any("uncorrectable" in entry.message for entry in lines):
                 state, do = "reports an uncorrectable hardware error", "device_uncorrectable"
+            elif any("NOT usable" in entry.message for entry in lines):
+                state, do = "could not be started by its driver", "device_not_started"
+                where = where.replace("GPU", "device", 1)
             elif any(text in entry.message for entry in lines for text in _OFF_BUS_TEXTS):
                 state = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {state}{before}"

@@ -327,7 +327,8 @@ class _Scan:
             texts = (near for _, near in self._following(window, line_end))
             return self._starts.restart(text[prefix.length :], texts, number, prefix.wall_ns, self._step_lines)
         if rule.block == "traceback":
-            return read_traceback(self._following(window, line_end), prefix, text)
+            found = read_traceback(self._following(window, line_end), prefix, text)
+            return found and {**rank_in_head(self._before(window, line_end), prefix), **found}
         if rule.block in READERS_OF_BLOCK:
             return READERS_OF_BLOCK[rule.block](self._following(window, line_end))
         if rule.block == "terminate":

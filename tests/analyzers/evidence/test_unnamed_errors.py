@@ -86,6 +86,14 @@ NAMED = (
     ("Global rank 3 (PID 4413) exited with code -11", "signal", (3,), "SIGSEGV"),
     ("[10.5] amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!", "device_error",
      (), "0000:1c:00.0 reports an uncorrectable hardware error"),
+    ("[72.1] habanalabs 0000:34:00.0: Failed to initialize hl6. Device is NOT usable !", "device_error", (),
+     "0000:34:00.0 could not be started by its driver"),
+    ("[84.3] NVRM: GPU3 _kgspLogRpcTimeout: ********* GSP Timeout *********", "device_error", (),
+     "GPU 3 does not answer"),
+    ("Training failed due to worker errors:\n[Rank 2 Error Snippet]:\n  File \"/job/fit.py\", line 9, in step\n"
+     "    batch = next(loader)\nRuntimeError: DataLoader timed out after 90 seconds", "data_worker", (2,), "Rank 2"),
+    ("Training failed due to worker errors:\n[Rank 0,3 Error Snippet]:\nTraceback (most recent call last):\n"
+     '  File "/job/fit.py", line 9, in step\n    read(1)\nValueError: no shard', "exception", (0, 3), "no shard"),
     ("[Sun Mar  1 10:00:00 2026] nfs: server fs7 not responding, timed out", "file_system", (), "NFS server fs7"),
     ("2m  Normal  Killing  pod/train-0  Container trainer failed liveness probe, will be restarted", "cancelled", (),
      "probe failed"),

@@ -63,6 +63,8 @@ _OWN_RANK = re.compile(
     r"(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
 )
 """Forms in which torch_npu, Habana's bridge and torch.distributed.checkpoint name the rank that raised an error."""
+_SNIPPET = re.compile(r"^\[Rank (\d{1,6}(?:,\d{1,6}){0,4095}) Error Snippet\]:\s*$")
+"""Line above the end of a traceback that Ray Train's controller quotes, with the ranks that raised the error."""
 _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
 
@@ -169,9 +171,14 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefi
 
 
 def rank_in_head(lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any]:
-    """{"own_rank": rank} if the head of a traceback names the rank that raised it. `lines`: above its last line."""
+    """{"own_rank": rank} if the head of a traceback names the rank that raised it, {"ranks": "0,3"} if several did.
+
+    `lines`: above its first or last line.
+    """
     for prefix, text in lines:
         if prefix.stream == writer.stream and not text.startswith("  "):
+            if snippet := _SNIPPET.match(text):
+                return {"ranks": snippet[1]} if "," in snippet[1] else {"own_rank": int(snippet[1])}
             return _stated_rank(text) if _NEW.match(text) else {}
     return {}
 

@@ -36,7 +36,7 @@ def read(folder: Path, text: str | bytes, name: str = "job.log") -> ReadLog:
         ("[1,4]<stderr>:Traceback", 4, None, None, None, "Traceback"),
         ("worker-1: [rank9]: Traceback", 9, None, None, "worker-1", "Traceback"),
         ("(WorkerDict pid=71, ip=10.0.0.1) Traceback", None, None, None, "10.0.0.1", "Traceback"),
-        ("(worker1, rank=1, pid=9) [gpu-1:6]:gpu-1:9:12 [6] a.cc:8 NCCL WARN", None, None, None, "gpu-1", "a.cc:8 NCCL WARN"),
+        ("(worker1, rank=1, pid=9) [n1:6]:gpu-1:9:12 [6] NCCL WARN", None, None, None, "gpu-1", "NCCL WARN"),
         ("[pod/job-worker-0/pytorch] [rank2]: Traceback", 2, None, None, "job-worker-0", "Traceback"),
         ("\x1b[31m[rank1]: Trace\x1b[0mback\x00", 1, None, None, None, "Traceback"),
         ("2026-03-01 08:30:00,123 - ERROR - x", None, None, None, None, "- ERROR - x"),
