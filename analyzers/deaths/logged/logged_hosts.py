@@ -176,7 +176,7 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
             "device_error" if is_device else "node_failed",
             lines,
             rank_class="weak",
-            what=f"Slurm drained {host or 'a node'}: {reason.rstrip('. ')}",
+            what=f"Slurm took {host or 'a node'} out of service: {reason.rstrip('. ')}",
             why=first.quoted,
             is_proven=False,
             severity="warning",

@@ -16,7 +16,7 @@ MAX_NODES = 64
 """Maximum nodes of a job: a longer listing is of the whole cluster, and the job's nodes are unknown."""
 _FAILED = ("DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING")
 _DRAINED = ("DRAIN", "DRAINED", "DRAINING")
-_PLANNED = re.compile(r"mainten|upgrad|\breboot|reserv|update|install|patch|\btest", re.IGNORECASE)
+PLANNED = re.compile(r"mainten|upgrad|\breboot|reserv|update|install|patch|\btest", re.IGNORECASE)
 """Reasons for which administrators drain a healthy node."""
 _SINCE = re.compile(r"\[\S+@([\dT:-]+)\]")
 
@@ -38,7 +38,7 @@ def read(path: Path) -> ProgramRows:
         flags = set(re.split(r"[+*]", state.rstrip("~#!%$@^-")))
         if state.rstrip("~#!%$@^-").endswith("*") or flags & {*_FAILED}:
             kind = "node_failed"
-        elif flags & {*_DRAINED} and not _PLANNED.search(reason):
+        elif flags & {*_DRAINED} and not PLANNED.search(reason):
             kind = "node_drained"
         else:
             continue

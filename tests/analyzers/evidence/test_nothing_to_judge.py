@@ -91,6 +91,7 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "dcgmi_dmon": {"dmon.txt": "#Entity   GPUTL  TMPTR\nID\nGPU 0     50  40\nGPU 0     51  40\n"},
     "dcgmi_json": {"diag.json": '{"DCGM Diagnostic": {"test_categories": []}}'},
     "squeue": {"squeue.txt": "JOBID NAME ST TIME NODES NODELIST(REASON)\n4711 a R 1:02 1 gpu-03\n"},
+    "sinfo": {"reasons.txt": "REASON               USER      TIMESTAMP           NODELIST\n"},
     "mlflow_metrics": {"accuracy": "1790000000000 0.5 0\n1790000001000 0.6 1\n"},
     "slurm_json": {"sacct.json": '{"jobs": [{"job_id": 3, "exit_code": {}, "state": {"current": ["RUNNING"]}}]}'},
     "nvidia_smi_dmon": {"dmon.txt": "# gpu    pwr  gtemp\n# Idx      W      C\n    0     90     40\n"},

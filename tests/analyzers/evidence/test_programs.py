@@ -37,6 +37,7 @@ NodeName=gpu-02 Arch=x86_64 CoresPerSocket=64
    State=DOWN*+DRAIN ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
    Reason=Not responding [slurm@2026-11-26T03:02:10]
 """
+REASONS = "REASON               USER      TIMESTAMP           STATE NODELIST\n"
 DRAINED = """\
 $ scontrol show node gpu-07
 NodeName=gpu-07 Arch=x86_64 CoresPerSocket=64
@@ -128,8 +129,10 @@ timestamp, name, pci.bus_id, temperature.gpu, utilization.gpu [%]
         ("sacct.txt", SACCT.format(state="FAILED").replace("0:0", "1:0"), "exit", "exit code 1"),
         ("sacct.txt", SACCT_P.format(state="FAILED").replace("0:0", "0:9"), "signal", "SIGKILL"),
         ("nodes.txt", NODES, "node_failed", "gpu-02"),
-        ("node.txt", DRAINED.format(reason="Kill task failed"), "node_failed", "drained gpu-07: Kill task failed"),
-        ("node.txt", DRAINED.format(reason="gpu xid 94"), "device_error", "Slurm drained gpu-07: gpu xid 94"),
+        ("node.txt", DRAINED.format(reason="Kill task failed"), "node_failed", "gpu-07 out of service: Kill task"),
+        ("node.txt", DRAINED.format(reason="gpu xid 94"), "device_error", "took gpu-07 out of service: gpu xid 94"),
+        ("reasons.txt", REASONS + "NHC: gpu xid 94      root      Unknown             down* gpu-07\n", "device_error",
+         "took gpu-07 out of service: NHC: gpu xid 94"),
         ("diag.txt", DIAG.format(result="Fail - GPU: 3 "), "device_error",
          "GPU 3 failed a DCGM test (GPU Memory): GPU 3 Two rows could not be remapped. Drain the GPU"),
         ("health.txt", HEALTH, "device_error", "GPU 2 failed a DCGM test (NVLINK system): Link 4"),
@@ -440,3 +443,10 @@ def test_no_reader_takes_a_text_log_or_a_table_of_something_else() -> None:
     for text in (b"step: 10 loss: 2.1\n", b"name,width\na,1\n", b'{"seed": 7}', b"", b"Name: x\n", b"#1 is down\n",
                  b"JobID is 4711 and State unknown yet\n"[6:]):  # fmt: skip
         assert program_of(text) is None
+
+
+def test_several_reasons_of_sinfo_are_of_the_whole_cluster(tmp_path: Path) -> None:
+    rows = "".join(f"NHC: gpu lost        root      2026-11-26T03:02:1{n} down* gpu-0{n}\n" for n in (1, 2))
+    assert "sinfo -R -n NODELIST" in diagnosed(tmp_path, "reasons.txt", REASONS + rows).verdict
+    planned = REASONS + "Kernel upgrade       root      2026-11-26T03:02:10 drain gpu-01\n"
+    assert not diagnosed(tmp_path, "reasons.txt", planned).findings
