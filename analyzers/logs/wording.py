@@ -24,6 +24,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "power-cycle the host, and drain it if the device does not come back.",
     "disk_quota": "The user's or project's quota is used up, even if the disk has free space: delete files or ask "
     "for more (`quota -s`, `lfs quota -h`).",
+    "file_size_limit": "The file exceeds the largest size that is allowed there, however much space is free: raise "
+    "`ulimit -f` where the processes start, or write smaller files (shards). FAT allows 4 GiB.",
     "npu_core": "Find the `errorStr` of that device in its plog. An address out of range is an index or shape of the "
     "program: run again with ASCEND_LAUNCH_BLOCKING=1 to get the operator's line.",
     "extension_mismatch": "An extension was built for another version of torch: reinstall it for the installed one "

@@ -241,7 +241,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         tuple(entry for *_, entry in silent),
         rank_class="death",
         ranks=ranks if is_first else (),
-        what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
+        what=f"{who(ranks)} ended{with_code}{more}, and their errors are not in these files"
         if len(ranks) > 1
         else f"{who(ranks, subject)} ended{with_code}, and its own error is not in these files",
         why=entry.quoted,

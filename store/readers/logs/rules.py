@@ -120,8 +120,8 @@ _TRACEBACK = Rule(
 _ERROR_FILE = Rule(
     kind="exception",
     role="exception",
-    literals=(b'"py_callstack"', b'"message": {'),
-    source="torch/distributed/elastic/multiprocessing/errors/error_handler.py",
+    literals=(b'"py_callstack"', b'"message": {', b'"raw_error": "{\\"message\\": {'),
+    source="torch/distributed/elastic/multiprocessing/errors/error_handler.py, events/api.py",
     block="error_file",
 )
 _RAISED = Rule(

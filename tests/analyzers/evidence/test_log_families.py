@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,40 @@ def test_an_assertion_that_each_thread_prints_is_quoted_once(tmp_path: Path) -> 
     (lines,) = (finding.evidence["lines"] for finding in diagnosis.fired)
     assert sum("Assertion" in line for line in lines) == 1
     assert any(error in line for line in lines)
+
+
+def _event(status: str, rank: int | None, error: object = None) -> str:
+    about = {"run_id": "none", "global_rank": rank, "worker_id": "71", "role": "default", "hostname": "gpu-2",
+             "state": status, "raw_error": json.dumps(error)}  # fmt: skip
+    source = "AGENT" if rank is None else "WORKER"
+    return json.dumps({"name": f"torchelastic.worker.status.{status}", "source": source, "timestamp": 0,
+                       "metadata": about}) + "\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["", "INFO:torch.distributed.elastic.agent:[default] Starting worker group\n"])
+def test_torchelastics_events_name_the_worker_that_failed(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "job.log"
+    others = "".join(_event("TERMINATED", rank) for rank in (0, 1, 3))
+    path.write_text(before + _event("FAILED", 2, {"message": "<NONE>"}) + others)
+    first = diagnose_files([path]).fired[0]
+    assert (first.cause, first.ranks, first.status) == ("exit", (2,), "suspect")
+    callstack = 'Traceback (most recent call last):\n  File "/job/fit.py", line 9, in step\nValueError: no lane\n'
+    raised = {"message": {"message": "ValueError: no lane", "extraInfo": {"py_callstack": callstack}}}
+    path.write_text(before + _event("FAILED", 2, raised) + others)
+    first = diagnose_files([path]).fired[0]
+    assert (first.cause, first.ranks, first.evidence["raised_at"]) == ("exception", (2,), "job/fit.py:9 in step")
+    path.write_text(before + _event("FAILED", 1) + _event("FAILED", 2))
+    assert "Ranks 1 and 2 ended in an unknown order" in diagnose_files([path]).fired[0].summary
+    path.write_text(before + "".join(_event("SUCCEEDED", rank) for rank in (0, 1, None)))
+    assert "The job finished" in diagnose_files([path]).verdict
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["OSError: [Errno 27] File too large: '/ckpt/a.pt'", "RuntimeError: write(): fd 9: File too large"],
+)
+def test_a_file_beyond_the_largest_size_is_no_full_disk(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.log").write_text(f"{text}\n")
+    first = diagnose_files([tmp_path]).fired[0]
+    assert first.cause == "file_system"
+    assert "`ulimit -f`" in first.evidence["do"]

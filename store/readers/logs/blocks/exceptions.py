@@ -65,6 +65,7 @@ _OWN_RANK = re.compile(
 """Forms in which torch_npu, Habana's bridge and torch.distributed.checkpoint name the rank that raised an error."""
 _SNIPPET = re.compile(r"^\[Rank (\d{1,6}(?:,\d{1,6}){0,4095}) Error Snippet\]:\s*$")
 """Line above the end of a traceback that Ray Train's controller quotes, with the ranks that raised the error."""
+_EVENT = "torchelastic.worker.status."
 _CUT_ERROR = re.compile(r'\{"message": \{"message": "((?:[^"\\]|\\.)*)"')
 
 
@@ -221,7 +222,11 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefi
 
 
 def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], writer: Prefix) -> dict[str, Any] | None:
-    """Read torchelastic's `error.json`, on one line or as the launcher prints it; None for other JSON."""
+    """Read torchelastic's `error.json`, on one line, as the launcher prints it, or in its event; None for other
+    JSON.
+    """
+    if _EVENT in text:
+        return _read_event(text)
     text = text[text.find("{") :] if "{" in text[: text.find('"')] else "{" + text
     content = _object(text)
     if content is None and text.rstrip().endswith("{"):
@@ -246,6 +251,15 @@ def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], writer: Pref
         "message": rest.strip()[:MAX_MESSAGE],
         "traceback": ("".join(map(str, stack)) if isinstance(stack, list) else str(stack))[-MAX_FRAMES_TEXT:],
     }
+
+
+def _read_event(text: str) -> dict[str, Any] | None:
+    """Read the error in torchelastic's event on a worker that failed."""
+    about = (_object(text[text.find("{") :]) or {}).get("metadata")
+    raw = about.get("raw_error") if isinstance(about, dict) else None
+    found = read_error_file(raw, (), Prefix()) if isinstance(raw, str) and '"' in raw and _EVENT not in raw else None
+    rank = about.get("global_rank") if isinstance(about, dict) else None
+    return found and found | ({"own_rank": rank} if isinstance(rank, int) else {})
 
 
 def _object(text: str) -> dict[str, Any] | None:
