@@ -35,6 +35,7 @@ from store.readers.untrusted.external_files import Survey
 __all__ = ["FILES", "hangs_not_checked", "hangs_of_dumps", "hangs_partly_checked"]
 
 MAX_LISTED = 16
+_ENLARGE = "(set TORCH_FR_BUFFER_SIZE to 2000)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +56,19 @@ def hangs_of_dumps(read: _Dumps) -> list[Finding]:
     world = read.world
     if world is None:
         return [hangs_not_checked("no dump could be read")]
-    if not any(dump.num_entries for dump in read.dumps):
-        return [hangs_not_checked("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)")]
+    if not any(dump.num_entries or dump.calls for dump in read.dumps):
+        return [hangs_not_checked(f"the dumps hold no calls {_ENLARGE}")]
+    is_counted = not any(dump.num_entries for dump in read.dumps)
+    if is_counted and any(dump.is_open_elsewhere for dump in read.dumps):
+        return [hangs_not_checked(f"calls of several groups are in flight, and the dumps hold none {_ENLARGE}")]
     hang = _hang(world)
+    if hang is None and is_counted:
+        return [*_absent(world), hangs_partly_checked(f"the dumps hold no calls, only their numbers {_ENLARGE}")]
     if hang is None:
         return _absent(world)
+    if is_counted:
+        summary = f"{hang.summary} The dumps hold no calls, only the numbers of the default group's."
+        hang = replace(hang, status="suspect", summary=summary)
     hang = with_stuck_device(hang, world)
     if hang.cause == "not_seen":
         hang = _before_unseen(world) or hang

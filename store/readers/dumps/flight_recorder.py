@@ -10,6 +10,8 @@ in `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
 * A backend with device events sets `completed`. gloo has none: there `retired` means that a call is over, successfully
   or not.
+* A ring that keeps nothing (`TORCH_FR_BUFFER_SIZE=0`) still has `pg_status`, from which the default group's calls are
+  known, but not their operations.
 * Calls inside a coalesced group have no events; their state is in the `coalesced` entry that follows them.
 * Dumps are untrusted: a field of the wrong type or size counts as not recorded.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,8 @@ class RankDump:
     p2p_before: dict[tuple[GroupKey, str, int], int] = field(default_factory=dict)
     enqueued: dict[int, int] = field(default_factory=dict)
     """`last_enqueued_collective` of `pg_status`, by the rank's local number of the group."""
+    is_open_elsewhere: bool = False
+    """True if `pg_status` has a call in flight of a group other than the default one."""
 
 
 def read_dump(path: Path, rank: int, *, unpickle: Callable[[Path], Any] | None = None) -> RankDump:
@@ -97,6 +101,20 @@ def read_dump(path: Path, rank: int, *, unpickle: Callable[[Path], Any] | None =
     dump.num_entries += top.num_left_out if isinstance(top, Shortened) else 0
     _status(top.get("pg_status"), dump)
     return dump
+
+
+def _calls_of_status(status: Mapping[str, Any], done: int, dump: RankDump) -> None:
+    """Add the default group's calls of a dump without entries, by the numbers of the newest ones. Their operations are
+    not recorded.
+    """
+    group, last = next((key for key in dump.groups.values() if key[1] == "default_pg"), None), dump.enqueued[0]
+    if group is None or done > last:
+        return
+    started = whole_number(status.get("last_started_collective"), default=done) or 0
+    for seq in sorted({*range(done, min(last, done + KEPT_CALLS - 1)), last}):
+        call = Recorded(group=group, seq=seq, op="collective", done=seq <= done, retired=False, has_events=True,
+                        started=seq <= started, issue_ns=0, last_ns=0)  # fmt: skip
+        _keep(call, dump)
 
 
 def _unpickled(path: Path) -> Any:
@@ -141,6 +159,10 @@ def _status(status: Any, dump: RankDump) -> None:
         last = whole_number(group.get("last_enqueued_collective")) if isinstance(group, dict) else None
         if number is not None and last is not None:
             dump.enqueued[number] = last
+            done = whole_number(group.get("last_completed_collective"), default=last) or 0
+            dump.is_open_elsewhere |= number != 0 and done < last
+            if number == 0 and not dump.num_entries:
+                _calls_of_status(group, done, dump)
 
 
 def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.evidence.joining import join
 from analyzers.finding import Finding
@@ -112,3 +114,31 @@ def test_a_rank_named_by_dumps_stands_before_a_line_without_one(
 ) -> None:
     joined = join({"log": [said], "flight_recorder": [found(shown, 3, kind="hang", status="suspect")]})
     assert [(one.cause, one.status) for one in joined] == expected
+
+
+def counted(folder: Path, *ranks: tuple[int, int, int], elsewhere: int = 0) -> Diagnosis:
+    """Dumps of a ring that keeps nothing: (enqueued, started, completed) calls of each rank's default group."""
+    names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+    for rank, numbers in enumerate(ranks):
+        status = {"0": dict(zip(names, numbers, strict=True)), "1": dict.fromkeys(names, 7)}
+        status["1"][names[0]] += elsewhere
+        config = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(len(ranks))))}}
+        dump = {"version": "2.4", "pg_config": config, "pg_status": status, "entries": []}
+        (folder / f"nccl_trace_rank_{rank}").write_text(json.dumps(dump))
+    return diagnose_files([folder])
+
+
+def test_a_ring_without_calls_is_judged_by_the_numbers_of_the_default_group(tmp_path: Path) -> None:
+    away = counted(tmp_path, (12, 12, 11), (11, 11, 11), (12, 12, 11)).findings[0]
+    assert (away.cause, away.ranks, away.status) == ("not_entered", (1,), "suspect")
+    assert "#12" in away.summary
+    stuck = counted(tmp_path, (900, 12, 11), (13, 12, 11), (14, 12, 11)).findings[0]
+    assert (stuck.cause, stuck.evidence["seq"], stuck.status) == ("all_entered", 12, "suspect")
+
+
+def test_numbers_of_calls_alone_clear_no_job_and_blame_no_rank_for_another_group(tmp_path: Path) -> None:
+    equal = counted(tmp_path, (12, 12, 12), (12, 12, 12))
+    assert equal.verdict.startswith("Nothing was found")
+    assert "only their numbers" in equal.not_judged[0].summary
+    several = counted(tmp_path, (12, 12, 11), (11, 11, 11), elsewhere=1)
+    assert several.verdict.startswith("Nothing was judged")
