@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-__all__ = ["ANALYZER", "DO_OF_LINE", "NCCL_PARTS"]
+__all__ = ["ANALYZER", "DO_OF_LINE", "NCCL_PARTS", "do_of_device"]
 
 ANALYZER = "logs"
 
@@ -86,3 +87,24 @@ NCCL_PARTS: Mapping[str, tuple[str, str]] = {
     ),
 }
 """Parts of NCCL that a job can do without, by the source file or CUDA error in its line: name, and next step."""
+
+_DO_OF_MAKER = (
+    (
+        re.compile(r"\bHSA_STATUS|\bhipError|\bHIP error|reason ?: ?GPU Hang"),
+        "Drain the node, read `dmesg -T | grep amdgpu` and `amd-smi metric --ecc` on it, and reset or replace the GPU.",
+    ),
+    (
+        re.compile(r"\b(?:UR|ZE)_RESULT_ERROR|\blevel_zero\b"),
+        "Read `dmesg -T | grep -E ' (xe|i915) '` and `xpu-smi health -l` on that host. The driver also resets a GPU "
+        "whose kernel does not end; replace the GPU only if other programs fail on it, too.",
+    ),
+    (
+        re.compile(r"\bHBM MULTI BIT|\b(?:UCE|MEM) ERROR\b|\bNPU\b"),
+        "Drain the node, read `npu-smi info -t ecc -i ID` and the plog on it, and reset or replace the NPU.",
+    ),
+)
+
+
+def do_of_device(text: str) -> str | None:
+    """Next step for an error of a device that is not NVIDIA's; None for others."""
+    return next((do for pattern, do in _DO_OF_MAKER if pattern.search(text)), None)

@@ -31,7 +31,7 @@ from analyzers.logs.exceptions import (
     words_of,
 )
 from analyzers.logs.log_events import LogBook, LogLine
-from analyzers.logs.wording import DO_OF_LINE
+from analyzers.logs.wording import DO_OF_LINE, do_of_device
 from analyzers.memory.allocator_message import memory_of_message
 from analyzers.run.ends.exceptions import own_frame_text
 from analyzers.wording import cut
@@ -253,6 +253,8 @@ def _candidate(
     evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}
     kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
     evidence["do"] = DO_OF_LINE.get(kind) or (reason.do if reason is not None else None)
+    if cause == "device_error":
+        evidence["do"] = evidence["do"] or do_of_device(text_of(first))
     if cause == "out_of_memory":
         evidence |= memory_of_message(str(first.fields.get("message") or first.message), own_pids=_pids_of(first, book))
     if cause == "device_assert":
@@ -316,6 +318,8 @@ def _one_line(text: object, cause: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = (line for line in sorted(lines[:20], key=lambda line: line.endswith(":")) if _names(line, cause))
     head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
+    if any(one.endswith(" root error(s) found.") for one in lines[:2]):
+        head = next((line.removeprefix("(0) ") for line in lines if line.startswith("(0) ")), head)  # XLA
     line = next(named, head)
     line = line.split(" CUDA kernel errors might")[0]
     return cut(line, 160) if len(line) <= 160 else cut(_from_cause(line, cause), 160)

@@ -73,8 +73,8 @@ _ROW = re.compile(
 """The same row without a bar, as YOLOv5's loggers and results.txt have it, perhaps with metrics behind it."""
 _COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
 """Lines of build-nanogpt's file: step, split and loss."""
-_SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
-"""open_clip and the MNIST example print sample counts instead of steps, so their lines are counted."""
+_SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[|\bEpoch \d+ \| Batchsize: \d+ \| Steps: \d+ \|")
+"""open_clip and the MNIST example print sample counts, torch's DDP tutorial the steps per epoch: lines are counted."""
 _EPOCH = re.compile(r"\b[Ee](?:poch|POCH)\b[ :=#\[(|-]{1,4}\d")
 _EPOCH_OF = re.compile(r"\b[Ee](?:poch|POCH)\b['\"]?[ :=#\[(|-]{1,4}['\"]?(\d{1,7}(?:\.\d+)?)")
 _HELD_OUT = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)[a-z]*\Z", re.IGNORECASE)

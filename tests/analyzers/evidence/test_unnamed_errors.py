@@ -94,6 +94,14 @@ NAMED = (
      "    batch = next(loader)\nRuntimeError: DataLoader timed out after 90 seconds", "data_worker", (2,), "Rank 2"),
     ("Training failed due to worker errors:\n[Rank 0,3 Error Snippet]:\nTraceback (most recent call last):\n"
      '  File "/job/fit.py", line 9, in step\n    read(1)\nValueError: no shard', "exception", (0, 3), "no shard"),
+    ("2026-Mar-01 10:00:43.0263 71:84 [27] bootstrap.cc:89 CCOM WARN Timeout waiting for incoming connection (90 s)",
+     "nccl_error", (), "Timeout waiting for incoming connection"),
+    ("terminate called after throwing an instance of 'ccl::v1::exception'\n  what():  oneCCL: ze_call.cpp:28 do_call: "
+     "EXCEPTION: ze error at zeQueue, code: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\nx19: rank 5 died from signal 6 and "
+     "dumped core\nx19: rank 2 died from signal 15\n", "out_of_memory", (5,), "Rank 5 ran out of device memory"),
+    ('Traceback (most recent call last):\n  File "/job/fit.py", line 9, in step\n    loss.cpu()\n'
+     "RuntimeError: INTERNAL: From /job:c/task:0:\n2 root error(s) found.\n  (0) INTERNAL: Nrt::Load failed (2)\n"
+     "  (1) INTERNAL: aborted", "exception", (), "raised RuntimeError: INTERNAL: Nrt::Load failed"),
     ("[Sun Mar  1 10:00:00 2026] nfs: server fs7 not responding, timed out", "file_system", (), "NFS server fs7"),
     ("2m  Normal  Killing  pod/train-0  Container trainer failed liveness probe, will be restarted", "cancelled", (),
      "probe failed"),
@@ -127,6 +135,21 @@ def test_programs_words_of_their_end_are_known(
     diagnosis = diagnosed(tmp_path, "job.log", f"{text}\n")
     assert (_first(diagnosis)[0], _first(diagnosis)[2]) == (cause, ranks)
     assert words in diagnosis.verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "tool"),
+    [
+        ("HW Exception by GPU node-2 (Agent handle: 0x1e) reason :GPU Hang", "amd-smi"),
+        ("RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", "xpu-smi"),
+        ("RuntimeError: NPU function error: HBM MULTI BIT ECC, error code is 507054", "npu-smi"),
+    ],
+)
+def test_a_device_error_asks_for_the_tools_of_its_maker(text: str, tool: str, tmp_path: Path) -> None:
+    (finding,) = diagnosed(tmp_path, "job.log", f"{text}\n").fired
+    assert finding.cause == "device_error"
+    assert tool in finding.evidence["do"]
+    assert "nvidia-smi" not in finding.evidence["do"]
 
 
 def test_a_workers_own_error_is_named_and_not_that_it_was_raised_again(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_units_are_kept(line: str, seconds: float | None) -> None:
         ("step: 40/900 epoch: 0.44 loss: 2.0", 40),
         ("Iters: 40/9000 || Lr: 0.01 || Task Loss: 2.5 || Cost Time: 0:00:20", 40),
         ("{‘loss’: 1.453, ‘grad_norm’: 2.47, ‘epoch’: 0.19}", None),
+        ("[GPU3] Epoch 12 | Batchsize: 32 | Steps: 500 | Loss: 0.25", None),  # steps per epoch
     ],
 )
 def test_loops_that_people_wrote_are_read(line: str, step: int | None) -> None:
