@@ -69,6 +69,7 @@ class Prefetcher:
         except DataError as error:
             last_line = str(error).strip().splitlines()[-1]  # the other lines are the worker's traceback
             damaged = type(error)(last_line.partition(": ")[2])
+            error.__traceback__ = None  # torch's frame that raises it refers to it: a cycle that keeps the workers
         except (OSError, EOFError) as error:
             # A worker that dies while it passes on a batch breaks the connection before its death is known. Wait here
             # for torch's SIGCHLD handler, which raises with the worker's name; later it would interrupt the handling of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def test_damage_is_one_line_through_data_workers_too(folder: Path, num_workers: 
     try:
         with pytest.raises(DamagedDataError, match=r"^/[^\n]*tokens-00000\d\.bin: bytes[^\n]*prepare it again$"):
             [loader.batch(index) for index in range(100)]
+        assert not multiprocessing.active_children()
     finally:
         loader.close()
 
