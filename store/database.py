@@ -1,7 +1,7 @@
 """Open the store's files: the writer lock, busy and damaged files, and limits on what SQL may access.
 
     with WriterLock(path, role="watch"):
-        connection = connect_writer(path, wait_s=1.0)
+        connection = connect_writer(path, wait_s=1.0, threads=1)
 
 There are two locks. DuckDB's lock on the file is held only while a process has it open (a tick, a query); others wait
 until it is free. The writer lock (`<store>.lock`, an flock that ends with its process) reserves writing for one

@@ -3,7 +3,7 @@
     measured = measure(source)
     measured.slowdown                    # S: 1.31 = the job takes 1.31 times what it would with balanced ranks
     measured.by_rank[3], measured.worst_ranks_ratio, measured.last_stage_ratio
-    without(graph, ranks=[3])            # milliseconds per step if rank 3 took no longer than its peers
+    without(graph, [3], {3: [0, 1, 2]})  # milliseconds per step if rank 3 took no longer than its peers
 
 The definitions are those of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis"
 (OSDI 2025), over the recorded dependencies (`step_graph`):

@@ -1,6 +1,6 @@
 """Access to a run for the dashboard: its version, short-lived readers, cached queries, state and diagnosis.
 
-    access = RunAccess(run)
+    access = RunAccess(run, answers)
     access.version()                     # changes with new data
     access.ask(load_overview, 40)        # load_overview(store, 40), through the cache
     access.state(), access.diagnosis()

@@ -1,6 +1,6 @@
 """Folders and segments that the newest attempts of a run write, for checking its progress and the ends of ranks.
 
-    folders = NewestFolders(run, node_rank=0)
+    folders = NewestFolders(run, 0)
     folders.all()                      # those of the newest attempt, and that of the node process
     folders.segments(folder)           # the last few of each table that shows progress
 

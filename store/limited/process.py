@@ -1,6 +1,6 @@
 """The parent's side of a process that serves requests under resource limits.
 
-    process = LimitedProcess("store.sql.child")
+    process = LimitedProcess("store.sql.child", max_answer_bytes=1 << 20)
     answer = process.ask(question, limit_s=20)      # bytes; after EOFError or TimeoutError, kill it
     process.kill()
 

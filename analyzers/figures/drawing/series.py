@@ -1,7 +1,7 @@
 """Named lines over steps or time on one axis, each downsampled to what a screen shows.
 
 figure = draw([Series(name="rank 3", x=steps, y=ms)], x="step", y="step time (ms)")
-figure = band(steps, low, middle, high, x="step", y="memory (MiB)", name="ranks")
+figure = band(steps, low, middle, high, x="step", y="memory (MiB)")
 """
 
 from __future__ import annotations

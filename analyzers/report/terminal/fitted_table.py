@@ -1,6 +1,6 @@
 """A table of ranks that fits the terminal: columns without room are omitted and named, values are never cut.
 
-    FittedTable(COLUMNS, rows)              # rows: ("dim" or "", one cell per column)
+    FittedTable(names=COLUMNS, rows=rows)   # rows: ("dim" or "", one cell per column)
 
 In a file or a pipe all columns are kept, and a long activity wraps.
 """

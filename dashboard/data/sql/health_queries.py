@@ -1,6 +1,6 @@
 """Health readings for the page: lines of devices, bounds of all devices, throttling, errors and XIDs.
 
-found = health_trends(store)
+found = health_trends(store, {"temperature_celsius": "max"})
 found["temperature_celsius"].lines           # one line per device; if there are many, the outliers
 found["temperature_celsius"].all_devices     # minimum, median and maximum of all, per bucket
 device_problems(store, 200), xids(store)     # rows for tables

@@ -2,7 +2,7 @@
 
     if is_configured():                            # OTEL_EXPORTER_OTLP_ENDPOINT or a similar variable is set
         with otlp(run_id="demo", node_rank=0) as collector:
-            collector.spans(rows); collector.metrics(samples, now_ns); collector.logs(findings)
+            collector.spans(rows); collector.metrics(samples, now_ns); collector.logs(findings, now_ns)
 
 OpenTelemetry's environment variables set the endpoint, headers, certificates, compression and timeouts. The caller is
 never blocked: batches for a slow or dead collector wait in a bounded queue, and are dropped and counted if it is full.
