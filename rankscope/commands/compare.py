@@ -43,9 +43,9 @@ def compare(
             "--fail-on",
             metavar="slower[:PERCENT]|loss|findings|critical",
             help="Condition for exit code 1; repeatable. slower: the second run is slower, with the whole 95 % "
-            "interval above PERCENT (5). loss: its loss is higher by more than the noise, or ends as NaN. findings: it "
-            "has a finding that the first lacks. critical: it has a critical finding. slower and loss are also met "
-            "if there are too few steps to tell.",
+            "interval above PERCENT (5). loss: its loss is higher by more than the noise, or ends as NaN and the "
+            "first's does not. findings: it has a finding that the first lacks. critical: one of these is critical. "
+            "slower and loss are also met if there are too few steps to tell.",
         ),
     ] = None,
 ) -> None:

@@ -61,7 +61,7 @@ def preflight(
     Start it as the job will be started, with torchrun, srun or `rankscope run`, or alone on one machine. Each device,
     link and node is compared with its peers, and with --fleet with its own past.
 
-    Exit codes: 0 nothing failed, 1 a check failed (with --strict: or warns), 2 wrong options, 3 a rank did not answer
+    Exit codes: 0 nothing failed, 1 a check failed (or warned, with --strict), 2 wrong options, 3 a rank did not answer
     or the ranks could not communicate.
     """
     as_json = wants_json(output)

@@ -47,6 +47,8 @@ def test_new_findings_by_severity() -> None:
     assert failures(with_warning, gates_of(["findings"])) == ["after has new findings: straggler: Rank 1 is slow."]
     with_both = comparison(only_b=(new("warning"), new("critical")))
     assert failures(with_both, gates_of(["critical"])) == ["after has new findings: straggler: Rank 1 is slow."]
+    in_both_runs = replace(comparison(), both=(new("critical"),))
+    assert failures(in_both_runs, gates_of(["critical", "findings"])) == []
 
 
 @pytest.mark.parametrize("text", ["speed", "loss:3", "slower:", "slower:much", "slower:-3", "slower:nan"])
