@@ -9,7 +9,7 @@ __all__ = ["DeathPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathPolicy:
-    """When a death counts as having no cause, and which ends a launcher's end explains."""
+    """When a death counts as having no cause, and which ranks' ends a launcher's end explains."""
 
     report_s: float = 1.5
     """Seconds after a death, while the run lives, before it counts as having no cause. Source: the launcher polls every

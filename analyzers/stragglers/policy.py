@@ -40,8 +40,8 @@ class PersistencePolicy:
     min_noise_ratio: float = 0.004
     """Smallest noise assumed for a block: four blocks that are quiet by accident prove nothing."""
     clear_excess_ratio: float = 1.0
-    """Excess at which a single observation agrees with any effect: the peers' own work, over which it is taken, varies
-    several-fold on a busy machine."""
+    """Excess at which a single observation supports a slowdown of any size: the peers' own work, which the excess is
+    relative to, varies several-fold on a busy machine."""
     min_length_ended: int = 20
     """Minimum number of observations of a slowdown that is over: a burst of another job on a shared machine is shorter.
     It also applies to a slowdown that lasts if the noise of all own work is twice `calm_noise_ratio`: there the bursts
@@ -56,7 +56,7 @@ class ChangePolicy:
     min_effect_ratio: float = 0.012
     """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
     calm_noise_ratio: float = 0.025
-    """Noise of one observation of all own work above which more than the minimum number of observations is needed:
+    """Noise of one observation of all of a rank's own work above which more observations than the minimum are needed:
     proportionally more, because on a busy machine the burst of another job lasts for 10 to 20 steps."""
     lasting_noise: float = 1.8
     """Noise of a window's mean / that of white noise from which disturbances last for whole windows."""

@@ -20,7 +20,7 @@ HEAD = """\
 Public threads rewritten as minimal logs, with the accepted cause and, where the log shows one, the accepted rank
 (`benchmarks/incidents/`, a file per topic). Each round after the first was held out and scored once, and its misses
 were fixed afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame was
-named or suspected (in no verdict of today). *Proven*: a line states the verdict. *Rank named*: of the logs that show
+named or suspected (no verdict does so today). *Proven*: a line states the verdict. *Rank named*: of the logs that show
 a rank. `--verdicts` prints all verdicts.
 
 Synthetic logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed:

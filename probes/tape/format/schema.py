@@ -83,7 +83,7 @@ _TAPE_TABLES = (
             _f64("grad_norm", "1", "global gradient norm before clipping"),
             _f64("local_grad_norm", "1", "norm of this rank's own gradient before it was reduced; NULL if not taken"),
             _f64("lr", "1", "learning rate of the step"),
-            _f64("compression_error", "1", "relative L2 error of the reduced gradient by compression, where measured"),
+            _f64("compression_error", "1", "relative L2 error of the reduced gradient due to compression, if measured"),
             _i64("memory_bytes", "By", "resident memory of the process, or allocated on the device"),
             _i64("nonfinite_count", "1", "NaN and Inf among this rank's gradients; NULL if not counted"),
             Column("committed", "bool", "", "whether the optimizer step was taken"),
