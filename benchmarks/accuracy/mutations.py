@@ -1,4 +1,4 @@
-"""Check that the tests can fail: insert thirty hand-made defects one at a time, and count those that the tests find.
+"""Check that the tests can fail: insert hand-made defects one at a time, and count those that the tests find.
 
     python -m benchmarks.accuracy.mutations                  # only the tests listed with a defect; some three minutes
     python -m benchmarks.accuracy.mutations --folders        # all tests of the broken package; more than an hour
