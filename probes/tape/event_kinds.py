@@ -356,7 +356,8 @@ BUDGET_EXCEEDED = _kind(
 PUBLISHED = _kind("published", _text("address"), by="watch", meaning="Records are at the configured address (again).")
 PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="Publishing records failed.")
 STALE_KILLED = _kind(
-    "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch", meaning="A stale rank was killed."
+    "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch",
+    meaning="A rank of an older attempt was killed.",
 )
 NODE_SILENT = _kind(
     "node_silent", _NODE_RANK, _float("silent_s", unit="s"), _ranks("ranks"), _bool("never_heard"),
@@ -379,7 +380,7 @@ METRICS_SERVED = _kind("metrics_served", _text("url"), by="watch", meaning="Prom
 METRICS_REFUSED = _kind("metrics_refused", _REASON, by="watch", meaning="Prometheus metrics could not be served.")
 OTEL_STARTED = _kind("otel_started", _text("group"), _ranks("ranks"), by="watch", meaning="OpenTelemetry export began.")
 OTEL_REFUSED = _kind("otel_refused", _REASON, by="watch", meaning="Export to OpenTelemetry could not begin.")
-OTEL_STOPPED = _kind("otel_stopped", _int("sent"), _int("dropped"), by="watch", meaning="OTLP export ended (batches).")
+OTEL_STOPPED = _kind("otel_stopped", _int("sent", "batches"), _int("dropped"), by="watch", meaning="OTLP export ended.")
 TRACKER_STARTED = _kind(
     "tracker_started", _text("tracker", "tensorboard, wandb"), _PID, by="watch", meaning="A tracker's process began."
 )

@@ -45,7 +45,7 @@ def compare(
             help="Condition for exit code 1; repeatable. slower: the second run is slower, with the whole 95 % "
             "interval above PERCENT (5). loss: its loss is higher by more than the noise, or ends as NaN and the "
             "first's does not. findings: it has a finding that the first lacks. critical: one of these is critical. "
-            "slower and loss are also met if there are too few steps to tell.",
+            "With too few steps to tell, slower and loss are met.",
         ),
     ] = None,
 ) -> None:

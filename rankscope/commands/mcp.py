@@ -25,7 +25,8 @@ def mcp(
 ) -> None:
     """Answer an agent's questions about runs: verdict, findings, account, SQL, stacks, comparison, runbook.
 
-    It reads only the runs of this folder and writes nothing. It uses standard input and output, or HTTP with --port.
+    It reads only this folder, and writes only into the runs' stores. It uses standard input and output, or HTTP with
+    --port.
     """
     import importlib.util
 

@@ -33,8 +33,8 @@ def replay(
     """Recompute one step of a run from the newest good checkpoint before it, and report whether the fault recurs:
     first module and operation, forward or backward, on which rank, with which inputs and samples.
 
-    Works on a live or finished run and writes nothing into it. DDP needs one process, other layouts as many as the run
-    had. Steps between the checkpoint and N are recomputed too. Faults are not injected again.
+    Works on a live or finished run, and writes only into its store. DDP needs one process, other layouts as many as the
+    run had. Steps between the checkpoint and N are recomputed too. Faults are not injected again.
     """
     as_json = wants_json(output)
     if device not in ("auto", "cpu", "cuda"):

@@ -266,7 +266,7 @@ _EVENT_TABLES = (
             _i64("last_step", "1", "last step concerned"),
             _text("cause", "cause within the kind"),
             _text("summary", "one sentence"),
-            Column("evidence", "json", "", "named numbers with units"),
+            Column("evidence", "json", "", "values by name"),
             _text("advice", "anchor in the runbook"),
         ),
         event_kind="finding",
